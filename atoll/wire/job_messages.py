@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from atoll.wire.message import Message
+from atoll.wire.states import ProcessPhase
 
 
 class Launch(Message, frozen=True):
@@ -50,8 +51,7 @@ class ProcessState(Message, frozen=True):
 
     job: str
     member: str
-    state: str
-    """starting, running, exited."""
+    state: ProcessPhase
     exit_code: int | None = None
     error: dict[str, str] | None = None
     tail: list[str] = []

@@ -10,6 +10,7 @@ import msgspec
 from atoll.hub.jobs.jobs import Member
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Done, Launch, ProcessState, Stop
+from atoll.wire.states import ProcessPhase
 from tests.hub.nodes.test_membership import commands, job_of
 from tests.hub.peer import NODE, Peer, node
 
@@ -60,7 +61,8 @@ class Cluster:
 
     def tell(self, name: str, launch: Launch, state: str, **more: Any) -> None:
         """Tell how a process fares, as its node."""
-        body = ProcessState(launch.job, launch.member, state, attempt=launch.attempt, **more)
+        phase, attempt = ProcessPhase(state), launch.attempt
+        body = ProcessState(launch.job, launch.member, phase, attempt=attempt, **more)
         answer = self.agents[name].request(body)
         assert isinstance(answer, Done), answer
 

@@ -15,6 +15,7 @@ from atoll.wire.messages import (
     Standing,
     Verdict,
 )
+from atoll.wire.states import ProcessPhase
 from tests.hub.nodes.test_membership import Running, launches, vote
 from tests.hub.peer import Peer
 
@@ -37,7 +38,7 @@ def commit(group: Running, round_: int, *, leases: bool = False) -> Verdict:
 
 def die(group: Running, name: str, *, code: int = -9, attempt: int = 1) -> Launch:
     """Report the end of a member's process; return the launch that replaces it."""
-    report = ProcessState(group.job, name, "exited", exit_code=code, attempt=attempt)
+    report = ProcessState(group.job, name, ProcessPhase.EXITED, exit_code=code, attempt=attempt)
     assert isinstance(group.agent.request(report), Done)
     return launches(group.agent, 1)[name]
 

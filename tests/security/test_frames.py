@@ -37,6 +37,7 @@ from atoll.wire.messages import (
     pack,
     unpack,
 )
+from atoll.wire.states import ProcessPhase
 from tests.patience import PATIENCE_S
 from tests.security.conftest import INFO, SPEC
 
@@ -239,7 +240,7 @@ def test_a_job_cannot_speak_for_another_or_for_a_node(hub: Program) -> None:
     with opened(hub) as socket:
         socket.send(greeting("box", hub.node, incarnation="x"))
         assert isinstance(answer(socket, 1), Welcome)
-        socket.send(pack(ProcessState(other, "w0", "exited", exit_code=0), id=2))
+        socket.send(pack(ProcessState(other, "w0", ProcessPhase.EXITED, exit_code=0), id=2))
         assert isinstance(answer(socket, 2), Done), "it is no process that the hub knows of"
     assert hub.client.job(other)["state"] == "waiting"
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.errors import ConfigError, JobError
+from atoll.wire.states import JobState
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from atoll.net.http.client import HubClient
 
-ENDED = ("done", "failed", "stopped")
+ENDED = frozenset(state for state in JobState if state.ended)
 
 
 def remove(

@@ -20,6 +20,7 @@ from atoll.cli.views.tables import jobs_table, remarks
 from atoll.errors import DeadlineExceeded, HubUnreachable
 from atoll.ids import new_suffix, safe_name
 from atoll.net.http.client import HubClient
+from atoll.wire.states import JobState
 
 
 def label(target: Path) -> str:
@@ -71,7 +72,7 @@ def say_how_they_ended(client: HubClient, watched: Sequence[Watched], *, console
     """Print a line per job; of each that failed its exit status, its last lines and the remedy."""
     for one in watched:
         say_ended(console, one.view)
-        if one.state == "failed":
+        if one.state == JobState.FAILED:
             show_failure(screen.errors(), client, one.view)
             screen.show_error(failure(one.view))
 
@@ -85,10 +86,10 @@ def finish_batch(watched: Sequence[Watched], *, folder: Path, console: Console) 
         console: Where it is said.
     """
     for one in watched:
-        if one.state == "done":
+        if one.state == JobState.DONE:
             console.print(f"[bold]{escape(one.job)}[/]", soft_wrap=True)
             results.finish(folder / one.job, view=one.view, console=console)
-    return 1 if any(one.state == "failed" for one in watched) else 0
+    return 1 if any(one.state == JobState.FAILED for one in watched) else 0
 
 
 class _BatchView:

@@ -16,6 +16,7 @@ from atoll.cli.views.job import Watched
 from atoll.cli.views.live import View
 from atoll.errors import AtollError, DeadlineExceeded, HubUnreachable, JobError, from_dict
 from atoll.net.http.client import HubClient
+from atoll.wire.states import MemberState
 
 REFRESH_S = 0.5
 
@@ -82,7 +83,9 @@ def _await_last_lines(client: HubClient, watched: Watched, interrupts: Interrupt
     """
     deadline = time.monotonic() + LAST_LINES_S
     with contextlib.suppress(HubUnreachable, DeadlineExceeded):
-        while any(m["state"] == "done" and m.get("exit_code") is None for m in watched.members):
+        while any(
+            m["state"] == MemberState.DONE and m.get("exit_code") is None for m in watched.members
+        ):
             if time.monotonic() >= deadline or interrupts.sleep(0.05):
                 return
             watched.view = client.job(watched.job)

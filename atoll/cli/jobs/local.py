@@ -31,6 +31,7 @@ from atoll.cli.views.live import SILENT, Picture, View
 from atoll.errors import AtollError, DeadlineExceeded, HubUnreachable
 from atoll.ids import new_suffix
 from atoll.net.http.client import HubClient
+from atoll.wire.states import JobState
 
 STOP_GRACE_S = 1.7
 """After Ctrl+C: time for members to finish their round, save and leave."""
@@ -135,7 +136,7 @@ def _conduct(
             view.close()
             if len(outcome.jobs) > 1:
                 batch.say_how_they_ended(client, outcome.watched, console=console)
-            elif outcome.watched[0].state == "failed":
+            elif outcome.watched[0].state == JobState.FAILED:
                 show_failure(screen.errors(), client, outcome.watched[0].view)
 
 
@@ -211,12 +212,12 @@ def _finish(plan: LocalRun, outcome: _Outcome, console: Console) -> int:
     if len(outcome.jobs) > 1:
         return batch.finish_batch(outcome.watched, folder=plan.jobs, console=console)
     view = outcome.watched[0].view
-    if view["state"] == "failed":
+    if view["state"] == JobState.FAILED:
         if results.came_to_something(view):
             results.finish(plan.jobs / outcome.jobs[0], view=view, console=console)
         raise failure(view)
     say_ended(console, view)
-    if view["state"] == "done":
+    if view["state"] == JobState.DONE:
         folder = plan.jobs / outcome.jobs[0]
         results.finish(folder, view=view, console=console)
         if plan.picture is not None:
@@ -226,7 +227,7 @@ def _finish(plan: LocalRun, outcome: _Outcome, console: Console) -> int:
     return 0
 
 
-_STATES = frozenset({*ENDED, "waiting", "running"})
+_STATES = frozenset(JobState)
 
 
 class LocalOutput:

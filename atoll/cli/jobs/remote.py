@@ -17,6 +17,7 @@ from atoll.cli.jobs.jobfile import Submission
 from atoll.cli.jobs.submit import one_per_node, send_batch
 from atoll.cli.views import screen
 from atoll.cli.views.live import SILENT, View
+from atoll.wire.states import JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ def _follow_several(
             return 130
         batch.say_how_they_ended(client, watched, console=console)
         for one in watched:
-            if one.state != "stopped":
+            if one.state != JobState.STOPPED:
                 results.fetch(client, one.job, wish.runs / one.job)
     return batch.finish_batch(watched, folder=wish.runs, console=console)
 
@@ -110,14 +111,14 @@ def follow_remote(
             console.print(f"{escape(job)} goes on without this window", soft_wrap=True)
             _say_commands(console, job)
             return 130
-        if watched.state == "failed":
+        if watched.state == JobState.FAILED:
             results.fetch(client, job, runs / job)
             show_failure(screen.errors(), client, watched.view)
             if results.came_to_something(watched.view):
                 results.finish(runs / job, view=watched.view, console=console)
             raise failure(watched.view)
         say_ended(console, watched.view)
-        if watched.state == "stopped":
+        if watched.state == JobState.STOPPED:
             console.print(f"take it up again: atoll resume {escape(job)}", soft_wrap=True)
             return 0
         folder = runs / job

@@ -17,6 +17,7 @@ from atoll.hub.scheduler.resources import Capacity, mismatch, request_of
 from atoll.ids import safe_name
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import NodeInfo
+from atoll.wire.states import NodeState
 
 
 def send(client: HubClient, submission: Submission, *, batch: str = "") -> str:
@@ -81,7 +82,7 @@ def _place(view: dict[str, Any]) -> Capacity:
     return Capacity(
         node=str(view["node"]),
         info=msgspec.convert(view["info"], NodeInfo),
-        connected=view["state"] == "online",
+        connected=view["state"] == NodeState.ONLINE,
         draining="it is asked to" if view.get("draining") else "",
         stats=view.get("stats") or {},
     )

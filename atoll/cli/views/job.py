@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.net.http.client import HubClient
+from atoll.wire.states import JobState, MemberState
 
 MAX_RETURNS = 512
 """Values kept per member; every second one of a longer row goes: its past gets coarser."""
@@ -87,13 +88,13 @@ class PolicyNow:
     @property
     def critic_away_s(self) -> float:
         """Seconds since the critic was heard, if that is worth a word; else 0."""
-        live = [m for m in self.members if m["state"] == "running"]
+        live = [m for m in self.members if m["state"] == MemberState.RUNNING]
         ages = [value(member, "value_age_s") or 0.0 for member in live]
         longest = max(ages, default=0.0)
         return longest if longest > CRITIC_AWAY_S else 0.0
 
     def _sum(self, name: str, *, live: bool = False) -> float:
-        counted = [m for m in self.members if not live or m["state"] == "running"]
+        counted = [m for m in self.members if not live or m["state"] == MemberState.RUNNING]
         return sum(value(member, name) or 0.0 for member in counted)
 
 
@@ -174,7 +175,7 @@ def sparkline(values: Sequence[float], *, width: int) -> str:
     return "".join(BARS[min(7, int(8 * (mean - low) / span))] for mean in means)
 
 
-ENDED = ("done", "failed", "stopped")
+ENDED = frozenset(state for state in JobState if state.ended)
 """States of a job that do not change by themselves."""
 
 RATE_WINDOW_S = 20.0
@@ -242,7 +243,7 @@ class Watched:
     @property
     def state(self) -> str:
         """Waiting, running, done, failed or stopped."""
-        return str(self.view.get("state", "waiting"))
+        return str(self.view.get("state", JobState.WAITING))
 
     @property
     def ended(self) -> bool:
@@ -272,7 +273,9 @@ class Watched:
         """
         if self.view.get("kind") == "rl":
             return int((self.view.get("progress") or {}).get("step") or 0)
-        alive = [m for m in self.members if m["state"] not in ("lost", "failed")] or self.members
+        alive = [
+            m for m in self.members if m["state"] not in (MemberState.LOST, MemberState.FAILED)
+        ] or self.members
         # A newcomer begins at nothing and then stands where the others do.
         alive = [m for m in alive if m.get("standing") not in BEHIND] or alive
         return min((int(m.get("step") or 0) for m in alive), default=0)
@@ -326,7 +329,7 @@ BEHIND = ("expected", "launched", "recovering", "away")
 def shown_state(member: dict[str, Any]) -> str:
     """Return what a member does, in a word or two: rounds know more than its process tells."""
     state = str(member["state"])
-    if state != "running":
+    if state != JobState.RUNNING:
         return state
     standing, pace = member.get("standing"), float(member.get("pace") or 1.0)
     if standing in ("recovering", "away"):
@@ -336,10 +339,10 @@ def shown_state(member: dict[str, Any]) -> str:
 
 def shown_job_state(view: dict[str, Any]) -> str:
     """Return the state of a job; a running one may be paused for want of members."""
-    state = str(view.get("state", "waiting"))
-    return "paused" if state == "running" and view.get("paused") else state
+    state = str(view.get("state", JobState.WAITING))
+    return "paused" if state == JobState.RUNNING and view.get("paused") else state
 
 
 def is_live(member: dict[str, Any]) -> bool:
     """Return whether a member is at work."""
-    return member.get("state") in ("assigned", "starting", "running")
+    return MemberState(member["state"]).live

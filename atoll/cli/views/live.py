@@ -25,6 +25,7 @@ from rich.text import Text
 from atoll.cli.views import screen
 from atoll.cli.views.job import Watched, shown_job_state, shown_state, traffic
 from atoll.cli.views.rl import rl_line, rl_parts
+from atoll.wire.states import JobState, MemberState
 
 WIDTH = 100
 MOMENT = 0.6
@@ -75,12 +76,12 @@ QUIET_EVENTS = frozenset(
 SILENT = ("trainer", "rl")
 """Kinds of job whose members' lines are not shown above the view: it tells the same, in order."""
 
-STATE_STYLE = {
-    "running": "green",
-    "done": "green",
-    "lost": "red",
-    "failed": "red",
-    "stopped": "yellow",
+STATE_STYLE: dict[str, str] = {
+    MemberState.RUNNING: "green",
+    MemberState.DONE: "green",
+    MemberState.LOST: "red",
+    MemberState.FAILED: "red",
+    MemberState.STOPPED: "yellow",
 }
 
 
@@ -171,13 +172,13 @@ class View:
 def plain_line(job: Watched) -> str:
     """Return the state of a job as one line."""
     parts = [f"{job.job} {shown_job_state(job.view)}"]
-    if job.state == "waiting" and job.view.get("reason"):
+    if job.state == JobState.WAITING and job.view.get("reason"):
         parts.append(str(job.view["reason"]))
     if job.view.get("kind") == "rl":
         return escape(" | ".join([*parts, *rl_line(job)]))
     if job.steps:
         parts.append(f"step {job.step}/{job.steps}")
-    if job.state == "running" and job.steps:
+    if job.state == JobState.RUNNING and job.steps:
         parts.append(f"left {screen.duration(job.left_s())}")
     if job.loss is not None:
         parts.append(f"loss {job.loss:.3f}")
@@ -185,7 +186,7 @@ def plain_line(job: Watched) -> str:
         parts.append(f"held-out {job.held_out:.3f}")
     if job.tokens_per_s:
         parts.append(f"{screen.count(job.tokens_per_s)} tokens/s")
-    live = sum(1 for m in job.members if m["state"] == "running")
+    live = sum(1 for m in job.members if m["state"] == MemberState.RUNNING)
     parts.append(f"{live}/{job.view.get('nodes_wanted', len(job.members))} nodes")
     if job.steps or job.sent_bytes:
         parts.append(f"sent {screen.size(job.sent_bytes)}/node")

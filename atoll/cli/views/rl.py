@@ -30,6 +30,7 @@ from atoll.cli.views.job import (
 )
 from atoll.train.report.rl import number, short_env
 from atoll.train.results.rl_summary import step_word
+from atoll.wire.states import JobState, MemberState
 
 GAP = 2
 """Cells between two columns."""
@@ -37,7 +38,13 @@ GAP = 2
 FEWEST_CELLS, MOST_CELLS = 8, 40
 """Of a curve."""
 
-STATE_STYLE = {"running": "green", "done": "green", "lost": "red", "failed": "red"}
+_WELL = (MemberState.RUNNING, MemberState.DONE)
+STATE_STYLE: dict[str, str] = {
+    MemberState.RUNNING: "green",
+    MemberState.DONE: "green",
+    MemberState.LOST: "red",
+    MemberState.FAILED: "red",
+}
 
 
 def rl_parts(job: Watched) -> list[RenderableType]:
@@ -56,7 +63,7 @@ def rl_line(job: Watched) -> list[str]:
     seats = job.view.get("seats") or []
     policies = policies_of(seats, job.members, job.returns)
     parts = [f"steps {share_done(policies):.0%}"]
-    if job.state == "running":
+    if job.state == JobState.RUNNING:
         parts.append(f"left {screen.duration(left_s(policies))}")
     parts += [" ".join([p.policy, number(p.now), *_trouble(p)]) for p in policies]
     critic = critic_of(seats, job.members)
@@ -99,16 +106,16 @@ def policies_table(policies: list[PolicyNow], *, width: int) -> RenderableType:
 
 def _name(policy: PolicyNow) -> str:
     states = [shown_state(member) for member in policy.members]
-    state = next((s for s in states if s not in ("running", "done")), states[0] if states else "")
+    state = next((s for s in states if s not in _WELL), states[0] if states else "")
     style = STATE_STYLE.get(state, "yellow")
     name = f"[{style}]\N{BLACK CIRCLE}[/] [bold]{escape(policy.policy)}[/]"
-    return name if state in ("running", "done", "") else f"{name} [{style}]{escape(state)}[/]"
+    return name if state in (*_WELL, "") else f"{name} [{style}]{escape(state)}[/]"
 
 
 def _trouble(policy: PolicyNow) -> list[str]:
     """Return what is wrong with it, if something is."""
     states = {shown_state(member) for member in policy.members}
-    return sorted(states & {"lost", "failed", "silent"})
+    return sorted(states & {MemberState.LOST, MemberState.FAILED, "silent"})
 
 
 def _critic_age(policy: PolicyNow) -> str:
@@ -151,7 +158,7 @@ def _critic_line(critic: dict[str, Any], policies: list[PolicyNow]) -> Renderabl
     line = Text.from_markup(
         f"[{style}]\N{BLACK CIRCLE}[/] [bold]critic[/] [dim]{escape(str(critic['node']))}[/]"
     )
-    if state not in ("running", "done"):
+    if state not in _WELL:
         line.append(f" {state}", style=style)
     loss, staleness = value(critic, "value_loss"), value(critic, "staleness")
     figures = {
@@ -178,7 +185,7 @@ def _bar(job: Watched, policies: list[PolicyNow]) -> RenderableType:
     row = Table.grid(padding=(0, 1), expand=True)
     row.add_column(ratio=1)
     row.add_column(justify="right", no_wrap=True)
-    share = 1.0 if job.state == "done" else share_done(policies)
+    share = 1.0 if job.state == JobState.DONE else share_done(policies)
     speed = screen.count(sum(policy.steps_per_s for policy in policies))
     text = f"{share:4.0%}  {speed} steps/s  left {screen.duration(left_s(policies))}"
     row.add_row(ProgressBar(total=1.0, completed=share), text)

@@ -14,8 +14,9 @@ from rich.text import Text
 from atoll.cli.views import screen
 from atoll.cli.views.job import Watched, shown_job_state
 from atoll.cli.views.live import members_table
+from atoll.wire.states import JobState, NodeState
 
-NODE_STYLE = {"online": "green", "lost": "red"}
+NODE_STYLE: dict[str, str] = {NodeState.ONLINE: "green", NodeState.LOST: "red"}
 
 
 def nodes_table(nodes: Sequence[dict[str, Any]]) -> RenderableType:
@@ -45,9 +46,13 @@ def nodes_table(nodes: Sequence[dict[str, Any]]) -> RenderableType:
 def _node_state(node: dict[str, Any]) -> str:
     """Return the state of a node; of one that takes no work just now, why."""
     paused = (node["info"].get("offer") or {}).get("paused")
-    if node["state"] == "online" and paused:
+    if node["state"] == NodeState.ONLINE and paused:
         return str(paused)
-    return "draining" if node.get("draining") and node["state"] == "online" else str(node["state"])
+    return (
+        "draining"
+        if node.get("draining") and node["state"] == NodeState.ONLINE
+        else str(node["state"])
+    )
 
 
 FAILURES_SHOWN = 5
@@ -93,7 +98,7 @@ def remarks(jobs: Sequence[dict[str, Any]]) -> RenderableType:
     parts: list[RenderableType] = []
     for view in jobs:
         state, reason = shown_job_state(view), view.get("reason") or view.get("paused_reason")
-        if state in ("waiting", "running", "paused") and reason:
+        if state in (JobState.WAITING, JobState.RUNNING, "paused") and reason:
             parts.append(f"[bold]{escape(view['job'])}[/] {escape(state)}: {escape(str(reason))}")
     return Group(*parts, failures(jobs))
 
@@ -101,7 +106,7 @@ def remarks(jobs: Sequence[dict[str, Any]]) -> RenderableType:
 def failures(jobs: Sequence[dict[str, Any]], *, lines: int = LINES_OF_FAILURE) -> RenderableType:
     """Return what the newest failed jobs said last, and what can be done."""
     parts: list[RenderableType] = []
-    for view in [view for view in jobs if view["state"] == "failed"][:FAILURES_SHOWN]:
+    for view in [view for view in jobs if view["state"] == JobState.FAILED][:FAILURES_SHOWN]:
         where = f"{view.get('failed_member')} on {view.get('failed_node')}"
         parts.append(
             f"[bold]{escape(view['job'])}[/] [red]failed[/]{_exit(view)}: "
@@ -119,7 +124,7 @@ def failures(jobs: Sequence[dict[str, Any]], *, lines: int = LINES_OF_FAILURE) -
 
 def _exit(view: dict[str, Any]) -> str:
     code = view.get("exit_code")
-    return f" [red]exit status {code}[/]" if code and view["state"] == "failed" else ""
+    return f" [red]exit status {code}[/]" if code and view["state"] == JobState.FAILED else ""
 
 
 def _each(view: dict[str, Any]) -> str:
@@ -158,6 +163,6 @@ def job_table(view: dict[str, Any]) -> RenderableType:
     head.add_row("rounds", f"{view['committed_round']} committed, {view['aborted_rounds']} aborted")
     processes = Watched(view["job"], view=view).processes
     parts: list[RenderableType] = [head, members_table(processes)]
-    if view["state"] == "failed":
+    if view["state"] == JobState.FAILED:
         parts.append(failures([view], lines=len(view.get("last_lines") or [])))
     return Group(*parts)

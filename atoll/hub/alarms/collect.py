@@ -18,12 +18,13 @@ from atoll.errors import AtollError
 from atoll.hub.alarms.facts import Facts, Forecast, HubFacts, JobFacts, NodeFacts, QueueFacts
 from atoll.hub.alarms.series import JobMemory, Trend
 from atoll.hub.db.stores import Stores
-from atoll.hub.jobs.jobs import LIVE_STATES, Job
+from atoll.hub.jobs.jobs import Job
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.nodes.store import Node
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.rounds.timeline import catch_up
 from atoll.hub.sessions.session import Session, Sessions
+from atoll.wire.states import JobState
 
 WINDOW_S = 600.0
 _KEPT = 32
@@ -102,7 +103,7 @@ class FactCollector:
         now = self._clock.wall()
         found, looked_at = [], set()
         for record in self._stores.jobs.list():
-            if record.state == "waiting" or now - (record.ended or now) > LOOKED_AT_S:
+            if record.state == JobState.WAITING or now - (record.ended or now) > LOOKED_AT_S:
                 continue
             looked_at.add(record.job)
             try:
@@ -126,7 +127,7 @@ class FactCollector:
             memory.take_events(events, record)
             if len(events) < _EVENTS_AT_ONCE:
                 break
-        running = record.state == "running"
+        running = record.state == JobState.RUNNING
         standings = {
             name: self._rounds.describe(job, name)["standing"] if running else ""
             for name in record.members
@@ -161,9 +162,9 @@ class FactCollector:
         """Return the facts of all machines."""
         running: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         for job in self._stores.jobs.list():
-            if job.state == "running":
+            if job.state == JobState.RUNNING:
                 for member in job.processes:
-                    if member.state in LIVE_STATES:
+                    if member.live:
                         running[member.node].append((job.job, f"{job.job}/{member.member}"))
         now = self._clock.monotonic()
         self.links.forget(

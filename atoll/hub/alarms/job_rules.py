@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from atoll.hub.alarms.engine import Finding
 from atoll.hub.alarms.facts import Facts
+from atoll.wire.states import JobState, MemberState
 
 FAILED_FOR_S = 86_400.0
 """A failed job is news for a day."""
@@ -15,9 +16,9 @@ FULL = 0.95
 def job_failed(facts: Facts) -> Iterator[Finding]:
     """Find jobs that failed; the member that failed is named if one did."""
     for job in facts.jobs:
-        if job.state != "failed" or facts.now - (job.ended or facts.now) > FAILED_FOR_S:
+        if job.state != JobState.FAILED or facts.now - (job.ended or facts.now) > FAILED_FOR_S:
             continue
-        failed = [m for m in job.members.values() if m.state == "failed" and m.error]
+        failed = [m for m in job.members.values() if m.state == MemberState.FAILED and m.error]
         member = failed[0].member if failed else ""
         error = job.error or (failed[0].error if failed else None) or {}
         what = error.get("what") or job.reason or "it failed"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from atoll.hub.alarms.engine import Finding
 from atoll.hub.alarms.facts import Curve, Facts, JobFacts
 from atoll.hub.alarms.statistics import noise, standard_error
+from atoll.wire.states import JobState
 
 FLAT_POINTS, FLAT_S = 60, 600.0
 """With fewer rounds, or in less time, nobody can say that a loss stands still."""
@@ -125,7 +126,7 @@ def _worst(job: JobFacts) -> str:
 def _curves(facts: Facts) -> Iterator[tuple[JobFacts, str, Curve]]:
     """Yield the curves that say how a run goes: one of all, or one of each that trains alone."""
     for job in facts.jobs:
-        if job.state == "running":
+        if job.state == JobState.RUNNING:
             for member, curve in job.curves.items():
                 if bool(member) == job.alone:
                     yield job, member, curve
@@ -139,7 +140,7 @@ def loss_not_finite(facts: Facts) -> Iterator[Finding]:
         last = max(mark.time for mark in job.bad)
         recent = [mark for mark in job.bad if mark.time >= last - SAME_STORY_S]
         first = recent[0]
-        failed = job.state == "failed" and (job.error or {}).get("kind") == NOT_FINITE
+        failed = job.state == JobState.FAILED and (job.error or {}).get("kind") == NOT_FINITE
         if facts.now - last > (FAILED_FOR_S if failed else BAD_FOR_S):
             continue
         others = sorted({mark.member for mark in recent} - {first.member})

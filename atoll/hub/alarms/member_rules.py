@@ -10,6 +10,7 @@ from atoll.hub.alarms.engine import Finding
 from atoll.hub.alarms.facts import Facts, JobFacts
 from atoll.hub.alarms.statistics import outliers
 from atoll.hub.rounds.timeline import CatchUp, Row
+from atoll.wire.states import JobState, MemberState
 
 ZERO_ROUNDS = 3
 """Rounds in a row in which a member gives nothing."""
@@ -147,7 +148,7 @@ def straggler(facts: Facts) -> Iterator[Finding]:
             continue
         member, lost, wait_s, period_s = found
         known = job.members.get(member)
-        if known is None or known.state != "running":
+        if known is None or known.state != MemberState.RUNNING:
             continue
         yield Finding(
             kind="straggler",
@@ -232,7 +233,7 @@ def stale(facts: Facts) -> Iterator[Finding]:
             if known.aside:
                 continue
             missed = [one for one in newest if one.time > known.since and member not in one.members]
-            if known.state != "running" or len(missed) < STALE_ROUNDS:
+            if known.state != MemberState.RUNNING or len(missed) < STALE_ROUNDS:
                 continue
             was_in = [one.round for one in job.rounds if member in one.members]
             since = f"; its last was round {was_in[-1]}" if was_in else ""
@@ -289,7 +290,7 @@ def _differs(job: JobFacts, member: str, cause: str) -> Finding:
 
 
 def _running(facts: Facts) -> Iterator[JobFacts]:
-    return (job for job in facts.jobs if job.state == "running")
+    return (job for job in facts.jobs if job.state == JobState.RUNNING)
 
 
 def _present(job: JobFacts, rounds: int) -> list[str]:
@@ -298,7 +299,7 @@ def _present(job: JobFacts, rounds: int) -> list[str]:
     return [
         member
         for member, known in job.members.items()
-        if known.state == "running"
+        if known.state == MemberState.RUNNING
         and len(newest) == rounds
         and len(job.rows_of(member, rounds)) == rounds
     ]

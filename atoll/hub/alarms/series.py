@@ -20,6 +20,7 @@ from typing import Any
 from atoll.hub.alarms.facts import JobFacts, Mark, MemberFacts
 from atoll.hub.jobs.jobs import Job
 from atoll.hub.rounds.timeline import CatchUp
+from atoll.wire.states import MemberState
 
 MAX_POINTS = 240
 
@@ -133,7 +134,7 @@ class JobMemory:
         members = {}
         for name, member in record.members.items():
             launch = (name, member.attempt)
-            if member.state == "running":
+            if member.state == MemberState.RUNNING:
                 self._since.setdefault(launch, now)
             result = member.result or {}
             members[name] = MemberFacts(

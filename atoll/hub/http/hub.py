@@ -21,6 +21,7 @@ from atoll.hub.http.jobs import job_of
 from atoll.hub.nodes.history import HOUR_S
 from atoll.ids import is_follower, member_of_follower
 from atoll.wire.messages import Drain, RendezvousAddress
+from atoll.wire.states import JobState, NodeState
 
 
 async def show_nodes(_request: Request, context: Context) -> Response:
@@ -43,7 +44,9 @@ async def drain(request: Request, context: Context) -> Response:
     known = [view["node"] for view in context.live.nodes()]
     if node not in known:
         raise HttpRefused(404, unknown("node", node, known))
-    connected = next(v for v in context.live.nodes() if v["node"] == node)["state"] != "lost"
+    connected = (
+        next(v for v in context.live.nodes() if v["node"] == node)["state"] != NodeState.LOST
+    )
     if not connected or not context.tell(node, Drain(body.draining, body.reason[:200])):
         raise HubError(
             "this node is not connected",
@@ -106,7 +109,7 @@ async def publish_rendezvous(request: Request, context: Context) -> Response:
     newest = record.members.get(member)
     if asking.member != member or (newest is not None and asking.attempt < newest.attempt):
         raise forbidden(asking)
-    if record.state != "running":
+    if record.state != JobState.RUNNING:
         raise HubError("the job does not run", given=job, expected="a member of a running job")
     gate = await body_as(request, RendezvousAddress)
     if not 0 < len(gate.dial) <= LONGEST or not 0 < len(gate.secret) <= LONGEST:

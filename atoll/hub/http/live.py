@@ -6,13 +6,13 @@ from typing import Any
 
 from atoll.clock import Clock
 from atoll.hub.db.stores import Stores
-from atoll.hub.jobs.jobs import LIVE_STATES
 from atoll.hub.jobs.views import describe_member, describe_node
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.scheduler.scheduler import Scheduler
 from atoll.hub.sessions.session import Sessions
 from atoll.ids import session_id
+from atoll.wire.states import JobState
 
 
 class HubLive:
@@ -42,9 +42,9 @@ class HubLive:
             running = [
                 (job.job, member.member)
                 for job in self._stores.jobs.list()
-                if job.state == "running"
+                if job.state == JobState.RUNNING
                 for member in job.processes
-                if member.node == node.node and member.state in LIVE_STATES
+                if member.node == node.node and member.live
             ]
             view = describe_node(
                 node,

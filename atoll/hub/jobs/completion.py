@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from atoll.clock import Clock
-from atoll.hub.jobs.jobs import LIVE_STATES, Job, Member
+from atoll.hub.jobs.jobs import Job, Member
 from atoll.ids import member_id, slot_of
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
+from atoll.wire.states import JobState, MemberState
 
 RETURN_S = 3.0
 """How long a lost process may come back by itself while its node is there."""
@@ -39,16 +40,18 @@ def missing(job: Job) -> list[int]:
     those that have begun end their own work, and no more are begun.
     """
     members = {slot: job.members.get(member_id(slot)) for slot in range(job.nodes_wanted)}
-    lacking = [slot for slot, m in members.items() if m is None or m.state not in LIVE_STATES]
-    if not any(member.state == "done" for member in job.members.values()):
+    lacking = [slot for slot, m in members.items() if m is None or not m.live]
+    if not any(member.state == MemberState.DONE for member in job.members.values()):
         return lacking
-    begun = [slot for slot in lacking if (m := members[slot]) is not None and m.state != "done"]
+    begun = [
+        slot for slot in lacking if (m := members[slot]) is not None and m.state != MemberState.DONE
+    ]
     return begun if job.separate else []
 
 
 def failures_after(member: Member) -> int:
     """Return how many launches in a row have failed with this one; to leave is no failure."""
-    return member.failures + (member.state != "left")
+    return member.failures + (member.state != MemberState.LEFT)
 
 
 def pause_s(failures: int) -> float:
@@ -95,12 +98,18 @@ class RestartPolicy:
         """
         now = self._clock.monotonic()
         since = self._since.setdefault((job, member.member, member.attempt), now)
-        wait_s = max(pause_s(member.failures), LEFT_PAUSE_S if member.state == "left" else 0.0)
+        wait_s = max(
+            pause_s(member.failures), LEFT_PAUSE_S if member.state == MemberState.LEFT else 0.0
+        )
         if program:
             wait_s = max(wait_s, pause_s(member.retried + 1))
-        if member.state == "lost" and silent and not (member.incarnation or node_is_there):
+        if (
+            member.state == MemberState.LOST
+            and silent
+            and not (member.incarnation or node_is_there)
+        ):
             wait_s = max(wait_s, AWAY_S)
-        if member.state == "lost" and member.exit_code is None and member.incarnation:
+        if member.state == MemberState.LOST and member.exit_code is None and member.incarnation:
             if node_is_there:
                 wait_s = max(wait_s, RETURN_S)
             if may_return:
@@ -110,7 +119,7 @@ class RestartPolicy:
     def steady(self, job: str, member: Member) -> bool:
         """Return whether a member has worked so long by now that its failures count no more."""
         key = (job, member.member, member.attempt)
-        if member.state != "running" or not (member.failures or member.retried):
+        if member.state != MemberState.RUNNING or not (member.failures or member.retried):
             self._working.pop(key, None)
             return False
         now = self._clock.monotonic()
@@ -148,7 +157,7 @@ OF_ITS_MACHINE = frozenset({"OutOfMemory", "NotAllowed"})
 ENDED_BY_SIGNAL = frozenset({-1, -2, -9, -15, 129, 130, 137, 143})
 """Exit statuses of a process that somebody else ended, directly or in a container."""
 
-End = tuple[str, str, dict[str, str] | None]
+End = tuple[JobState, str, dict[str, str] | None]
 """State, reason and error of a job that has ended."""
 
 
@@ -159,7 +168,7 @@ def program_failed(member: Member, *, trainer: bool) -> bool:
         member: Its record.
         trainer: It is the built-in trainer, whose bare exits are the machine's fault.
     """
-    if member.state != "failed":
+    if member.state != MemberState.FAILED:
         return False
     kind = (member.error or {}).get("kind", "")
     if kind in PROGRAM_KINDS:
@@ -177,7 +186,7 @@ def budget_exhausted(member: Member, job: Job) -> bool:
 
 def restarts_exhausted(member: Member, job: Job) -> bool:
     """Return whether a member that does not live is not launched again."""
-    if member.state in LIVE_STATES:
+    if member.live:
         return False
     if job.of_policies and (member.error or {}).get("kind", "") in FATAL_KINDS:
         return True
@@ -196,19 +205,19 @@ def outcome(job: Job, *, working: Collection[str] | None = None) -> End | None:
     for member in members.values():
         if _ends_the_job(member, job):
             reason = f"{member.member}: {(member.error or {}).get('what', 'it failed')}"
-            return "failed", reason, member.error
-    live = [member.member for member in members.values() if member.state in LIVE_STATES]
+            return JobState.FAILED, reason, member.error
+    live = [member.member for member in members.values() if member.live]
     done = _is_done(members, job)
     if any(working is None or member in working for member in live) or (live and not done):
         return None
     if job.stopping:
-        return "stopped", "a stop was asked for", None
+        return JobState.STOPPED, "a stop was asked for", None
     if done:
-        return "done", "", None
+        return JobState.DONE, "", None
     if not members or not all(restarts_exhausted(member, job) for member in members.values()):
         return None
     errors = [member.error for member in members.values() if member.error]
-    return "failed", "every member was lost", errors[0] if errors else None
+    return JobState.FAILED, "every member was lost", errors[0] if errors else None
 
 
 def _is_done(members: Mapping[str, Member], job: Job) -> bool:
@@ -216,7 +225,7 @@ def _is_done(members: Mapping[str, Member], job: Job) -> bool:
 
     One that ends early, before others were even started, does not speak for them.
     """
-    done = sum(member.state == "done" for member in members.values())
+    done = sum(member.state == MemberState.DONE for member in members.values())
     if not job.separate:
         return done > 0
     return done > 0 and done == len(members) and done >= (job.min_nodes or job.nodes_wanted)
@@ -234,15 +243,16 @@ def _ends_the_job(member: Member, job: Job) -> bool:
     return budget_exhausted(member, job) and not (together and kind in OF_ITS_MACHINE)
 
 
-def end_state(record: Member, exit_code: int | None, *, stopping: bool) -> str:
+def end_state(record: Member, exit_code: int | None, *, stopping: bool) -> MemberState:
     """Return the state of a member whose process has ended."""
     if exit_code == 0:
-        return "done"
+        return MemberState.DONE
     if stopping:
-        return "stopped"
+        return MemberState.STOPPED
     if exit_code == EXIT_REPLACED:
-        return "lost"
-    return "left" if exit_code == EXIT_LEFT or record.leaving else "failed"
+        return MemberState.LOST
+    left = exit_code == EXIT_LEFT or record.leaving
+    return MemberState.LEFT if left else MemberState.FAILED
 
 
 def reports_directly(job: Job) -> list[str]:
@@ -253,49 +263,49 @@ def reports_directly(job: Job) -> list[str]:
     if not job.of_policies:
         return []
     alone = job.spec.alone
-    live = [m.member for m in job.members.values() if m.state in LIVE_STATES]
+    live = [m.member for m in job.members.values() if m.live]
     return sorted((m for m in live if alone or m in job.aside), key=slot_of)
 
 
 def without_end(job: Job) -> bool:
     """Return whether only the critic lives, and waits for actors that will never be done."""
     actors = [m for m in _members(job) if m.member not in job.aside]
-    live = [m for m in job.members.values() if m.state in LIVE_STATES]
+    live = [m for m in job.members.values() if m.live]
     waits = bool(live) and all(m.member in job.aside for m in live)
     if not waits or job.spec.rl.pool:  # that of a pool serves other jobs, too
         return False
     over = len(actors) > 0 and all(_is_over(m, job) for m in actors)
-    return over and any(m.state != "done" for m in actors)
+    return over and any(m.state != MemberState.DONE for m in actors)
 
 
 def rl_outcome(job: Job) -> End | None:
     """Return how a job of policies has ended, or None while it goes on."""
     members = _members(job)
-    if any(m.state in LIVE_STATES for m in members):
+    if any(m.live for m in members):
         return None
     if job.stopping:
-        return "stopped", "a stop was asked for", None
+        return JobState.STOPPED, "a stop was asked for", None
     if len(members) < (job.min_nodes or job.nodes_wanted):
         return None
     actors = [m for m in members if m.member not in job.aside]
-    lost = [m for m in actors if _is_over(m, job) and m.state != "done"]
+    lost = [m for m in actors if _is_over(m, job) and m.state != MemberState.DONE]
     if not all(_is_over(m, job) for m in actors):
         return None
     served = bool(lost) or all(_is_over(m, job) for m in members)
     if not served:
         return None
-    failed = lost or [m for m in members if m.state != "done"]
+    failed = lost or [m for m in members if m.state != MemberState.DONE]
     if not failed:
-        return "done", "", None
+        return JobState.DONE, "", None
     first = failed[0]
     what = (first.error or {}).get("what", "it failed again and again")
     others = f"; so did {', '.join(m.member for m in failed[1:])}" if failed[1:] else ""
-    return "failed", f"{first.member}: {what}{others}", first.error
+    return JobState.FAILED, f"{first.member}: {what}{others}", first.error
 
 
 def _is_over(member: Member, job: Job) -> bool:
     """Return whether a member will not work again."""
-    return member.state == "done" or restarts_exhausted(member, job)
+    return member.state == MemberState.DONE or restarts_exhausted(member, job)
 
 
 def _members(job: Job) -> list[Member]:

@@ -26,6 +26,7 @@ from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.record import Job
 from atoll.hub.storage.checkpoints import Checkpoints
 from atoll.hub.tasks import Tasks
+from atoll.wire.states import JobState
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS deletions (
@@ -212,7 +213,7 @@ class Deletions:
     def _check(self, job: str) -> Job:
         record = self._stores.jobs.get(job)
         if not record.over:
-            verb = "waits" if record.state == "waiting" else "runs"
+            verb = "waits" if record.state == JobState.WAITING else "runs"
             raise HubError(
                 f"this job {verb}: only jobs that have ended can be deleted",
                 given=f"{job} ({record.state})",

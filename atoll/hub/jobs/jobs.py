@@ -19,12 +19,11 @@ import msgspec
 
 from atoll.clock import Clock
 from atoll.config import JobSpec, dump_spec, parse_spec
-from atoll.errors import ConfigError, HubError, unknown
+from atoll.errors import ConfigError, HubError
 from atoll.hub.db.database import Database
-from atoll.hub.jobs.record import ENDED as ENDED
-from atoll.hub.jobs.record import LIVE_STATES as LIVE_STATES
+from atoll.hub.jobs.record import Job as Job
+from atoll.hub.jobs.record import Member as Member
 from atoll.hub.jobs.record import (
-    SAID,
     change_fields,
     check_files,
     check_labels,
@@ -32,12 +31,10 @@ from atoll.hub.jobs.record import (
     code_of,
     describe_nodes,
 )
-from atoll.hub.jobs.record import STATES as STATES
-from atoll.hub.jobs.record import Job as Job
-from atoll.hub.jobs.record import Member as Member
 from atoll.hub.observability.events import Events
 from atoll.hub.storage.blobs import Blobs
 from atoll.ids import is_follower
+from atoll.wire.states import JobState, MemberState
 
 log = logging.getLogger(__name__)
 
@@ -201,20 +198,18 @@ class Jobs:
     async def set_state(
         self,
         job: str,
-        state: str,
+        state: JobState,
         *,
         reason: str = "",
         error: dict[str, str] | None = None,
     ) -> Job:
         """Change a job's state; note when it started or ended, and tell it as an event."""
-        if state not in STATES:
-            raise unknown("job state", state, STATES)
         record = self.get(job)
         before = (record.state, record.reason, record.error, record.ended)
         now = self._clock.wall()
         record.state, record.reason, record.error = state, reason, error
-        record.ended = now if state in ENDED else None
-        if state == "running" and record.started is None:
+        record.ended = now if state.ended else None
+        if state == JobState.RUNNING and record.started is None:
             record.started = now
         try:
             await self._save(record)
@@ -222,7 +217,9 @@ class Jobs:
             record.state, record.reason, record.error, record.ended = before
             raise
         if before[:2] != (state, reason):
-            await self._events.add(job, state, reason or SAID[state])
+            await self._events.add(
+                job, state, reason or ("runs" if state == JobState.RUNNING else state)
+            )
         return record
 
     async def assign(self, job: str, *, member: str, slot: int, node: str) -> Member:
@@ -311,7 +308,11 @@ class Jobs:
         if len(_encode(result)) > _MAX_RESULT_BYTES:
             result = {"left_out": f"the result was larger than {_MAX_RESULT_BYTES} bytes"}
         await self.update_member(
-            job, member, state="done" if ok else "failed", result=result, error=error
+            job,
+            member,
+            state=MemberState.DONE if ok else MemberState.FAILED,
+            result=result,
+            error=error,
         )
         what = "" if error is None else ": " + error.get("what", "")
         await self._events.add(
@@ -382,7 +383,7 @@ def _load(record: str, text: str) -> Job:
     except ConfigError as error:
         log.error("the job file of %s cannot be read: %s", job.job, error)
         if not job.over:
-            job.state, job.reason = "failed", "its job file cannot be read"
+            job.state, job.reason = JobState.FAILED, "its job file cannot be read"
             job.error = error.to_dict()
     return job
 

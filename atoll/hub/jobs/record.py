@@ -22,16 +22,7 @@ from atoll.config.rl_roles import ACTOR, Seat, seats
 from atoll.errors import ConfigError, unknown
 from atoll.ids import check_name, is_follower, member_id
 from atoll.rounds.timing import RoundTimings
-
-STATES = ("waiting", "running", "done", "failed", "stopped")
-SAID = {state: {"running": "runs"}.get(state, state) for state in STATES}
-"""How a state is said as an event."""
-
-ENDED = frozenset({"done", "failed", "stopped"})
-"""States in which nothing of a job runs any more."""
-
-LIVE_STATES = frozenset({"assigned", "starting", "running"})
-"""States of a member whose process is on its way or there."""
+from atoll.wire.states import JobState, MemberState
 
 SILENT_KINDS = frozenset({"command", "container"})
 """Kinds of job whose processes need not speak to the hub."""
@@ -43,7 +34,7 @@ class Member(msgspec.Struct, kw_only=True):
     member: str
     slot: int
     node: str
-    state: str = "assigned"
+    state: MemberState = MemberState.ASSIGNED
     attempt: int = 1
     """Launches so far; grows when it is placed again."""
     failures: int = 0
@@ -62,6 +53,11 @@ class Member(msgspec.Struct, kw_only=True):
     tail: list[str] = []
     """Last lines it printed, when it failed."""
     result: dict[str, Any] | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether its process runs or is about to."""
+        return self.state.live
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -82,7 +78,7 @@ class Job(msgspec.Struct, kw_only=True):
     """Label of the jobs that were submitted together."""
     key: str = ""
     """What the submitter called this submission; the same again is the same job."""
-    state: str = "waiting"
+    state: JobState = JobState.WAITING
     reason: str = ""
     error: dict[str, str] | None = None
     members: dict[str, Member] = {}
@@ -147,7 +143,7 @@ class Job(msgspec.Struct, kw_only=True):
     @property
     def over(self) -> bool:
         """Whether it has ended."""
-        return self.state in ENDED
+        return self.state.ended
 
     @property
     def slots(self) -> int:
@@ -198,7 +194,7 @@ def job_facts(job: Job) -> dict[str, Any]:
     """Return what placement knows of a job, and the process that failed, if one did."""
     members = sorted(job.members.values(), key=lambda member: member.slot)
     processes = sorted(job.processes, key=lambda process: process.slot)  # stable: hands come after
-    live = [process for process in processes if process.state in LIVE_STATES]
+    live = [process for process in processes if process.live]
     failed = culprit(job)
     return {
         "kind": job.kind,
@@ -291,7 +287,7 @@ def _whole_error(job: Job, failed: Member | None) -> dict[str, Any] | None:
 
 def culprit(job: Job) -> Member | None:
     """Return the process whose failure ended a job, or that failed last while it goes on."""
-    failed = [process for process in job.processes if process.state == "failed"]
+    failed = [process for process in job.processes if process.state == MemberState.FAILED]
     if job.error is not None:
         hands_first = [*job.hands.values(), *job.members.values()]  # which end their members
         same = [process for process in hands_first if process.error == job.error]

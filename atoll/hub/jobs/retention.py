@@ -14,6 +14,7 @@ from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.jobs.record import Job
 from atoll.hub.nodes.history import DAY_S
 from atoll.hub.storage.checkpoints import newest_complete
+from atoll.wire.states import JobState
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def expired_jobs(
         limits = [limit for limit in (keeping.ended, keeping.resumable) if limit is not None]
         if not any(age_days > limit for limit in limits):
             continue  # whatever kind it is: its folder need not be looked at
-        may_go_on = job.state != "done" and resumable(job)
+        may_go_on = job.state != JobState.DONE and resumable(job)
         limit = keeping.resumable if may_go_on else keeping.ended
         if limit is not None and age_days > limit:
             found.append(job)

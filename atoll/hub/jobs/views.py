@@ -16,6 +16,7 @@ from atoll.hub.observability.metrics import (
 )
 from atoll.hub.sessions.session import Session
 from atoll.ids import member_id, member_of_follower
+from atoll.wire.states import JobState, MemberState, NodeState
 
 _SILENT: dict[str, Any] = {
     "last_seen_s": None, "sent_bytes": 0, "received_bytes": 0, "connected": False,
@@ -40,7 +41,7 @@ def job_view(
         member_view(member, latest.get(member.member, Latest()), live.get(member.member, _SILENT))
         for member in ordered
     ]
-    running = [view for view in members if view["state"] == "running"]
+    running = [view for view in members if view["state"] == MemberState.RUNNING]
     steps = steps_of(job.spec)
     step = max((view["step"] for view in members), default=0)
     if job.of_policies:
@@ -52,7 +53,7 @@ def job_view(
         "error": job.error,
         "nodes_wanted": job.nodes_wanted,
         "min_nodes": job.min_nodes,
-        "paused": bool(job.paused) and job.state == "running",
+        "paused": bool(job.paused) and job.state == JobState.RUNNING,
         "paused_reason": job.paused,
         "members": members,
         "machines": job.machines,
@@ -75,7 +76,7 @@ def job_view(
         "progress": {
             "step": step,
             "steps": steps,
-            "fraction": 1.0 if job.state == "done" else min(1.0, step / max(1, steps)),
+            "fraction": 1.0 if job.state == JobState.DONE else min(1.0, step / max(1, steps)),
             "round": job.committed_round,
         },
         "loss": _mean([view["loss"] for view in running or members]),
@@ -90,7 +91,7 @@ def job_row(view: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a list of jobs shows: the view without its long parts."""
     long = ("spec", "members", "hands", "result", "files")
     row = {name: value for name, value in view.items() if name not in long}
-    row["members_running"] = sum(m["state"] == "running" for m in view["members"])
+    row["members_running"] = sum(m["state"] == MemberState.RUNNING for m in view["members"])
     return row
 
 
@@ -173,7 +174,7 @@ def describe_node(
     return {
         "node": node.node,
         "name": node.info.hostname or node.node,
-        "state": "online" if session is not None and node.connected else "lost",
+        "state": NodeState.ONLINE if session and node.connected else NodeState.LOST,
         "draining": node.draining,
         "drain_reason": node.drain_reason,
         "last_seen_s": max(0.0, now - heard),

@@ -13,8 +13,8 @@ from atoll.clock import Clock
 from atoll.errors import AuthError, HubError
 from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.completion import MAX_FAILURES, end_state
-from atoll.hub.jobs.jobs import LIVE_STATES, Job, Member
-from atoll.hub.nodes.store import Node, NodeState, NodeStore
+from atoll.hub.jobs.jobs import Job, Member
+from atoll.hub.nodes.store import Node, NodeRecord, NodeStore
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.sessions.session import Session, Sessions
 from atoll.hub.storage.checkpoints import Checkpoints
@@ -31,6 +31,7 @@ from atoll.wire.messages import (
     Registered,
     RosterReply,
 )
+from atoll.wire.states import JobState, MemberState, ProcessPhase
 
 logger = logging.getLogger(__name__)
 
@@ -83,23 +84,25 @@ class Membership:
             await self._silent_are_back(session.address)
         elif before is not None:
             for job, member in self._members_on(session.address):
-                unheard = not member.incarnation and member.state != "assigned"
+                unheard = not member.incarnation and member.state != MemberState.ASSIGNED
                 if unheard and not self._session(job, member.member):
                     await self._lose(job.job, member.member, "its node agent was restarted")
         await self.changed("")
 
     async def _remember(self, node: Node) -> None:
-        standing = NodeState(node.incarnation, node.draining, node.drain_reason)
+        standing = NodeRecord(node.incarnation, node.draining, node.drain_reason)
         await self._book.put(node.node, standing)
 
     async def _silent_are_back(self, node: str) -> None:
         """Processes that never speak live on while their node is away: they are there again."""
         for job in self._jobs.list():
-            for member in job.processes if job.state == "running" else []:
-                gone = member.state == "lost" and member.exit_code is None
+            for member in job.processes if job.state == JobState.RUNNING else []:
+                gone = member.state == MemberState.LOST and member.exit_code is None
                 silent = (job.silent and not member.incarnation) or is_follower(member.member)
                 if gone and silent and member.node == node:
-                    await self._jobs.update_member(job.job, member.member, state="running")
+                    await self._jobs.update_member(
+                        job.job, member.member, state=MemberState.RUNNING
+                    )
                     text = f"{member.member} is back with {node}"
                     await self._events.add(job.job, "member-back", text, member=member.member)
 
@@ -157,11 +160,14 @@ class Membership:
         """A member's process connected."""
         async with self._locks[session.job]:
             record = self._record(session.job, session.member)
-            if record is None or record.state not in LIVE_STATES | {"lost"}:
+            if record is None or not (record.live or record.state == MemberState.LOST):
                 return
-            back = record.state == "lost"
+            back = record.state == MemberState.LOST
             await self._jobs.update_member(
-                session.job, session.member, state="running", incarnation=session.incarnation
+                session.job,
+                session.member,
+                state=MemberState.RUNNING,
+                incarnation=session.incarnation,
             )
             if back:
                 text = f"{session.member} is back"
@@ -192,7 +198,7 @@ class Membership:
             await self._jobs.update_member(
                 session.job, session.member, dial=body.dial, serves=body.state
             )
-            if job.silent and job.state == "running" and not self._rounds.has(job.job):
+            if job.silent and job.state == JobState.RUNNING and not self._rounds.has(job.job):
                 await self._rounds.open(job, fresh=True)  # a container that holds a trainer
             return await self._rounds.register(job, record)
 
@@ -200,7 +206,7 @@ class Membership:
         """A member leaves for good: nobody waits for it any more."""
         async with self._locks[session.job]:
             record = self._record(session.job, session.member)
-            if record is None or record.state not in LIVE_STATES:
+            if record is None or not record.live:
                 return
             if not record.leaving:
                 await self._jobs.update_member(session.job, session.member, leaving=True)
@@ -216,7 +222,7 @@ class Membership:
     def live(self, job: str) -> list[str]:
         """Return the members of a job that were launched and have not ended, in slot order."""
         members = self._jobs.get(job).members.values()
-        return sorted((m.member for m in members if m.state in LIVE_STATES), key=slot_of)
+        return sorted((m.member for m in members if m.live), key=slot_of)
 
     async def finished(self, session: Session, body: Finished) -> None:
         """A member has said its last words; saying them again changes nothing."""
@@ -224,7 +230,7 @@ class Membership:
             record = self._record(session.job, session.member)
             if record is None:
                 return
-            if record.state not in ("done", "failed"):
+            if record.state not in (MemberState.DONE, MemberState.FAILED):
                 await self._jobs.finished(
                     session.job, session.member, ok=body.ok, result=body.result, error=body.error
                 )
@@ -246,10 +252,11 @@ class Membership:
             raise AuthError(
                 "this process belongs to another node", given=node, expected=record.node
             )
-        if body.state != "exited":
-            if record.state in ("assigned", "starting"):
+        if body.state != ProcessPhase.EXITED:
+            if record.state in (MemberState.ASSIGNED, MemberState.STARTING):
                 silent = self._jobs.get(body.job).silent and not record.incarnation
-                state = "running" if silent else body.state  # nobody else will tell
+                running = silent or body.state == ProcessPhase.RUNNING
+                state = MemberState.RUNNING if running else MemberState.STARTING
                 await self._jobs.update_member(body.job, body.member, state=state)
             return
         await self._jobs.update_member(
@@ -268,17 +275,19 @@ class Membership:
         async with self._locks[body.job]:
             record = self._process(body.job, body.member)
             unheard = is_follower(body.member) or self._jobs.get(body.job).silent
-            if record is None or record.state not in LIVE_STATES | ({"lost"} if unheard else set()):
+            if record is None:
+                return
+            if not (record.live or (unheard and record.state == MemberState.LOST)):
                 return
             state = end_state(record, body.exit_code, stopping=self._jobs.get(body.job).stopping)
             await self._jobs.update_member(body.job, body.member, state=state)
-            if state == "left":
+            if state == MemberState.LEFT:
                 text = f"{body.member} has left"
                 await self._events.add(body.job, "member-left", text, member=body.member)
-            elif state == "failed":
+            elif state == MemberState.FAILED:
                 text = f"{body.member} ended with exit status {body.exit_code}"
                 await self._events.add(body.job, "member-failed", text, member=body.member)
-            await self._gone(body.job, body.member, lost=state != "done")
+            await self._gone(body.job, body.member, lost=state != MemberState.DONE)
         self._sessions.end(session_id(body.job, body.member))
         await self._after(body.job)
 
@@ -287,7 +296,7 @@ class Membership:
         deadline = self._clock.monotonic() + LAST_WORDS_S
         while self._clock.monotonic() < deadline:
             record, session = self._record(job, member), self._session_of(job, member)
-            if record is None or record.state not in LIVE_STATES:
+            if record is None or not record.live:
                 return
             if session is None or not session.connected:
                 return
@@ -296,20 +305,20 @@ class Membership:
     async def reckon(self) -> None:
         """Lose the members that did not come back some time after a restart of the hub."""
         for job in self._jobs.list():
-            for member in job.processes if job.state == "running" else []:
+            for member in job.processes if job.state == JobState.RUNNING else []:
                 alone = self._session(job, member.member) is None
                 node = self.nodes.get(member.node)
                 nodeless = node is None or not node.connected
-                if member.state in LIVE_STATES and alone and (nodeless or member.incarnation):
+                if member.live and alone and (nodeless or member.incarnation):
                     await self._lose(job.job, member.member, "it did not come back")
 
     async def give_up(self, job: str, member: str) -> None:
         """Take a member for stopped whose node did not report its end in time."""
         async with self._locks[job]:
             record = self._record(job, member)
-            if record is None or record.state not in LIVE_STATES:
+            if record is None or not record.live:
                 return
-            await self._jobs.update_member(job, member, state="stopped")
+            await self._jobs.update_member(job, member, state=MemberState.STOPPED)
             await self._rounds.gone(job, member, lost=True)
         self._sessions.end(session_id(job, member))
         await self._after(job)
@@ -318,12 +327,12 @@ class Membership:
         """Give a member up for good that cannot work, whatever its own process says."""
         async with self._locks[job]:
             record = self._record(job, member)
-            if record is None or record.state == "done" or record.error == error:
+            if record is None or record.state == MemberState.DONE or record.error == error:
                 return
-            if record.state in LIVE_STATES:
+            if record.live:
                 await self._rounds.gone(job, member, lost=True)
             await self._jobs.update_member(
-                job, member, state="failed", error=error, failures=MAX_FAILURES
+                job, member, state=MemberState.FAILED, error=error, failures=MAX_FAILURES
             )
             text = f"{member} is given up: {error.get('what', '')}"
             await self._events.add(job, "member-given-up", text, member=member)
@@ -334,11 +343,11 @@ class Membership:
         """Take a live member for lost, if it is still the process that is meant."""
         async with self._locks[job]:
             record = self._process(job, member)
-            if record is None or record.state not in LIVE_STATES:
+            if record is None or not record.live:
                 return
             if incarnation and record.incarnation != incarnation:
                 return
-            state = "left" if record.leaving else "lost"
+            state = MemberState.LEFT if record.leaving else MemberState.LOST
             await self._jobs.update_member(job, member, state=state)
             text = f"{member} {'has left' if record.leaving else 'is lost'}: {why}"
             await self._events.add(job, f"member-{state}", text, member=member)
@@ -377,9 +386,9 @@ class Membership:
         return [
             (job, member)
             for job in self._jobs.list()
-            if job.state == "running"
+            if job.state == JobState.RUNNING
             for member in job.processes
-            if member.node == node and member.state in LIVE_STATES
+            if member.node == node and member.live
         ]
 
 

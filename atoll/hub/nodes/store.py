@@ -32,7 +32,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeRecord:
     """How a node stood when it was last heard."""
 
     incarnation: str
@@ -51,13 +51,13 @@ class NodeStore:
                 "SELECT node, incarnation, draining, reason FROM node_standings"
             ).fetchall()
         )
-        self._standings = {row[0]: NodeState(row[1], bool(row[2]), row[3]) for row in rows}
+        self._standings = {row[0]: NodeRecord(row[1], bool(row[2]), row[3]) for row in rows}
 
-    def get(self, node: str) -> NodeState | None:
+    def get(self, node: str) -> NodeRecord | None:
         """Return how a node stood, also in an earlier life of the hub."""
         return self._standings.get(node)
 
-    async def put(self, node: str, standing: NodeState) -> None:
+    async def put(self, node: str, standing: NodeRecord) -> None:
         """Remember how a node stands; returns when it is durable."""
         if self._standings.get(node) == standing:
             return

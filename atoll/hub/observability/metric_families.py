@@ -9,8 +9,8 @@ from typing import Any
 from atoll.hub.http.context import Context
 from atoll.hub.http.hub import rss_bytes
 from atoll.hub.http.jobs import view_of
+from atoll.wire.states import JobState, MemberState, NodeState
 
-JOB_STATES = ("waiting", "running", "done", "failed", "stopped")
 ENDED_SHOWN_S = 3_600.0
 """How long the figures of an ended job are still told."""
 
@@ -102,7 +102,7 @@ async def families(context: Context) -> list[Family]:
         ),
         *_nodes(context.live.nodes()),
         Family("atoll_jobs", "gauge", "Jobs by state.",
-               [({"state": state}, states.count(state)) for state in JOB_STATES]),
+               [({"state": state}, states.count(state)) for state in JobState]),
         *_jobs(jobs),
         *_queues(await context.stores.queue.rows()),
         *_alarms(context.stores.alarms.open()),
@@ -115,12 +115,18 @@ def _nodes(nodes: Sequence[Row]) -> list[Family]:
         return Family(f"atoll_node_{name}", "gauge", text, samples)
 
     return [
-        flag("online", "1 if the node is connected.", lambda node: node["state"] == "online"),
+        flag(
+            "online", "1 if the node is connected.", lambda node: node["state"] == NodeState.ONLINE
+        ),
         flag("draining", "1 if it takes no new work.", lambda node: bool(node["draining"])),
         flag("paused", "1 if its owner's policy pauses it.", _is_paused),
         *_table("atoll_node", _OF_NODES, [({"node": str(n["node"])}, n) for n in nodes]),
         *_table("atoll_node", _OF_STATS, [({"node": str(n["node"])}, n["stats"]) for n in nodes]),
     ]
+
+
+def _is_online(node: Row) -> bool:
+    return bool(node["state"] == NodeState.ONLINE)
 
 
 def _is_paused(node: Row) -> bool:
@@ -133,11 +139,12 @@ def _jobs(jobs: Sequence[Row]) -> list[Family]:
     members = [
         ({"job": str(job["job"]), "member": member["member"], "node": member["node"]}, member)
         for job in jobs
-        if job["state"] == "running"
+        if job["state"] == JobState.RUNNING
         for member in job["members"]
     ]
     running: list[Sample] = [
-        (labels, sum(m["state"] == "running" for m in job["members"])) for labels, job in labelled
+        (labels, sum(m["state"] == MemberState.RUNNING for m in job["members"]))
+        for labels, job in labelled
     ]
     return [
         Family("atoll_job_state", "gauge", "1 under the state that a job is in.",

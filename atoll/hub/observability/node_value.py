@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.hub.http.context import Context
-from atoll.hub.jobs.jobs import LIVE_STATES
 from atoll.hub.rounds.timeline import CatchUp, Row, catch_up
+from atoll.wire.states import JobState
 
 LEAST_ROUNDS = 5
 """Fewer rounds say nothing."""
@@ -312,8 +312,8 @@ async def node_value(context: Context, job: str) -> dict[str, Any]:
     """
     record = context.stores.jobs.get(job)
     running = None
-    if record.state == "running":
-        running = {m.member for m in record.members.values() if m.state in LIVE_STATES}
+    if record.state == JobState.RUNNING:
+        running = {m.member for m in record.members.values() if m.live}
     return marginal_throughput(
         await catch_up(context.stores.database, job, newest=NEWEST),
         alone=record.spec.alone,

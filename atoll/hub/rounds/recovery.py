@@ -11,7 +11,7 @@ import contextlib
 
 from atoll.clock import Clock
 from atoll.errors import GroupError
-from atoll.hub.jobs.jobs import LIVE_STATES, Jobs
+from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.events import Events
 from atoll.hub.rounds.runtime import ENDED, RoundRuntime
 from atoll.hub.rounds.service import RoundService
@@ -19,6 +19,7 @@ from atoll.hub.storage.checkpoints import Checkpoints
 from atoll.rounds.checks import RECOVERING
 from atoll.rounds.machine import RoundMachine
 from atoll.wire.messages import Recover, Source, Sources, Standing
+from atoll.wire.states import MemberState
 
 VERDICT_WAIT_S = 60.0
 """Longest wait for the verdict on an open attempt, whose state is the one to take over."""
@@ -98,8 +99,9 @@ class RecoveryCoordinator:
         """Return whether a process that had the state may still live, unheard."""
         members = self._jobs.get(room.job).members
         missed = [members[m] for m in room.machine.roll.missed() if m in members]
-        unsure = LIVE_STATES | {"lost"}  # live: it is just coming back
-        return any(m.state in unsure and m.exit_code is None for m in missed)
+        return any(  # a live one is just coming back
+            (m.live or m.state == MemberState.LOST) and m.exit_code is None for m in missed
+        )
 
     def _rooms(self, job: str) -> RoundRuntime:
         return self._rounds.room(job)
@@ -120,7 +122,7 @@ class RecoveryCoordinator:
     async def _set_back(self, room: RoundRuntime, member: str) -> int:
         """Go back to the newest complete checkpoint, and return its round (-1: the beginning)."""
         machine, record = room.machine, self._jobs.get(room.job)
-        if any(m.state == "done" for m in record.members.values()):
+        if any(m.state == MemberState.DONE for m in record.members.values()):
             raise GroupError("the job is ending: all that have its state are done", given=member)
         checkpoint = await self._checkpoints.newest(room.job)
         round_ = max(0, checkpoint)

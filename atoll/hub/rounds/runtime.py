@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.errors import GroupError
-from atoll.hub.jobs.jobs import LIVE_STATES, Job
+from atoll.hub.jobs.jobs import Job
 from atoll.hub.rounds.store import RoundStore
 from atoll.hub.rounds.timeline import Timeline
 from atoll.rounds.checks import LEAVING, RECOVERING
@@ -18,6 +18,7 @@ from atoll.rounds.commit import CommitLog
 from atoll.rounds.data_slots import DataSlots
 from atoll.rounds.machine import RoundMachine
 from atoll.wire.messages import RoundPlan, Verdict
+from atoll.wire.states import MemberState
 
 KEPT_VERDICTS = 64
 
@@ -149,13 +150,13 @@ def _enrol(machine: RoundMachine, job: Job, *, fresh: bool) -> None:
         if name in machine.aside:
             continue
         machine.dials[name] = member.dial
-        if member.state in LIVE_STATES:
+        if member.live:
             machine.expect(name)
             if member.leaving:
                 roll.leaving.add(name)
             if member.incarnation and not fresh:
                 roll.standing[name] = "live"
-        elif member.state == "lost" and not fresh:
+        elif member.state == MemberState.LOST and not fresh:
             roll.standing[name] = "gone"  # it may come back yet
         if job.outsiders.get(name) == member.attempt and not fresh:
             roll.outsiders.add(name)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 from atoll.clock import Clock
 from atoll.errors import EpochChanged, GroupError, HubError
-from atoll.hub.jobs.jobs import LIVE_STATES, Job, Member
+from atoll.hub.jobs.jobs import Job, Member
 from atoll.hub.observability.events import Events
 from atoll.hub.rounds.runtime import RoundRuntime, restore_runtime
 from atoll.hub.rounds.store import RoundStore
@@ -38,7 +38,7 @@ from atoll.wire.messages import (
     Verdict,
 )
 
-__all__ = ["LIVE_STATES", "RoundService", "RoundWire"]
+__all__ = ["RoundService", "RoundWire"]
 
 logger = logging.getLogger(__name__)
 

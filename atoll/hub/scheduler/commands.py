@@ -5,6 +5,7 @@ from __future__ import annotations
 from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.jobs import Job
 from atoll.wire.messages import Launch, Stop, pack_command
+from atoll.wire.states import JobState, MemberState
 
 KILL_GRACE_S = 10.0
 """Time between SIGTERM and SIGKILL when a process must end."""
@@ -23,7 +24,7 @@ class LaunchCommands:
     def assigned(self, job: Job) -> None:
         """Note every member that waits for its launch, also from an earlier life of the hub."""
         for member in job.processes:
-            if member.state == "assigned":
+            if member.state == MemberState.ASSIGNED:
                 self._unsent.add((job.job, member.member))
 
     async def send(self) -> None:
@@ -31,7 +32,11 @@ class LaunchCommands:
         for name, member_name in sorted(self._unsent):
             job = self._jobs.get(name)
             member = job.process(member_name)
-            if member is not None and job.state == "running" and member.state == "assigned":
+            if (
+                member is not None
+                and job.state == JobState.RUNNING
+                and member.state == MemberState.ASSIGNED
+            ):
                 token = await self._stores.auth.issue_job_token(
                     name, member=member_name, attempt=member.attempt
                 )

@@ -21,12 +21,13 @@ from atoll.hub.jobs.completion import (
     program_failed,
     restarts_exhausted,
 )
-from atoll.hub.jobs.jobs import LIVE_STATES, Job, Jobs, Member
+from atoll.hub.jobs.jobs import Job, Jobs, Member
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.observability.events import Events
 from atoll.hub.scheduler.commands import LaunchCommands
 from atoll.hub.scheduler.rendezvous import RendezvousRegistry
 from atoll.ids import follower_id, member_id
+from atoll.wire.states import MemberState
 
 GIVE_WAY_S = 10.0
 """How long several islands of a job wait for machines before one gives up those that it has."""
@@ -36,7 +37,7 @@ def wanted_followers(job: Job) -> list[str]:
     """Return the hands of all members that live or will be launched again, in their order."""
     if job.machines == 1:
         return []
-    slots = {member.slot for member in job.members.values() if member.state in LIVE_STATES}
+    slots = {member.slot for member in job.members.values() if member.live}
     for slot in missing(job) if not job.stopping else []:
         member = job.members.get(member_id(slot))
         if member is None or not restarts_exhausted(member, job):
@@ -46,7 +47,7 @@ def wanted_followers(job: Job) -> list[str]:
 
 def missing_followers(job: Job) -> list[str]:
     """Return the hands that are to be launched, of those that do not live."""
-    if any(member.state == "done" for member in job.members.values()):
+    if any(member.state == MemberState.DONE for member in job.members.values()):
         return []  # the work of those that train together is done
     return [name for name in wanted_followers(job) if not _lives(job.hands.get(name))]
 
@@ -58,9 +59,9 @@ def follower_failed(hand: Member) -> bool:
 
 def follower_given_up(hand: Member, job: Job) -> bool:
     """Return whether a hand is not launched again, and its member neither."""
-    if hand.state in LIVE_STATES:
+    if hand.live:
         return False
-    if hand.state == "failed" and (hand.error or {}).get("kind", "") in FATAL_KINDS:
+    if hand.state == MemberState.FAILED and (hand.error or {}).get("kind", "") in FATAL_KINDS:
         return True
     if follower_failed(hand) and hand.retried >= job.spec.job.retries:
         return True
@@ -69,7 +70,7 @@ def follower_given_up(hand: Member, job: Job) -> bool:
 
 def whole_islands(job: Job, *, shrinks: bool) -> int:
     """Return how many members live and have all machines that they need to work."""
-    live = [member for member in job.members.values() if member.state in LIVE_STATES]
+    live = [member for member in job.members.values() if member.live]
     if shrinks:
         return len(live)
     parts = range(1, job.machines)
@@ -107,7 +108,7 @@ class FollowerHosts:
             return
         wanted = set(wanted_followers(job))
         for hand in list(job.hands.values()):
-            if hand.state in LIVE_STATES and hand.member not in wanted:
+            if hand.live and hand.member not in wanted:
                 await self._launching.end(job, hand.member)
             elif self._relaunches.steady(job.job, hand):
                 await self._jobs.update_member(job.job, hand.member, failures=0, retried=0)
@@ -120,7 +121,7 @@ class FollowerHosts:
         if hand.error != told:
             await self._jobs.update_member(job.job, hand.member, error=told)
         member = job.members.get(member_id(hand.slot))
-        if member is not None and member.state in LIVE_STATES:
+        if member is not None and member.live:
             await self._launching.end(job, member.member)
         await self._membership.fail(job.job, member_id(hand.slot), error=told)
 
@@ -135,7 +136,7 @@ class FollowerHosts:
         self._short_since = {job: at for job, at in self._short_since.items() if job in short}
         for name, slots in short.items():
             job = self._jobs.get(name)
-            working = [process for process in job.processes if process.state in LIVE_STATES]
+            working = [process for process in job.processes if process.live]
             live = Counter(process.slot for process in working)
             broken = [slot for slot in slots if live[slot]]
             if len(broken) < 2:
@@ -155,14 +156,14 @@ class FollowerHosts:
     async def end_all(self, job: Job) -> None:
         """End the hands of a job that has ended."""
         for hand in list(job.hands.values()):
-            if hand.state in LIVE_STATES:
+            if hand.live:
                 await self._launching.end(job, hand.member)
-                await self._jobs.update_member(job.job, hand.member, state="stopped")
+                await self._jobs.update_member(job.job, hand.member, state=MemberState.STOPPED)
         self.gates.forget(job.job)
 
 
 def _lives(hand: Member | None) -> bool:
-    return hand is not None and hand.state in LIVE_STATES
+    return hand is not None and hand.live
 
 
 def _named(hand: Member) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from atoll.hub.scheduler.reducer_clients import FIRST_PAUSE_S, LONGEST_PAUSE_S, 
 from atoll.hub.sessions.session import Sessions
 from atoll.ids import REDUCER, reducer_id, session_id
 from atoll.wire.messages import Launch, pack_command
+from atoll.wire.states import JobState
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class ReducerScheduler:
     async def tick(self) -> None:
         """Launch what is due; called once a second."""
         for job in self._jobs.list():
-            if job.state != "running" or self._beside is not None:
+            if job.state != JobState.RUNNING or self._beside is not None:
                 continue
             for name in reducers_of(job):
                 try:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from atoll.hub.jobs.completion import RestartPolicy, missing, program_failed, restarts_exhausted
-from atoll.hub.jobs.jobs import LIVE_STATES, Job, Jobs, Member
+from atoll.hub.jobs.jobs import Job, Jobs, Member
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.observability.events import Events
 from atoll.hub.rounds.service import RoundService
@@ -24,6 +24,7 @@ from atoll.hub.scheduler.follower_hosts import (
 from atoll.hub.scheduler.resources import Capacity, Usage, request_of
 from atoll.hub.sessions.session import Sessions
 from atoll.ids import follower_id, is_follower, member_id, member_of_follower, slot_of
+from atoll.wire.states import JobState, MemberState
 
 
 class CapacityView:
@@ -43,8 +44,8 @@ class CapacityView:
         """
         taken: dict[str, Usage] = {}
         for job in self._jobs.list():
-            for member in job.processes if job.state == "running" else ():
-                if member.state in LIVE_STATES or (job.job, member.member) in pausing:
+            for member in job.processes if job.state == JobState.RUNNING else ():
+                if member.live or (job.job, member.member) in pausing:
                     before = taken.get(member.node, Usage())
                     want = request_of(job.spec)
                     taken[member.node] = before.plus(want.needs, gpus=want.gpus)
@@ -109,9 +110,9 @@ class PlacementRequests:
         """Return who wants places now."""
         asked = Request()
         for number, job in enumerate(self._jobs.list()[::-1]):
-            if job.state == "waiting":
+            if job.state == JobState.WAITING:
                 asked.asks.append(self._ask_for_all(job, number=number))
-            elif job.state == "running" and not job.stopping:
+            elif job.state == JobState.RUNNING and not job.stopping:
                 await self._ask_again(job, asked, number=number)
         return asked
 
@@ -139,7 +140,7 @@ class PlacementRequests:
     def _ask_for(self, job: Job, slot: int, names: list[str], *, number: int) -> Demand:
         """Return what a running job asks for a member that lacks these processes."""
         shrinks, before = job.spec.island.on_loss == "shrink", job.process(names[0])
-        live = [process for process in job.processes if process.state in LIVE_STATES]
+        live = [process for process in job.processes if process.live]
         return Demand(
             key=(job.job, slot), want=request_of(job.spec), machines=job.machines,
             least=1 if shrinks else len(names), most=len(names),
@@ -207,4 +208,4 @@ def may_live_unheard(job: Job, process: Member) -> bool:
     if not is_follower(process.member):
         return job.silent
     member = job.members.get(member_id(process.slot))
-    return member is not None and member.state == "running"
+    return member is not None and member.state == MemberState.RUNNING

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from atoll.errors import ConfigError
 from atoll.hub.db.stores import Stores
-from atoll.hub.jobs.record import LIVE_STATES, Job
+from atoll.hub.jobs.record import Job
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.scheduler.commands import LaunchCommands
+from atoll.wire.states import JobState
 
 MOST_MEMBERS = 10_000
 
@@ -65,7 +66,7 @@ class Scaling:
         check_bounds(job, least=least, most=most)
         if (job.min_nodes, job.nodes_wanted) == (least, most):
             return False
-        dealt = job.state == "running" and not job.silent
+        dealt = job.state == JobState.RUNNING and not job.silent
         anew = dealt and most > job.slots
         await self._jobs.scale(job.job, least=least, most=most, deal=job.slots if dealt else most)
         if self._rounds.has(job.job):
@@ -87,13 +88,13 @@ class Scaling:
         surplus = [
             member
             for member in job.members.values()
-            if member.slot >= job.nodes_wanted and member.state in LIVE_STATES
+            if member.slot >= job.nodes_wanted and member.live
         ]
         if not surplus or job.stopping:
             return
         working = self._rounds.working(job.job)
         keeps = any(
-            member.state in LIVE_STATES and (working is None or member.member in working)
+            member.live and (working is None or member.member in working)
             for member in job.members.values()
             if member.slot < job.nodes_wanted
         )

@@ -14,7 +14,7 @@ from atoll.hub.jobs.completion import (
     rl_outcome,
     without_end,
 )
-from atoll.hub.jobs.jobs import LIVE_STATES, Job
+from atoll.hub.jobs.jobs import Job
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.scheduler.assign import WHOLE, Assignment, Shortfall, assign
@@ -28,6 +28,7 @@ from atoll.hub.sessions.session import Sessions
 from atoll.hub.storage.checkpoints import Checkpoints
 from atoll.ids import follower_id, is_follower, member_id, session_id
 from atoll.wire.messages import Stopping
+from atoll.wire.states import JobState, MemberState
 
 __all__ = ["KILL_GRACE_S", "Scheduler"]
 
@@ -102,7 +103,7 @@ class Scheduler:
     async def restart(self) -> None:
         """Take up the running jobs of an earlier life of the hub."""
         for job in self._jobs.list():
-            if job.state == "running":
+            if job.state == JobState.RUNNING:
                 if not job.silent or any(m.incarnation for m in job.members.values()):
                     await self._rounds.open(job, fresh=False)
                 if job.stopping:
@@ -110,7 +111,7 @@ class Scheduler:
                 await self.reducers.take_up(job)
                 self._launching.assigned(job)  # some commands may not have been written
         await self._launching.send()
-        if any(job.state == "waiting" for job in self._jobs.list()):
+        if any(job.state == JobState.WAITING for job in self._jobs.list()):
             self._settled_at = self._clock.monotonic() + SETTLE_S
         await self.schedule()
 
@@ -124,9 +125,11 @@ class Scheduler:
     async def stop(self, job: str, *, grace_s: float) -> None:
         """End a job: its members finish their round within `grace_s`, save and leave."""
         record = self._jobs.get(job)
-        if record.state == "waiting":
-            await self._jobs.set_state(job, "stopped", reason="it was stopped before it started")
-        elif record.state == "running":
+        if record.state == JobState.WAITING:
+            await self._jobs.set_state(
+                job, JobState.STOPPED, reason="it was stopped before it started"
+            )
+        elif record.state == JobState.RUNNING:
             await self._jobs.update(job, rescaling=False)
             await self._stores.events.add(job, "stopping", "a stop was asked for")
             await self._begin_to_stop(record, grace_s=grace_s)
@@ -152,7 +155,7 @@ class Scheduler:
             if await self._scaling.scale(record, least=least, most=most) and not record.stopping:
                 await self._jobs.update(job, rescaling=True)
                 await self._begin_to_stop(record, grace_s=self._scaling.grace_s(record))
-            elif record.state == "running":
+            elif record.state == JobState.RUNNING:
                 await self.reducers.need(record)
                 await self._scaling.send_away(record)
         await self.schedule()
@@ -168,7 +171,7 @@ class Scheduler:
             ConfigError: the changed job file cannot go on where the job stands.
         """
         record = self._jobs.get(job)
-        if record.state in ("running", "waiting"):
+        if record.state in (JobState.RUNNING, JobState.WAITING):
             return job
         nodes = record.nodes_wanted
         if spec:
@@ -187,7 +190,7 @@ class Scheduler:
         start = max(0, round_)
         cursors = await self._rounds.book.cursors_at(job, start)
         for member in record.processes:
-            member.state, member.error, member.failures = "stopped", None, 0
+            member.state, member.error, member.failures = MemberState.STOPPED, None, 0
             member.leaving, member.retried = False, 0
         await self._rounds.book.set_round(
             job, start, cursors,
@@ -196,7 +199,7 @@ class Scheduler:
         )  # fmt: skip
         origin = f"the checkpoint of round {round_}" if round_ >= 0 else record.origin
         await self._stores.events.add(job, "resumed", f"goes on from {origin}")
-        await self._jobs.set_state(job, "waiting", reason=why)
+        await self._jobs.set_state(job, JobState.WAITING, reason=why)
 
     # ------------------------------------------------------------------------ placing
 
@@ -224,7 +227,7 @@ class Scheduler:
             slot, part = divmod(number, job.machines)
             name = follower_id(slot, part) if part else member_id(slot)
             await self._jobs.assign(job.job, member=name, slot=slot, node=node)
-        await self._jobs.set_state(job.job, "running")
+        await self._jobs.set_state(job.job, JobState.RUNNING)
         if not job.silent:
             await self._rounds.open(self._jobs.get(job.job), fresh=True)
         await self.reducers.need(job)
@@ -237,10 +240,10 @@ class Scheduler:
             job, told = self._jobs.get(name), self._told.get(name)
             self._told[name] = shortage
             news = told is None or told.headline != shortage.headline
-            if job.state == "waiting" and news:
-                await self._jobs.set_state(name, "waiting", reason=str(shortage))
+            if job.state == JobState.WAITING and news:
+                await self._jobs.set_state(name, JobState.WAITING, reason=str(shortage))
                 continue
-            stands = "" if job.state == "waiting" else STANDS_STILL
+            stands = "" if job.state == JobState.WAITING else STANDS_STILL
             job.reason = f"{stands}{shortage}"
             if stands and news:
                 await self._stores.events.add(name, "member-waits", job.reason)
@@ -284,7 +287,7 @@ class Scheduler:
     async def review(self, job: str) -> None:
         """See whether a job has ended, and place what can start now."""
         record = self._jobs.find(job)
-        if record is not None and record.state == "running":
+        if record is not None and record.state == JobState.RUNNING:
             await self.hands.look_after(record)
             async with self._lock:
                 await self._review(job)
@@ -292,7 +295,7 @@ class Scheduler:
 
     async def _review(self, job: str) -> None:
         record = self._jobs.find(job)
-        if record is None or record.state != "running":
+        if record is None or record.state != JobState.RUNNING:
             return
         if record.of_policies:
             end = rl_outcome(record)
@@ -304,12 +307,12 @@ class Scheduler:
             return
         state, reason, error = end
         for member in list(record.members.values()):
-            if member.state in LIVE_STATES:
+            if member.live:
                 await self._launching.end(record, member.member)
-                await self._jobs.update_member(job, member.member, state="stopped")
+                await self._jobs.update_member(job, member.member, state=MemberState.STOPPED)
                 self._sessions.end(session_id(job, member.member))
         await self.hands.end_all(record)
-        again = record.rescaling and state == "stopped"
+        again = record.rescaling and state == JobState.STOPPED
         if not again:
             await self._jobs.set_state(job, state, reason=reason, error=error)
         self._rounds.close(job)
@@ -364,15 +367,15 @@ class Scheduler:
                 await self._membership.give_up(job, member)
         open_jobs = [record for record in self._jobs.list() if not record.over]
         for record in [
-            record for record in open_jobs if record.state == "running"
+            record for record in open_jobs if record.state == JobState.RUNNING
         ]:  # what a full disk interrupted is done now
             await self.hands.look_after(record)
             async with self._lock:
                 met = record.silent or self._rounds.has(record.job)
-                if record.state == "running" and not met:
+                if record.state == JobState.RUNNING and not met:
                     await self._rounds.open(record, fresh=True)
                 await self._review(record.job)
-                if record.state == "running":
+                if record.state == JobState.RUNNING:
                     await self._scaling.send_away(record)
                     await self._forgive(record)
         await self.reducers.tick()

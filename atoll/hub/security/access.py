@@ -9,12 +9,12 @@ from typing import Any
 
 from atoll.errors import unknown
 from atoll.hub.db.stores import Stores
-from atoll.hub.jobs.jobs import LIVE_STATES
 from atoll.hub.security.auth import PEOPLE, Identity
 from atoll.hub.security.connection_limits import ConnectionLimiter, ConnectionSlot
 from atoll.hub.security.node_certificates import NodeCertificates
 from atoll.hub.sessions.session import Sessions
 from atoll.ids import session_id
+from atoll.wire.states import JobState
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class Access:
             raise unknown("node", node, auth.names("node"))
         await self.certificates.revoke(node)
         for job in self._stores.jobs.list():
-            for member in job.processes if job.state == "running" else ():
-                if member.node == node and member.state in LIVE_STATES:
+            for member in job.processes if job.state == JobState.RUNNING else ():
+                if member.node == node and member.live:
                     await auth.revoke_member(job.job, member.member)
                     self._sessions.end(session_id(job.job, member.member))
                     self._limiter.cut("job", job.job, member.member)

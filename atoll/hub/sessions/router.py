@@ -47,6 +47,7 @@ from atoll.wire.messages import (
     Standing,
     Stop,
 )
+from atoll.wire.states import ProcessPhase
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ class Router:
         node = identity.name if identity.role == "node" else ""
         if node and is_reducer(body.member):
             self._check_process(session, body.job, body.member)
-        if is_reducer(body.member) and body.state == "exited":
+        if is_reducer(body.member) and body.state == ProcessPhase.EXITED:
             self._scheduler.reducers.exited(body.job, body.member, body.attempt)
         await self._membership.process_state(node, body)
         return Done()

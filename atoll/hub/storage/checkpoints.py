@@ -15,7 +15,7 @@ from atoll.errors import CheckpointCorrupt, WireError
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.events import Events
-from atoll.hub.rounds.service import LIVE_STATES, RoundService
+from atoll.hub.rounds.service import RoundService
 from atoll.hub.storage.files import Files
 from atoll.hub.storage.replication import Replicator
 from atoll.ids import slot_of
@@ -250,7 +250,7 @@ class Checkpoints:
     async def _awaited(self, job: str, round_: int) -> set[str]:
         """Return the members of that committed round that still live."""
         record = self._jobs.get(job)
-        live = {m.member for m in record.members.values() if m.state in LIVE_STATES}
+        live = {m.member for m in record.members.values() if m.live}
         return live & set(await self._rounds.book.members_of(job, round_) or live)
 
     async def _parts(self, job: str, round_: int) -> list[Row]:

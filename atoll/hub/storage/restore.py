@@ -36,6 +36,7 @@ from atoll.hub.storage.backup_files import (
 )
 from atoll.hub.storage.blobs import FOLDER as BLOBS
 from atoll.wire.messages import RoundPlan, Verdict
+from atoll.wire.states import JobState
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +205,7 @@ def _settle(database: Path, listing: Listing, *, jobs: Path, now: float) -> None
         _add_event(connection, "", now, f"restored from a backup that is {ago_s:.0f} s old")
         for job, record in connection.execute("SELECT job, record FROM jobs").fetchall():
             fields = msgspec.json.decode(record)
-            if fields.get("state") != "running":
+            if fields.get("state") != JobState.RUNNING:
                 continue
             _part_histories(connection, job, int(fields.get("committed_round", 0)), now=now)
             text = f"the hub was restored from a backup that is {ago_s:.0f} s old"

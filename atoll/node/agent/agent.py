@@ -41,6 +41,7 @@ from atoll.wire.messages import (
     Stop,
     unpack_command,
 )
+from atoll.wire.states import ProcessPhase
 
 log = logging.getLogger(__name__)
 
@@ -277,7 +278,7 @@ class Agent:
         launched.append(command.token)
         if self._draining:
             log.info("%s %s is not started: %s", *key, self.draining)
-            self._reports.process(command, "exited", exit_code=EXIT_LEFT)
+            self._reports.process(command, ProcessPhase.EXITED, exit_code=EXIT_LEFT)
             return
         attempt = Attempt(command, self._machine, former=self._running.get(key))
         self._running[key] = attempt

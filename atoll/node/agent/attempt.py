@@ -23,6 +23,7 @@ from atoll.node.launchers.folder import lay_out
 from atoll.node.launchers.launcher import GONE_S, Exit, Order, Process
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Launch, ProcessState
+from atoll.wire.states import ProcessPhase
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Attempt:
         self._former = former
         self._process: Process | None = None
         self._said: deque[str] = deque(maxlen=TAIL_LINES)
-        self._told = machine.reports.process(command, "starting")
+        self._told = machine.reports.process(command, ProcessPhase.STARTING)
         self._line = machine.lines.open(self.key)
         self._beginning = machine.reports.spawn(self._begin())
         self._begun: _Begun | None = None
@@ -101,7 +102,7 @@ class Attempt:
             tail = ended.tail if error is not None else []
             code = EXIT_LEFT if self.leaving and ended.code else ended.code
             told = machine.reports.process(
-                command, "exited", exit_code=code, error=error, tail=tail
+                command, ProcessPhase.EXITED, exit_code=code, error=error, tail=tail
             )
             await asyncio.wait([told])
         await machine.lines.end(self.key, timeout_s=LAST_LINES_S)
@@ -221,7 +222,7 @@ class Attempt:
         """Tell that a process runs which never says so itself."""
         await asyncio.wait([starting])
         job, member = self.key
-        body = ProcessState(job, member, "running", attempt=self.command.attempt)
+        body = ProcessState(job, member, ProcessPhase.RUNNING, attempt=self.command.attempt)
         await self._machine.reports.told(body)
 
     def _say(self, line: str) -> None:

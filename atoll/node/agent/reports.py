@@ -21,6 +21,7 @@ from atoll.net.transport import LinkCounters
 from atoll.node.availability.sensors import Battery
 from atoll.node.machine.probe import Gpus, existing
 from atoll.wire.messages import Launch, Message, ProcessState
+from atoll.wire.states import ProcessPhase
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Reports:
         """Tell the hub something, in a task of its own."""
         return self.spawn(self.told(body))
 
-    def process(self, command: Launch, state: str, **more: Any) -> asyncio.Task[None]:
+    def process(self, command: Launch, state: ProcessPhase, **more: Any) -> asyncio.Task[None]:
         """Tell the hub how a process fares, in a task of its own."""
         job, member, attempt = command.job, command.member, command.attempt
         return self.tell(ProcessState(job, member, state, attempt=attempt, **more))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from atoll.hub.jobs.jobs import LIVE_STATES
 from atoll.wire.messages import CheckpointPart
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class SimulatedCheckpoints:
         if round_ in disk.published:
             return True
         record = self._jobs.get(job)
-        live = {m.member for m in record.members.values() if m.state in LIVE_STATES}
+        live = {m.member for m in record.members.values() if m.live}
         awaited = live & set(await self._rounds.book.members_of(job, round_) or live)
         parts = disk.parts.get(round_, {})
         delivered = {member for name, member in parts.items() if name != "shared.safetensors"}

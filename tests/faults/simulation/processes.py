@@ -20,6 +20,7 @@ from atoll.wire.messages import (
     Stop,
     unpack_command,
 )
+from atoll.wire.states import ProcessPhase
 from tests.faults.simulation.disk import JOB
 from tests.faults.simulation.link import SimulatedLink
 from tests.faults.simulation.network import Line
@@ -159,7 +160,7 @@ class Node(Networked):
             old.kill()
         child = self.world.make_child(command, parent=self)
         self.children[member] = child
-        self._tell(child, "starting")
+        self._tell(child, ProcessPhase.STARTING)
 
     def ended(self, child: Child) -> None:
         """A child process has ended."""
@@ -167,12 +168,12 @@ class Node(Networked):
         if self.children.get(member) is child:
             del self.children[member]
         if self.alive:
-            self._tell(child, "exited")
+            self._tell(child, ProcessPhase.EXITED)
 
-    def _tell(self, child: Child, state: str) -> None:
+    def _tell(self, child: Child, state: ProcessPhase) -> None:
         member = child.name.partition("#")[0]
         body = ProcessState(
-            JOB, member, state, exit_code=child.code if state == "exited" else None,
+            JOB, member, state, exit_code=child.code if state == ProcessPhase.EXITED else None,
             error=child.error, attempt=child.attempt,
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from atoll.errors import ConfigError, HubError
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import Done, ProcessState
+from atoll.wire.states import ProcessPhase
 from tests.hub.nodes.test_membership import launches, options
 from tests.hub.peer import node
 from tests.patience import PATIENCE_S
@@ -68,7 +69,9 @@ def test_view_of_a_failed_job_tells_where_how_and_its_last_lines(
         launches(agent, 1)
         error = {"kind": "ScriptError", "what": "w0 ended with exit status 3", "remedy": "look"}
         lines = [f"line {n}" for n in range(30)]
-        report = ProcessState(job, "w0", "exited", exit_code=3, error=error, tail=lines, attempt=1)
+        report = ProcessState(
+            job, "w0", ProcessPhase.EXITED, exit_code=3, error=error, tail=lines, attempt=1
+        )
         assert isinstance(agent.request(report), Done)
         view = client.job(job)
     assert (view["state"], view["exit_code"], view["places"]) == ("failed", 3, ["lap1"])

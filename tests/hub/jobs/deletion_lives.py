@@ -23,6 +23,7 @@ from typing import Any
 
 from atoll.hub.app import Hub, HubOptions, open_hub
 from atoll.wire.messages import Point, QueueEntry
+from atoll.wire.states import JobState
 from tests.hub.lives import Instants, watch
 from tests.patience import PATIENCE_S
 
@@ -60,7 +61,7 @@ async def fill(hub: Hub) -> tuple[str, str]:
         await stores.queue.topics.publish(f"{job}/t", [QueueEntry("k", b"x")])
         await stores.files.write(job, "artifacts/w0/out", b"x" * 100)
         await stores.files.write(job, "checkpoints/round-000001/shared.safetensors", b"x")
-        await stores.jobs.set_state(job, "stopped")
+        await stores.jobs.set_state(job, JobState.STOPPED)
     await stores.history.flush()
     return names[0], names[1]
 

@@ -22,6 +22,7 @@ from atoll.hub.queues.queues import Queues
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import LogLines, Point, ProcessState, QueueEntry, QueueOptions
+from atoll.wire.states import JobState, ProcessPhase
 from tests.hub.durable import SPEC, with_stores
 from tests.hub.nodes.test_membership import launches, options
 from tests.hub.peer import node
@@ -82,7 +83,9 @@ def test_deleted_job_leaves_only_event_and_audit_line(
         agent.request(LogLines(job, "w0", 1, ["a line"]))
         client.queue_put(f"{job}/q", key="k", payload=b"item")
         client.put_file(job, "artifacts/w0/out.txt", b"x" * 1000)
-        agent.request(ProcessState(job, "w0", "exited", exit_code=0, attempt=launch.attempt))
+        agent.request(
+            ProcessState(job, "w0", ProcessPhase.EXITED, exit_code=0, attempt=launch.attempt)
+        )
         size = http.get(f"/api/jobs/{job}/size").json()
         assert size["file_bytes"] >= 1000
         assert (size["queues"], size["queue_items"], size["queue_bytes"]) == (1, 1, 4)
@@ -91,7 +94,7 @@ def test_deleted_job_leaves_only_event_and_audit_line(
         assert gone["file_bytes"] == size["file_bytes"]
         # What its node tells of it later troubles nobody, and brings nothing back.
         agent.request(LogLines(job, "w0", 2, ["late"]))
-        agent.request(ProcessState(job, "w0", "exited", exit_code=0, attempt=1))
+        agent.request(ProcessState(job, "w0", ProcessPhase.EXITED, exit_code=0, attempt=1))
     assert http.get(f"/api/jobs/{job}").status_code == 404
     assert [row["job"] for row in client.jobs()] == [other]
     assert not (tmp_path / "runs" / job).exists()
@@ -195,7 +198,7 @@ def test_job_deleted_during_an_upload_leaves_no_file(tmp_path: Path) -> None:
 
         async def slow() -> Any:
             yield b"first"
-            await stores.jobs.set_state(job, "stopped")
+            await stores.jobs.set_state(job, JobState.STOPPED)
             stores.files.expect_none(job)
             await stores.files.remove(job)
             yield b"second"
@@ -285,7 +288,7 @@ def test_names_of_a_pool_are_those_that_its_actors_use() -> None:
 
 
 def job_of(name: str, state: str, age_days: float) -> Job:
-    return Job(job=name, created=0.0, state=state, ended=1e9 - age_days * 86_400)
+    return Job(job=name, created=0.0, state=JobState(state), ended=1e9 - age_days * 86_400)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +306,7 @@ def test_retention_deletes_only_overdue_ended_jobs(keeping: RetentionRules, gone
     jobs = [
         job_of("done", "done", 40), job_of("fresh", "done", 1), job_of("lost", "failed", 40),
         job_of("stopped", "stopped", 40), job_of("older", "failed", 70),
-        Job(job="runs", created=0.0, state="running"),
+        Job(job="runs", created=0.0, state=JobState.RUNNING),
     ]  # fmt: skip
     found = expired_jobs(
         jobs, keeping=keeping, now=1e9, resumable=lambda job: job.job in ("stopped", "older")
@@ -320,7 +323,9 @@ def test_hub_deletes_by_age_where_it_was_told_to(
         waits = client.submit(COMMAND)
         with node(server, "lap1") as agent:
             launch = launches(agent, 1)["w0"]
-            agent.request(ProcessState(waits, "w0", "exited", exit_code=0, attempt=launch.attempt))
+            agent.request(
+                ProcessState(waits, "w0", ProcessPhase.EXITED, exit_code=0, attempt=launch.attempt)
+            )
             deadline = time.monotonic() + PATIENCE_S
             while client.jobs():
                 assert time.monotonic() < deadline

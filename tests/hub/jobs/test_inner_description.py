@@ -8,6 +8,7 @@ import pytest
 
 from atoll.config import parse_spec
 from atoll.hub.jobs.record import describe_inner, describe_island, job_facts
+from atoll.wire.states import JobState
 from tests.hub.durable import with_stores
 
 HEAD = '[job]\nname = "x"\n'
@@ -45,7 +46,7 @@ def test_it_follows_the_job_file(tmp_path: Path) -> None:
         jobs = stores.jobs  # type: ignore[attr-defined]
         job = await jobs.create(HEAD + '[train]\nprecision = "bf16"\n', files={})
         assert job_facts(job)["inner"] == "local, bf16"
-        await jobs.set_state(job.job, "stopped")
+        await jobs.set_state(job.job, JobState.STOPPED)
         job = await jobs.replace_spec(job.job, HEAD + '[train]\nrecompute = "full"\n')
         assert job_facts(job)["inner"] == "local, fp32, recompute full"
 

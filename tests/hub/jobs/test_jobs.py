@@ -17,6 +17,7 @@ from atoll.hub.jobs import jobs as jobs_module
 from atoll.hub.jobs.record import job_facts
 from atoll.hub.jobs.views import job_view
 from atoll.hub.observability.events import MAX_EVENTS
+from atoll.wire.states import JobState
 from tests.hub.durable import SPEC, with_stores
 
 
@@ -48,7 +49,7 @@ def test_everything_is_the_same_after_a_restart(tmp_path: Path) -> None:
     async def first(stores: Stores) -> None:
         name = (await stores.jobs.create(SPEC, files={"a.py": ""})).job
         await stores.jobs.assign(name, member="w0", slot=0, node="n0")
-        await stores.jobs.set_state(name, "running")
+        await stores.jobs.set_state(name, JobState.RUNNING)
         await stores.jobs.update_member(name, "w0", state="running", incarnation="i", tail=["x"])
         await stores.jobs.update(name, committed_round=3, resume_round=2, stopping=True)
         await stores.jobs.finished(name, "w0", ok=True, result={"loss": 1.5}, error=None)
@@ -90,13 +91,15 @@ def test_a_member_placed_again_counts_its_attempts(tmp_path: Path) -> None:
 def test_times_follow_the_states(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         job = await stores.jobs.create(SPEC, files={})
-        await stores.jobs.set_state(job.job, "running")
+        await stores.jobs.set_state(job.job, JobState.RUNNING)
         assert job.started is not None
-        await stores.jobs.set_state(job.job, "failed", reason="w0 failed", error={"what": "x"})
+        await stores.jobs.set_state(
+            job.job, JobState.FAILED, reason="w0 failed", error={"what": "x"}
+        )
         failed = stores.jobs.get(job.job)
         assert failed.over
         assert failed.ended is not None
-        waiting = await stores.jobs.set_state(job.job, "waiting", reason="resumed")
+        waiting = await stores.jobs.set_state(job.job, JobState.WAITING, reason="resumed")
         assert (waiting.ended, waiting.error, waiting.over) == (None, None, False)
 
     with_stores(tmp_path, test)
@@ -125,8 +128,8 @@ def test_wrong_specs_names_and_fields_are_refused(tmp_path: Path) -> None:
         job = await stores.jobs.create(SPEC, files={})
         with pytest.raises(HubError, match="no such member"):
             await stores.jobs.update_member(job.job, "w9", state="running")
-        with pytest.raises(ConfigError, match="job state"):
-            await stores.jobs.set_state(job.job, "runing")
+        with pytest.raises(ValueError, match="not a valid JobState"):
+            JobState("runing")
         with pytest.raises(ConfigError, match="did you mean 'reason'"):
             await stores.jobs.update(job.job, reasn="x")
 

@@ -9,6 +9,7 @@ import pytest
 
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Done, Drain, Offer, Offering, ProcessState, Stop
+from atoll.wire.states import ProcessPhase
 from tests.hub.nodes.test_membership import commands, events_of, job_of, launches, options, until
 from tests.hub.peer import NODE, Peer, node
 
@@ -29,7 +30,8 @@ def submit(hub: HubServer, *, nodes: int = 1) -> str:
 
 
 def tell(agent: Peer, job: str, state: str, *, member: str = "w0", code: int | None = None) -> None:
-    answer = agent.request(ProcessState(job, member, state, exit_code=code, attempt=1))
+    body = ProcessState(job, member, ProcessPhase(state), exit_code=code, attempt=1)
+    answer = agent.request(body)
     assert isinstance(answer, Done), answer
 
 

@@ -27,14 +27,15 @@ from atoll.hub.rounds.runtime import restore_runtime
 from atoll.hub.rounds.store import SCHEMA, RoundStore
 from atoll.rounds.effects import Decided, Planned
 from atoll.wire.messages import Lease, RoundJoin, RoundPlan, Verdict
+from atoll.wire.states import MemberState
 
 SPEC = '[job]\nname = "toy"\nnodes = 2\n'
 
 
 def lost(state: str = "lost", *, failures: int = 0, exit_code: int | None = None) -> Member:
     return Member(
-        member="w0", slot=0, node="n", state=state, failures=failures, exit_code=exit_code,
-        incarnation="i",
+        member="w0", slot=0, node="n", state=MemberState(state), failures=failures,
+        exit_code=exit_code, incarnation="i",
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from atoll.wire.messages import (
     RoundJoin,
     Stopping,
 )
+from atoll.wire.states import MemberState, ProcessPhase
 from tests.hub.nodes.test_membership import job_of, launches, options, registered, told, until
 from tests.hub.peer import member, node
 
@@ -65,7 +66,8 @@ def job(*states: str, pool: str = "", stopping: bool = False) -> Job:
         error = {"kind": "ConfigError", "what": "no such environment"} if state == "fatal" else None
         name = f"w{slot}"
         members[name] = Member(
-            member=name, slot=slot, node="n", state="failed" if state == "fatal" else state,
+            member=name, slot=slot, node="n",
+            state=MemberState("failed" if state == "fatal" else state),
             error=error,
         )  # fmt: skip
     return Job(
@@ -147,15 +149,15 @@ def test_failures_count_anew_after_a_minute_of_work() -> None:
 
     clock = Now()
     relaunches = RestartPolicy(clock=clock)
-    worker = Member(member="w1", slot=1, node="n", state="running", failures=3, attempt=4)
+    worker = Member(member="w1", slot=1, node="n", state=MemberState.RUNNING, failures=3, attempt=4)
     assert not relaunches.steady("j", worker)
     clock.now = STEADY_S / 2
     assert not relaunches.steady("j", worker)
     clock.now = STEADY_S + 1
     assert relaunches.steady("j", worker)
-    worker.state = "lost"
+    worker.state = MemberState.LOST
     assert not relaunches.steady("j", worker)
-    worker.state, worker.attempt = "running", 5
+    worker.state, worker.attempt = MemberState.RUNNING, 5
     assert not relaunches.steady("j", worker)
 
 
@@ -310,13 +312,13 @@ def test_killed_actor_is_relaunched_while_others_continue(hub: HubServer) -> Non
         launched = launches(agent, 3)
         with member(hub, launched["w2"]) as other:
             registered(other)
-            report = ProcessState(name, "w2", "starting", attempt=1)
+            report = ProcessState(name, "w2", ProcessPhase.STARTING, attempt=1)
             assert isinstance(agent.request(report), Done)
-            report = ProcessState(name, "w1", "exited", exit_code=-9, attempt=1)
+            report = ProcessState(name, "w1", ProcessPhase.EXITED, exit_code=-9, attempt=1)
             assert isinstance(agent.request(report), Done)
             assert launches(agent, 1)["w1"].attempt == 2
             assert isinstance(other.request(Finished(ok=True)), Done)
-            report = ProcessState(name, "w0", "exited", exit_code=-9, attempt=1)
+            report = ProcessState(name, "w0", ProcessPhase.EXITED, exit_code=-9, attempt=1)
             assert isinstance(agent.request(report), Done)
             assert launches(agent, 1)["w0"].attempt == 2  # also after another is done
             assert job_of(hub, name).state == "running"

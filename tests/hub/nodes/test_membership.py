@@ -35,6 +35,7 @@ from atoll.wire.messages import (
     unpack_command,
 )
 from atoll.wire.messages import Peer as PeerInfo
+from atoll.wire.states import ProcessPhase
 from tests.hub.peer import NODE, WAIT_S, Peer, member, node, submit
 from tests.patience import PROMPT_S
 
@@ -219,7 +220,7 @@ def test_blip_within_the_grace_is_no_death(running: Running) -> None:
 def test_process_reported_dead_is_lost_at_once(running: Running) -> None:
     plan = running.plan()
     id = running.members[0].ask(vote(plan))
-    report = ProcessState(running.job, "w1", "exited", exit_code=-9, tail=["boom"])
+    report = ProcessState(running.job, "w1", ProcessPhase.EXITED, exit_code=-9, tail=["boom"])
     assert isinstance(running.agent.request(report), Done)
     verdict = running.members[0].answer(id)
     assert isinstance(verdict, Verdict)
@@ -232,7 +233,7 @@ def test_process_reported_dead_is_lost_at_once(running: Running) -> None:
 
 def test_node_cannot_report_on_the_process_of_another(running: Running) -> None:
     with node(running.hub, "stranger") as stranger:
-        answer = stranger.request(ProcessState(running.job, "w0", "exited", exit_code=1))
+        answer = stranger.request(ProcessState(running.job, "w0", ProcessPhase.EXITED, exit_code=1))
         assert isinstance(answer, Failure)
         assert answer.error["kind"] == "AuthError"
 
@@ -257,7 +258,7 @@ def test_restarted_agent_has_lost_what_was_starting(hub: HubServer) -> None:
         assert hub.hub is not None
         job = submit(hub, nodes=1)
         launch = launches(agent, 1)["w0"]
-        agent.request(ProcessState(job, "w0", "starting"))
+        agent.request(ProcessState(job, "w0", ProcessPhase.STARTING))
         assert launch.job == job
         with Peer(hub, agent.session, incarnation="i2", info=NODE) as again:
             until(lambda: job_of(hub, job).members["w0"].attempt == 2)
@@ -295,7 +296,7 @@ def test_job_is_done_when_one_finished_and_the_other_was_lost(running: Running) 
 
 def test_job_goes_on_with_new_processes_when_everyone_was_lost(running: Running) -> None:
     for name in ("w0", "w1"):
-        report = ProcessState(running.job, name, "exited", exit_code=-9, attempt=1)
+        report = ProcessState(running.job, name, ProcessPhase.EXITED, exit_code=-9, attempt=1)
         assert isinstance(running.agent.request(report), Done)
     assert set(launches(running.agent, 2)) == {"w0", "w1"}
     assert job_of(running.hub, running.job).state == "running"
@@ -317,8 +318,8 @@ def test_clean_exit_without_last_words_is_done(hub: HubServer) -> None:
     with node(hub, "box") as agent:
         job = submit(hub, nodes=1)
         launches(agent, 1)
-        agent.request(ProcessState(job, "w0", "running"))
-        agent.request(ProcessState(job, "w0", "exited", exit_code=0))
+        agent.request(ProcessState(job, "w0", ProcessPhase.RUNNING))
+        agent.request(ProcessState(job, "w0", ProcessPhase.EXITED, exit_code=0))
         until(lambda: job_of(hub, job).state == "done")
 
 

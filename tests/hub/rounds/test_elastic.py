@@ -21,6 +21,7 @@ from atoll.wire.messages import (
     Stop,
     Verdict,
 )
+from atoll.wire.states import ProcessPhase
 from tests.hub.meeting import ask_sources, commit, die, stand
 from tests.hub.nodes.test_membership import (
     Running,
@@ -47,7 +48,7 @@ def test_member_that_leaves_is_waited_for_by_nobody_and_replaced(running: Runnin
     plan = running.members[0].request(RoundJoin(1, "base1"), timeout_s=2.0)
     assert isinstance(plan, RoundPlan)
     assert plan.members == ["w0"]
-    report = ProcessState(running.job, "w1", "exited", exit_code=75, attempt=1)
+    report = ProcessState(running.job, "w1", ProcessPhase.EXITED, exit_code=75, attempt=1)
     running.agent.request(report)
     until(lambda: bool(told(running.hub, running.job, "member-left")))
     assert launches(running.agent, 1)["w1"].attempt == 2
@@ -71,7 +72,7 @@ def test_reports_of_a_replaced_process_change_nothing(running: Running) -> None:
     launch = die(running, "w1")
     with member(running.hub, launch, incarnation="new") as newcomer:
         registered(newcomer)
-        late = ProcessState(running.job, "w1", "exited", exit_code=1, attempt=1)
+        late = ProcessState(running.job, "w1", ProcessPhase.EXITED, exit_code=1, attempt=1)
         assert isinstance(running.agent.request(late), Done)
         assert job_of(running.hub, running.job).members["w1"].state == "running"
 
@@ -165,7 +166,9 @@ def test_member_that_fails_again_and_again_is_given_up(
         job = submit(hub, nodes=1)
         for attempt in range(1, 9):
             assert launches(agent, 1)["w0"].attempt == attempt
-            agent.request(ProcessState(job, "w0", "exited", exit_code=1, attempt=attempt))
+            agent.request(
+                ProcessState(job, "w0", ProcessPhase.EXITED, exit_code=1, attempt=attempt)
+            )
         until(lambda: job_of(hub, job).state == "failed")
         assert job_of(hub, job).reason == "every member was lost"
 
@@ -184,13 +187,15 @@ def test_recovering_member_does_not_keep_a_finished_job_alive(running: Running) 
 
 def test_nobody_is_launched_once_a_member_is_done(running: Running) -> None:
     running.members[0].request(Finished(True))
-    running.agent.request(ProcessState(running.job, "w1", "exited", exit_code=-9, attempt=1))
+    running.agent.request(
+        ProcessState(running.job, "w1", ProcessPhase.EXITED, exit_code=-9, attempt=1)
+    )
     until(lambda: job_of(running.hub, running.job).state == "done")
     assert job_of(running.hub, running.job).members["w1"].attempt == 1
 
 
 def test_reducer_whose_process_exited_is_replaced_at_once(running: Running) -> None:
-    report = ProcessState(running.job, "reducer", "exited", exit_code=-9, attempt=1)
+    report = ProcessState(running.job, "reducer", ProcessPhase.EXITED, exit_code=-9, attempt=1)
     assert isinstance(running.agent.request(report), Done)
     again = launches(running.agent, 1)["reducer"]
     assert again.attempt == 2

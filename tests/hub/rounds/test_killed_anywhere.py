@@ -54,6 +54,7 @@ from atoll.wire.messages import (
     Verdict,
     unpack_command,
 )
+from atoll.wire.states import ProcessPhase
 from tests.hub.lives import Lives
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
@@ -115,8 +116,11 @@ class Story:
             launches = await self._take_commands(machine, node)
             await asyncio.gather(*(self._be_member(launch) for launch in launches.values()))
             for launch in launches.values():
-                await _ask(machine, ProcessState(self.job, launch.member, "exited", exit_code=0,
-                                                 attempt=launch.attempt), Done)  # fmt: skip
+                body = ProcessState(
+                    self.job, launch.member, ProcessPhase.EXITED,
+                    exit_code=0, attempt=launch.attempt,
+                )  # fmt: skip
+                await _ask(machine, body, Done)
             await self._until_done()
             await machine.close()
 
@@ -183,7 +187,7 @@ class Story:
                     known = found.setdefault(launch.member, launch)
                     assert known == launch, "one launch for each member"
                     await _ask(machine, QueueAck(f"node/{node}", item.lease), Done)
-                    state = ProcessState(self.job, launch.member, "starting", attempt=1)
+                    state = ProcessState(self.job, launch.member, ProcessPhase.STARTING, attempt=1)
                     await _ask(machine, state, Done)
         return found
 

@@ -20,6 +20,7 @@ from atoll.wire.messages import (
     Standing,
     Verdict,
 )
+from atoll.wire.states import ProcessPhase
 from tests.hub.meeting import ask_sources, commit, die, launches_of, stand
 from tests.hub.nodes.test_membership import (
     Running,
@@ -143,7 +144,7 @@ def test_run_is_set_back_when_nobody_has_the_state(
         group = Running(hub)
         commit(group, 0, leases=True)
         for name in ("w0", "w1"):
-            report = ProcessState(group.job, name, "exited", exit_code=-9, attempt=1)
+            report = ProcessState(group.job, name, ProcessPhase.EXITED, exit_code=-9, attempt=1)
             group.agent.request(report)
         again = launches(group.agent, 2)
         peers = [member(hub, again[name], incarnation="new") for name in ("w0", "w1")]

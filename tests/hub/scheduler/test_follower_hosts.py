@@ -18,6 +18,7 @@ from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Done, Drain, Finished, Launch, RendezvousAddress, Stop
+from atoll.wire.states import MemberState
 from tests.hub.cluster import Cluster, hand_of, spec
 from tests.hub.nodes.test_membership import commands, job_of, options, registered, told, until
 from tests.hub.peer import member
@@ -268,8 +269,8 @@ def test_views_tell_hands_apart_from_members(
 
 @pytest.mark.parametrize(("state", "believed"), [("running", True), ("starting", False)])
 def test_silent_follower_counts_while_its_island_runs(state: str, *, believed: bool) -> None:
-    hand = Member(member="w0.1", slot=0, node="b", state="lost")
-    leader = Member(member="w0", slot=0, node="a", state=state)
+    hand = Member(member="w0.1", slot=0, node="b", state=MemberState.LOST)
+    leader = Member(member="w0", slot=0, node="a", state=MemberState(state))
     island = parse_spec('[strategy]\ninner = "fsdp"\n[island]\nranks = 2\nmachines = 2')
     members, hands = {"w0": leader}, {"w0.1": hand}
     job = Job(job="j", created=0.0, spec=island, members=members, hands=hands)

@@ -11,6 +11,7 @@ from atoll.errors import AuthError
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import Failure, LogLines, ProcessState, Register, RendezvousAddress
+from atoll.wire.states import ProcessPhase
 from tests.hub.cluster import Cluster, hand_of, spec
 from tests.hub.nodes.test_membership import options
 from tests.hub.peer import member
@@ -61,7 +62,7 @@ def test_lines_of_a_hand_come_from_its_own_node_only(
     assert not isinstance(answer, Failure), answer
     refused = four.agents["c"].request(LogLines(job, "w0.1", 2, ["who is this?"]))
     assert isinstance(refused, Failure)
-    state = ProcessState(job, "w0.1", "running", attempt=launched["b"].attempt)
+    state = ProcessState(job, "w0.1", ProcessPhase.RUNNING, attempt=launched["b"].attempt)
     assert isinstance(four.agents["c"].request(state), Failure)
     lines = client.logs(job, member="w0.1")["lines"]
     assert [line["text"] for line in lines] == ["rank 1 is here"]

@@ -11,6 +11,7 @@ import pytest
 from atoll.errors import ConfigError
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Finished, Launch, ProcessState, Registered, Stop
+from atoll.wire.states import ProcessPhase
 from tests.hub.nodes.test_membership import (
     Running,
     commands,
@@ -50,7 +51,7 @@ def test_job_shrinks_and_grows_again_while_its_rounds_go_on(hub: HubServer) -> N
     (stop,) = commands(group.agent, 1)
     assert isinstance(stop, Stop)
     assert stop.member == "w2"
-    group.agent.request(ProcessState(group.job, "w2", "exited", exit_code=75, attempt=1))
+    group.agent.request(ProcessState(group.job, "w2", ProcessPhase.EXITED, exit_code=75, attempt=1))
     group.members.pop().close()
     commit(group, 1)
     assert job_of(hub, group.job).committed_round == 2
@@ -70,7 +71,7 @@ def test_job_shrinks_and_grows_again_while_its_rounds_go_on(hub: HubServer) -> N
 def test_members_that_hold_the_state_stay_until_others_hold_it(hub: HubServer) -> None:
     group = Running(hub)
     commit(group)
-    group.agent.request(ProcessState(group.job, "w0", "exited", exit_code=-9, attempt=1))
+    group.agent.request(ProcessState(group.job, "w0", ProcessPhase.EXITED, exit_code=-9, attempt=1))
     (again,) = launches(group.agent, 1).values()
     assert again.member == "w0"
     scale(hub, group.job, 0, 1)  # w1 is too many, but alone has the state
@@ -137,7 +138,7 @@ def test_latecomer_of_a_resumed_job_skips_its_checkpoint(hub: HubServer) -> None
     hub.call(hub.hub.stores.jobs.update(group.job, resume_round=5))
     assert registered(group.members[0]).resume_round == 5
     commit(group)  # from now on newer checkpoints replace that one
-    group.agent.request(ProcessState(group.job, "w1", "exited", exit_code=-9, attempt=1))
+    group.agent.request(ProcessState(group.job, "w1", ProcessPhase.EXITED, exit_code=-9, attempt=1))
     (again,) = launches(group.agent, 1).values()
     with member(hub, again, incarnation="second") as peer:
         answer = registered(peer)

@@ -18,6 +18,7 @@ from atoll.hub.scheduler import reducer_clients as reducers_module
 from atoll.hub.scheduler.assign import spread
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Done, Finished, ProcessState, RoundJoin, RoundPlan, Stop
+from atoll.wire.states import MemberState, ProcessPhase
 from tests.hub.nodes.test_membership import (
     Running,
     commands,
@@ -51,7 +52,8 @@ def test_spread_is_as_even_as_the_free_places_allow(free: dict[str, int], wanted
 
 def members(*states: str, error: dict[str, str] | None = None) -> dict[str, Member]:
     named = [
-        Member(member=f"w{i}", slot=i, node="n", state=state) for i, state in enumerate(states)
+        Member(member=f"w{i}", slot=i, node="n", state=MemberState(state))
+        for i, state in enumerate(states)
     ]
     named[0].error = error
     return {m.member: m for m in named}
@@ -293,6 +295,6 @@ def test_hubs_reducer_runs_until_the_job_ends(
         hub.call(hub.hub.live.stop(job, grace_s=0.0))
         pids = [int(path.name) for path in marks.iterdir()]
         for item in commands(agent, 2):
-            agent.request(ProcessState(job, item.member, "exited", exit_code=75))
+            agent.request(ProcessState(job, item.member, ProcessPhase.EXITED, exit_code=75))
         until(lambda: job_of(hub, job).state == "stopped")
         until(lambda: not any(alive(pid) for pid in pids))
