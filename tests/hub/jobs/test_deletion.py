@@ -229,7 +229,7 @@ def test_a_failed_write_leaves_the_job_where_it_was(tmp_path: Path) -> None:
         for _ in range(3):
             jobs.append((await stores.jobs.create(SPEC, files={})).job)
             clock.advance(1)
-        await stores.jobs.set_state(jobs[1], "stopped")
+        await stores.jobs.set_state(jobs[1], JobState.STOPPED)
 
         def fail(connection: sqlite3.Connection) -> None:
             raise sqlite3.IntegrityError("no")
