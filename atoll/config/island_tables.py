@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from atoll.config.constraints import Positive, PositiveFloat, one_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,18 +18,18 @@ class IslandTable:
     mesh: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """How many ranks each axis has, e.g. `{replicate = 2, tensor = 2}`; `[strategy] inner` with one
     axis needs none."""
-    machines: int = 1
+    machines: Positive = 1
     """Over how many machines of one network an island goes; its ranks are dealt out evenly, in
     runs. Each takes a place of a node of its own; [needs] are those of one machine."""
-    device: str = "auto"
+    device: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"
     """`cpu`, `cuda`, or `auto`: an accelerator per rank where a machine has enough of them."""
-    on_loss: str = "wait"
+    on_loss: Annotated[str, one_of("wait", "shrink")] = "wait"
     """When a rank dies: `wait` until as many are there again, or `shrink` to those that remain."""
-    schedule: str = "1f1b"
+    schedule: Annotated[str, one_of("gpipe", "1f1b", "interleaved")] = "1f1b"
     """Order of a pipeline's work: `gpipe`, `1f1b` or `interleaved`."""
     microbatches: int = 0
     """Parts that a pipeline cuts a batch into; 0: twice as many as it has stages, if that fits."""
-    chunks: int = 1
+    chunks: Positive = 1
     """Stages per rank of an interleaved pipeline."""
     cuts: list[int] = dataclasses.field(default_factory=list)
     """Units before which a pipeline is cut; empty: balanced by a short profile."""
@@ -44,5 +46,5 @@ class IslandTable:
     memory: str = "ram"
     """Where the first rank keeps what it needs in rounds only, the picture of the whole model and
     what the outer strategy remembers: `ram`, or `disk`, in files mapped into memory."""
-    timeout_s: float = 300.0
+    timeout_s: PositiveFloat = 300.0
     """How long ranks wait for each other in one step before they give up."""

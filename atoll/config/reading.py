@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import tomllib
-import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import msgspec
+
+from atoll.config.constraints import CHOICES
 from atoll.config.island_checks import check_island
 from atoll.config.reading_rl import with_members, with_own_agreement
 from atoll.config.tables import JobSpec, LaunchTable
@@ -18,19 +22,11 @@ from atoll.errors import ConfigError, unknown
 from atoll.ids import check_name
 
 T = TypeVar("T")
+Table = Mapping[str, Any]
 
-ROUTES = ("auto", "direct", "relay")
-PACES = ("measured", "equal")
 OPTIMIZERS = ("adamw", "sgd", "muon")
 TORCH_OPTIMIZER = "torch:"
 """Before the name of an optimizer of torch's own."""
-LAUNCHERS = ("process", "container")
-PRECISIONS = ("fp32", "bf16", "fp16")
-DEVICES = ("auto", "cpu", "cuda")
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
-ON_LOSS = ("wait", "shrink")
-PULLS = ("missing", "always", "never")
-NETWORKS = ("host", "bridge", "none")
 OPEN_TABLES = ("model", "strategy")
 """Tables whose further keys are options of the component they name."""
 
@@ -39,48 +35,64 @@ def read_table(cls: type[T], mapping: Mapping[str, Any], *, where: str) -> T:
     """Return the frozen dataclass `cls` filled from a TOML table.
 
     Args:
-        cls: Any dataclass whose fields are str, int, float, bool or list of those.
+        cls: Any dataclass of types that msgspec converts; `Annotated` constraints are checked.
         mapping: Names and values as parsed.
         where: How the table is called in messages, e.g. ``"[train]"``.
 
     Raises:
-        ConfigError: a key is unknown (the nearest known one is named) or a value has a wrong type.
+        ConfigError: a key is unknown (the nearest known one is named), or a value has a wrong type
+            or is out of range.
     """
-    hints = typing.get_type_hints(cls)
-    known = {field.name for field in dataclasses.fields(typing.cast(Any, cls))}
+    hints = _hints_of(typing.cast(Any, cls))
     values: dict[str, Any] = {}
     for key, value in mapping.items():
-        if key not in known:
-            raise unknown(f"key in {where}", key, known)
-        values[key] = _checked(value, hints[key], f"{key} in {where}")
+        if key not in hints:
+            raise unknown(f"key in {where}", key, hints)
+        values[key] = _converted(value, hints[key], f"{key} in {where}")
     return cls(**values)
 
 
-def _checked(value: Any, hint: Any, name: str) -> Any:
-    """Return the value if its type fits the hint; whole numbers serve as floats."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
-        origin = typing.get_origin(hint)
-    if origin is list:
-        (inner,) = typing.get_args(hint)
-        if isinstance(value, list):
-            if dataclasses.is_dataclass(inner):
-                return [read_table(typing.cast(Any, inner), item, where=name) for item in value]
-            return [_checked(item, inner, name) for item in value]
-    elif origin is Mapping and not isinstance(value, Mapping):
-        raise ConfigError(f"{name} has the wrong type", given=repr(value), expected="a table")
-    elif origin is not None or hint is Any:
-        return value
-    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    elif isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    raise ConfigError(
-        f"{name} has the wrong type",
-        given=repr(value),
-        expected="a list" if origin is list else getattr(hint, "__name__", str(hint)),
-    )
+@functools.cache
+def _hints_of(cls: type[Any]) -> dict[str, Any]:
+    """Return the type of every field; resolving the texts takes longer than all else here."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _converted(value: Any, hint: Any, name: str) -> Any:
+    """Return the value if it fits the hint; whole numbers serve as floats."""
+    inner = next(iter(typing.get_args(hint)), None) if typing.get_origin(hint) is list else None
+    if isinstance(value, list) and dataclasses.is_dataclass(inner):
+        table = typing.cast(type[Any], inner)
+        return [read_table(table, _converted(one, Table, name), where=name) for one in value]
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise _refusal(value, hint, name) from error
+
+
+def _refusal(value: Any, hint: Any, name: str) -> ConfigError:
+    """Return the error of a value that does not fit: its type, its range, or no such word."""
+    kind, *metas = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        origin = typing.get_origin(kind) or kind
+        words = {list: "a list", Mapping: "a table"}
+        expected = words.get(origin, getattr(kind, "__name__", str(kind)))
+        if origin is list and isinstance(value, list):
+            expected = f"a list of {typing.get_args(kind)[0].__name__}"
+        return ConfigError(f"{name} has the wrong type", given=repr(value), expected=expected)
+    meta: msgspec.Meta = metas[0]
+    if meta.extra is not None:
+        return unknown(name, value, meta.extra[CHOICES])
+    if meta.le == 1:
+        expected = f"{meta.ge} to {meta.le}"
+        return ConfigError(f"{name} is out of range", given=value, expected=expected)
+    if meta.ge == 0:
+        must = "not be negative" if value < math.inf else "be finite"
+        return ConfigError(f"{name} must {must}", given=value)
+    return ConfigError(f"{name} is too small", given=value, expected=f"more than {meta.gt}")
 
 
 def read_spec(tables: Mapping[str, Any]) -> JobSpec:
@@ -114,7 +126,7 @@ def read_spec(tables: Mapping[str, Any]) -> JobSpec:
         spec = with_members(spec, given="nodes" in tables.get("job", {}))
         if "strategy" not in tables:
             spec = with_own_agreement(spec)
-    _check_ranges(spec)
+    _check_together(spec)
     return spec
 
 
@@ -135,36 +147,9 @@ def _with_bounds(table: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**table, "nodes": nodes["max"], "min_nodes": nodes.get("min", 1)}
 
 
-def _check_ranges(spec: JobSpec) -> None:
-    """Refuse numbers that cannot work, each by its name."""
+def _check_together(spec: JobSpec) -> None:
+    """Refuse values that contradict each other."""
     check_name("job name", spec.job.name)
-    choices = {
-        "route": (spec.job.route, ROUTES),
-        "pace": (spec.train.pace, PACES),
-        "precision": (spec.train.precision, PRECISIONS),
-        "device": (spec.island.device, DEVICES),
-        "schedule": (spec.island.schedule, SCHEDULES),
-        "on_loss": (spec.island.on_loss, ON_LOSS),
-        "launcher": (spec.launch.launcher, LAUNCHERS),
-        "pull": (spec.launch.pull, PULLS),
-        "network": (spec.launch.network, NETWORKS),
-    }
-    for name, (given, known) in choices.items():
-        _check_choice(name, given, known)
-    positive = {
-        "nodes in [job]": spec.job.nodes,
-        "steps in [train]": spec.train.steps,
-        "batch in [train]": spec.train.batch,
-        "lr in [train]": spec.train.lr,
-        "keep in [checkpoint]": spec.checkpoint.keep,
-        "accumulate in [train]": spec.train.accumulate,
-        "machines in [island]": spec.island.machines,
-        "chunks in [island]": spec.island.chunks,
-        "timeout_s in [island]": spec.island.timeout_s,
-    }
-    for name, value in positive.items():
-        if not value > 0:
-            raise ConfigError(f"{name} is too small", given=value, expected="more than 0")
     check_island(spec)
     check_train(spec)
     if not 0 <= spec.job.min_nodes <= spec.job.nodes:
@@ -173,8 +158,9 @@ def _check_ranges(spec: JobSpec) -> None:
             given=spec.job.min_nodes,
             expected=f"a number from 0 to nodes, which is {spec.job.nodes}",
         )
-    if not spec.train.optimizer.startswith(TORCH_OPTIMIZER):
-        _check_choice("optimizer", spec.train.optimizer, (*OPTIMIZERS, "torch:NAME"))
+    optimizer = spec.train.optimizer
+    if optimizer not in OPTIMIZERS and not optimizer.startswith(TORCH_OPTIMIZER):
+        raise unknown("optimizer in [train]", optimizer, (*OPTIMIZERS, "torch:NAME"))
     _check_program(spec)
     if not 0 < spec.data.held_out < 0.9:
         raise ConfigError(
@@ -184,19 +170,8 @@ def _check_ranges(spec: JobSpec) -> None:
         )
 
 
-def _check_choice(name: str, given: str, known: Sequence[str]) -> None:
-    if given not in known:
-        raise unknown(name, given, known)
-
-
 def _check_program(spec: JobSpec) -> None:
-    """Refuse needs below zero and programs that contradict each other."""
-    for field in dataclasses.fields(spec.needs):
-        value = getattr(spec.needs, field.name)
-        if isinstance(value, float) and not 0 <= value < float("inf"):
-            raise ConfigError(f"{field.name} in [needs] must not be negative", given=value)
-    if spec.job.retries < 0:
-        raise ConfigError("retries in [job] must not be negative", given=spec.job.retries)
+    """Refuse programs that contradict each other."""
     if spec.job.script and spec.job.command:
         raise ConfigError(
             "a job runs one program",

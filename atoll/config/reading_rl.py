@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-from atoll.config.rl_tables import ALGORITHMS, CRITICS, VALUE_MODES, RlTable
+from atoll.config.rl_tables import RlTable
 from atoll.config.tables import JobSpec
-from atoll.errors import ConfigError, unknown
+from atoll.errors import ConfigError
 from atoll.ids import check_name
 
 
@@ -23,7 +23,6 @@ def with_members(spec: JobSpec, *, given: bool) -> JobSpec:
     """
     rl = spec.rl
     _check_names(rl)
-    _check_numbers(rl)
     _check_together(rl)
     if given and spec.job.nodes != rl.members:
         raise ConfigError(
@@ -50,13 +49,6 @@ def _check_names(rl: RlTable) -> None:
             "[rl] needs policies", given="none", expected="a [[rl.policies]] for each policy",
             remedy="a job that is only the critic of a pool names the pool",
         )  # fmt: skip
-    for name, value, known in (
-        ("algorithm", rl.algorithm, ALGORITHMS),
-        ("critic", rl.critic, CRITICS),
-        ("values", rl.values, VALUE_MODES),
-    ):
-        if value not in known:
-            raise unknown(f"{name} in [rl]", value, known)
     for policy in rl.policies:
         check_name("name of a policy", policy.name)
         if not policy.env:
@@ -82,27 +74,6 @@ def _check_pool(pool: str) -> None:
         check_name("name of a pool", part)
 
 
-def _check_numbers(rl: RlTable) -> None:
-    positive = (
-        "steps", "environments", "rollout", "epochs", "minibatches", "lr", "critic_lr",
-        "critic_epochs", "critic_minibatches", "push_every", "queue_items", "save_every",
-        "group", "max_tokens", "temperature", "rho_clip", "c_clip", "clip", "max_norm",
-    )  # fmt: skip
-    for name in positive:
-        if not getattr(rl, name) > 0:
-            raise ConfigError(
-                f"{name} in [rl] is too small", given=getattr(rl, name), expected="more than 0"
-            )
-    for name in ("gamma", "gae_lambda"):
-        if not 0 <= getattr(rl, name) <= 1:
-            raise ConfigError(
-                f"{name} in [rl] is out of range", given=getattr(rl, name), expected="0 to 1"
-            )
-    for name in ("entropy", "target_kl", "recurrent", "staleness", "kl"):
-        if getattr(rl, name) < 0:
-            raise ConfigError(f"{name} in [rl] must not be negative", given=getattr(rl, name))
-
-
 def _check_together(rl: RlTable) -> None:
     if rl.c_clip > rl.rho_clip:
         raise ConfigError(
@@ -110,8 +81,6 @@ def _check_together(rl: RlTable) -> None:
             given=f"c_clip = {rl.c_clip}, rho_clip = {rl.rho_clip}",
             expected="c_clip of at most rho_clip",
         )
-    if any(policy.actors < 1 for policy in rl.policies):
-        raise ConfigError("actors of a policy is too small", given="0", expected="1 or more")
     if rl.algorithm != "impala" and any(policy.actors > 1 for policy in rl.policies):
         raise ConfigError(
             "several actors of one policy need a learner",

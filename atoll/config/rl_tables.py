@@ -5,11 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-ALGORITHMS = ("ppo", "impala", "a3c", "grpo")
-CRITICS = ("pooled", "unconditioned", "corrected", "joint", "own", "none")
-VALUE_MODES = ("push", "service")
+from atoll.config.constraints import (
+    NotNegative,
+    NotNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Share,
+    one_of,
+)
+
+Critic = Annotated[str, one_of("pooled", "unconditioned", "corrected", "joint", "own", "none")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +32,7 @@ class PolicyTable:
     task: str = ""
     """Policies with the same word solve the same task; empty: the same env with the same options
     is one."""
-    actors: int = 1
+    actors: Positive = 1
     """Members that act for it; more than one only with `impala`."""
     steps: int = 0
     """Its environment steps; 0: those of [rl]."""
@@ -41,65 +48,65 @@ class PolicyTable:
 class RlTable:
     """`[rl]`: how policies learn, and whose values they learn by."""
 
-    algorithm: str = "ppo"
+    algorithm: Annotated[str, one_of("ppo", "impala", "a3c", "grpo")] = "ppo"
     """`ppo`, `impala`, `a3c`, or `grpo` (language models only)."""
-    critic: str = "pooled"
+    critic: Critic = "pooled"
     """`pooled` (one network for all, told whose value is asked), `unconditioned` (not told),
     `corrected` (same task: V-trace over everybody's experience), `joint` (sees the joint state),
     `own` (each policy its own), `none`."""
-    values: str = "push"
+    values: Annotated[str, one_of("push", "service")] = "push"
     """How values come down: `push` (weights, every `push_every` updates) or `service` (asked)."""
-    steps: int = 100_000
+    steps: Positive = 100_000
     """Environment steps of each policy (of a language model: episodes)."""
-    environments: int = 8
+    environments: Positive = 8
     """Copies of the environment side by side in each actor."""
-    rollout: int = 64
+    rollout: Positive = 64
     """Steps of each copy between two updates."""
-    epochs: int = 10
+    epochs: Positive = 10
     """Passes over a rollout per update of a policy."""
-    minibatches: int = 4
+    minibatches: Positive = 4
     """Parts of a rollout per pass."""
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Discount per step."""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """Lambda of generalised advantage estimation."""
-    clip: float = 0.2
+    clip: PositiveFloat = 0.2
     """Largest change of a ratio of probabilities in PPO."""
-    entropy: float = 0.0
+    entropy: NotNegativeFloat = 0.0
     """Weight of the entropy bonus."""
-    lr: float = 3e-4
+    lr: PositiveFloat = 3e-4
     """Learning rate of policies."""
     anneal: bool = True
     """Whether that rate falls to zero over the run."""
-    max_norm: float = 0.5
+    max_norm: PositiveFloat = 0.5
     """Largest gradient norm."""
-    target_kl: float = 0.0
+    target_kl: NotNegativeFloat = 0.0
     """Passes over a rollout end early beyond this divergence; 0: never."""
     hidden: list[int] = dataclasses.field(default_factory=lambda: [64, 64])
     """Widths of a policy's hidden layers."""
-    recurrent: int = 0
+    recurrent: NotNegative = 0
     """Width of a recurrent cell in every policy; 0: none."""
     normalise: bool = True
     """Whether observations are normalised by their running mean and deviation."""
-    critic_lr: float = 1e-3
+    critic_lr: PositiveFloat = 1e-3
     """Learning rate of the critic."""
     critic_hidden: list[int] = dataclasses.field(default_factory=lambda: [64, 64])
     """Widths of its trunk."""
-    critic_epochs: int = 10
+    critic_epochs: Positive = 10
     """Passes over a batch of trajectories per update of the critic."""
-    critic_minibatches: int = 4
+    critic_minibatches: Positive = 4
     """Parts of the batch per pass."""
-    rho_clip: float = 1.0
+    rho_clip: PositiveFloat = 1.0
     """Largest importance weight of V-trace's temporal differences."""
-    c_clip: float = 1.0
+    c_clip: PositiveFloat = 1.0
     """Largest trace coefficient of V-trace; at most `rho_clip`."""
-    push_every: int = 1
+    push_every: Positive = 1
     """Updates of the critic between two publications of its weights."""
-    staleness: int = 20
+    staleness: NotNegative = 20
     """Policy versions that a trajectory may be old; older ones are dropped and counted."""
-    queue_items: int = 8
+    queue_items: Positive = 8
     """Trajectories of one actor that may wait for the critic; then the actor waits."""
-    save_every: int = 20
+    save_every: Positive = 20
     """Updates between two saved states of each member."""
     pool: str = ""
     """Name of a critic that several jobs share, with a slash, e.g. `pool/balance`; empty: this
@@ -108,13 +115,13 @@ class RlTable:
     """Whether the critic is a member of this job; False: it lives in another job of the pool."""
     record: bool = True
     """Whether an episode of each policy is recorded as a GIF at the end."""
-    kl: float = 0.05
+    kl: NotNegativeFloat = 0.05
     """Language models: weight of the divergence from the reference model."""
-    group: int = 8
+    group: Positive = 8
     """Language models, `grpo`: completions per prompt that are compared."""
-    max_tokens: int = 32
+    max_tokens: Positive = 32
     """Language models: longest completion."""
-    temperature: float = 1.0
+    temperature: PositiveFloat = 1.0
     """Language models: of sampling."""
     start: str = ""
     """Language models: weights to start from; empty: they are trained first."""

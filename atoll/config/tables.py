@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from atoll.config.constraints import Amount, NotNegative, Positive, PositiveFloat, one_of
 from atoll.config.island_tables import IslandTable
 from atoll.config.mesh import MeshShape, mesh_of
 from atoll.config.rl_tables import RlTable
@@ -20,13 +21,13 @@ class JobTable:
 
     name: str = "job"
     """Start of the job's name; a date is added."""
-    nodes: int = 1
+    nodes: Positive = 1
     """How many members train together; `nodes = {min = 2, max = 8}` lets them come and go."""
     min_nodes: int = 0
     """Below so many members the run pauses; 0: all are needed to start, one to go on."""
     seed: int = 7
     """Seed of the model, the data order and everything random."""
-    route: str = "auto"
+    route: Annotated[str, one_of("auto", "direct", "relay")] = "auto"
     """How tensors travel: `auto`, `direct` (torch.distributed) or `relay` (through the hub)."""
     script: str = ""
     """Python file to run instead of the built-in trainer."""
@@ -46,7 +47,7 @@ class JobTable:
     """Nodes that may run it; empty: any."""
     priority: int = 0
     """Among waiting jobs the higher one is placed first; equals in the order of submission."""
-    retries: int = 0
+    retries: NotNegative = 0
     """How often a process whose program failed is started again before that ends the job."""
     threads: int = 1
     """torch threads per worker; 0 leaves torch's own choice."""
@@ -56,17 +57,17 @@ class JobTable:
 class NeedsTable:
     """`[needs]`: what one process of the job needs, and may use, of a machine; 0: no matter."""
 
-    cores: float = 0.0
+    cores: Amount = 0.0
     """Processor cores."""
-    memory_gb: float = 0.0
+    memory_gb: Amount = 0.0
     """Memory in GB (10^9 bytes)."""
     gpu: str = ""
     """`any`, or part of an accelerator's name, e.g. `H200`."""
-    gpu_memory_gb: float = 0.0
+    gpu_memory_gb: Amount = 0.0
     """Memory of one accelerator."""
-    disk_gb: float = 0.0
+    disk_gb: Amount = 0.0
     """Free disk."""
-    bandwidth_mbps: float = 0.0
+    bandwidth_mbps: Amount = 0.0
     """Measured megabits per second between the machine and the hub, the slower direction."""
     labels: list[str] = dataclasses.field(default_factory=list)
     """Labels that the machine's owner gave it, all of them."""
@@ -76,15 +77,15 @@ class NeedsTable:
 class LaunchTable:
     """`[launch]`: how a process is started on its machine."""
 
-    launcher: str = "process"
+    launcher: Annotated[str, one_of("process", "container")] = "process"
     """`process`, or `container` (Docker or Podman)."""
     image: str = ""
     """Image of the container."""
-    pull: str = "missing"
+    pull: Annotated[str, one_of("missing", "always", "never")] = "missing"
     """When the image is pulled: `missing`, `always` or `never`."""
     mounts: list[str] = dataclasses.field(default_factory=list)
     """`HOST:CONTAINER` or `HOST:CONTAINER:ro`; the machine's owner must allow them."""
-    network: str = "host"
+    network: Annotated[str, one_of("host", "bridge", "none")] = "host"
     """`host`, `bridge` or `none` (a job without network cannot speak to the hub)."""
     env: list[str] = dataclasses.field(default_factory=list)
     """`NAME=VALUE` for its environment."""
@@ -116,15 +117,15 @@ class DataTable:
 class TrainTable:
     """`[train]`: the inner optimizer and its schedule, per member."""
 
-    steps: int = 2000
+    steps: Positive = 2000
     """Optimizer steps of each member."""
-    batch: int = 16
+    batch: Positive = 16
     """Sequences per step and member."""
     optimizer: str = "adamw"
     """`adamw`, `sgd`, `muon` (AdamW for what is no hidden matrix) or `torch:NAME`."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Further options of that optimizer, in `[train.options]`, e.g. `eps`, `ns_steps`."""
-    lr: float = 4e-3
+    lr: PositiveFloat = 4e-3
     """Peak learning rate; Muon wants about five times AdamW's."""
     betas: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.95])
     """AdamW's two decay rates."""
@@ -140,16 +141,16 @@ class TrainTable:
     """`cosine` or `constant`, after the warm-up."""
     final_lr: float = 0.1
     """Last rate as a share of the peak, for `cosine`."""
-    precision: str = "fp32"
+    precision: Annotated[str, one_of("fp32", "bf16", "fp16")] = "fp32"
     """What the model computes in: `fp32`, `bf16` or `fp16` (autocast; parameters stay fp32)."""
-    accumulate: int = 1
+    accumulate: Positive = 1
     """Parts that each rank's share of a batch is computed in, one after the other."""
     recompute: str = "none"
     """Activations computed again in the backward pass: `none`, `full`, `matmul` (all but matrix
     products) or `every:N` blocks."""
     compile: bool = False
     """Whether the model goes through `torch.compile`."""
-    pace: str = "measured"
+    pace: Annotated[str, one_of("measured", "equal")] = "measured"
     """Steps per round: `measured` (slower machines do fewer, all arrive together) or `equal`."""
     eval_every: int = 0
     """Rounds between evaluations on held-out text; 0: about ten in a run."""
@@ -163,7 +164,7 @@ class CheckpointTable:
 
     every: int = 0
     """Rounds between checkpoints; 0: about eight in a run. A stop always saves one."""
-    keep: int = 2
+    keep: Positive = 2
     """How many of the newest are kept."""
     keep_every: int = 0
     """Every checkpoint whose round is a multiple of this is kept, too; 0: none."""

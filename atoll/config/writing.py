@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,11 +24,15 @@ def dump_spec(spec: JobSpec) -> str:
         for entry in dataclasses.fields(table):
             value = getattr(table, entry.name)
             if entry.name == "options" and field.name in OPEN_TABLES:
-                lines += [f"{key} = {_toml(item)}" for key, item in value.items()]
+                lines += [f"{_key(key)} = {_toml(item)}" for key, item in value.items()]
             else:
                 lines.append(f"{entry.name} = {_toml(value)}")
         lines.append("")
     return "\n".join(lines)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def _toml(value: Any) -> str:
@@ -38,8 +44,8 @@ def _toml(value: Any) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
+        # JSON escapes what TOML must not hold as it is, except DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, Mapping):
