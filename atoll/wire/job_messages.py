@@ -58,6 +58,8 @@ class ProcessState(Message, frozen=True):
     """Last lines it printed, when it failed."""
     attempt: int = 0
     """Which attempt it was; 0: unknown."""
+    collecting: bool = False
+    """It has exited, and its artifacts are still sent; reported again when they are there."""
 
 
 class LogLines(Message, frozen=True):

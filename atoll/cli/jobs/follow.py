@@ -23,6 +23,9 @@ REFRESH_S = 0.5
 NEWS_S = 0.4
 """How much of that ends at once when the hub has news; Ctrl+C is seen that much later."""
 
+ARTIFACTS_S = 130.0
+"""A little more than a node takes for the artifacts of one process."""
+
 LAST_LINES_S = 3.0
 """How long what members print at their very end may take to the hub."""
 
@@ -68,12 +71,24 @@ def follow(
                 raise
         if watched.view:
             view.show(watched, last=watched.ended)
+            if watched.ended:
+                _await_artifacts(client, watched, interrupts)
             if echo and watched.ended:
                 _await_last_lines(client, watched, interrupts)
             if echo:
                 echo_after = _echo(client, job, view, after=echo_after)
         if watched.ended or _pause(client, watched, interrupts):
             return watched
+
+
+def _await_artifacts(client: HubClient, watched: Watched, interrupts: Interrupts) -> None:
+    """Wait until the artifacts of failed processes are at the hub, which has their ends before."""
+    deadline = time.monotonic() + ARTIFACTS_S
+    with contextlib.suppress(HubUnreachable, DeadlineExceeded):
+        while any(member.get("collecting") for member in watched.members):
+            if time.monotonic() >= deadline or interrupts.sleep(0.2):
+                return
+            watched.view = client.job(watched.job)
 
 
 def _await_last_lines(client: HubClient, watched: Watched, interrupts: Interrupts) -> None:

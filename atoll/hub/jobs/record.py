@@ -52,6 +52,8 @@ class Member(msgspec.Struct, kw_only=True):
     error: dict[str, str] | None = None
     tail: list[str] = []
     """Last lines it printed, when it failed."""
+    collecting: bool = False
+    """Its process has failed, and artifacts of it are still on their way to the hub."""
     result: dict[str, Any] | None = None
 
     @property

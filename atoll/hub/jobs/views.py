@@ -117,6 +117,7 @@ def member_view(member: Member, latest: Latest, live: Mapping[str, Any]) -> dict
         "exit_code": member.exit_code,
         "error": member.error,
         "tail": member.tail,
+        "collecting": member.collecting,
         "result": member.result,
     }
 

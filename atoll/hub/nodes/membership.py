@@ -265,6 +265,7 @@ class Membership:
             exit_code=body.exit_code,
             error=body.error or record.error,
             tail=body.tail,
+            collecting=body.collecting,
         )
         await self._exited(body)
 

@@ -34,7 +34,7 @@ EXIT_FAILED = 1
 """What is told of a process that could not be started."""
 
 ARTIFACTS_S = 120.0
-"""How long the artifacts of a process may take to the hub, before it is told of the end."""
+"""How long the artifacts of a process may take to the hub."""
 
 LAST_LINES_S = 5.0
 """How long the hub may take for the last lines before it is told of the end."""
@@ -73,6 +73,9 @@ class Attempt:
         self._line = machine.lines.open(self.key)
         self._beginning = machine.reports.spawn(self._begin())
         self._begun: _Begun | None = None
+        self._collected = asyncio.Event()
+        self._collected.set()
+        """Cleared while artifacts of a failed process are sent."""
         self._unbegun = Exit(-signal.SIGTERM, None, [])
         """How it ended that never began: stopped, unless it failed."""
 
@@ -88,24 +91,57 @@ class Attempt:
         return process.pid if process is not None and process.child else None
 
     async def run(self) -> None:
-        """See it from its beginning to its end, and tell the hub how it ended.
+        """Run the process to its end and report to the hub how it ended.
 
-        The end of a process whose place a newer one has taken is nobody's business.
+        A clean exit is reported when the artifacts are at the hub, so that a job that is done has
+        them. A failure is reported at once, because the other members wait for this one until the
+        hub drops it; a second report follows when the artifacts are there.
+
+        The end of a process that a newer one has replaced is not reported.
         """
-        machine, command = self._machine, self.command
-        ended = await self._live()
-        log.info("%s %s ended with %d", *self.key, ended.code)
-        await machine.lines.flush(self.key, timeout_s=LAST_LINES_S)
-        await asyncio.wait([self._told])
-        if not self.replaced:
-            error = ended.error.to_dict() if ended.error and not self.stopping else None
-            tail = ended.tail if error is not None else []
-            code = EXIT_LEFT if self.leaving and ended.code else ended.code
-            told = machine.reports.process(
-                command, ProcessPhase.EXITED, exit_code=code, error=error, tail=tail
-            )
-            await asyncio.wait([told])
-        await machine.lines.end(self.key, timeout_s=LAST_LINES_S)
+        lines = self._machine.lines
+        try:
+            ended = await self._live()
+            log.info("%s %s ended with %d", *self.key, ended.code)
+            pending = self._leaves_artifacts()
+            if pending and ended.code == 0:
+                await self._collect(pending)
+                pending = None
+            await lines.flush(self.key, timeout_s=LAST_LINES_S)
+            await asyncio.wait([self._told])
+            if not self.replaced:
+                await self._report(ended, collecting=pending is not None)
+            if pending:
+                await self._collect(pending)
+                await lines.flush(self.key, timeout_s=LAST_LINES_S)
+                await self._report(ended)
+        finally:
+            self._collected.set()
+            if self._begun is not None:
+                self._machine.preparer.release(self._begun.prepared)
+        await lines.end(self.key, timeout_s=LAST_LINES_S)
+
+    def _leaves_artifacts(self) -> _Begun | None:
+        """Return the process if its artifacts are wanted; a newer launch then waits for them."""
+        begun = self._begun
+        if begun is None or not begun.order.spec.job.artifacts:
+            return None
+        if self.replaced or self.leaving or is_reducer(self.command.member):
+            return None
+        self._collected.clear()
+        return begun
+
+    async def _report(self, ended: Exit, *, collecting: bool = False) -> None:
+        error = ended.error.to_dict() if ended.error and not self.stopping else None
+        report = self._machine.reports.process(
+            self.command,
+            ProcessPhase.EXITED,
+            exit_code=EXIT_LEFT if self.leaving and ended.code else ended.code,
+            error=error,
+            tail=ended.tail if error is not None else [],
+            collecting=collecting,
+        )
+        await asyncio.wait([report])
 
     async def stop(self, *, grace_s: float, leaving: bool = False) -> None:
         """Have it end, or never begin; kill it when it has not ended after `grace_s`."""
@@ -118,10 +154,14 @@ class Attempt:
             await self._process.stop(grace_s=grace_s)
 
     async def replace(self) -> None:
-        """End it at once, and wait until it is gone: a newer process takes its place."""
+        """Kill it, and wait until it is gone and its artifacts are sent, for a newer process.
+
+        Both work in the same folder.
+        """
         self.replaced = True
         log.info("%s %s is killed: a newer process takes its place", *self.key)
         await self.stop(grace_s=0.0)
+        await self._collected.wait()
 
     def kill(self) -> None:
         """End it now, without waiting."""
@@ -138,15 +178,10 @@ class Attempt:
         if begun is None:
             return self._unbegun
         try:
-            ended = await begun.process.wait()
-            machine.watch.remove(begun.process)
-            if not (self.replaced or self.leaving) and not is_reducer(self.command.member):
-                await self._collect(begun)
-            return ended
+            return await begun.process.wait()
         finally:
             machine.watch.remove(begun.process)
             machine.shares.give_back(begun.order.caps)
-            machine.preparer.release(begun.prepared)
 
     async def _collect(self, begun: _Begun) -> None:
         """Send what it has left behind to the hub, if that does not take too long."""
@@ -175,7 +210,10 @@ class Attempt:
                     given=f"{type(error).__name__}: {error}",
                     remedy="the log of the node's agent tells more",
                 )
-            self._unbegun = Exit(EXIT_FAILED, told, list(self._said))
+            self._collected = asyncio.Event()
+        self._collected.set()
+        """Cleared while artifacts of a failed process are sent."""
+        self._unbegun = Exit(EXIT_FAILED, told, list(self._said))
 
     async def _start(self) -> None:
         machine, command, member = self._machine, self.command, self.command.member

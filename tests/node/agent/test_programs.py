@@ -81,6 +81,56 @@ def test_artifacts_that_take_too_long_are_given_up(
     run(scenario())
 
 
+def test_failure_is_reported_before_its_artifacts_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        sent = asyncio.Event()
+
+        async def collect(*given: object) -> list[str]:
+            await sent.wait()
+            return []
+
+        monkeypatch.setattr(attempt_module, "collect", collect)
+        async with lone_agent(tmp_path) as (_, hub):
+            hub.put(launch(program("sh", "-c", "exit 3", artifacts=["*"])))
+            end = await hub.ended()
+            assert (end.exit_code, end.collecting) == (3, True)
+            sent.set()
+            await until(lambda: hub.states().count("exited") == 2)
+            last = hub.end()
+            assert last is not None
+            assert (last.exit_code, last.collecting) == (3, False)
+
+    run(scenario())
+
+
+def test_next_process_waits_until_artifacts_of_a_failed_one_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        order: list[str] = []
+        sent = asyncio.Event()
+
+        async def collect(*given: object) -> list[str]:
+            await sent.wait()
+            order.append("sent")
+            return []
+
+        monkeypatch.setattr(attempt_module, "collect", collect)
+        async with lone_agent(tmp_path) as (_, hub):
+            hub.put(launch(program("sh", "-c", "exit 3", artifacts=["*"]), token="old"))
+            await hub.ended()
+            hub.put(launch(program("echo", "new"), token="new"))
+            await until(lambda: hub.states().count("starting") == 2)
+            assert hub.lines == []
+            sent.set()
+            await until(lambda: hub.lines == ["new"])
+            assert order == ["sent"]
+
+    run(scenario())
+
+
 def test_program_above_its_needs_of_memory_is_out_of_memory(tmp_path: Path) -> None:
     spec = dataclasses.replace(
         program("python", "-c", "x = bytearray(4 * 10**8); import time; time.sleep(60)"),
