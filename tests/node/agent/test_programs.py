@@ -105,7 +105,7 @@ def test_failure_is_reported_before_its_artifacts_are_sent(
     run(scenario())
 
 
-def test_next_process_waits_until_artifacts_of_a_failed_one_are_sent(
+def test_next_process_waits_for_artifacts_of_a_failed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
