@@ -3,7 +3,8 @@
     with pack(Path("my_project")) as packed:   # .atollignore, else .gitignore, is obeyed
         unpack(packed.path, Path("there"))     # whole or not at all, nothing outside of it
 
-The same files always make the same pack, so it is sent and kept once.
+The same files always make the same pack, so it is sent and kept once. Imports errors only.
+Start in `packing.py`.
 """
 
 from __future__ import annotations

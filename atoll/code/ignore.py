@@ -4,6 +4,9 @@ The last pattern that matches decides; `!` turns a pattern round; one that ends 
 folders; one with a `/` before its end is about a path from where the rules lie, any other about a
 name at any depth; `*`, `?` and `[...]` stay within a name, `**` spans folders. What lies in a
 folder that is left out is never looked at, so it cannot be brought back.
+
+Written here because pathspec 1.1 differs from git in brackets: `[[:alpha:]]` becomes another
+expression, `[z-a]` and a lone `!` raise, `[!a]` matches a slash. The tests compare with git.
 """
 
 from __future__ import annotations

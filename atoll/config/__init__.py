@@ -1,10 +1,8 @@
 """Every setting a person can write: frozen dataclasses read from TOML, defaults in one place.
 
-A job file has the tables `[job]`, `[needs]`, `[launch]`, `[model]`, `[data]`, `[train]`,
-`[strategy]`, `[checkpoint]`, `[island]` and `[rl]`. `[model]` and `[strategy]` also take the
-options of the model and of the outer strategy they name: each component declares its own options
-as a frozen dataclass and reads them with :func:`read_table`. The environment is read in
-`environment`.
+May import errors and ids only. `[model]` and `[strategy]` also take the options of the component
+they name, which declares them as a frozen dataclass of its own and reads them with `read_table`.
+Start in `tables.py` (every table and key), then `reading.py`; `environment.py` reads variables.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""From a job file to a finished job: read, check, submit, follow, collect.
+"""Running a job from the command line: read the file, submit it, follow it, fetch its results.
 
-May import anything, inside the functions.
-Start with `jobfile.py`, then `local.py` or `remote.py`.
+May import config, code, net and the hub and node inside a verb; `cli/commands` imports it.
+Start in `jobfile.py`, then `remote.py` (a hub elsewhere) or `local.py` (a hub of its own).
 """

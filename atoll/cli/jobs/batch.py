@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from atoll.cli.jobs import results
-from atoll.cli.jobs.follow import REFRESH_S, failure, say_ended, show_failure
+from atoll.cli.jobs.follow import REFRESH_S, await_artifacts, failure, say_ended, show_failure
 from atoll.cli.jobs.interrupts import Interrupts
 from atoll.cli.views import screen
 from atoll.cli.views.job import Watched, shown_job_state
@@ -65,7 +65,10 @@ def follow_batch(
                     raise
             view.show([one for one in watched if one.view])
             if all(one.ended for one in watched) or interrupts.sleep(REFRESH_S):
-                return watched
+                break
+    for one in watched:
+        await_artifacts(client, one, interrupts)
+    return watched
 
 
 def say_how_they_ended(client: HubClient, watched: Sequence[Watched], *, console: Console) -> None:

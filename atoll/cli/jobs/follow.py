@@ -35,31 +35,29 @@ TAIL_LINES = 40
 
 def follow(
     client: HubClient,
-    job: str,
+    watched: Watched,
     *,
     view: View,
     interrupts: Interrupts,
     check: Callable[[], None] = lambda: None,
     away_s: float = 3600.0,
     echo: bool = False,
-    parameters: int = 0,
 ) -> Watched:
     """Show a job until it has ended or a signal came; return what was seen last.
 
     Args:
         client: The hub.
-        job: Its id.
+        watched: The job.
         view: Where it is shown.
         interrupts: Ends the wait.
         check: Called every time; raises when going on makes no sense.
         away_s: How long the hub may be unreachable.
-        parameters: Of the model, if known.
         echo: Print what the members print (a user's script speaks for itself).
 
     Raises:
         HubUnreachable: the hub was away for longer than that.
     """
-    watched, echo_after = Watched(job, parameters=parameters), 0
+    echo_after = 0
     reached = time.monotonic()
     while True:
         check()
@@ -72,16 +70,16 @@ def follow(
         if watched.view:
             view.show(watched, last=watched.ended)
             if watched.ended:
-                _await_artifacts(client, watched, interrupts)
+                await_artifacts(client, watched, interrupts)
             if echo and watched.ended:
                 _await_last_lines(client, watched, interrupts)
             if echo:
-                echo_after = _echo(client, job, view, after=echo_after)
+                echo_after = _echo(client, watched.job, view, after=echo_after)
         if watched.ended or _pause(client, watched, interrupts):
             return watched
 
 
-def _await_artifacts(client: HubClient, watched: Watched, interrupts: Interrupts) -> None:
+def await_artifacts(client: HubClient, watched: Watched, interrupts: Interrupts) -> None:
     """Wait until the artifacts of failed processes are at the hub, which has their ends before."""
     deadline = time.monotonic() + ARTIFACTS_S
     with contextlib.suppress(HubUnreachable, DeadlineExceeded):

@@ -151,12 +151,11 @@ def _follow(
     """Follow the only job."""
     return follow(
         client,
-        outcome.jobs[0],
+        Watched(outcome.jobs[0], parameters=plan.parameters),
         view=view,
         interrupts=interrupts,
         check=embedded.check,
         away_s=AWAY_S,
-        parameters=plan.parameters,
         echo=bool(plan.submissions and plan.submissions[0].spec.kind not in SILENT),
     )
 

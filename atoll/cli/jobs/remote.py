@@ -16,6 +16,7 @@ from atoll.cli.jobs.interrupts import Interrupts
 from atoll.cli.jobs.jobfile import Submission
 from atoll.cli.jobs.submit import one_per_node, send_batch
 from atoll.cli.views import screen
+from atoll.cli.views.job import Watched
 from atoll.cli.views.live import SILENT, View
 from atoll.wire.states import JobState
 
@@ -104,9 +105,8 @@ def follow_remote(
             Interrupts() as interrupts,
             View(console, dashboard=where.url, note=note) as view,
         ):
-            watched = follow(
-                client, job, view=view, interrupts=interrupts, echo=echo, parameters=parameters
-            )
+            watched = Watched(job, parameters=parameters)
+            watched = follow(client, watched, view=view, interrupts=interrupts, echo=echo)
         if not watched.ended:
             console.print(f"{escape(job)} goes on without this window", soft_wrap=True)
             _say_commands(console, job)
