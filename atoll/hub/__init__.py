@@ -1,4 +1,5 @@
-"""The hub: the one process that listens. Queue, membership, rounds, jobs, relay, dashboard.
+"""The hub: the one server of a cluster. It keeps jobs, rounds, queues and nodes and relays tensors.
 
-It never loads torch: tensors pass through it as opaque bytes.
+It may import errors, ids, clock, config, wire and rounds, and never torch: tensors pass as opaque
+bytes. Start reading at `app.py`, which wires the rooms together.
 """

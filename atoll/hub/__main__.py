@@ -1,4 +1,4 @@
-"""``python -m atoll.hub``: run a hub; one line of JSON on standard output says when it is ready."""
+"""Run a hub: `python -m atoll.hub`. Prints one JSON line when it accepts connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.hub.server import HubServer, run
 
 
 def parse(arguments: list[str]) -> HubOptions:
-    """Return the options that the command line asks for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m atoll.hub", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: a free one")

@@ -1,4 +1,4 @@
-"""The whole hub put together: stores, sessions, relay, rounds, jobs, and the web application."""
+"""The hub: opens the stores, connects sessions, rounds and scheduler, and serves ASGI."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ from atoll.wire.messages import Envelope
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 0.25
-"""Pause between looks at silent sessions."""
+"""Seconds between two sweeps of silent sessions."""
 
 TICKS_PER_SECOND = 4
 
 BLOBS_EVERY_S = 600
-"""Pause between looks for blobs that nobody holds."""
+"""Seconds between two sweeps of unreferenced blobs."""
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Hub:
-    """The parts of a running hub; made by :func:`open_hub`."""
+    """The components of a running hub; made by :func:`open_hub`."""
 
     def __init__(self, options: HubOptions, stores: Stores, *, url: str, clock: Clock) -> None:
-        """Wire the parts together; nothing runs before :meth:`start`."""
+        """Connect the components; :meth:`start` runs them."""
         self.options = options
         self.stores = stores
         self.clock = clock
@@ -89,7 +89,7 @@ class Hub:
         self.limiter = ConnectionLimiter(options.limits, exempt=self.proxies.trusts)
         self.audit = Audit(stores.database, clock=clock)
         self.tls: TlsFiles | None = None
-        """Its certificates, from :meth:`start` on; None: it speaks plain HTTP."""
+        """Certificates, set by :meth:`start`; None without TLS."""
         self.sessions = Sessions(
             auth=stores.auth,
             clock=clock,
@@ -180,7 +180,7 @@ class Hub:
         self._web: Application | None = None
 
     async def start(self) -> None:
-        """Take up what an earlier life of the hub left, and begin housekeeping."""
+        """Restore the state of the last run and start the background tasks."""
         await self.stores.queue.start()
         uses = self.options.ticket_uses
         secrets = await self.stores.auth.open_secrets(self.options.data, uses=uses)
@@ -218,7 +218,7 @@ class Hub:
         self.tasks.start(self.watch.run(), name="alarms")
 
     async def _announce(self) -> None:
-        """Tell machines nearby, unless only this one can reach the hub."""
+        """Announce the hub by mDNS, unless it listens on loopback only."""
         host, wanted = self.options.host, self.options.announce
         if wanted or (wanted is None and not is_loopback(host)):
             parsed = urlsplit(self.url)
@@ -234,7 +234,7 @@ class Hub:
                 self.tasks.start(announcing, name="announcement")
 
     async def _start_notifier(self) -> None:
-        """Read whom to tell of alarms."""
+        """Start sending alarms to the targets in `hooks.toml`."""
         path = self.options.hooks or self.options.data / "hooks.toml"
         if self.options.hooks is None and not path.exists():
             return
@@ -244,7 +244,7 @@ class Hub:
         self.tasks.start(notifier.run(), name="hooks")
 
     async def _open_tls(self) -> Access:
-        """Open or make the certificates, where this hub speaks TLS."""
+        """Load or create the certificates if TLS is on."""
         options, stores = self.options, self.stores
         choice = choose(options.tls, host=options.host)
         if choice.mode != "off":
@@ -265,22 +265,22 @@ class Hub:
 
     @property
     def ca(self) -> str:
-        """PEM file that programs on this machine trust; empty without TLS."""
+        """PEM file with the authority that clients on this machine trust; empty without TLS."""
         return str(self.tls.ca) if self.tls else ""
 
     @property
     def fingerprint(self) -> str:
-        """Of the hub's own authority; empty without one."""
+        """Fingerprint of the hub's authority; empty without one."""
         return self.tls.fingerprint if self.tls else ""
 
     def _save_folder(self) -> None:
-        """Write down what `atoll hub backup` needs; it can be told by hand as well."""
+        """Save the folder's path for `atoll hub backup`."""
         address = self.ticket.removeprefix("atoll://").rpartition("/")[0]
         with contextlib.suppress(OSError):
             save_last_folder(self.options.data, jobs=self.options.jobs, address=address)
 
     async def close(self) -> None:
-        """End reducers and tasks, then close the stores; members are left to come back."""
+        """Stop reducers and tasks, then close the stores; members stay and reconnect."""
         await self.tasks.close()
         if self.announcement is not None:
             await self.announcement.close()
@@ -305,7 +305,7 @@ class Hub:
     # -------------------------------------------------------------- what sessions report
 
     def opened(self, session: Session, *, resumed: bool) -> None:
-        """A process connected."""
+        """Register a connected process with membership or rounds."""
         self.watch.opened(session.address, session.incarnation)
         if not session.job and session.identity.role == "operator" and session.info is None:
             return
@@ -320,7 +320,7 @@ class Hub:
         self.tasks.start(work, name=f"arrival of {session.address}")
 
     def lost(self, session: Session) -> None:
-        """A session ended for good."""
+        """Handle the final end of a session."""
         if not session.job:
             work = self.membership.node_lost(session)
         elif is_reducer(session.member):
@@ -330,11 +330,11 @@ class Hub:
         self.tasks.start(work, name=f"loss of {session.address}")
 
     def received(self, session: Session, envelope: Envelope) -> None:
-        """A control message came in."""
+        """Route a control message."""
         self.router.received(session, envelope)
 
     def rejected(self, peer: str, error: AtollError, *, job: str, source: str) -> None:
-        """A peer was refused: people are told."""
+        """Record a rejected connection as an event and in the audit log."""
         work = self.rejections.note(peer, error, job=job, source=source)
         self.tasks.start(work, name=f"refusal of {peer or source}")
         noted = self.audit.note(
@@ -351,7 +351,7 @@ class Hub:
     # ------------------------------------------------------------------------ housekeeping
 
     async def _housekeeping(self) -> None:
-        """Let time have its consequences; one failure stops none of the later ones."""
+        """Run the periodic work; a failure is logged and does not stop the loop."""
         reckon_at = self.clock.monotonic() + self.options.restart_grace_s
         reckoned = False
         count = 0
@@ -378,12 +378,12 @@ class Hub:
 
 
 async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None) -> Hub:
-    """Open the stores and return a hub whose :meth:`Hub.start` is still to be called.
+    """Open the stores and return a hub that is not started yet.
 
     Raises:
         HubError: the data folder is damaged, or another hub uses it.
         StorageFull: its disk is full.
-        CheckpointCorrupt: the backup to start from is damaged.
+        CheckpointCorrupt: the backup to restore from is damaged.
     """
     clock = clock or RealClock()
     await asyncio.to_thread(make_secret_folder, options.data)

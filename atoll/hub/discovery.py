@@ -1,7 +1,7 @@
-"""Tells machines on the same network that a hub is here (DNS-SD, `_atoll._tcp.local.`).
+"""Announce the hub on the local network (DNS-SD, `_atoll._tcp.local.`).
 
-What is told lets nobody in: a name, a port, the path prefix, the version, whether TLS is spoken,
-and the fingerprint of the hub's authority, which a person compares with what the hub printed.
+The record grants no access. It has a name, a port, the path prefix, the version, whether TLS is on,
+and the fingerprint of the hub's authority, which a person compares with the hub's own output.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ CLOSE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MdnsRegistration:
-    """What is told of a hub."""
+    """The contents of the record."""
 
     host: str
-    """Address that it is bound to."""
+    """Address on which the hub listens."""
     port: int
     prefix: str = ""
     secure: bool = False
-    """Whether it speaks TLS."""
+    """Whether TLS is on."""
     fingerprint: str = ""
-    """Of its authority."""
+    """Fingerprint of the hub's authority."""
 
     def properties(self) -> dict[str, str]:
-        """Return the fields that travel beside address and port."""
+        """Return the TXT fields of the record."""
         return {
             "name": platform.node(),
             "prefix": self.prefix,
@@ -55,18 +55,18 @@ class MdnsRegistration:
 
 
 class MdnsAnnouncement:
-    """Says that a hub is here until it is closed."""
+    """Announces a hub until it is closed."""
 
     def __init__(self, announced: MdnsRegistration) -> None:
-        """Say nothing yet."""
+        """Store the record; :meth:`start` publishes it."""
         self._announced = announced
         self._zeroconf: AsyncZeroconf | None = None
 
     async def start(self, *, needed: bool) -> None:
-        """Begin to tell.
+        """Publish the record.
 
         Args:
-            needed: A person asked for it, so a missing package is an error.
+            needed: Raise if the package is missing; otherwise only log it.
 
         Raises:
             ConfigError: `needed`, and the package is not installed or the network cannot be used.
@@ -109,7 +109,7 @@ class MdnsAnnouncement:
             logger.info("the hub is not announced on this network: %s", error)
 
     async def close(self) -> None:
-        """Say that the hub is gone."""
+        """Withdraw the record."""
         zeroconf, self._zeroconf = self._zeroconf, None
         if zeroconf is not None:
             with contextlib.suppress(TimeoutError):
@@ -119,7 +119,7 @@ class MdnsAnnouncement:
 
 
 def addresses_of(host: str) -> list[str]:
-    """Return the IPv4 addresses under which a hub bound to `host` is found."""
+    """Return the IPv4 addresses of a hub bound to `host`."""
     if host not in ("", "0.0.0.0", "::"):
         try:
             found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""Runs a hub on one port, as a program or inside another process."""
+"""Serve a hub on one port, as a program or in a thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 START_TIMEOUT_S = 30.0
 
 FILES = 65_536
-"""Open files and connections that a hub asks the system for."""
+"""Limit on open files that a hub asks for."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -71,7 +71,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def own_host() -> str:
-    """Return the address by which this machine reaches others, for the ticket."""
+    """Return the address of the default route's interface, for the ticket."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -81,14 +81,14 @@ def own_host() -> str:
 
 
 def reachable_url(host: str, port: int, *, scheme: str = "http") -> str:
-    """Return the URL under which a hub bound to `host` is found."""
+    """Return the URL of a hub bound to `host`."""
     if host in ("0.0.0.0", "::", ""):
         host = own_host()
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handling, that tells when it is ready."""
+    """uvicorn without signal handling, with a callback when it accepts connections."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -96,30 +96,30 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to whoever started the hub."""
+        """Install no signal handlers: the program that started the hub has its own."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept, then say so."""
+        """Start accepting, then call `on_ready`."""
         await super().startup(sockets=sockets)
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop quietly: that open streams are cut is what a stop means."""
+        """Stop without uvicorn's log lines about open streams."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await super().shutdown(sockets=sockets)
 
 
 class HubServer:
-    """A hub that serves until it is told to stop.
+    """Serves a hub until it is stopped.
 
     As a program: ``await server.serve(on_ready=...)`` with ``server.stop()`` from a signal handler.
     Inside another process: ``with HubServer(options) as hub: hub.url, hub.ticket, ...`` runs it in
-    a thread with an event loop of its own.
+    a thread with its own event loop.
     """
 
     def __init__(self, options: HubOptions) -> None:
-        """Bind nothing yet; `options.port` 0 takes a free port."""
+        """Prepare a server; `options.port` 0 takes a free port."""
         self._options = options
         self._server: _Uvicorn | None = None
         self._stopping = False
@@ -133,11 +133,11 @@ class HubServer:
         self.ticket = ""
         self.operator_token = ""
         self.ca = ""
-        """PEM file that programs on this machine trust; empty without TLS."""
+        """PEM file with the authority that clients on this machine trust; empty without TLS."""
 
     @property
     def is_exposed(self) -> bool:
-        """Whether others can reach this hub and nothing is encrypted."""
+        """Whether the hub accepts unencrypted connections from other machines."""
         return not self.ca and not is_loopback(self._options.host)
 
     async def serve(self, *, on_ready: Callable[[], None]) -> None:
@@ -169,7 +169,7 @@ class HubServer:
             bound.close()
 
     def stop(self) -> None:
-        """End :meth:`serve` soon; may be called from a signal handler or another thread."""
+        """Make :meth:`serve` return soon; safe in signal handlers and from other threads."""
         self._stopping = True
         if self._server is not None:
             self._server.should_exit = True
@@ -177,7 +177,7 @@ class HubServer:
     # -------------------------------------------------------------- inside another process
 
     def __enter__(self) -> Self:
-        """Start in a thread; return when the hub accepts connections."""
+        """Start a thread; return when the hub accepts connections."""
         self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
         self._thread.start()
         if not self._ready.wait(START_TIMEOUT_S):
@@ -194,13 +194,13 @@ class HubServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop the hub and wait for its thread."""
+        """Stop the hub and join its thread."""
         self.stop()
         if self._thread is not None:
             self._thread.join(START_TIMEOUT_S)
 
     def call(self, work: Coroutine[Any, Any, T], *, timeout_s: float = 30.0) -> T:
-        """Run a coroutine in the hub's event loop and return its result."""
+        """Run a coroutine on the hub's event loop and return its result."""
         if self._loop is None:
             raise HubError("the hub is not running")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
@@ -215,9 +215,9 @@ class HubServer:
 
 
 def allow_many_files() -> None:
-    """Raise this process's own bound on open files as far as the system lets it.
+    """Raise the limit on open files as far as the system allows.
 
-    Systems start programs with 1,024, which is fewer than the connections a hub may have.
+    The usual 1,024 is fewer than the connections of a large hub.
     """
     if os.name != "posix":
         return
@@ -231,7 +231,7 @@ def allow_many_files() -> None:
 
 
 def run(server: HubServer, *, on_ready: Callable[[], None]) -> None:
-    """Serve with the fastest event loop that is installed, until the server is stopped."""
+    """Serve on the fastest installed event loop until the server is stopped."""
     allow_many_files()
     factory = uvicorn.Config("", loop="auto", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
@@ -239,7 +239,7 @@ def run(server: HubServer, *, on_ready: Callable[[], None]) -> None:
 
 
 def _config(hub: Hub) -> uvicorn.Config:
-    """Return how uvicorn serves a hub: no pings (heartbeats do that), no compression, no log."""
+    """Return uvicorn's configuration; heartbeats replace its pings."""
     factory: Any = protocol_factory(hub.limiter, hub.tls.context if hub.tls else None)
     return uvicorn.Config(
         hub.asgi,

@@ -1,4 +1,4 @@
-"""Background tasks of the hub: logged when they fail, ended together."""
+"""Background tasks of the hub: failures are logged, and all end together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class Tasks:
-    """A set of running tasks; the event loop itself keeps only weak references to them."""
+    """A set of running tasks; it keeps references, which the event loop does not."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
@@ -20,7 +20,7 @@ class Tasks:
         return len(self._running)
 
     def start(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
-        """Run `work` beside everything else; an exception is logged, never lost."""
+        """Run a coroutine as a task; an exception is logged."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -32,7 +32,7 @@ class Tasks:
             logger.error("%s failed", task.get_name(), exc_info=error)
 
     async def close(self) -> None:
-        """Cancel whatever still runs and wait until it has ended."""
+        """Cancel all tasks and wait for them."""
         running = list(self._running)
         for task in running:
             task.cancel()

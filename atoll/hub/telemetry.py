@@ -1,8 +1,8 @@
-"""Sends the hub's figures to an OpenTelemetry collector: `atoll hub --otlp URL`.
+"""Export the hub's metrics to an OpenTelemetry collector: `atoll hub --otlp URL`.
 
-The figures are those of /metrics, under the same names. They are gathered in the hub's event loop;
-the library's own thread sends what was gathered last, so a collector that does not answer delays
-nothing. Needs the extra `otel`.
+The metrics have the names that /metrics uses. They are collected on the hub's event loop and sent
+by
+the library's thread, so a collector that does not answer delays nothing. Needs the extra `otel`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ SEND_TIMEOUT_S = 5.0
 
 
 class Telemetry:
-    """Gathers figures and has them sent until it is closed.
+    """Collects and exports metrics until it is closed.
 
     Args:
-        context: Whence the figures come.
-        url: The collector's address for metrics over HTTP, e.g. `http://HOST:4318/v1/metrics`; with
-            a bare `http://HOST:4318` that path is added.
+        context: Source of the metrics.
+        url: Collector's address for metrics over HTTP; `/v1/metrics` is added if it has no path.
         every_s: Seconds between two exports.
 
     Raises:
-        ConfigError: the libraries are not installed, or the address is none.
+        ConfigError: the libraries are not installed, or the address is invalid.
     """
 
     def __init__(self, context: Context, *, url: str, every_s: float = EXPORT_EVERY_S) -> None:
@@ -74,7 +73,7 @@ class Telemetry:
         self._meter = self._provider.get_meter("atoll.hub")
 
     async def run(self) -> None:
-        """Gather figures until cancelled."""
+        """Collect metrics until cancelled."""
         while True:
             try:
                 await self.gather()
@@ -83,11 +82,11 @@ class Telemetry:
             await asyncio.sleep(self._every_s / 2)
 
     async def gather(self) -> None:
-        """Take the figures of this moment; the next export sends them."""
+        """Collect the metrics that the next export sends."""
         self._take(await families(self._context))
 
     async def close(self) -> None:
-        """Send what was gathered last and end the library's thread."""
+        """Export the last metrics and end the library's thread."""
         with contextlib.suppress(Exception):  # a collector that is away must not keep a hub up
             await asyncio.to_thread(self._provider.shutdown, SEND_TIMEOUT_S * 1000)
 
@@ -119,7 +118,7 @@ def _metrics_url(url: str) -> str:
     """Return the address that metrics are posted to.
 
     Raises:
-        ConfigError: it is no address.
+        ConfigError: it is not a URL.
     """
     scheme, _, rest = url.partition("://")
     if scheme not in ("http", "https") or not rest:

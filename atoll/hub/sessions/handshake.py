@@ -1,7 +1,4 @@
-"""Who may open which session: the checks of the first message of a connection.
-
-How far a machine's clock is off, from the times in its heartbeats; constant memory.
-"""
+"""Check the first message of a connection, and estimate clock offsets from heartbeats."""
 
 from __future__ import annotations
 
@@ -14,22 +11,22 @@ from atoll.wire.limits import PROTOCOL
 from atoll.wire.messages import Hello, Message
 
 MAX_ADDRESS = 255
-"""Characters of a session's address."""
+"""Longest address of a session, in characters."""
 
 _REMEMBERED = 8
-"""Replaced processes that are known per address."""
+"""Replaced processes remembered per address."""
 
 _ADDRESSES = 4_096
-"""Addresses whose replaced processes are known; the oldest is forgotten first."""
+"""Addresses with replaced processes that are remembered; the oldest is dropped first."""
 
 
 def check_hello(hello: Message, *, auth: Auth, source: str) -> tuple[Hello, Identity]:
-    """Return a Hello that is in order, and who says it.
+    """Return a valid Hello and the identity of its token.
 
     Raises:
-        WireError: it is no Hello.
+        WireError: the message is not a Hello.
         VersionMismatch: the peer speaks another version of the protocol.
-        AuthError: its token is unknown, or is not for this session.
+        AuthError: the token is unknown, or is not valid for this session.
     """
     if not isinstance(hello, Hello):
         raise WireError(
@@ -54,13 +51,13 @@ def check_hello(hello: Message, *, auth: Auth, source: str) -> tuple[Hello, Iden
 
 
 class ReplacedProcesses:
-    """Remembers the processes whose sessions newer ones took over, in bounded memory."""
+    """Processes that a newer process replaced at their address; memory is bounded."""
 
     def __init__(self) -> None:
         self._by_address: OrderedDict[str, deque[str]] = OrderedDict()
 
     def add(self, address: str, incarnation: str) -> None:
-        """Note that a newer process has taken the place of this one."""
+        """Record that a newer process replaced this one."""
         known = self._by_address.setdefault(address, deque(maxlen=_REMEMBERED))
         known.append(incarnation)
         self._by_address.move_to_end(address)
@@ -68,10 +65,10 @@ class ReplacedProcesses:
             self._by_address.popitem(last=False)
 
     def check(self, hello: Hello) -> None:
-        """Refuse a process that was replaced, e.g. one that was frozen and runs again.
+        """Reject a replaced process, e.g. one that was suspended and runs again.
 
         Raises:
-            AuthError: it has to end.
+            AuthError: the process was replaced.
         """
         if hello.incarnation in self._by_address.get(hello.session, ()):
             raise AuthError(
@@ -83,30 +80,29 @@ class ReplacedProcesses:
 
 
 WINDOW_S = 30.0
-"""A heartbeat that was held up for less than this disturbs nothing."""
+"""Length of a window of :class:`ClockOffset`."""
 
 
 class ClockOffset:
-    """The smallest delay of the newest heartbeats tells most of the clock.
+    """Estimates how far a peer's clock is off, from the times in its heartbeats.
 
-    What is seen is the sender's clock minus the delay of the message, so the largest value of some
-    time is the nearest to the truth. Two windows are kept, so that an old value fades.
+    A sample is the sender's clock minus the delay of the message, so the largest sample is the best
+    one. The maximum is kept for the current and the last window; older samples expire.
     """
 
     __slots__ = ("_before", "_began", "_best")
 
     def __init__(self) -> None:
-        """Know nothing."""
         self._best: float | None = None
         self._before: float | None = None
         self._began = 0.0
 
     def note(self, theirs: float, heard: float) -> None:
-        """Take a heartbeat in.
+        """Add a heartbeat.
 
         Args:
-            theirs: The sender's wall clock when it was sent; 0: not told.
-            heard: The hub's monotonic time when it came.
+            theirs: The sender's wall clock when it was sent; 0: unknown.
+            heard: The hub's monotonic time when it arrived.
         """
         if not 0.0 < theirs < 1e12:
             return
@@ -116,12 +112,12 @@ class ClockOffset:
         self._best = seen if self._best is None else max(self._best, seen)
 
     def skew_s(self, *, wall: float, monotonic: float, latency_s: float = 0.0) -> float | None:
-        """Return the sender's clock minus the hub's; None: it was never told.
+        """Return the sender's clock minus the hub's; None without a sample.
 
         Args:
             wall: The hub's wall clock now.
-            monotonic: Its monotonic clock at the same moment.
-            latency_s: A one-way delay that is known, added again.
+            monotonic: The hub's monotonic clock now.
+            latency_s: Known one-way delay to add.
         """
         seen = [value for value in (self._best, self._before) if value is not None]
         return max(seen) - (wall - monotonic) + latency_s if seen else None

@@ -1,7 +1,4 @@
-"""Tells people which requests were refused to whom and why, each once in a while.
-
-Tells people which peers lost their connection for what they sent, bounded in number.
-"""
+"""Events about rejected requests and connections, limited in rate."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from atoll.hub.sessions.session import Session
 from atoll.wire.messages import Message
 
 REPEAT_S = 30.0
-"""The same refusal of the same member is told again after this time."""
+"""The same rejection of the same member is reported again after this time."""
 
 MAX_KEPT = 1_000
 
 
 class RejectionCounts:
-    """Writes `refused` events about members that asked for what they may not have."""
+    """Writes `refused` events about requests that a member had no right to make."""
 
     def __init__(self, events: Events, *, clock: Clock) -> None:
         self._events = events
@@ -30,7 +27,7 @@ class RejectionCounts:
         self._reported: dict[tuple[str, str, str], float] = {}
 
     async def note(self, session: Session, body: Message, error: AtollError) -> None:
-        """Tell that a request was refused, if it was bad and not merely out of luck."""
+        """Report a rejected request, unless the sender is not at fault."""
         if not isinstance(error, GroupError | AuthError) or error.what in QUIET:
             return
         now, asked = self._clock.monotonic(), type(body).__name__
@@ -49,35 +46,35 @@ class RejectionCounts:
 KIND = "refused"
 
 PAUSE_S = 5.0
-"""Time between two events about the same peer; what comes in between is counted."""
+"""Seconds between two events about the same peer; rejections in between are counted."""
 
 MAX_AT_ONCE = 20
-"""Events about all peers together within `PAUSE_S`: an attacker must not fill the disk."""
+"""Events about all peers within `PAUSE_S`, so that an attacker cannot fill the disk."""
 
 _REMEMBERED = 1_024
 
 
 class RejectionLog:
-    """Writes an event for peers that broke the protocol or had no right to speak."""
+    """Writes an event for each connection closed for a protocol or authentication error."""
 
     def __init__(self, *, events: Events, jobs: Jobs, clock: Clock) -> None:
         self._events = events
         self._jobs = jobs
         self._clock = clock
         self._reported: OrderedDict[str, float] = OrderedDict()
-        """When each peer was last told about."""
+        """Time of the last event per peer."""
         self._suppressed: dict[str, int] = {}
         self.count = 0
-        """Refusals since the hub started."""
+        """Rejections since the hub started."""
 
     async def note(self, who: str, error: AtollError, *, job: str = "", source: str = "") -> None:
-        """Tell that a peer was refused.
+        """Report a rejected connection.
 
         Args:
-            who: Its address, e.g. ``job/w3``, as far as it is known.
-            error: Why.
-            job: In whose events it is told; unknown or empty: in those of the hub.
-            source: Network address it came from.
+            who: The peer's address, e.g. ``job/w3``, if known.
+            error: The reason.
+            job: Job that gets the event; unknown or empty: the hub's own log.
+            source: Network address of the connection.
         """
         self.count += 1
         now = self._clock.monotonic()
@@ -102,7 +99,7 @@ class RejectionLog:
         )
 
     def _may_report(self, name: str, now: float) -> bool:
-        """Return whether an event about this peer is due; note that it was told."""
+        """Return whether an event about this peer is due, and record it as reported."""
         while self._reported and next(iter(self._reported.values())) <= now - PAUSE_S:
             self._reported.popitem(last=False)
         if name in self._reported or len(self._reported) >= MAX_AT_ONCE:

@@ -1,10 +1,10 @@
-"""Forwards the chunks that members and reducers send each other, without looking inside.
+"""Forward chunks between the members and reducers of a job, as opaque bytes.
 
 Memory is bounded by credit: for each pair of sender and receiver at most one window waits at the
-hub. The window is `WINDOW_BYTES` where few processes are connected and smaller where many are, so
-that readers which stand still cannot fill the hub together either. Every byte that a connection
-hands over is credited to it exactly once, when it was written to the receiver or dropped; a sender
-that does not wait for credit is cut off.
+hub. The window is `WINDOW_BYTES` with few connections and smaller with many, so that stopped
+readers
+together cannot fill the hub. Each byte is credited to the connection that sent it exactly once,
+when it was written to the receiver or dropped. A sender that exceeds its window is disconnected.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ if TYPE_CHECKING:
 
 
 BUDGET_BYTES = 64 * 2**20
-"""What the windows of all sessions may come to, as long as none is below the smallest."""
+"""Sum of all windows, as long as none is smaller than `SMALLEST_BYTES`."""
 
 SMALLEST_BYTES = 512 * 2**10
-"""Window of a sender among hundreds: two chunks, 40 Mbit/s at 100 ms round trip."""
+"""Window with hundreds of connections: two chunks, 40 Mbit/s at 100 ms round trip."""
 
 
 class PolicyBroken(WireError):
-    """A sender did what the protocol forbids; its connection is closed with 1008."""
+    """A sender violated the protocol; its connection is closed with 1008."""
 
     def to_dict(self) -> dict[str, str]:
-        """Return it as a `WireError`, the kind that every client knows."""
+        """Return it as a `WireError`, which every client knows."""
         return {**super().to_dict(), "kind": "WireError"}
 
 
 @dataclass(slots=True)
 class RelayPair:
-    """The books of one sender and one receiver, in bytes of whole frames."""
+    """Byte counts of one sender and one receiver; frames are counted with their header."""
 
     generation: int = 0
-    """The connection of the sender whose window `owed` is."""
+    """The sender's connection that `owed` refers to."""
     window: int = 0
-    """What the sender was told on that connection."""
+    """Window announced on that connection."""
     queued: int = 0
-    """Waiting here, whichever connection brought it."""
+    """Bytes queued here, from all connections of the sender."""
     owed: int = 0
-    """Brought by the present connection and not credited yet."""
+    """Bytes sent on the current connection and not credited yet."""
     uncredited: int = 0
-    """Part of `owed` that has left and is credited with the next notice."""
+    """Part of `owed` that was written; the next Credit returns it."""
 
 
 class Relay:
-    """The forwarding plane of the hub."""
+    """Forwards relay frames."""
 
     def __init__(self, sessions: Sessions, *, window_bytes: int = WINDOW_BYTES) -> None:
         self._sessions = sessions
@@ -66,7 +66,7 @@ class Relay:
         self.dropped = 0
 
     def window_for(self, sessions: int) -> int:
-        """Return the window of a connection that is one of so many."""
+        """Return the window of each of `sessions` connections."""
         share = BUDGET_BYTES // max(1, sessions)
         return min(self.window_bytes, max(SMALLEST_BYTES, share))
 
@@ -75,7 +75,7 @@ class Relay:
 
         Raises:
             WireError: its addresses are malformed.
-            PolicyBroken: it names another sender, or overruns the window.
+            PolicyBroken: it names another sender, or exceeds the window.
         """
         relay = decode_relay(frame)
         if relay.source != sender.address:
@@ -104,7 +104,7 @@ class Relay:
         receiver.send_queue.put_relayed(RelayFrame(relay.source, sender.generation, frame.raw))
 
     def frame_written(self, receiver: str, frame: RelayFrame) -> None:
-        """Book a frame as gone from the hub and credit its sender, a quarter window at a time."""
+        """Account a written frame, and credit its sender once a quarter of the window is due."""
         pair = self._pairs.get((frame.source, receiver))
         if pair is None:
             return
@@ -117,7 +117,7 @@ class Relay:
             self._credit(frame.source, receiver, pair)
 
     def receiver_lost(self, receiver: Session) -> None:
-        """Drop what waits for a session that is lost and tell each sender."""
+        """Drop the frames of a lost session and notify their senders."""
         for frame in receiver.send_queue.take_relayed():
             self._account_dropped(receiver.address, frame)
         for source, to in [key for key in self._pairs if receiver.address in key]:
@@ -128,11 +128,11 @@ class Relay:
                 del self._pairs[source, to]
 
     def job_bytes(self, job: str) -> int:
-        """Return how many bytes were relayed for a job since the hub started."""
+        """Return the bytes relayed for a job since the hub started."""
         return self._per_job.get(job, 0)
 
     def queued_bytes(self, source: str, to: str) -> int:
-        """Return how many bytes of a pair wait here now."""
+        """Return the bytes of a pair that are queued now."""
         pair = self._pairs.get((source, to))
         return pair.queued if pair else 0
 
@@ -152,7 +152,7 @@ class Relay:
             sender.notify(Credit(to, nbytes))
 
     def _drop(self, source: str, to: str, nbytes: int) -> None:
-        """Credit bytes that were never queued, then say why they went nowhere."""
+        """Credit bytes that were not queued, then send Undeliverable."""
         pair = self._pairs[source, to]
         pair.uncredited += nbytes
         self.dropped += 1
@@ -164,7 +164,7 @@ class Relay:
             sender.notify(Undeliverable(to))
 
     def _account_dropped(self, receiver: str, frame: RelayFrame) -> None:
-        """Book one dropped frame; the sender hears of it once per frame, credit first."""
+        """Account one dropped frame; the sender gets Credit first, then Undeliverable."""
         self.dropped += 1
         self.frame_written(receiver, frame)
         pair = self._pairs[frame.source, receiver]
@@ -176,10 +176,10 @@ class Relay:
                 sender.notify(Undeliverable(receiver))
 
     def _discard_older(self, pair: RelayPair, receiver: Session, sender: Session) -> None:
-        """Make room by dropping what an earlier connection of the sender had left here.
+        """Drop the queued frames of the sender's earlier connections to make room.
 
-        Its receiver asks for the missing pieces again, and the sender knows that the old
-        connection may have lost them.
+        The receiver asks for missing pieces again, and the sender already treats frames of a broken
+        connection as possibly lost.
         """
         older = receiver.send_queue.take_relayed(
             lambda p: p.source == sender.address and p.generation != sender.generation
@@ -189,5 +189,5 @@ class Relay:
 
 
 def _may_reach(sender: Session, receiver: Session) -> bool:
-    """Members and reducers reach their own job only; nodes relay nothing."""
+    """Return whether both belong to the same job; nodes cannot use the relay."""
     return bool(sender.job) and sender.job == receiver.job

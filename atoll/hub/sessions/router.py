@@ -1,7 +1,7 @@
-"""From a control message to the part of the hub that answers it.
+"""Dispatch control messages to the components of the hub that answer them.
 
-Every request runs as a task of its own, so that one that waits (for a round, for an item of a
-queue) holds up nothing, heartbeats least of all.
+Every request runs as its own task, so that one that waits (for a round or a queue item) delays no
+other message, heartbeats least of all.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from atoll.wire.states import ProcessPhase
 logger = logging.getLogger(__name__)
 
 MAX_REQUESTS = 1_000
-"""Requests of one session that may be worked on at a time."""
+"""Requests of one session that may be open at a time."""
 
 Handler = Callable[[Session, Any, int], Awaitable[Message]]
 
 
 class Router:
-    """The table of handlers, and how they are run."""
+    """Table of handlers by message type."""
 
     def __init__(
         self,
@@ -103,10 +103,10 @@ class Router:
         }
 
     def received(self, session: Session, envelope: Envelope) -> None:
-        """Start working on a message; answers go out when they are ready.
+        """Start handling a message; the answer is sent when it is ready.
 
         Raises:
-            WireError: nobody sends such a message to a hub, or too many requests are open.
+            WireError: the hub does not accept this message, or too many requests are open.
         """
         body, id = envelope.body, envelope.id
         if isinstance(body, Beat):
@@ -130,7 +130,7 @@ class Router:
             session.requests[id] = task
 
     async def _run(self, session: Session, envelope: Envelope, handler: Handler) -> None:
-        """Run a handler and send what it returns, or why it could not."""
+        """Run a handler and send its result or its error."""
         try:
             answer = await handler(session, envelope.body, envelope.id)
         except AtollError as error:
@@ -171,7 +171,7 @@ class Router:
         return Done()
 
     def _check_process(self, session: Session, job: str, member: str) -> None:
-        """Refuse reports about a process that is none of the sender's."""
+        """Reject a report about a process that the sender does not own."""
         identity = session.identity
         if identity.role == "operator" or (identity.role == "job" and identity.name == job):
             return
@@ -261,7 +261,7 @@ class Router:
 
 
 def _member(session: Session) -> tuple[str, str]:
-    """Return job and member of a session; nodes cannot take part in rounds."""
+    """Return job and member of a session; nodes have none."""
     if not session.job:
         raise AuthError("only members of a job may ask this", given=session.address)
     return session.job, session.member

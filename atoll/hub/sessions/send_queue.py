@@ -1,4 +1,4 @@
-"""What waits to be written to one session: control frames first, then relayed ones."""
+"""The send queue of one session: control frames first, then relayed frames."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from atoll.wire.frames import Buffer
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 CONTROL_LIMIT_BYTES = 16 * 2**20
-"""Answers that a session may leave unread before its connection is closed."""
+"""Unread control bytes above which the connection is closed."""
 
 
 @dataclass(slots=True, eq=False)
 class RelayFrame:
-    """One relayed frame on its way: the very bytes that came in, and whose window they fill."""
+    """A relayed frame as it arrived, and the connection whose window it fills."""
 
     source: str
     generation: int
-    """Which connection of the source brought it."""
+    """Number of the source's connection."""
     raw: Buffer
 
 
 def _try_write(send: Send, frame: bytes) -> bool:
-    """Write a frame at once if the connection takes it without a wait; else leave it unwritten.
+    """Write a frame if the connection accepts it without waiting; return whether it did.
 
-    Most answers go out this way: waking the writer for each would cost more than the writing.
+    Most answers are written this way: waking the writer task for each would cost more than writing.
     """
     writing = send({"type": "websocket.send", "bytes": frame})
     if not isinstance(writing, Coroutine):
@@ -45,10 +45,10 @@ def _try_write(send: Send, frame: bytes) -> bool:
 
 
 class SendQueue:
-    """Frames for one session; it outlives a connection, so a short blip loses nothing queued.
+    """Frames for one session. It outlives a connection, so a short break loses nothing queued.
 
-    A frame leaves the queue only after the connection took it. At most one relayed frame is ahead
-    of a control frame, whatever waits.
+    A frame leaves the queue only after the connection accepted it. At most one relayed frame is
+    written before a control frame.
     """
 
     def __init__(self, *, on_written: Callable[[RelayFrame], None]) -> None:
@@ -58,16 +58,16 @@ class SendQueue:
         self._relayed: deque[RelayFrame] = deque()
         self._wake = asyncio.Event()
         self._idle: Send | None = None
-        """The connection, while its writer waits for something to write."""
+        """`send` of the connection while its writer waits for frames."""
         self.control_bytes = 0
         self.relay_bytes = 0
 
     def put_control(self, frame: bytes, *, transient: bool = False) -> bool:
-        """Queue a control frame; False when the reader left too much unread already.
+        """Queue a control frame; return False if too much is unread already.
 
         Args:
-            frame: The bytes.
-            transient: It means something on this connection only, as credit does.
+            frame: Encoded frame.
+            transient: Drop it with this connection, e.g. credit.
         """
         if self._idle is not None and _try_write(self._idle, frame):
             return True
@@ -80,14 +80,14 @@ class SendQueue:
         return True
 
     def put_relayed(self, frame: RelayFrame) -> None:
-        """Queue a relayed frame; the caller keeps the books of its window."""
+        """Queue a relayed frame; the caller enforces the window."""
         self._idle = None  # what comes from now on queues behind it
         self._relayed.append(frame)
         self.relay_bytes += len(frame.raw)
         self._wake.set()
 
     def take_relayed(self, match: Callable[[RelayFrame], bool] | None = None) -> list[RelayFrame]:
-        """Remove and return the waiting relayed frames for which `match` is true (all: None)."""
+        """Remove and return the queued relayed frames that `match` (None: all)."""
         taken = [frame for frame in self._relayed if match is None or match(frame)]
         if taken:
             gone = set(map(id, taken))
@@ -96,15 +96,16 @@ class SendQueue:
         return taken
 
     def drop_transient(self) -> None:
-        """Forget what only the last connection could use: on a new one all windows are full."""
+        """Drop frames that only the last connection could use."""
         self._control = deque(entry for entry in self._control if not entry[1])
         self.control_bytes = sum(len(frame) for frame, _ in self._control)
 
     async def drain(self, send: Send) -> None:
-        """Write frames until cancelled: the one writer of a connection.
+        """Write frames until cancelled; a connection has one such writer.
 
-        ``send`` waits while the peer is slow and writes only at its very end, so a frame whose
-        ``send`` is cancelled was not written and stays first in the queue.
+        ``send`` waits while the peer is slow and writes only at its end, so a frame whose ``send``
+        was
+        cancelled was not written and stays first in the queue.
         """
         while True:
             if self._control:

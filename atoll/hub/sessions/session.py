@@ -1,8 +1,8 @@
-"""Sessions: one per process that talks to the hub, over one WebSocket at a time.
+"""Sessions: one per process, over one WebSocket at a time.
 
-A session outlives its connection: after a blip the same incarnation takes it up again with what
-was queued for it. It is *lost* when the connection was gone for the grace, or when nothing was
-heard for `DEAD_AFTER_S`. A new incarnation under the same address replaces the old process.
+A session outlives its connection: the same incarnation may reconnect and gets the frames that were
+queued for it. It is *lost* when it was disconnected for longer than the grace, or silent for longer
+than `DEAD_AFTER_S`. A new incarnation at the same address replaces the old process.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ MALFORMED, TOO_LARGE, POLICY, RESTART, REPLACED, SILENT = 1002, 1009, 1008, 1012
 """Codes that the hub closes with."""
 
 STALLED_S = 2.0
-"""A longer pause between two sweeps says that the hub itself stood still, not its peers."""
+"""A longer pause between two sweeps means that the hub itself stalled, not its peers."""
 
 
 class Listener(Protocol):
-    """Who hears of sessions: the rest of the hub."""
+    """Receives the events of all sessions; implemented by the hub."""
 
     def opened(self, session: Session, *, resumed: bool) -> None:
-        """A process connected; `resumed`: the same one as before, after a blip."""
+        """A process connected; `resumed`: the same incarnation reconnected."""
         ...
 
     def lost(self, session: Session) -> None:
@@ -62,17 +62,17 @@ class Listener(Protocol):
         ...
 
     def received(self, session: Session, envelope: Envelope) -> None:
-        """A control message came in."""
+        """A control message arrived."""
         ...
 
     def rejected(self, peer: str, error: AtollError, *, job: str, source: str) -> None:
-        """A peer broke the protocol, or had no right to speak; its connection is closed."""
+        """A connection was closed for a protocol or authentication error."""
         ...
 
 
 @dataclass(eq=False)
 class Session:
-    """One process as the hub sees it."""
+    """One process, as the hub sees it."""
 
     address: str
     incarnation: str
@@ -82,21 +82,21 @@ class Session:
     last_heard: float
     """Monotonic time of the last frame."""
     generation: int = 0
-    """Grows with every connection of this address."""
+    """Number of its connection; grows with every connection to the hub."""
     window_bytes: int = WINDOW_BYTES
-    """What it may have under way to each receiver, on the present connection."""
+    """Relay window per receiver on the current connection."""
     connected: bool = False
     gone_since: float = 0.0
-    """Monotonic time at which the connection ended."""
+    """Monotonic time when the connection ended."""
     stats: dict[str, float] = field(default_factory=dict)
     clock: ClockOffset = field(default_factory=ClockOffset)
-    """How far the sender's wall clock is off."""
+    """Estimate of the sender's clock offset."""
     requests: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
-    """Requests being worked on, by their id."""
+    """Open requests by id."""
     source: str = ""
-    """Network address that the present connection comes from."""
+    """Network address of the current connection."""
     hang_up: Callable[[int, str], None] = lambda code, reason: None
-    """Closes the present connection."""
+    """Closes the current connection."""
 
     @property
     def job(self) -> str:
@@ -122,7 +122,7 @@ class Session:
 
 
 class Sessions:
-    """Every session of the hub, and the ASGI endpoint where they begin."""
+    """All sessions of the hub, and the ASGI endpoint that opens them."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Sessions:
         self.relay = Relay(self, window_bytes=window_bytes)
         self.listener: Listener | None = None
         self.admit: Callable[[Identity, Scope], None] = lambda identity, scope: None
-        """Raises AuthError when a connection may not be that of an identity."""
+        """Raises AuthError if a connection may not use an identity."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -162,7 +162,7 @@ class Sessions:
         return list(self._sessions.values())
 
     def notify(self, address: str, body: Message) -> bool:
-        """Queue a notice for an address; False when nobody is there."""
+        """Queue a notice for an address; return False if there is no session."""
         session = self._sessions.get(address)
         if session is None:
             return False
@@ -172,9 +172,9 @@ class Sessions:
     # ------------------------------------------------------------------ one connection
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one WebSocket from its first to its last byte (an ASGI application).
+        """Serve one WebSocket (an ASGI application).
 
-        The plain ASGI calls are used, not a WebSocket object: the relay is the hot path.
+        It uses plain ASGI calls instead of starlette's WebSocket: the relay is the hot path.
         """
         await receive()
         await send({"type": "websocket.accept"})
@@ -194,7 +194,7 @@ class Sessions:
     async def _handshake(
         self, scope: Scope, receive: Receive
     ) -> tuple[Envelope | None, Session | None, bool]:
-        """Read the Hello and find or make its session; raises AtollError with `hello_id`."""
+        """Read the Hello and open or resume its session; raises AtollError with `hello_id`."""
         try:
             async with asyncio.timeout(self._hello_timeout_s):
                 message = await receive()
@@ -219,7 +219,7 @@ class Sessions:
         return envelope, session, resumed
 
     def _attach(self, hello: Hello, identity: Identity) -> tuple[Session, bool]:
-        """Return the session of a Hello, taken up again or new."""
+        """Return the session of a Hello, and whether it was resumed."""
         session = self._sessions.get(hello.session)
         resumed = session is not None and session.incarnation == hello.incarnation
         if session is not None:
@@ -252,7 +252,7 @@ class Sessions:
     async def _run_connection(
         self, session: Session, hello: Envelope, receive: Receive, send: Send, *, resumed: bool
     ) -> WireError | None:
-        """Welcome the peer, then read and write until either side ends; return what it broke."""
+        """Send Welcome, then read and write until either side ends; return a protocol error."""
         generation = session.generation
         task = asyncio.current_task()
         closing: list[tuple[int, str]] = []
@@ -293,7 +293,7 @@ class Sessions:
         return broken
 
     async def _read(self, session: Session, receive: Receive) -> None:
-        """Hand every frame on until the peer disconnects."""
+        """Dispatch frames until the peer disconnects."""
         clock, relay, listener = self._clock, self.relay, self.listener
         while True:
             message = await receive()
@@ -316,7 +316,7 @@ class Sessions:
     def _report_rejected(
         self, peer: str, error: AtollError, scope: Scope, *, job: str = ""
     ) -> None:
-        """Have it told who was refused and why; somebody unknown cannot write to a job's events."""
+        """Log a rejection and pass it on; `job` is set for authenticated peers only."""
         logger.warning("%s was refused: %s", peer or source_of(scope), error)
         if self.listener is not None:
             self.listener.rejected(peer, error, job=job, source=source_of(scope))
@@ -324,7 +324,7 @@ class Sessions:
     # ----------------------------------------------------------------------- life, death
 
     def sweep(self) -> None:
-        """End what has been silent or gone for too long; called several times a second."""
+        """End sessions that were silent or disconnected for too long."""
         now = self._clock.monotonic()
         late, self._swept_at = now - self._swept_at > STALLED_S, now
         if late:
@@ -339,7 +339,7 @@ class Sessions:
                 self._end(session)
 
     def end(self, address: str) -> None:
-        """End a session at once: its process is known to have exited."""
+        """End a session whose process has exited."""
         session = self._sessions.get(address)
         if session is not None:
             session.hang_up(RESTART, "the process of this session has ended")
@@ -356,7 +356,7 @@ class Sessions:
 
 
 def _envelope(message: MutableMapping[str, Any]) -> Envelope:
-    """Return the control message in an ASGI event."""
+    """Return the control message of an ASGI event."""
     data = message.get("bytes")
     if data is None:
         raise WireError("a text message came", expected="binary messages only")
@@ -367,20 +367,20 @@ def _envelope(message: MutableMapping[str, Any]) -> Envelope:
 
 
 async def _write(queue: SendQueue, send: Send) -> None:
-    """Drain an outbox; a connection that broke ends it quietly, the reading side notices too."""
+    """Drain a queue; a broken connection ends it silently, since the reader reports it."""
     with contextlib.suppress(OSError):
         await queue.drain(send)
 
 
 async def _stop(writer: asyncio.Task[None] | None) -> None:
-    """End the writer of a connection."""
+    """Cancel the writer of a connection."""
     if writer is not None and not writer.done():
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
 
 
 async def _refuse(send: Send, id: int, error: AtollError) -> None:
-    """Tell the peer what was wrong with its frame, then close."""
+    """Send the error, then close."""
     if isinstance(error, FrameTooLarge):
         code = TOO_LARGE
     elif isinstance(error, PolicyBroken | AuthError | VersionMismatch):
@@ -395,7 +395,7 @@ async def _refuse(send: Send, id: int, error: AtollError) -> None:
 
 
 async def _close(send: Send, code: int, reason: str) -> None:
-    """Close a connection; a peer that reads nothing is left to the operating system."""
+    """Close a connection; give up after one second if the peer reads nothing."""
     with contextlib.suppress(OSError, RuntimeError, TimeoutError):
         async with asyncio.timeout(1.0):
             await send({"type": "websocket.close", "code": code, "reason": reason})

@@ -1,8 +1,9 @@
-"""What stands between a socket and the web application: uvicorn's protocols, with limits.
+"""uvicorn's protocols with limits for unauthenticated peers.
 
-uvicorn bounds the size of a request's head, but not its time, and tells the application nothing of
-the other side's certificate. Its protocols are extended here as little as that needs; the tests in
-tests/security hold what is relied on.
+uvicorn limits the size of a request head but not its time, counts connections only after the TLS
+handshake, and hides the client's certificate. These are promises of security, not of speed; the
+tests in tests/security hold each of them and fail when a new uvicorn or Python changes what is
+used.
 """
 
 from __future__ import annotations
@@ -26,37 +27,37 @@ from atoll.hub.security.connection_limits import ConnectionLimiter, ConnectionSl
 from atoll.hub.sessions.fast_websocket import FastWebSocketProtocol
 
 FIRST_FRAME_BYTES = 64 * 1024
-"""Largest message before a peer has said who it is; a Hello has some hundred bytes."""
+"""Largest message before authentication; a Hello has a few hundred bytes."""
 
 TLS_BUFFER_BYTES = asyncio.sslproto.SSLProtocol.max_size
-"""Read buffer of all TLS connections together (asyncio has one of 256 KiB for each)."""
+"""Size of the one read buffer of all TLS connections; asyncio has 256 KiB for each of them."""
 
 WRITE_BYTES = 64 * 1024
-"""Unsent bytes beyond which senders wait, with TLS as without: asyncio's own bound under TLS is
-512 KiB, behind which a heartbeat on a slow line would come late."""
+"""Unsent bytes above which senders wait. asyncio's limit under TLS is 512 KiB, behind which a
+heartbeat on a slow line would be late."""
 
 TLS_HANDSHAKE = 0x16
-"""First byte of every TLS connection."""
+"""First byte of a TLS connection."""
 
 LINGER_S = 5.0
-"""How long the rest of a request may still come after its answer has gone out."""
+"""Time for the rest of a request after its response was sent."""
 
 
 class HttpProtocol(H11Protocol):
-    """One HTTP connection, with bounded time for heads and for pauses in bodies."""
+    """One HTTP connection with time limits for request heads and for pauses in bodies."""
 
     def __init__(self, *arguments: Any, limiter: ConnectionLimiter, **more: Any) -> None:
-        """Take what uvicorn gives, and who counts strangers."""
+        """Take uvicorn's arguments and the limiter of unauthenticated connections."""
         super().__init__(*arguments, **more)
         self._limiter = limiter
         self.slot: ConnectionSlot | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._last_read = 0.0
         self._upgraded = False
-        """Whether the connection is a WebSocket's now."""
+        """Whether it became a WebSocket."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, unless too many strangers are here."""
+        """Start, unless there are too many unauthenticated connections."""
         opened = cast("asyncio.Transport", transport)
         if self.slot is None:
             self.slot = self._limiter.enter(_address(opened), opened.abort)
@@ -72,14 +73,14 @@ class HttpProtocol(H11Protocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Release the connection slot."""
         self._stop_timer()
         super().connection_lost(exc)
         if self.slot is not None:
             self.slot.leave()
 
     def data_received(self, data: bytes) -> None:
-        """Read; a head that has begun has to end in time."""
+        """Read; a request head must be complete in time."""
         self._last_read = self.loop.time()
         super().data_received(data)
         if self._upgraded:
@@ -94,20 +95,20 @@ class HttpProtocol(H11Protocol):
             self._stop_timer()
 
     def handle_events(self) -> None:
-        """Go on with what was read; the time for each part ends with it."""
+        """Process events; a change of state ends the current timer."""
         before = self.conn.their_state
         super().handle_events()
         if self.conn.their_state is not before:
             self._stop_timer()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection on to the WebSocket."""
+        """Pass the connection to the WebSocket protocol."""
         self._upgraded = True
         self._stop_timer()
         super().handle_websocket_upgrade(event)
 
     def on_response_complete(self) -> None:
-        """Answered: what still comes of this request gets little time."""
+        """Limit the time for the rest of a request that was already answered."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             self._stop_timer()
@@ -120,7 +121,7 @@ class HttpProtocol(H11Protocol):
         self._timer = self.loop.call_later(self._limiter.limits.body_pause_s, self._check_body)
 
     def _check_body(self) -> None:
-        """Cut a body that has paused for too long, unless it was this side that paused."""
+        """Close on a pause in the body, unless this side paused reading."""
         self._timer = None
         if self.flow.read_paused:
             self._last_read = self.loop.time()
@@ -136,7 +137,7 @@ class HttpProtocol(H11Protocol):
 
 
 class WebSocketProtocol(FastWebSocketProtocol):
-    """One WebSocket; before its Hello it takes small messages only."""
+    """One WebSocket; it accepts only small messages before authentication."""
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any]
@@ -152,7 +153,7 @@ class WebSocketProtocol(FastWebSocketProtocol):
         self.conn.max_message_size = self.config.ws_max_size
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Release the connection slot."""
         super().connection_lost(exc)
         if self._slot is not None:
             self._slot.leave()
@@ -169,7 +170,7 @@ class TlsProtocol(asyncio.sslproto.SSLProtocol):
         limiter: ConnectionLimiter,
         buffer: bytearray | None,
     ) -> None:
-        """Prepare one connection; `buffer` is what it reads into, None: one of its own."""
+        """Prepare one connection; `buffer` is the shared read buffer, None: its own."""
         limits: dict[str, Any] = {
             "ssl_handshake_timeout": limiter.limits.head_s,
             "ssl_shutdown_timeout": 1.0,
@@ -185,7 +186,7 @@ class TlsProtocol(asyncio.sslproto.SSLProtocol):
         self._started = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Shake hands, unless too many strangers are here."""
+        """Start the handshake, unless there are too many unauthenticated connections."""
         raw, http = cast("asyncio.Transport", transport), self._http
         self._slot = self._limiter.enter(_address(raw), raw.abort)
         self._http = None  # a WebSocket may take its place, and then it is 10 kB of nothing
@@ -196,7 +197,7 @@ class TlsProtocol(asyncio.sslproto.SSLProtocol):
         super().connection_made(transport)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Read; who speaks plain HTTP is told so, in plain HTTP."""
+        """Read; a client that speaks plain HTTP gets an answer in plain HTTP."""
         if not self._started:
             self._started = True
             raw: Any = self._transport
@@ -207,7 +208,7 @@ class TlsProtocol(asyncio.sslproto.SSLProtocol):
         super().buffer_updated(nbytes)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """End; without a finished handshake nobody else would hear of it."""
+        """Release the connection slot, also after a failed handshake."""
         if self._slot is not None:
             super().connection_lost(exc)
             self._slot.leave()
@@ -216,7 +217,7 @@ class TlsProtocol(asyncio.sslproto.SSLProtocol):
 def protocol_factory(
     limiter: ConnectionLimiter, context: ssl.SSLContext | None
 ) -> Callable[..., asyncio.BaseProtocol]:
-    """Return what uvicorn makes for every connection: plain HTTP, or HTTP in TLS."""
+    """Return the factory of connections for uvicorn: HTTP, or HTTP over TLS."""
     # Where a loop reads at once into the buffer that it asked for, one serves all connections.
     shared = bytearray(TLS_BUFFER_BYTES) if os.name == "posix" else None
 
@@ -230,7 +231,7 @@ def protocol_factory(
 
 
 def _plain_refusal() -> bytes:
-    """Return what somebody is told who speaks plain HTTP where TLS is spoken."""
+    """Return the response to plain HTTP on a TLS port."""
     error = ConfigError(
         "this hub speaks TLS",
         given="plain HTTP",
@@ -250,7 +251,7 @@ def _address(transport: asyncio.BaseTransport) -> str:
 
 
 def _certificate(transport: asyncio.BaseTransport) -> PeerCertificate | None:
-    """Return what the other side proved to be; TLS has verified it already."""
+    """Return the client's certificate, which TLS has verified."""
     shown: Any = transport.get_extra_info("peercert")
     if not shown:
         return None
