@@ -1,6 +1,6 @@
-"""One welcomed connection: its reader, its heartbeat, and the watch over a silent hub.
+"""One open connection: its reader, its heartbeats, and the check for a silent hub.
 
-A connection ends once. What comes after it (another one, or a final error) is the link's affair.
+A connection ends once; the link decides what follows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atoll.wire.messages import Beat, Welcome, pack
 logger = logging.getLogger(__name__)
 
 SLEPT_S = 5.0
-"""Seconds by which the wall clock runs ahead of the monotonic one when the machine has slept."""
+"""Seconds that the wall clock gains on the monotonic clock when the machine has slept."""
 
 
 class Connection:
@@ -41,7 +41,7 @@ class Connection:
         self._counters = counters
         self._last_heard = clock.monotonic()
         self._beat_id, self._beat_at = 0, 0.0
-        """The oldest heartbeat without an answer, and when it was sent."""
+        """Id and send time of the oldest unanswered heartbeat."""
         self.number = number
         self.welcome = welcome
 
@@ -65,13 +65,13 @@ class Connection:
         stats: Callable[[], dict[str, float]],
         dead_after_s: float,
     ) -> AtollError:
-        """Read, and send heartbeats, until the connection ends; close it and return why.
+        """Read and send heartbeats until the connection ends; close it and return the reason.
 
         Args:
-            on_frame: Gets every frame in order; relay frames with their checksum verified.
-            read_gate: Says when not to read.
-            stats: Figures for the heartbeat.
-            dead_after_s: Silence of the hub after which the connection is given up.
+            on_frame: Called with every frame in order; the checksum of relay frames is verified.
+            read_gate: Pauses reading.
+            stats: Returns the values of a heartbeat.
+            dead_after_s: Silence of the hub that ends the connection.
         """
         tasks = [
             asyncio.create_task(self._read(on_frame, read_gate)),
@@ -92,7 +92,7 @@ class Connection:
         raise next(error for error in errors if error is not None)
 
     async def _read(self, on_frame: Callable[[Frame], None], read_gate: ReadGate) -> None:
-        """Hand on every frame; ends with the error that ended the connection."""
+        """Pass every frame on; raises the error that ended the connection."""
         while True:
             if await read_gate.wait_open():
                 self._last_heard = self._clock.monotonic()  # it was us who did not listen
@@ -107,7 +107,7 @@ class Connection:
             on_frame(frame)
 
     async def _beat(self, stats: Callable[[], dict[str, float]]) -> None:
-        """Send a heartbeat every few seconds, as a request: its answer shows that the hub lives."""
+        """Send heartbeats as requests: an answer shows that the hub is alive."""
         while True:
             await asyncio.sleep(self.welcome.heartbeat_s)
             id = next(self._ids)
@@ -117,16 +117,16 @@ class Connection:
             await self.send(beat, kind=Kind.CONTROL)
 
     def resolve(self, id: int) -> None:
-        """Take the answer to a heartbeat: it tells how long the way there and back is."""
+        """Take the answer to a heartbeat as a measurement of the round trip."""
         if id == self._beat_id:
             self._beat_id = 0
             self._counters.measured(round_trip_s=self._clock.monotonic() - self._beat_at)
 
     async def _watch(self, read_gate: ReadGate, dead_after_s: float) -> None:
-        """End the connection when nothing has come from the hub for too long.
+        """End the connection when the hub was silent for too long, or this machine slept.
 
-        The monotonic clock stands still while a machine sleeps. The hub and the routers on the way
-        have forgotten the connection by then, so it is given up as soon as the machine wakes.
+        The monotonic clock stands still while a machine sleeps. Hub and routers have forgotten the
+        connection by then, so it is ended as soon as the machine wakes.
         """
         ahead_s = self._clock.wall() - self._clock.monotonic()
         while True:
@@ -141,7 +141,7 @@ class Connection:
 
 
 def _read_stats(stats: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Return the figures of a heartbeat; a broken source of them must not end the session."""
+    """Return the values of a heartbeat; an error in their source must not end the session."""
     try:
         return stats()
     except Exception:

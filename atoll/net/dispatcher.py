@@ -1,7 +1,8 @@
-"""Where a thread finds what came for it: relayed payloads, notices and reconnects, in order.
+"""Inboxes of threads: relayed payloads, notices and reconnects, in order of arrival.
 
-Memory is bounded: when more than the limit lies unread the link stops reading its socket, so the
-hub keeps the rest (at most its window per sender) and the senders wait for credit.
+Memory is bounded: above a limit of unread bytes the link stops reading its socket. The rest waits
+at
+the hub, at most one window per sender, and the senders wait for credit.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from atoll.wire.messages import Message
 logger = logging.getLogger(__name__)
 
 LIMIT_BYTES = 2 * WINDOW_BYTES
-"""Unread payload bytes of one link above which it stops reading."""
+"""Unread payload bytes above which a link stops reading."""
 
 
 MAX_EARLY = 256
-"""Arrivals that are kept for the first subscriber: many links never have one."""
+"""Arrivals kept for the first subscriber; many links never have one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """A payload that another session relayed: a view into the received frame, checksum verified."""
+    """A payload that another session relayed: a view of the received frame, checksum verified."""
 
     source: str
     payload: memoryview
@@ -37,7 +38,7 @@ class Relayed:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The connection broke and is back: relayed frames that were under way are lost."""
+    """The link reconnected: relayed frames that were in flight are lost."""
 
     number: int
     """Reconnects of this link so far."""
@@ -47,7 +48,7 @@ Arrival = Relayed | Reconnected | Message
 
 
 class Inbox:
-    """One subscription; made by `SyncLink.subscribe`. For one reading thread at a time."""
+    """One subscription, made by `SyncLink.subscribe`; one thread at a time may read it."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Inbox:
         prefix: bytes = b"",
         most: int | None = None,
     ) -> None:
-        """Make an inbox that keeps at most the newest `most` arrivals; None: all."""
+        """Keep at most the newest `most` arrivals; None: all."""
         self._dispatcher = dispatcher
         self._most = most
         self._condition = threading.Condition(dispatcher.lock)
@@ -71,11 +72,11 @@ class Inbox:
         self.reconnects = reconnects
 
     def receive(self, *, deadline: float) -> Arrival:
-        """Return what arrived first and was not read yet; waits until the monotonic `deadline`.
+        """Return the oldest unread arrival; wait for one until the monotonic `deadline`.
 
         Raises:
-            DeadlineExceeded: nothing came.
-            AtollError: nothing is left to read and the link has failed for good, or is closed.
+            DeadlineExceeded: nothing arrived.
+            AtollError: nothing is unread and the link has failed or is closed.
         """
         clock = self._dispatcher.clock
         with self._condition:
@@ -92,10 +93,10 @@ class Inbox:
                 self._condition.wait(left_s)
 
     def receive_now(self) -> Arrival | None:
-        """Return what arrived first and was not read yet, or None; does not wait.
+        """Return the oldest unread arrival, or None.
 
         Raises:
-            AtollError: nothing is left to read and the link has failed for good, or is closed.
+            AtollError: nothing is unread and the link has failed or is closed.
         """
         with self._condition:
             if self._arrivals:
@@ -104,7 +105,7 @@ class Inbox:
             return None
 
     def close(self) -> None:
-        """Unsubscribe; what is unread is dropped."""
+        """Unsubscribe and drop what is unread."""
         with self._condition:
             self._closed = True
             while self._arrivals:
@@ -113,19 +114,19 @@ class Inbox:
         self._dispatcher.forget(self)
 
     def __enter__(self) -> Inbox:
-        """Return itself; leaving the block unsubscribes."""
+        """Return the inbox; leaving the block unsubscribes."""
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def wants(self, source: str, payload: memoryview) -> bool:
-        """Return whether a payload of this source belongs here."""
+        """Return whether the subscription covers this payload."""
         known = self.sources is None or source in self.sources
         return known and (not self.prefix or payload[: len(self.prefix)] == self.prefix)
 
     def put(self, arrival: Arrival) -> None:
-        """Store an arrival; the mailroom calls it with its lock held."""
+        """Add an arrival; called by the dispatcher, which holds the lock."""
         if not self._closed:
             self._arrivals.append(arrival)
             if isinstance(arrival, Relayed):
@@ -135,11 +136,11 @@ class Inbox:
             self._condition.notify()
 
     def wake(self) -> None:
-        """Let a waiting reader look again; the mailroom calls it with its lock held."""
+        """Wake a waiting reader; called by the dispatcher, which holds the lock."""
         self._condition.notify_all()
 
     def move_to(self, other: Inbox) -> None:
-        """Give what is unread to another inbox, as far as it wants it; with the lock held."""
+        """Move unread arrivals to another inbox that wants them; the lock is held."""
         while self._arrivals:
             arrival = self._pop()
             if isinstance(arrival, Relayed):
@@ -165,7 +166,7 @@ class Inbox:
 
 
 class Dispatcher:
-    """Sorts what a link receives into inboxes and holds the link back when they are full."""
+    """Distributes a link's arrivals to inboxes, and pauses its reading when they are full."""
 
     def __init__(
         self,
@@ -176,14 +177,14 @@ class Dispatcher:
         on_loop: Callable[[Callable[[], object]], None],
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
-        """Make an empty mailroom.
+        """Create a dispatcher with an inbox for early arrivals.
 
         Args:
-            clock: Source of time of the deadlines.
-            hold: Stops the link's reading; called on the loop.
-            release: Lets it read again; called on the loop.
-            on_loop: Calls a function on the loop, from any thread.
-            limit_bytes: Unread bytes above which reading stops; it goes on at half of them.
+            clock: Source of time for deadlines.
+            hold: Pauses the link's reading; called on the event loop.
+            release: Resumes it; called on the event loop.
+            on_loop: Schedules a function on the event loop, from any thread.
+            limit_bytes: Unread bytes above which reading pauses; it resumes at half of them.
         """
         self.clock = clock
         self.lock = threading.Lock()
@@ -209,8 +210,8 @@ class Dispatcher:
     ) -> Inbox:
         """Return a new inbox; see `SyncLink.subscribe`.
 
-        The first one also gets what came before it, so that nothing is lost between connecting
-        and subscribing.
+        The first inbox also gets earlier arrivals, so nothing is lost between connecting and
+        subscribing.
         """
         inbox = Inbox(self, sources=sources, notices=notices, reconnects=reconnects, prefix=prefix)
         with self.lock:
@@ -229,7 +230,7 @@ class Dispatcher:
     # The next four are called on the loop.
 
     def deliver(self, source: str, payload: memoryview) -> None:
-        """Put a payload into every inbox that wants its source."""
+        """Add a payload to every inbox that wants it."""
         with self.lock:
             wanted = [inbox for inbox in self._inboxes if inbox.wants(source, payload)]
             for inbox in wanted:
@@ -243,34 +244,34 @@ class Dispatcher:
             logger.debug("a payload of %s was dropped: nobody subscribed to it", source)
 
     def notify(self, notice: Message) -> None:
-        """Put a notice into every inbox that wants its type."""
+        """Add a notice to every inbox that wants its type."""
         with self.lock:
             for inbox in self._inboxes:
                 if isinstance(notice, inbox.notices):
                     inbox.put(notice)
 
     def reconnected(self, number: int) -> None:
-        """Put a reconnect into every inbox that wants to know."""
+        """Add a `Reconnected` to every inbox that wants it."""
         with self.lock:
             for inbox in self._inboxes:
                 if inbox.reconnects:
                     inbox.put(Reconnected(number))
 
     def fail(self, error: AtollError) -> None:
-        """The link ended for good: readers get the error when they have read the rest."""
+        """Raise the error in readers once they have read the rest."""
         with self.lock:
             self.failure = self.failure or error
             for inbox in self._inboxes:
                 inbox.wake()
 
     def consumed(self, nbytes: int) -> None:
-        """Book bytes as read; called with the lock held, by the reading thread."""
+        """Account bytes as read; called by the reading thread with the lock held."""
         self.unread_bytes -= nbytes
         if self._held and self.unread_bytes <= self._limit_bytes // 2:
             self._on_loop(self._release_if_low)
 
     def _release_if_low(self) -> None:
-        """Look again on the loop, where nothing is delivered in between."""
+        """Check again on the event loop, where no delivery can interleave."""
         with self.lock:
             low = self._held and self.unread_bytes <= self._limit_bytes // 2
             if low:

@@ -1,7 +1,4 @@
-"""How a hub is reached besides its address: whom to trust, as whom, and through which proxy.
-
-Tickets: what one machine prints and the others are started with.
-"""
+"""How to reach a hub: trusted authority, client certificate, proxy and bandwidth; and tickets."""
 
 from __future__ import annotations
 
@@ -16,32 +13,33 @@ from atoll.net.proxies import at_address
 
 @dataclass(frozen=True, slots=True)
 class HubEndpoint:
-    """The way to one hub. Paths are of PEM files; everything empty: a hub that needs nothing."""
+    """Connection settings for one hub; paths are PEM files."""
 
     ca: str = ""
-    """The hub's own certificate authority; empty: those that this machine trusts."""
+    """The hub's certificate authority; empty: the system's authorities."""
     certificate: str = ""
-    """The own certificate, for hubs that ask for one."""
+    """Client certificate, for hubs that require one."""
     key: str = ""
-    """The key of that certificate."""
+    """Private key of that certificate."""
     proxy: str = ""
     """URL of an HTTP or SOCKS proxy; empty: dial directly."""
     upload_bps: float = 0.0
-    """Bits per second that may be sent on this way; 0: no limit."""
+    """Limit in bits per second; 0: none."""
     download_bps: float = 0.0
-    """Bits per second that may be received on it; 0: no limit."""
+    """Limit in bits per second; 0: none."""
     pace: str = ""
-    """File by which all processes of this machine keep to these limits together; empty: each
-    process counts alone."""
+    """File through which all processes of this machine share these limits; empty: each process has
+    its own."""
 
     def context(self, *, secure: bool) -> ssl.SSLContext | None:
-        """Return what TLS connections are made with; None for a plain one.
+        """Return the TLS context; None without TLS.
 
-        With a pinned authority the name in the hub's certificate is not compared: the authority
-        signs servers for one hub only, and a hub has many addresses.
+        With a pinned authority the host name is not checked: that authority signs the servers of
+        one
+        hub only, and a hub has many addresses.
 
         Raises:
-            ConfigError: a file is missing or is no certificate.
+            ConfigError: a file is missing or is not a certificate.
         """
         if not secure:
             return None
@@ -63,11 +61,11 @@ class HubEndpoint:
 
 
 PLAIN = HubEndpoint()
-"""The way to a hub on this machine."""
+"""Endpoint of a hub without TLS or proxy."""
 
 
 def endpoint_of(worker: WorkerEnvironment) -> HubEndpoint:
-    """Return the way to the hub that the node agent told a worker; its token proves who it is."""
+    """Return the endpoint that the node's agent passed to a worker."""
     return HubEndpoint(
         ca=worker.ca,
         proxy=worker.proxy,
@@ -80,7 +78,7 @@ def endpoint_of(worker: WorkerEnvironment) -> HubEndpoint:
 FORM = "atoll://HOST:PORT/SECRET~FINGERPRINT"
 
 OPEN = "tls"
-"""In place of a fingerprint: the hub's certificate is of an authority that this machine trusts."""
+"""Mark of a ticket whose hub has a certificate of a publicly trusted authority."""
 
 _TICKET = re.compile(
     r"atoll://(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^\s:/\[\]@?#]+)):(?P<port>\d{1,5})"
@@ -91,24 +89,24 @@ _TICKET = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Where a hub is, the secret that lets a machine or a person in, and how to know the hub."""
+    """Address of a hub, the secret that authorizes joining, and how to authenticate the hub."""
 
     host: str
     port: int
     secret: str
     prefix: str = ""
-    """Path below which the hub is, e.g. `/atoll`; empty or without a slash at its end."""
+    """Path of the hub, e.g. `/atoll`; empty or without a trailing slash."""
     mark: str = ""
-    """Fingerprint of the hub's authority, or `tls`; empty: the hub speaks plain HTTP."""
+    """Fingerprint of the hub's authority, or `tls`; empty: no TLS."""
 
     @property
     def secure(self) -> bool:
-        """Whether TLS is spoken there."""
+        """Whether the hub uses TLS."""
         return bool(self.mark)
 
     @property
     def fingerprint(self) -> str:
-        """Of the hub's own authority; empty: there is none to compare with."""
+        """Fingerprint of the hub's own authority; empty: none is pinned."""
         return "" if self.mark == OPEN else self.mark
 
     @property
@@ -123,7 +121,7 @@ class Ticket:
 
 
 def parse_ticket(text: str) -> Ticket:
-    """Return the ticket that a person pasted; blanks around it do not matter.
+    """Parse a ticket; surrounding whitespace is ignored.
 
     Raises:
         ConfigError: it is not of the form atoll://HOST:PORT[/PREFIX]/SECRET[~FINGERPRINT].
@@ -146,6 +144,6 @@ def parse_ticket(text: str) -> Ticket:
 
 
 def _without_secret(text: str) -> str:
-    """Return what a person gave, for an error message, without what may be a secret."""
+    """Return the text for an error message, without its secret."""
     front, slash, end = text.strip()[:200].rpartition("/")
     return f"{front}{slash}{end[:4]}..." if len(end) > 8 else text.strip()[:200]

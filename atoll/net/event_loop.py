@@ -1,7 +1,7 @@
-"""The one seam between threads and asyncio: an event loop in a thread of its own.
+"""An event loop in its own thread: the one bridge between threads and asyncio.
 
-Training code stays synchronous. Waits are on locks of the operating system with a timeout, so a
-waiting thread costs nothing and leaves the interpreter lock to others.
+Training code stays synchronous. It waits on locks of the operating system with a timeout, so a
+waiting thread costs nothing and holds no interpreter lock.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class LoopThread:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not stopped."""
+        """Whether it is started and not stopped."""
         return self._loop is not None and not self._loop.is_closed()
 
     def start(self) -> None:
-        """Start the thread; returns when the loop runs."""
+        """Start the thread; return when the loop runs."""
         self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
         self._thread.start()
         self._ready.wait(STOP_TIMEOUT_S)
 
     def stop(self) -> None:
-        """Cancel what still runs on the loop and end the thread. May be called again."""
+        """Cancel the tasks of the loop and end the thread. Idempotent."""
         thread, quit_ = self._thread, self._quit
         if thread is None or quit_ is None or not thread.is_alive():
             return
@@ -50,10 +50,10 @@ class LoopThread:
             thread.join(STOP_TIMEOUT_S)
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop and return its future at once.
+        """Schedule a coroutine and return its future.
 
         Raises:
-            HubError: the loop does not run any more.
+            HubError: the loop has ended.
         """
         loop = self._loop
         if loop is None or not self.running:
@@ -62,7 +62,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coro, loop)
 
     def run(self, coro: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
-        """Run a coroutine on the loop and wait for its result.
+        """Run a coroutine on the loop and return its result.
 
         Raises:
             DeadlineExceeded: it took longer than `timeout_s`; it is cancelled.
@@ -87,7 +87,7 @@ class LoopThread:
             raise
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function on the loop soon; nothing happens when the loop has ended."""
+        """Schedule a function on the loop; does nothing if the loop has ended."""
         loop = self._loop
         if loop is not None and self.running:
             try:

@@ -1,9 +1,7 @@
-"""Credit: how many relayed bytes this session may have under way to each receiver.
+"""Flow control of a link: credit for relayed bytes, and pausing the reader.
 
-The hub keeps at most a window of bytes for one pair of sender and receiver and returns credit
-when they left it. The books belong to one connection: the next one starts with full windows.
-
-Back-pressure of a link: when it may stop reading its socket, and when it must not.
+The hub holds at most one window of bytes per pair of sender and receiver, and returns credit when
+they have left it. The counts belong to one connection; the next one starts with full windows.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ class _Waiter:
 
 
 class CreditWindow:
-    """The books of one session. Waiters of one receiver are served in order."""
+    """Credit of one session. Waiters of one receiver are served in order."""
 
     def __init__(self) -> None:
         self._window_bytes = 0
@@ -34,10 +32,10 @@ class CreditWindow:
         self._losses: dict[str, int] = {}
         self._failure: AtollError | None = None
         self.generation = 0
-        """Number of the connection whose books these are; 0 while there is none."""
+        """Number of the connection that the counts belong to; 0 without a connection."""
 
     def open(self, window_bytes: int, *, generation: int) -> None:
-        """Start the books of a fresh connection."""
+        """Start with full windows on a new connection."""
         self._window_bytes = window_bytes
         self._owed.clear()
         self.generation = generation
@@ -45,12 +43,12 @@ class CreditWindow:
             self._serve(to)
 
     def shut(self) -> None:
-        """The connection broke: nobody may send until the next one is open."""
+        """Stop sending until the next connection is open."""
         self.generation = 0
         self._owed.clear()
 
     def fail(self, error: AtollError) -> None:
-        """The session ended for good: everybody who waits or comes later gets the error."""
+        """Raise the error in all current and later waiters."""
         self._failure = error
         self.generation = 0
         for waiters in self._waiting.values():
@@ -60,11 +58,11 @@ class CreditWindow:
         self._waiting.clear()
 
     async def acquire(self, to: str, nbytes: int) -> int:
-        """Wait until `nbytes` may be sent to `to`; return the generation they are booked on.
+        """Wait until `nbytes` may be sent to `to`; return the generation they count on.
 
         Raises:
-            PeerLost: the hub said while waiting that nobody is at `to`.
-            FrameTooLarge: they never fit the window.
+            PeerLost: the hub reported that `to` is not connected.
+            FrameTooLarge: they exceed the window.
         """
         if self._failure is not None:
             raise self._failure
@@ -90,7 +88,7 @@ class CreditWindow:
             self._leave(to, waiter)
 
     def release(self, to: str, nbytes: int, *, generation: int) -> None:
-        """Book back bytes: the hub credited them, or they were never sent."""
+        """Return credit for bytes that the hub credited or that were never sent."""
         if generation != self.generation:
             return
         left = self._owed.get(to, 0) - nbytes
@@ -101,18 +99,18 @@ class CreditWindow:
         self._serve(to)
 
     def receiver_lost(self, to: str) -> None:
-        """Nobody is at `to`: whoever waits to send there gets PeerLost."""
+        """Raise PeerLost in the waiters of a receiver that is not connected."""
         self._losses[to] = self._losses.get(to, 0) + 1
         for waiter in self._waiting.pop(to, ()):
             if not waiter.future.done():
                 waiter.future.set_exception(peer_lost(to))
 
     def losses(self, to: str) -> int:
-        """Return how often the hub said that nobody is at `to`."""
+        """Return how often the hub reported that `to` is not connected."""
         return self._losses.get(to, 0)
 
     def owed_bytes(self, to: str) -> int:
-        """Return how many bytes to `to` are under way."""
+        """Return the uncredited bytes to `to`."""
         return self._owed.get(to, 0)
 
     def _fits(self, to: str, nbytes: int) -> bool:
@@ -140,7 +138,7 @@ class CreditWindow:
 
 
 def peer_lost(to: str) -> PeerLost:
-    """Return the error for a receiver that the hub does not know."""
+    """Return the error for a receiver that is not connected to the hub."""
     return PeerLost(
         "the receiver of relayed tensors is gone",
         given=to,
@@ -149,11 +147,11 @@ def peer_lost(to: str) -> PeerLost:
 
 
 class ReadGate:
-    """Closed while readers want no more, unless somebody waits for what would come through it.
+    """Pauses the reader of a link while its inboxes are full, unless an answer is awaited.
 
     A session that stops reading leaves relayed frames at the hub, whose window then stops their
-    senders. But answers and credit come through the same socket: while a request or a relay of
-    the session waits, the gate stays open, so that two full sessions cannot block each other.
+    senders. But answers and credit arrive on the same socket: while a request or a relay of this
+    session waits, the gate stays open. Otherwise two full sessions would block each other.
     """
 
     def __init__(self) -> None:
@@ -163,22 +161,22 @@ class ReadGate:
 
     @property
     def closed(self) -> bool:
-        """Whether reading has to stop now."""
+        """Whether reading must pause."""
         return self._held and not self._waiting
 
     def hold(self) -> None:
-        """Readers want no more."""
+        """Close the gate, unless it is kept open."""
         self._held = True
         self._update()
 
     def release(self) -> None:
-        """Readers take more again."""
+        """Open the gate."""
         self._held = False
         self._update()
 
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:
-        """Keep the gate open for the length of a `with` block."""
+        """Keep the gate open inside a `with` block."""
         self._waiting += 1
         self._update()
         try:
@@ -188,7 +186,7 @@ class ReadGate:
             self._update()
 
     async def wait_open(self) -> bool:
-        """Wait until reading may go on; return whether it had to stop."""
+        """Wait until the gate is open; return whether it was closed."""
         waited = False
         while self.closed:
             waited = True

@@ -1,4 +1,4 @@
-"""The first two messages of every connection: Hello and the hub's answer to it."""
+"""The client's side of the handshake: Hello and Welcome."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from atoll.wire.limits import PROTOCOL
 from atoll.wire.messages import Failure, Hello, NodeInfo, Welcome, pack, unpack
 
 HELLO_TIMEOUT_S = 10.0
-"""Time within which the hub must answer Hello."""
+"""Time for the hub's answer to Hello."""
 
 REPLACED = 4000
-"""Close code: another process took this session over."""
+"""Close code: another process took over the session."""
 
 
 class Replaced(HubError):
-    """Another process opened the same session; this one must not come back."""
+    """Another process took over the session; this one must not reconnect."""
 
 
 FINAL = (AuthError, VersionMismatch, Replaced)
-"""Errors that no reconnect can cure."""
+"""Errors after which the link does not reconnect."""
 
 
 def make_hello(
     *, session: str, token: str, incarnation: str | None = None, info: NodeInfo | None = None
 ) -> Hello:
-    """Return the Hello of this process; the incarnation is random unless given."""
+    """Return the Hello of this process; its incarnation is random unless given."""
     return Hello(
         protocol=PROTOCOL,
         version=__version__,
@@ -50,12 +50,12 @@ def make_hello(
 
 
 async def greet(transport: Transport, hello: Hello, *, id: int) -> tuple[Welcome, int, int]:
-    """Say Hello and return the Welcome, and how many bytes went out and came in.
+    """Send Hello and return the Welcome, and the bytes sent and received.
 
     Raises:
-        AuthError: the hub does not accept the token or the address.
+        AuthError: the hub rejects the token or the address.
         VersionMismatch: the hub speaks another version of the protocol.
-        HubUnreachable: no answer came in time, or the connection ended first.
+        HubUnreachable: no answer arrived in time, or the connection ended first.
     """
     frame = pack(hello, id=id)
     try:
@@ -78,7 +78,7 @@ async def greet(transport: Transport, hello: Hello, *, id: int) -> tuple[Welcome
 
 
 def _read_welcome(message: bytes, *, id: int) -> Welcome:
-    """Return the Welcome in the hub's first message; raise what it refused with."""
+    """Return the Welcome in the hub's first message; raise the error in a Failure."""
     frame = decode(message)
     if frame.kind is not Kind.CONTROL:
         raise WireError("the hub's first message is not an answer", given=frame.kind.name)
@@ -92,14 +92,14 @@ def _read_welcome(message: bytes, *, id: int) -> Welcome:
 
 
 def is_final(error: AtollError) -> bool:
-    """Return whether trying again is pointless."""
+    """Return whether reconnecting cannot help."""
     return isinstance(error, FINAL) or (
         isinstance(error, ConnectionLost) and error.code == REPLACED
     )
 
 
 def refusal(error: AtollError, *, session: str) -> AtollError:
-    """Return a final error in the words that users of the ended link see."""
+    """Return a final error with the message that users of the link see."""
     if isinstance(error, ConnectionLost):
         return Replaced(
             "another process took this session over",

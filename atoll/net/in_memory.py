@@ -1,4 +1,4 @@
-"""A connection inside one process: for tests and simulations, with the same back-pressure."""
+"""A connection within one process, for tests and simulations, with real back-pressure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class _Way:
         self.ended: tuple[int, str] | None = None
 
     def end(self, code: int, reason: str) -> None:
-        """Take no further message; those inside can still be read."""
+        """Accept no more messages; queued ones can still be read."""
         if self.ended is None:
             self.ended = (code, reason)
         self.wake()
 
     def wake(self) -> None:
-        """Let both ends look again."""
+        """Wake both ends."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -38,7 +38,7 @@ class MemoryTransport:
         self._incoming = incoming
 
     async def send(self, message: Buffer) -> None:
-        """Hand one message to the other end; waits while `capacity` messages are unread."""
+        """Queue one message; wait while `capacity` messages are unread."""
         endpoint = self._outgoing
         while endpoint.ended is None and len(endpoint.messages) >= endpoint.capacity:
             await endpoint.changed.wait()
@@ -64,14 +64,14 @@ class MemoryTransport:
         self._incoming.end(code, reason)
 
     def cut(self) -> None:
-        """Break the connection as a pulled cable does: what was under way is lost."""
+        """Break the connection as a pulled cable does: messages in flight are lost."""
         for endpoint in (self._outgoing, self._incoming):
             endpoint.messages.clear()
             endpoint.end(ABNORMAL, "")
 
 
 def pair(*, capacity: int = 16) -> tuple[MemoryTransport, MemoryTransport]:
-    """Return the two ends of one connection; each direction holds `capacity` unread messages."""
+    """Return the two ends of a connection; each direction holds `capacity` unread messages."""
     there, back = _Way(capacity), _Way(capacity)
     return MemoryTransport(there, back), MemoryTransport(back, there)
 

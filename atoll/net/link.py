@@ -1,12 +1,11 @@
-"""One session with the hub, kept alive by itself.
+"""One session with the hub that reconnects by itself.
 
-A `Link` dials, says Hello, notices a dead hub, reconnects with backoff and sends unanswered
-requests again under the same number. Its user sees requests that take longer while the hub is
-away, and `on_reconnect`. What it cannot repair (a token that the hub refuses, another version, a
-newer process in its place) ends it: `failed` is set and every waiting and later call raises that
-error.
+A `Link` dials, sends Hello, detects a dead hub, reconnects with backoff, and repeats unanswered
+requests under the same id. While the hub is away its user sees slower requests, and `on_reconnect`
+afterwards. An error that reconnecting cannot repair (a rejected token, another version, a newer
+process in its place) ends the link: `failed` is set, and every waiting and later call raises it.
 
-All methods belong to one event loop; `sync_link` is the seam for threads.
+All methods belong to one event loop; `sync_link` is the bridge for threads.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ class Link:
         retry: Callable[[], Iterator[float]] = backoff,
         dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
-        """Make a link; nothing is opened before `start`.
+        """Prepare a link; `start` opens it.
 
         Args:
             dial: Opens a connection.
             hello: First message of each connection.
             clock: Source of time for deadlines and for the hub's silence.
-            stats: Figures for the heartbeat; called every few seconds, must be quick.
+            stats: Returns the values of a heartbeat; called every few seconds, must be quick.
             retry: Waits between attempts to reconnect.
-            dead_after_s: Silence of the hub after which a connection is given up.
+            dead_after_s: Silence of the hub that ends a connection.
         """
         self._dial = dial
         self._hello = hello
@@ -89,25 +88,25 @@ class Link:
 
     @property
     def session(self) -> str:
-        """Own address on the hub."""
+        """The session's address."""
         return self._hello.session
 
     @property
     def incarnation(self) -> str:
-        """What tells this process from others under the same address."""
+        """Id that distinguishes this process from others at the same address."""
         return self._hello.incarnation
 
     @property
     def connected(self) -> bool:
-        """Whether a connection is open and welcomed at this moment."""
+        """Whether a connection is open now."""
         return self._connection is not None
 
     def owed_bytes(self, to: str) -> int:
-        """Return how many relayed bytes to `to` the hub has not credited yet."""
+        """Return the relayed bytes to `to` that the hub has not credited yet."""
         return self._credit.owed_bytes(to)
 
     def on_notice(self, handler: Callable[[Message], None]) -> None:
-        """Call `handler` with every notice of the hub, in order; it must not block."""
+        """Call `handler` with every notice, in order; it must not block."""
         self._listeners.notices.append(handler)
 
     def on_relay(self, handler: Callable[[str, memoryview], None]) -> None:
@@ -115,19 +114,19 @@ class Link:
         self._listeners.relays.append(handler)
 
     def on_reconnect(self, handler: Callable[[], None]) -> None:
-        """Call `handler` when the connection is back after a break."""
+        """Call `handler` after each reconnect."""
         self._listeners.reconnects.append(handler)
 
     def on_failure(self, handler: Callable[[AtollError], None]) -> None:
-        """Call `handler` once when the link has ended for good, or is closed."""
+        """Call `handler` once when the link fails or is closed."""
         self._listeners.failures.append(handler)
 
     def hold_reading(self) -> None:
-        """Read no further frames until released; see `ReadGate` for the one exception."""
+        """Pause reading; see `ReadGate` for the exception."""
         self._read_gate.hold()
 
     def release_reading(self) -> None:
-        """Read again."""
+        """Resume reading."""
         self._read_gate.release()
 
     # ------------------------------------------------------------------------ life, death
@@ -136,12 +135,12 @@ class Link:
         """Open the first connection.
 
         Args:
-            timeout_s: Time for it.
-            patient: Keep trying while no hub answers, until the time is up.
+            timeout_s: Time limit.
+            patient: Keep trying while no hub answers.
 
         Raises:
-            HubUnreachable: no hub answers there; says why.
-            AuthError: the hub refuses the token.
+            HubUnreachable: no hub answers; says why.
+            AuthError: the hub rejects the token.
             VersionMismatch: the hub speaks another version.
         """
         self._ended = asyncio.get_running_loop().create_future()
@@ -167,10 +166,10 @@ class Link:
         return connection.welcome
 
     async def close(self, body: Message | None = None, *, timeout_s: float = 5.0) -> None:
-        """Say last words as a request, wait for their answer, and close for good.
+        """Send a last request, if any, wait for its answer, and close.
 
         Raises:
-            AtollError: the last words were not accepted, or not answered in time.
+            AtollError: the request was rejected, or not answered in time.
         """
         try:
             if body is not None and self.failed is None:
@@ -182,7 +181,7 @@ class Link:
             self._fail(HubError("this link to the hub is closed", given=self.session))
 
     async def wait_failed(self) -> AtollError:
-        """Wait until the link has ended for good and return why."""
+        """Wait until the link has failed and return the error."""
         if self._ended is None:
             raise _not_started(self.session)
         return await asyncio.shield(self._ended)
@@ -190,11 +189,11 @@ class Link:
     # ---------------------------------------------------------------------------- talking
 
     async def request(self, body: Message, *, timeout_s: float) -> Message:
-        """Return the hub's answer; the request is sent again after each reconnect.
+        """Return the hub's answer; the request is repeated after each reconnect.
 
         Raises:
-            DeadlineExceeded: no answer came within `timeout_s`.
-            AtollError: what the hub answered, if it could not do it.
+            DeadlineExceeded: no answer arrived within `timeout_s`.
+            AtollError: the hub's error.
         """
         self._check()
         try:
@@ -206,21 +205,20 @@ class Link:
             raise self._late(f"{type(body).__name__} was not answered in time", timeout_s) from None
 
     async def notify(self, body: Message) -> None:
-        """Send a notice; while the hub is away it is dropped."""
+        """Send a notice; it is dropped while the hub is away."""
         self._check()
         await self._send_control(pack(body))
 
     async def relay(self, to: str, parts: Parts, *, deadline: float) -> int:
-        """Send one chunk to session `to`; waits for credit, and while the hub is away.
+        """Send one chunk to session `to`; wait for credit and for the connection.
 
-        A chunk that was in a connection when it broke is lost without an error here: watch
-        `on_reconnect`.
+        A chunk in flight when a connection breaks is lost without an error; see `on_reconnect`.
 
         Returns:
-            Bytes sent, with the frame's header.
+            Bytes sent, including the frame's header.
 
         Raises:
-            PeerLost: the hub says that nobody is at `to`.
+            PeerLost: `to` is not connected to the hub.
             DeadlineExceeded: the monotonic time `deadline` passed.
         """
         return await self.relay_all(to, (parts,), deadline=deadline)
@@ -257,7 +255,7 @@ class Link:
                 self._disconnected(connection)
 
     async def _send_control(self, frame: bytes) -> None:
-        """Send if connected. The reader notices a break, and requests are sent again then."""
+        """Send if connected. The reader notices a break, and requests are repeated then."""
         if self._connection is not None:
             with contextlib.suppress(ConnectionLost):
                 await self._connection.send(frame, kind=Kind.CONTROL)
@@ -265,7 +263,7 @@ class Link:
     # ------------------------------------------------------------------------- connections
 
     async def _connect(self) -> Connection:
-        """Dial, greet, and make the new connection the present one."""
+        """Dial, shake hands, and make this the current connection."""
         transport = await self._dial()
         try:
             welcome, sent, received = await greet(
@@ -290,13 +288,13 @@ class Link:
         return self._connection
 
     def _disconnected(self, connection: Connection) -> None:
-        """Forget a connection that broke, if it is still the present one."""
+        """Drop a broken connection, if it is still the current one."""
         if self._connection is connection:
             self._connection = None
             self._credit.shut()
 
     async def _run(self, connection: Connection) -> None:
-        """Serve connections, one after the other, until a final error."""
+        """Serve one connection after the other until an error is final."""
         waits = self._retry()
         try:
             while True:
@@ -314,7 +312,7 @@ class Link:
             self._fail(HubError("the link to the hub failed", given=repr(error)))
 
     async def _serve(self, connection: Connection) -> AtollError:
-        """Serve one connection to its end; return why it ended."""
+        """Serve one connection until it ends; return the reason."""
         try:
             error = await connection.serve(
                 self._dispatch,
@@ -328,7 +326,7 @@ class Link:
         return error
 
     async def _reconnect(self, error: AtollError, waits: Iterator[float]) -> Connection:
-        """Return the next connection, however long it takes; raise an error that is final."""
+        """Return the next connection, however long it takes; raise a final error."""
         while not is_final(error):
             await asyncio.sleep(next(waits))
             try:
@@ -339,7 +337,7 @@ class Link:
         raise refusal(error, session=self.session)
 
     async def _resume(self) -> None:
-        """After a reconnect: ask again what was not answered, then tell the listeners."""
+        """Repeat unanswered requests, then notify the listeners."""
         self.counters.reconnects += 1
         logger.info("%s: connected to the hub again", self.session)
         for frame in self._requests.frames():
@@ -359,7 +357,7 @@ class Link:
         self._listeners.relayed(relay.source, relay.payload)
 
     def _on_notice(self, body: Message) -> None:
-        """Keep the books of credit, and tell the listeners everything else."""
+        """Apply credit; pass all other notices to the listeners."""
         if isinstance(body, Credit):
             self._credit.release(body.to, body.nbytes, generation=self._opened)
             return
@@ -376,7 +374,7 @@ class Link:
             raise _not_started(self.session)
 
     def _fail(self, error: AtollError) -> None:
-        """End for good: everybody who waits gets the error. The first error stays."""
+        """End the link: every waiting call raises the error. The first error stays."""
         self._connection = None
         if self.failed is not None:
             return
@@ -388,7 +386,7 @@ class Link:
         self._listeners.failed(error)
 
     def _late(self, what: str, timeout_s: float) -> DeadlineExceeded:
-        """Return the error for a wait that ended; says if the hub is away."""
+        """Return the error of a timeout; it says whether the hub was away."""
         away = "" if self.connected else ", and the hub is not connected"
         return DeadlineExceeded(
             what,

@@ -1,4 +1,4 @@
-"""Who listens to a link: notices, relayed payloads, reconnects, its end."""
+"""Handlers of a link's events: notices, relayed payloads, reconnects, failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class Listeners:
-    """Four lists of handlers, called in the order in which they came; none may block."""
+    """Four lists of handlers, called in the order of registration; none may block."""
 
     def __init__(self) -> None:
         self.notices: list[Callable[[Message], None]] = []
@@ -21,28 +21,28 @@ class Listeners:
         self.failures: list[Callable[[AtollError], None]] = []
 
     def noticed(self, body: Message) -> None:
-        """Tell of a notice of the hub."""
+        """Report a notice of the hub."""
         for handler in self.notices:
             _call(handler, body)
 
     def relayed(self, source: str, payload: memoryview) -> None:
-        """Tell of a relayed payload."""
+        """Report a relayed payload."""
         for handler in self.relays:
             _call(handler, source, payload)
 
     def reconnected(self) -> None:
-        """Tell that the connection is back after a break."""
+        """Report a reconnect."""
         for handler in self.reconnects:
             _call(handler)
 
     def failed(self, error: AtollError) -> None:
-        """Tell that the link has ended for good."""
+        """Report that the link has failed."""
         for handler in self.failures:
             _call(handler, error)
 
 
 def _call(handler: Callable[..., None], *arguments: object) -> None:
-    """Call a listener; its failure is its own, the session goes on."""
+    """Call a handler and log its exception; the session continues."""
     try:
         handler(*arguments)
     except Exception:

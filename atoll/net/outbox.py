@@ -1,8 +1,9 @@
-"""Ships small things to the hub in order, in batches, without ever stopping their producer.
+"""Ship small items to the hub in order and in batches, without blocking their producer.
 
-Items wait in memory while the hub is away. Each batch carries the number of its first item; the
-hub answers with the last number that is durable, and everything after it is sent again. Only
-items that were never sent are thinned out when the buffer is full, so numbers have no holes.
+Items wait in memory while the hub is away. Each batch has the number of its first item; the hub
+answers with the last durable number, and everything after it is sent again. When the buffer is
+full,
+only items that were never sent are thinned, so numbers have no gaps.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CAPACITY = 10_000
-"""Items that may wait; measurements of some hours at one a second."""
+"""Items that may wait; hours of metrics at one a second."""
 
 BATCH = 500
-"""Most items of one message."""
+"""Largest number of items of one message."""
 
 ANSWER_TIMEOUT_S = 60.0
 
 
 def keep_every_second(items: list[T]) -> list[T]:
-    """Return the items with every second one of the older half left out: for measurements."""
+    """Return the items without every second one of the older half; for metrics."""
     half = len(items) // 2
     return items[:half:2] + items[half:]
 
 
 def drop_oldest(items: list[T]) -> list[T]:
-    """Return the newer three quarters of the items: for log lines."""
+    """Return the newer three quarters of the items; for log lines."""
     return items[len(items) // 4 :]
 
 
 class Outbox(Generic[T]):
-    """A bounded buffer of items on their way to the hub; lives on the link's loop."""
+    """A bounded buffer of items for the hub; lives on the link's event loop."""
 
     def __init__(
         self,
@@ -91,12 +92,12 @@ class Outbox(Generic[T]):
         return self._first
 
     def start(self) -> None:
-        """Begin to ship; must be called on the link's loop."""
+        """Start shipping; call it on the link's event loop."""
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._ship(), name="outbox")
 
     def add(self, item: T) -> None:
-        """Queue an item; never waits, from any thread. The oldest are thinned when it is full."""
+        """Add an item without waiting, from any thread. The oldest are thinned when it is full."""
         with self._lock:
             self._waiting.append(item)
             if len(self._waiting) > self._capacity:
@@ -105,7 +106,7 @@ class Outbox(Generic[T]):
             self._loop.call_soon_threadsafe(self._stir)
 
     async def flush(self, *, timeout_s: float) -> bool:
-        """Wait until the hub has everything; return whether it has."""
+        """Wait until the hub has acknowledged everything; return whether it has."""
         if self._task is None or (self._task.done() and not self._idle.is_set()):
             return False
         self._stir()
@@ -117,7 +118,7 @@ class Outbox(Generic[T]):
         return self._idle.is_set()
 
     async def close(self, *, timeout_s: float) -> bool:
-        """Flush, then end; return whether the hub has everything."""
+        """Flush, then stop; return whether the hub has acknowledged everything."""
         complete = await self.flush(timeout_s=timeout_s)
         if self._task is not None:
             self._task.cancel()
@@ -133,7 +134,7 @@ class Outbox(Generic[T]):
         self._wake.set()
 
     async def _ship(self) -> None:
-        """Send batch after batch until the link ends for good."""
+        """Send batches until the link fails."""
         waits = self._retry()
         while True:
             if not self._load():
@@ -167,7 +168,7 @@ class Outbox(Generic[T]):
             return bool(self._flight)
 
     def _acked(self, seq: int) -> bool:
-        """Forget what the hub has; return whether that was anything."""
+        """Drop acknowledged items; return whether there were any."""
         with self._lock:
             count = min(seq - self._first + 1, len(self._flight))
             if count <= 0:
@@ -185,13 +186,13 @@ class SyncOutbox(Generic[T]):
         self._loop = loop
 
     def add(self, item: T) -> None:
-        """Queue an item; never waits."""
+        """Add an item without waiting."""
         self._outbox.add(item)
 
     def flush(self, *, timeout_s: float) -> bool:
-        """Wait until the hub has everything; return whether it has."""
+        """Wait until the hub has acknowledged everything; return whether it has."""
         return self._loop.run(self._outbox.flush(timeout_s=timeout_s), timeout_s=timeout_s + 5.0)
 
     def close(self, *, timeout_s: float) -> bool:
-        """Flush, then end; return whether the hub has everything."""
+        """Flush, then stop; return whether the hub has acknowledged everything."""
         return self._loop.run(self._outbox.close(timeout_s=timeout_s), timeout_s=timeout_s + 5.0)

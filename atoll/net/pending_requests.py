@@ -1,4 +1,4 @@
-"""The requests of a link that have no answer yet, by their numbers."""
+"""Unanswered requests of a link, by id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.wire.messages import Envelope, Failure, Message, pack
 
 
 class PendingRequest:
-    """A request that has no answer yet."""
+    """An unanswered request."""
 
     __slots__ = ("frame", "future")
 
@@ -22,16 +22,16 @@ class PendingRequest:
 
 
 class PendingRequests:
-    """Numbers requests, and hands each answer to the one who asked."""
+    """Numbers requests and matches answers to them."""
 
     def __init__(self) -> None:
         self.ids = itertools.count(1)
-        """Numbers of everything that is answered, heartbeats and greetings too."""
+        """Ids of requests, heartbeats and Hellos."""
         self._pending: dict[int, PendingRequest] = {}
 
     @contextlib.contextmanager
     def pending(self, body: Message) -> Iterator[PendingRequest]:
-        """Give a request its number; leaving the block withdraws it."""
+        """Register a request; leaving the block withdraws it."""
         id = next(self.ids)
         self._pending[id] = pending = PendingRequest(pack(body, id=id))
         try:
@@ -40,11 +40,11 @@ class PendingRequests:
             del self._pending[id]
 
     def frames(self) -> list[bytes]:
-        """Return the frames of what is still to be answered, oldest first."""
+        """Return the frames of unanswered requests, oldest first."""
         return [pending.frame for pending in self._pending.values() if not pending.future.done()]
 
     def resolve(self, envelope: Envelope) -> bool:
-        """Hand an answer to its request; False: nobody waits for it (any more)."""
+        """Give an answer to its request; return False if none waits for it."""
         pending = self._pending.get(envelope.id)
         if pending is None or pending.future.done():
             return False
@@ -55,7 +55,7 @@ class PendingRequests:
         return True
 
     def fail(self, error: AtollError) -> None:
-        """Answer everything with an error: no other answer can come any more."""
+        """Raise the error in every waiting request."""
         for pending in self._pending.values():
             if not pending.future.done():
                 pending.future.set_exception(error)

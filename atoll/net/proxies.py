@@ -1,7 +1,4 @@
-"""Proxies on the way to a hub: what may be named, and which hop failed when one does.
-
-One wording for "nobody answers there", whichever protocol was tried.
-"""
+"""Proxies to a hub: how to name one, and which hop failed."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from atoll.errors import ConfigError, HubUnreachable
 
 @dataclass(frozen=True, slots=True)
 class HubAddress:
-    """Where a hub is."""
+    """Host, port and path of a hub."""
 
     host: str
     port: int
     secure: bool
-    """Whether TLS is spoken there."""
+    """Whether it uses TLS."""
     prefix: str = ""
-    """Path below which it is, e.g. `/atoll` behind a reverse proxy; empty or without end slash."""
+    """Path, e.g. `/atoll` behind a reverse proxy; empty or without a trailing slash."""
 
     @property
     def url(self) -> str:
@@ -39,7 +36,7 @@ class HubAddress:
 
 
 def hub_address(url: str) -> HubAddress:
-    """Return where the hub of a URL is.
+    """Parse the URL of a hub.
 
     Raises:
         ConfigError: it is not http(s)://HOST:PORT[/PREFIX].
@@ -61,12 +58,12 @@ def hub_address(url: str) -> HubAddress:
 
 
 def at_address(host: str, port: int) -> str:
-    """Return HOST:PORT; the colons of an IPv6 address go into brackets."""
+    """Return HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def unreachable(url: str, error: BaseException) -> HubUnreachable:
-    """Return the error for a connection that could not be opened, naming host, port and reason."""
+    """Return the error for a connection that failed, with host, port and reason."""
     place = hub_address(url)
     host, port = place.host, place.port
     reason, remedy = _diagnosis(error, host=host, port=port)
@@ -79,7 +76,7 @@ def unreachable(url: str, error: BaseException) -> HubUnreachable:
 
 
 def _diagnosis(error: BaseException, *, host: str, port: int) -> tuple[str, str]:
-    """Return what went wrong and what to do about it."""
+    """Return the cause and the remedy."""
     text = str(error)
     if isinstance(error, ConnectionRefusedError) or "refused" in text.lower():
         return "connection refused", f"start `atoll hub --port {port}` there, or correct the port"
@@ -96,7 +93,7 @@ def _diagnosis(error: BaseException, *, host: str, port: int) -> tuple[str, str]
 SCHEMES = ("http", "https", "socks5", "socks5h")
 
 DIRECT = "direct"
-"""In place of a URL: no proxy, whatever the environment says or was given before."""
+"""Instead of a URL: no proxy, whatever the environment says."""
 
 FORM = "http://[USER:PASSWORD@]HOST:PORT or socks5://[USER:PASSWORD@]HOST:PORT"
 
@@ -105,7 +102,7 @@ def check_proxy(url: str) -> str:
     """Return the URL of a proxy as given; empty: none.
 
     Raises:
-        ConfigError: it is no proxy's URL, or what it needs is not installed.
+        ConfigError: it is not the URL of a proxy, or a package is missing.
     """
     if not url or url == DIRECT:
         return url
@@ -129,15 +126,15 @@ def check_proxy(url: str) -> str:
 
 
 def proxy_of(given: str, *, hub: str, kept: str = "") -> str:
-    """Return the proxy to a hub's URL; empty: none.
+    """Return the proxy for a hub's URL; empty: none.
 
     Args:
-        given: What a person asked for now: a URL, `direct`, or nothing.
+        given: Explicit choice: a URL, `direct`, or empty.
         hub: The hub's URL.
-        kept: What was asked for when this machine joined; the environment of today wins over it.
+        kept: Choice when this machine joined; the current environment overrides it.
 
     Raises:
-        ConfigError: it is no proxy's URL, or what it needs is not installed.
+        ConfigError: it is not the URL of a proxy, or a package is missing.
     """
     if given == DIRECT:
         return ""
@@ -161,7 +158,7 @@ def proxy_address(url: str) -> str:
 
 
 def for_websocket(url: str) -> str | None:
-    """Return a proxy as the WebSocket library takes it; names are resolved by the proxy."""
+    """Return a proxy in the form of the WebSocket library; the proxy resolves names."""
     scheme, _, rest = url.partition("://")
     return f"socks5h://{rest}" if scheme == "socks5" else url or None
 
@@ -169,8 +166,8 @@ def for_websocket(url: str) -> str | None:
 def not_through(proxy: str, hub: str, error: BaseException) -> HubUnreachable:
     """Return the error for a hub (HOST:PORT) that was not reached through a proxy.
 
-    It names the hop that failed: the proxy does not answer, the proxy refuses to serve this
-    machine, the proxy does not reach the hub, or the hub does not answer behind it.
+    It names the failed hop: the proxy does not answer, rejects this machine or does not reach the
+    hub, or the hub does not answer behind it.
     """
     import httpx  # here, since the supervisor of an island needs neither of the two
     from websockets.exceptions import InvalidProxyMessage, InvalidProxyStatus, ProxyError
@@ -194,7 +191,7 @@ def not_through(proxy: str, hub: str, error: BaseException) -> HubUnreachable:
 
 
 def refused_by(proxy: str, *, given: str) -> HubUnreachable:
-    """Return the error for a proxy that does not serve this machine."""
+    """Return the error for a proxy that rejects this machine."""
     return HubUnreachable(
         f"the proxy at {proxy_address(proxy)} refuses to serve this machine",
         given=given,
@@ -204,7 +201,7 @@ def refused_by(proxy: str, *, given: str) -> HubUnreachable:
 
 
 def not_reached_by(proxy: str, hub: str, *, given: str) -> HubUnreachable:
-    """Return the error for a proxy that answers, but not with the hub behind it."""
+    """Return the error for a proxy that does not reach the hub."""
     return HubUnreachable(
         f"the proxy at {proxy_address(proxy)} does not reach the hub at {hub}",
         given=given,
@@ -224,7 +221,7 @@ def _no_proxy(proxy: str, hub: str, text: str) -> HubUnreachable:
 
 
 def _whole_text(error: BaseException) -> str:
-    """Return what an error and its cause say."""
+    """Return the text of an error and of its cause."""
     texts = [str(error) or type(error).__name__]
     if error.__cause__ is not None and str(error.__cause__) not in (*texts, ""):
         texts.append(str(error.__cause__))

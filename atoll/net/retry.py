@@ -1,4 +1,4 @@
-"""How long to wait before trying again."""
+"""Backoff between retries."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def backoff(
 ) -> Iterator[float]:
     """Yield waits in seconds without end: exponential, capped, with jitter.
 
-    Each is drawn evenly from the upper half of its interval, so that a thousand nodes that lost
-    the same hub do not come back in the same instant, and none comes back at once.
+    Each wait is drawn from the upper half of its interval, so that a thousand nodes that lost the
+    same
+    hub do not reconnect at the same moment.
     """
     source = random or random_module.Random()
     wait_s = first_s

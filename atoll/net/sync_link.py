@@ -1,9 +1,7 @@
-"""The link as training code uses it: plain calls, each with an end in time.
+"""The link for threads: blocking calls with deadlines.
 
-The event loop lives in a thread of its own. A whole packet crosses to it in one hop
-(`relay_all`), and what comes back is found in inboxes as views into the received frames.
-
-How a link to a hub is opened: dialled over a WebSocket, greeted, and started.
+The event loop runs in its own thread. A whole packet crosses to it in one hop (`relay_all`), and
+arrivals are read from inboxes as views of the received frames.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ async def open_link(
     timeout_s: float = 20.0,
     patient: bool = False,
 ) -> Link:
-    """Return a started link to the hub at `url`; see `Link.start` for what it raises."""
+    """Return a started link to the hub at `url`; raises as `Link.start` does."""
     hello = make_hello(session=session, token=token, incarnation=incarnation, info=info)
     dial_s = min(timeout_s, 10.0)
     link = Link(lambda: dial(url, endpoint=endpoint, timeout_s=dial_s), hello, stats=stats)
@@ -48,14 +46,14 @@ async def open_link(
 T = TypeVar("T")
 
 SLACK_S = 5.0
-"""The link ends its waits itself, and says why; the thread's own limit comes later."""
+"""The thread's timeout is later than the link's, whose error is more precise."""
 
 
 class SyncLink:
-    """A `Link` for threads. All methods may be called from any thread but the loop's."""
+    """A `Link` for threads. Call its methods from any thread but the event loop's."""
 
     def __init__(self, link: Link, loop: LoopThread) -> None:
-        """Wrap a link that lives on `loop` and was just started there; both belong to this now."""
+        """Wrap a link that was just started on `loop`; this object owns both."""
         self._link = link
         self._loop = loop
         self._clock = RealClock()
@@ -75,27 +73,27 @@ class SyncLink:
 
     @property
     def session(self) -> str:
-        """Own address on the hub."""
+        """The session's address."""
         return self._link.session
 
     @property
     def incarnation(self) -> str:
-        """What tells this process from others under the same address."""
+        """Id that distinguishes this process from others at the same address."""
         return self._link.incarnation
 
     @property
     def counters(self) -> LinkCounters:
-        """Bytes both ways, and reconnects."""
+        """Bytes in both directions, and reconnects."""
         return self._link.counters
 
     @property
     def connected(self) -> bool:
-        """Whether a connection is open at this moment."""
+        """Whether a connection is open now."""
         return self._link.connected
 
     @property
     def failed(self) -> AtollError | None:
-        """Why the link ended for good, if it did."""
+        """Why the link failed; None: it has not."""
         return self._link.failed
 
     @property
@@ -109,8 +107,8 @@ class SyncLink:
         """Return the hub's answer; survives reconnects and restarts of the hub.
 
         Raises:
-            DeadlineExceeded: no answer came within `timeout_s`.
-            AtollError: what the hub answered, if it could not do it.
+            DeadlineExceeded: no answer arrived within `timeout_s`.
+            AtollError: the hub's error.
         """
         return self._loop.run(
             self._link.request(body, timeout_s=timeout_s), timeout_s=timeout_s + SLACK_S
@@ -119,9 +117,9 @@ class SyncLink:
     def request_later(
         self, body: Message, *, timeout_s: float
     ) -> concurrent.futures.Future[Message]:
-        """Ask in the background; the future has the answer, or the error. See :meth:`request`.
+        """Send a request and return the future of its answer; see :meth:`request`.
 
-        Cancelling the future withdraws the request: it is not sent again after a reconnect.
+        Cancelling the future withdraws the request: it is not repeated after a reconnect.
         """
         return self._loop.submit(self._link.request(body, timeout_s=timeout_s))
 
@@ -129,7 +127,7 @@ class SyncLink:
         """Send a notice, best effort; returns at once.
 
         Raises:
-            AtollError: the link has ended for good.
+            AtollError: the link has failed.
         """
         if self._link.failed is not None:
             raise self._link.failed
@@ -142,8 +140,8 @@ class SyncLink:
     def relay_all(self, to: str, parts: Iterable[Parts], *, deadline: float) -> int:
         """Send many chunks in order with one hop between threads; return the bytes sent.
 
-        `parts` is iterated on the loop's thread: a generator over `pieces(packet)` is right, work
-        is not. See `Link.relay` for what it raises.
+        `parts` is iterated on the event loop: it should yield views and not compute. Raises as
+        `Link.relay` does.
         """
         left_s = max(0.0, deadline - self._clock.monotonic())
         return self._loop.run(
@@ -153,7 +151,7 @@ class SyncLink:
     def relay_later(
         self, to: str, parts: Iterable[Parts], *, deadline: float
     ) -> concurrent.futures.Future[int]:
-        """Send many chunks in the background; the future has the bytes sent, or the error."""
+        """Send many chunks in the background; return the future of the bytes sent."""
         return self._loop.submit(self._link.relay_all(to, parts, deadline=deadline))
 
     # ---------------------------------------------------------------------------- hearing
@@ -166,26 +164,26 @@ class SyncLink:
         reconnects: bool = False,
         prefix: bytes = b"",
     ) -> Inbox:
-        """Return an inbox for what arrives from now on; subscribe before you ask for it.
+        """Return an inbox for later arrivals; subscribe before you send the request for them.
 
-        The first inbox of a link also gets what came since it was opened.
+        The first inbox of a link also gets earlier arrivals.
 
         Args:
             sources: Sessions whose payloads are wanted; None: all, empty: none.
-            notices: Types of notices that are wanted too.
-            reconnects: Whether a `Reconnected` is put in after each break.
-            prefix: First bytes of the payloads that are wanted; empty: all.
+            notices: Types of notices that are wanted.
+            reconnects: Whether to add a `Reconnected` after each break.
+            prefix: First bytes of the wanted payloads; empty: all.
         """
         return self._dispatcher.subscribe(
             sources=sources, notices=notices, reconnects=reconnects, prefix=prefix
         )
 
     def on_notice(self, handler: Callable[[Message], None]) -> None:
-        """Call `handler` with every notice, on the loop's thread; it must not block."""
+        """Call `handler` with every notice on the event loop; it must not block."""
         self._link.on_notice(handler)
 
     def on_reconnect(self, handler: Callable[[], None]) -> None:
-        """Call `handler` after each reconnect, on the loop's thread; it must not block."""
+        """Call `handler` after each reconnect on the event loop; it must not block."""
         self._link.on_reconnect(handler)
 
     def outbox(
@@ -195,7 +193,7 @@ class SyncLink:
         capacity: int = CAPACITY,
         thin: Callable[[list[T]], list[T]] = keep_every_second,
     ) -> SyncOutbox[T]:
-        """Return a started buffer that ships items in the background; see `Outbox`."""
+        """Return a started outbox; see `Outbox`."""
         outbox = Outbox(self._link, make_message, capacity=capacity, thin=thin)
         self._loop.run(_start(outbox), timeout_s=SLACK_S)
         return SyncOutbox(outbox, self._loop)
@@ -203,10 +201,10 @@ class SyncLink:
     # ------------------------------------------------------------------------------- ends
 
     def close(self, body: Message | None = None, *, timeout_s: float = 5.0) -> None:
-        """Say last words as a request, then close. Calling it again does nothing.
+        """Send a last request, if any, then close. Idempotent.
 
         Raises:
-            AtollError: the last words were not accepted, or not answered in time.
+            AtollError: the request was rejected, or not answered in time.
         """
         closing, self._closing = self._closing, True
         if closing or not self._loop.running:
@@ -220,7 +218,7 @@ class SyncLink:
             self._loop.stop()
 
     def __enter__(self) -> SyncLink:
-        """Return itself; leaving the block closes the link."""
+        """Return the link; leaving the block closes it."""
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -228,7 +226,7 @@ class SyncLink:
 
 
 async def _wrap(opening: Coroutine[Any, Any, Link], loop: LoopThread) -> SyncLink:
-    """Open the link and listen to it before its first frame is read."""
+    """Open the link and subscribe before its first frame is read."""
     return SyncLink(await opening, loop)
 
 
@@ -251,17 +249,17 @@ def connect(
 
     Args:
         url: The hub.
-        session: Own address, e.g. ``"job/w0"``.
-        token: What proves that this process may have it.
-        endpoint: How the hub is reached.
-        info: What this machine is (for a node).
-        stats: Figures for the heartbeat; called on the loop's thread.
-        timeout_s: Time for the first connection.
-        patient: Keep trying while no hub answers, until that time is up.
+        session: The session's address, e.g. ``"job/w0"``.
+        token: Authenticates this process for the session.
+        endpoint: How to reach the hub.
+        info: Description of the machine (of a node).
+        stats: Returns the values of a heartbeat; called on the event loop.
+        timeout_s: Time limit of the first connection.
+        patient: Keep trying while no hub answers.
 
     Raises:
-        HubUnreachable: no hub answers there; says why.
-        AuthError: the hub refuses the token.
+        HubUnreachable: no hub answers; says why.
+        AuthError: the hub rejects the token.
         VersionMismatch: the hub speaks another version of the protocol.
     """
     loop = LoopThread(name=f"atoll-link {session}")

@@ -1,12 +1,12 @@
-"""Holds what is sent and received to a limit of bits per second.
+"""Bandwidth limits in bits per second.
 
-A bucket is one number, the time at which everything that was let through so far has been paid for.
-Each message moves it on by its own size; a message may pass when it has been paid, or a little
-before (the burst). The number lives in a small file when all processes of a machine keep one limit
-together: the monotonic clock is the same for all of them.
+A bucket is one number: the time by which all bytes so far are paid for. Each message advances it by
+its size and may pass when that time has come, or slightly earlier (the burst). Processes of a
+machine share a limit through a small file with that number; all of them have the same monotonic
+clock.
 
-Tensors wait until they are paid for. Control messages are counted like everything else but do not
-queue up behind tensors: they pass at once, and what they owe is paid by the tensors after them.
+Tensors wait until they are paid for. Control messages are counted but pass at once; the tensors
+after them pay for them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import httpx
 from atoll.net.endpoint import HubEndpoint
 
 BURST_S = 0.05
-"""Seconds' worth of bytes that may pass ahead of time, so that timers need not be exact."""
+"""Seconds' worth of bytes that may pass early, since timers are not exact."""
 
 URGENT_S = 2.0
-"""Seconds by which control messages may run ahead of the limit; beyond it they wait, too."""
+"""Seconds by which control messages may exceed the limit before they wait too."""
 
 BLOCK_BYTES = 64 * 2**10
 """Largest piece of a file that is paid for at once."""
@@ -36,10 +36,10 @@ _NUMBER = struct.Struct("!d")
 
 
 class SharedBudget:
-    """Keeps the number of one bucket, in a file that processes share or in this process."""
+    """The number of one bucket, in a shared file or in this process."""
 
     def __init__(self, path: str, *, offset: int) -> None:
-        """Keep it at `offset` of the file; in this process if there is no path, or no such file."""
+        """Use `offset` of the file; without a file, this process has its own number."""
         self._offset = offset
         self._own = 0.0
         self._file = -1
@@ -51,7 +51,7 @@ class SharedBudget:
                 self._file = os.open(path, os.O_RDWR)
 
     def change(self, step: Callable[[float], float]) -> float:
-        """Put `step` of the number in its place and return that."""
+        """Replace the number by `step` of it, and return it."""
         if self._file < 0:
             self._own = step(self._own)
             return self._own
@@ -88,11 +88,11 @@ class Bucket:
         self._monotonic = monotonic
 
     def spend(self, nbytes: int, *, urgent: bool = False) -> float:
-        """Count bytes; return how many seconds to wait before they may pass.
+        """Count bytes; return the seconds to wait before they may pass.
 
         Args:
-            nbytes: How many.
-            urgent: They are a control message.
+            nbytes: Size.
+            urgent: Whether they are a control message.
         """
         now = self._monotonic()
         cost_s = nbytes * 8 / self._bps
@@ -115,18 +115,18 @@ _FUTURE_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """Both directions of a way; None: that direction has no limit."""
+    """Limits of both directions of an endpoint; None: no limit."""
 
     up: Bucket | None
     down: Bucket | None
 
     async def sent(self, nbytes: int, *, urgent: bool) -> None:
-        """Wait until so many bytes may be sent."""
+        """Wait until these bytes may be sent."""
         if self.up is not None:
             await _wait(self.up.spend(nbytes, urgent=urgent))
 
     async def received(self, nbytes: int, *, urgent: bool) -> None:
-        """Wait until so many bytes, which have come, may be taken."""
+        """Wait until these received bytes may be taken."""
         if self.down is not None:
             await _wait(self.down.spend(nbytes, urgent=urgent))
 
@@ -143,7 +143,7 @@ async def _wait(seconds: float) -> None:
 
 
 def throttle_of(endpoint: HubEndpoint) -> Throttle:
-    """Return what holds a way to its owner's limits."""
+    """Return the limits of an endpoint."""
     up = (
         Bucket(endpoint.upload_bps, ledger=SharedBudget(endpoint.pace, offset=0))
         if endpoint.upload_bps
@@ -159,7 +159,7 @@ def throttle_of(endpoint: HubEndpoint) -> Throttle:
 
 
 class ThrottledHttp(httpx.BaseTransport):
-    """HTTP whose bodies are held to a limit, both ways."""
+    """An httpx transport with limits on request and response bodies."""
 
     def __init__(self, inner: httpx.BaseTransport, throttle: Throttle) -> None:
         """Send through `inner`."""
@@ -182,7 +182,7 @@ class ThrottledHttp(httpx.BaseTransport):
 
 
 class _Slowed(httpx.SyncByteStream):
-    """A body that pauses."""
+    """A body stream that waits for its bucket."""
 
     def __init__(self, inner: httpx.SyncByteStream, bucket: Bucket) -> None:
         self._inner = inner

@@ -1,7 +1,4 @@
-"""What a connection is to the rest of this room: ordered, reliable, cut into messages.
-
-What a link sent and received, in bytes of whole frames.
-"""
+"""The interface of a connection (ordered, reliable, message-based), and byte counters."""
 
 from __future__ import annotations
 
@@ -35,10 +32,10 @@ class ConnectionLost(HubError):
 
 
 class Transport(Protocol):
-    """One open connection. Implementations: `websocket` (real) and `memory` (tests)."""
+    """One open connection. Implementations: `websocket` and, for tests, `in_memory`."""
 
     async def send(self, message: Buffer) -> None:
-        """Hand over one message; waits while the peer reads slowly.
+        """Send one message; wait while the peer reads slowly.
 
         Raises:
             ConnectionLost: the connection ended.
@@ -49,35 +46,35 @@ class Transport(Protocol):
         """Return the next message. Cancelling it loses nothing.
 
         Raises:
-            ConnectionLost: the connection ended and everything received was handed out.
+            ConnectionLost: the connection ended and all received messages were returned.
         """
         ...
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
-        """End the connection within about a second. May be called again."""
+        """End the connection within about a second. Idempotent."""
         ...
 
 
 Dial = Callable[[], Awaitable[Transport]]
-"""Opens a fresh connection to the same place. Raises HubUnreachable."""
+"""Opens a new connection; raises HubUnreachable."""
 
 
 _WEIGHT = 0.3
-"""Of the newest measurement of the round trip."""
+"""Weight of the newest round trip in the average."""
 
 
 @dataclass(slots=True)
 class LinkCounters:
-    """Totals of one link since it started; headers of frames are included, WebSocket's are not."""
+    """Totals of one link; they include frame headers, but not WebSocket's."""
 
     sent_control_bytes: int = 0
     sent_relay_bytes: int = 0
     received_control_bytes: int = 0
     received_relay_bytes: int = 0
     reconnects: int = 0
-    """How often the connection broke and came back."""
+    """Number of reconnects."""
     round_trip_s: float = 0.0
-    """Time to the hub and back, by the answers to heartbeats, the last ones weighing most."""
+    """Smoothed round trip time of heartbeats."""
 
     @property
     def sent_bytes(self) -> int:
@@ -90,7 +87,7 @@ class LinkCounters:
         return self.received_control_bytes + self.received_relay_bytes
 
     def measured(self, *, round_trip_s: float) -> None:
-        """Take in one more measurement of the way there and back."""
+        """Add a measured round trip."""
         if self.round_trip_s:
             round_trip_s = (1 - _WEIGHT) * self.round_trip_s + _WEIGHT * round_trip_s
         self.round_trip_s = round_trip_s

@@ -1,4 +1,4 @@
-"""The real transport: a WebSocket to the hub's `/ws`."""
+"""The WebSocket transport to the hub's `/ws`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from atoll.wire.frames import HEADER_BYTES, Buffer, Kind
 from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
 
 CLOSE_TIMEOUT_S = 1.0
-"""A dead peer answers no closing handshake: do not wait long for it."""
+"""Wait for the closing handshake; a dead peer does not answer it."""
 
 
 HELD_S = 0.1
 MAX_HELD_BYTES = 4 * 2**20
-"""What the kernel keeps ready for a receiver that takes no more than its owner allows."""
+"""Receive buffer of the kernel under a download limit."""
 
 
 class WebSocketTransport:
@@ -41,9 +41,9 @@ class WebSocketTransport:
         self._throttle = throttle
 
     async def send(self, message: Buffer) -> None:
-        """Send one binary message; waits while more than the write limit is unsent.
+        """Send one binary message; wait while more than the write limit is unsent.
 
-        Within a limit of bandwidth, only tensors wait for their turn.
+        Under a bandwidth limit only tensors wait.
         """
         await self._throttle.sent(len(message), urgent=_is_control(message))
         try:
@@ -61,13 +61,13 @@ class WebSocketTransport:
         return message
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
-        """Close; a peer that does not answer is left after `CLOSE_TIMEOUT_S`."""
+        """Close; after `CLOSE_TIMEOUT_S` without an answer, abort."""
         self._throttle.close()
         await self._connection.close(code, reason)
 
 
 def _is_control(message: Buffer) -> bool:
-    """Return whether a frame is anything but tensors."""
+    """Return whether a frame is a control frame."""
     return len(message) < HEADER_BYTES or message[3] != Kind.RELAY
 
 
@@ -75,7 +75,7 @@ async def dial(url: str, *, endpoint: HubEndpoint = PLAIN, timeout_s: float = 10
     """Open a connection to the hub at ``http(s)://HOST:PORT[/PREFIX]``.
 
     Raises:
-        HubUnreachable: says host, port and why: refused, timed out, unknown name, not a hub.
+        HubUnreachable: with host, port and reason: refused, timed out, unknown name, not a hub.
         ConfigError: the URL has another form.
     """
     place = hub_address(url)
@@ -114,7 +114,7 @@ async def dial(url: str, *, endpoint: HubEndpoint = PLAIN, timeout_s: float = 10
 
 
 def _keep_queue_short(connection: ClientConnection, *, download_bps: float) -> None:
-    """Let the kernel take no more than it can soon send, or than may soon be received.
+    """Limit the kernel's buffers to what can be sent or may be received soon.
 
     Otherwise it buffers megabytes on a slow line, and a heartbeat waits seconds behind tensors.
     """
@@ -131,14 +131,14 @@ def _keep_queue_short(connection: ClientConnection, *, download_bps: float) -> N
 
 
 def _answer(error: WebSocketException) -> str:
-    """Return how the stranger answered."""
+    """Return how the server answered."""
     if isinstance(error, InvalidStatus):
         return f"HTTP status {error.response.status_code}"
     return str(error)
 
 
 def _lost(error: ConnectionClosed) -> ConnectionLost:
-    """Return our error for a closed socket, with the code that the hub gave, if it did."""
+    """Return the error for a closed socket, with its close code."""
     close = error.rcvd
     if close is None:
         return ConnectionLost("the connection to the hub broke", code=ABNORMAL)

@@ -1,7 +1,7 @@
-"""Live recovery: a member that lacks the committed state takes it from those that have it.
+"""Recovery: a member without the committed state fetches it from donors, which keep training.
 
-Donors train on; `StateServer` copies their state when somebody asks. `recover` fetches it in
-checked chunks from several of them at once, directly where it can, else through the hub.
+It may import errors, ids, clock, wire, net, gate, task and checkpoint. Start reading at
+`recover.py` (the receiver) and `server.py` (the donor).
 """
 
 from atoll.recovery.recover import Recovered, recover

@@ -1,11 +1,4 @@
-"""Calls of the hub's REST interface by which machines and people come and go.
-
-Calls of the hub's REST interface by which jobs that have ended are deleted.
-
-Calls of the hub's REST interface by which the machines of an island find each other.
-
-Queues over HTTP, for programs that have no session with the hub.
-"""
+"""REST calls for access, deletion, rendezvous and queues."""
 
 from __future__ import annotations
 
@@ -35,16 +28,16 @@ from atoll.wire.messages import (
 
 
 class Joined(NamedTuple):
-    """What a machine gets for a ticket."""
+    """Result of joining with a ticket."""
 
     node: str
     token: str
     certificate: str
-    """PEM; empty where the hub asks for none."""
+    """PEM; empty if the hub requires none."""
 
 
 class Login(NamedTuple):
-    """What a person gets for a ticket."""
+    """Result of a login with a ticket."""
 
     name: str
     role: str
@@ -52,18 +45,18 @@ class Login(NamedTuple):
 
 
 class AccessCalls:
-    """The part of a client of the hub that is about who may do what."""
+    """Tickets, logins and the audit log."""
 
     _rest: HttpSession
 
     def join(self, secret: str, *, name: str, info: NodeInfo, request: str = "") -> Joined:
-        """Trade the secret of a ticket for a node id and a node token.
+        """Exchange a ticket's secret for a node id and a node token.
 
         Args:
-            secret: Of a ticket for nodes.
-            name: Wished node id.
-            info: What the machine is.
-            request: PEM signing request for its own key, where the hub speaks TLS.
+            secret: Secret of a ticket for nodes.
+            name: Requested node id.
+            info: Description of the machine.
+            request: PEM signing request for the node's key, if the hub uses TLS.
 
         Raises:
             AuthError: the ticket is unknown, expired, used up or not for a node.
@@ -74,17 +67,17 @@ class AccessCalls:
         return Joined(answer["node"], answer["token"], answer.get("certificate", ""))
 
     def renew(self, request: str) -> str:
-        """Return a new certificate (PEM) for the node whose token and certificate this shows."""
+        """Return a new certificate (PEM) for the node that authenticates this call."""
         return str(self._rest.json("POST", "/api/renew", json={"request": request})["certificate"])
 
     def revoke_node(self, node: str) -> dict[str, Any]:
-        """Shut a machine out; `open_tickets` of the answer could let it in again."""
+        """Revoke a node; `open_tickets` of the answer could still admit it."""
         return dict(self._rest.json("POST", f"/api/nodes/{quote(node, safe='')}/revoke", json={}))
 
     # ----------------------------------------------------------------------------- people
 
     def log_in(self, secret: str, *, name: str) -> Login:
-        """Trade the secret of a ticket for an operator's or a viewer's token.
+        """Exchange a ticket's secret for an operator's or a viewer's token.
 
         Raises:
             AuthError: the ticket is unknown, expired, used up or for a node.
@@ -94,11 +87,11 @@ class AccessCalls:
         return Login(answer["name"], answer["role"], answer["token"])
 
     def log_out(self) -> None:
-        """End the login whose token this client has."""
+        """End the login of this client's token."""
         self._rest.call("POST", "/api/logout", json={})
 
     def audit(self, *, after: int = 0, limit: int = 1_000, name: str = "") -> list[dict[str, Any]]:
-        """Return who did what, oldest first; `name`: of one person or node alone."""
+        """Return audit entries, oldest first; `name`: of one person or node."""
         params: dict[str, str | int] = {"after": after, "limit": limit, "name": name}
         return list(self._rest.json("GET", "/api/audit", params=params))
 
@@ -113,20 +106,20 @@ class AccessCalls:
         """Return a new ticket.
 
         Args:
-            role: What it lets in: `node`, `viewer` or `operator`.
-            uses: How often it may be used; None: without limit.
-            valid_s: Seconds that it is valid; None: without end.
-            name: Whom or what it is for.
+            role: `node`, `viewer` or `operator`.
+            uses: How often it may be used; None: no limit.
+            valid_s: Seconds of validity; None: no limit.
+            name: Person or machine that it is for.
         """
         body = {"role": role, "uses": uses, "valid_s": valid_s, "name": name}
         return str(self._rest.json("POST", "/api/tickets", json=body)["ticket"])
 
     def tickets(self) -> list[dict[str, Any]]:
-        """Return every ticket without its secret, newest first."""
+        """Return all tickets without their secrets, newest first."""
         return list(self._rest.json("GET", "/api/tickets"))
 
     def revoke_ticket(self, id: str) -> list[str]:
-        """End a ticket, and the logins made with it; return their names.
+        """Revoke a ticket and the logins made with it; return their names.
 
         Raises:
             ConfigError: there is no such ticket.
@@ -136,27 +129,28 @@ class AccessCalls:
 
 
 DELETION_S = 60.0
-"""Time for the answer to a deletion: the hub waits a while for what is left to go."""
+"""Timeout of a deletion; the hub waits a while for the last files."""
 
 
 class DeletionCalls:
-    """The part of a client of the hub that is about deleting jobs."""
+    """Deletion of ended jobs."""
 
     _rest: HttpSession
 
     def job_size(self, job: str) -> dict[str, Any]:
-        """Return what would go with a job: `files`, `queue_items`, and bytes of each kind."""
+        """Return what deletion would remove: `files`, `queue_items`, and the bytes of each."""
         return dict(self._rest.json("GET", f"{_deletion_path(job)}/size", timeout=DELETION_S))
 
     def delete_job(self, job: str, *, keep_files: bool = False) -> dict[str, Any]:
-        """Delete a job that has ended, and what is left of it.
+        """Delete an ended job.
 
         Args:
-            job: Which.
-            keep_files: Leave its folder at the hub as it is.
+            job: The job's id.
+            keep_files: Keep its folder at the hub.
 
         Returns:
-            What :meth:`job_size` told, and `finished`: False when the rest goes a little later.
+            The figures of :meth:`job_size`, and `finished`: False while files are still being
+            removed.
 
         Raises:
             HubError: it has not ended, or there is no such job.
@@ -171,18 +165,18 @@ def _deletion_path(job: str) -> str:
 
 
 class RendezvousCalls:
-    """The part of a client of the hub that is about the gates of islands."""
+    """Addresses of the rendezvous servers of islands."""
 
     _rest: HttpSession
 
     def open_gate(self, job: str, member: str, gate: RendezvousAddress) -> None:
-        """Tell the hands of this member where its island's first machine awaits them.
+        """Publish the rendezvous address of this member's island.
 
         The hub forgets it when it restarts, and when the member is launched again.
 
         Raises:
             AuthError: the token is not that of this member.
-            HubError: the job does not run.
+            HubError: the job is not running.
         """
         self._rest.call(
             "PUT",
@@ -192,10 +186,10 @@ class RendezvousCalls:
         )
 
     def gate(self, job: str, member: str) -> RendezvousAddress | None:
-        """Return where a member's island awaits its hands; None: nowhere, for now.
+        """Return the rendezvous address of a member's island; None: not published yet.
 
         Raises:
-            AuthError: the token is that of neither this member nor one of its hands.
+            AuthError: the token is neither this member's nor one of its followers'.
         """
         absent = HubError("no such gate", given=f"{job}/{member}")
         try:
@@ -215,17 +209,17 @@ M = TypeVar("M", bound=Message)
 
 
 class QueueCalls:
-    """The part of `HubClient` that is about queues."""
+    """Queues over HTTP, for programs without a session with the hub."""
 
     _rest: HttpSession
     _timeout_s: float
 
     def queues(self) -> list[dict[str, Any]]:
-        """Return of each queue and topic how full it is and how fast it moves."""
+        """Return depth and rates of all queues and topics."""
         return list(self._rest.json("GET", "/api/queues"))
 
     def dead_letters(self, queue: str) -> list[dict[str, Any]]:
-        """Return the items of a queue that were given back too often."""
+        """Return the dead letters of a queue."""
         return list(self._rest.json("GET", "/api/queues/dead", params={"queue": queue}))
 
     def requeue(self, queue: str, *, seq: int | None = None) -> int:
@@ -233,7 +227,7 @@ class QueueCalls:
         return self._letters("requeue", queue, seq)
 
     def discard(self, queue: str, *, seq: int | None = None) -> int:
-        """Give a dead letter (None: all) up for good; return how many."""
+        """Delete a dead letter (None: all); return how many."""
         return self._letters("discard", queue, seq)
 
     def _letters(self, verb: str, queue: str, seq: int | None) -> int:
@@ -241,22 +235,22 @@ class QueueCalls:
         return int(self._rest.json("POST", f"/api/queues/{verb}", json=body)["items"])
 
     def queue_open(self, queue: str, options: QueueOptions, *, topic: bool = False) -> None:
-        """Give a queue or topic its options."""
+        """Set the options of a queue or topic."""
         self._queue("open", QueueOpen(queue, options, topic), Done)
 
     def queue_put(self, queue: str, *, key: str, payload: bytes) -> QueuePutDone:
-        """Store an item durably; the same key again is stored once."""
+        """Store an item durably; a repeated key is stored once."""
         return self._queue("put", QueuePut(queue, key, payload), QueuePutDone)
 
     def queue_claim(
         self, queue: str, *, lease_s: float, limit: int = 1, wait_s: float = 0.0
     ) -> list[QueueItem]:
-        """Lease up to `limit` items for `lease_s`; waits up to `wait_s` for the first."""
+        """Lease up to `limit` items for `lease_s`; wait up to `wait_s` for the first."""
         claim = QueueClaim(queue, lease_s, limit, wait_s)
         return self._queue("claim", claim, QueueItems, wait_s=wait_s).items
 
     def queue_ack(self, queue: str, *, lease: str) -> None:
-        """Say that a leased item is done.
+        """Acknowledge a leased item.
 
         Raises:
             HubError: the lease was lost to another claim.
@@ -264,15 +258,15 @@ class QueueCalls:
         self._queue("ack", QueueAck(queue, lease), Done)
 
     def queue_extend(self, queue: str, *, lease: str, lease_s: float) -> None:
-        """Let a lease end `lease_s` from now; raises as `queue_ack` does."""
+        """Extend a lease to `lease_s` from now; raises as `queue_ack` does."""
         self._queue("extend", QueueExtend(queue, lease, lease_s), Done)
 
     def queue_release(self, queue: str, *, lease: str, reason: str = "") -> None:
-        """Give a leased item back; too often makes it a dead letter."""
+        """Release a leased item; after too many releases it becomes a dead letter."""
         self._queue("release", QueueRelease(queue, lease, reason), Done)
 
     def _queue(self, verb: str, body: Message, answer: type[M], *, wait_s: float = 0.0) -> M:
-        """Send a message of the wire as JSON and return the one that answers it."""
+        """Send a wire message as JSON and return its answer."""
         response = self._rest.call(
             "POST",
             f"/api/queues/{verb}",

@@ -1,4 +1,4 @@
-"""The hub's REST interface for synchronous programs: the command line, workers, checkpoints."""
+"""The hub's REST interface for the command line, workers and checkpoints."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from atoll.net.http.streams import (
 )
 
 SUBMIT_PAUSES_S = (0.5, 1.5)
-"""Before a submission that was not answered is sent again."""
+"""Pauses before an unanswered submission is repeated."""
 
 SLOW_ANSWER_S = 120.0
-"""Time for answers that the hub gives only when a whole file is safe on its disk."""
+"""Timeout of requests that end only when a file is durable at the hub."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a job at the hub; `sha256` is empty where the hub does not know it."""
+    """A file of a job at the hub; `sha256` is empty if the hub does not know it."""
 
     name: str
     nbytes: int
@@ -47,20 +47,19 @@ class RemoteFile:
 class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
     """A client of one hub, for one thread at a time; close it, or use `with`.
 
-    Every method raises HubUnreachable when nobody answers, and otherwise the error that the hub
-    answered with.
+    Every method raises HubUnreachable without an answer, and otherwise the hub's error.
     """
 
     def __init__(
         self, url: str, token: str = "", *, endpoint: HubEndpoint = PLAIN, timeout_s: float = 30.0
     ) -> None:
-        """Open nothing yet.
+        """Prepare a client; connections open with the first request.
 
         Args:
             url: http(s)://HOST:PORT[/PREFIX].
             token: An operator's, node's or job's token; empty for `join` and `health` only.
-            endpoint: How the hub is reached.
-            timeout_s: Longest wait for the hub to accept, to take or to send anything.
+            endpoint: How to reach the hub.
+            timeout_s: Timeout of connecting, and of each read and write.
 
         Raises:
             ConfigError: the URL has another form.
@@ -74,7 +73,7 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         self._rest.close()
 
     def __enter__(self) -> HubClient:
-        """Return itself; leaving the block closes the connections."""
+        """Return the client; leaving the block closes its connections."""
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -83,7 +82,7 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
     # ------------------------------------------------------------------------------ nodes
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return every machine that the hub knows."""
+        """Return all nodes."""
         return list(self._rest.json("GET", "/api/nodes"))
 
     def hub(self) -> dict[str, Any]:
@@ -91,23 +90,23 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         return dict(self._rest.json("GET", "/api/hub"))
 
     def hub_events(self, *, after: int = 0) -> dict[str, Any]:
-        """Return {"last", "events"}: what happened to the hub and its machines."""
+        """Return {"last", "events"} of the hub and its nodes."""
         return dict(self._rest.json("GET", "/api/events", params={"after": after}))
 
     def alarms(self, *, all_: bool = False) -> list[dict[str, Any]]:
-        """Return what is wrong now, newest first; `all_`: also what was."""
+        """Return open alarms, newest first; `all_`: also ended ones."""
         return list(self._rest.json("GET", "/api/alarms", params={"all": "1" if all_ else "0"}))
 
     def silence(self, alarm: int, *, silenced: bool = True) -> None:
-        """Have nobody told of an open alarm any more, or again."""
+        """Silence an open alarm, or end its silence."""
         self._rest.call("POST", f"/api/alarms/{alarm}/silence", json={"silenced": silenced})
 
     def worth(self, job: str) -> dict[str, Any]:
-        """Return what each machine of a job brings, and what one more would."""
+        """Return the marginal throughput of each node of a job, and of one more."""
         return dict(self._rest.json("GET", _path(job, "worth")))
 
     def health(self) -> None:
-        """Return if a hub answers and is well."""
+        """Return the hub's health."""
         self._rest.call("GET", "/healthz")
 
     # ------------------------------------------------------------------------------- jobs
@@ -140,10 +139,10 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         return str(self._rest.json("POST", "/api/jobs", json=body)["job"])
 
     def scale(self, job: str, *, least: int, most: int) -> None:
-        """Let a job that waits or runs have other bounds of members from now on.
+        """Change the bounds on the members of a waiting or running job.
 
         Raises:
-            ConfigError: it has ended, or there cannot be so many.
+            ConfigError: it has ended, or the bounds are invalid.
         """
         self._rest.call("POST", _path(job, "nodes"), json={"min": least, "max": most})
 
@@ -152,37 +151,34 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         return list(self._rest.json("GET", "/api/jobs"))
 
     def job(self, job: str) -> dict[str, Any]:
-        """Return one job with its members and its progress."""
+        """Return one job with members and progress."""
         return dict(self._rest.json("GET", _path(job)))
 
     def metrics(self, job: str, *, after: int = 0) -> dict[str, Any]:
-        """Return {"last", "points"}: the measurements after number `after`."""
+        """Return {"last", "points"} after id `after`."""
         return dict(self._rest.json("GET", _path(job, "metrics"), params={"after": after}))
 
     def events(self, job: str, *, after: int = 0, wait_s: float = 0.0) -> dict[str, Any]:
-        """Return {"last", "events"}: what happened after number `after`.
-
-        Where nothing has yet, something is waited for, up to `wait_s`.
-        """
+        """Return {"last", "events"} after id `after`; wait up to `wait_s` for the first."""
         params = {"after": after, **({"wait_s": wait_s} if wait_s else {})}
         timeout_s = self._timeout_s + wait_s
         return dict(self._rest.json("GET", _path(job, "events"), params=params, timeout=timeout_s))
 
     def rounds(self, job: str, *, after: int = 0) -> dict[str, Any]:
-        """Return {"last", "rounds"}: decided attempts of rounds after epoch `after`."""
+        """Return {"last", "rounds"}: decided attempts after epoch `after`."""
         return dict(self._rest.json("GET", _path(job, "rounds"), params={"after": after}))
 
     def logs(
         self, job: str, *, after: int = 0, member: str = "", wait_s: float = 0.0, tail: int = 0
     ) -> dict[str, Any]:
-        """Return {"last", "lines"}: printed lines after number `after`.
+        """Return {"last", "lines"} after id `after`.
 
         Args:
             job: The job.
-            after: Number of the last line that is known already.
-            member: Only lines of this process; empty: of all.
+            after: Id of the last known line.
+            member: Only lines of this process; empty: all.
             wait_s: Longest wait for the first new line.
-            tail: Only so many last lines, without a wait; 0: from `after` on.
+            tail: Only the last lines, without waiting; 0: all after `after`.
         """
         params: dict[str, str | float] = {"after": after}
         if tail:
@@ -199,11 +195,11 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         self._rest.call("POST", _path(job, "stop"), json={"grace_s": grace_s})
 
     def resume(self, job: str, *, spec: str = "") -> str:
-        """Go on with a job from its last checkpoint; return the id under which it runs.
+        """Resume a job from its last checkpoint; return the id of the new run.
 
         Args:
             job: The job.
-            spec: Its job file from now on, with other nodes or another strategy; empty: the same.
+            spec: New job file, with other nodes or another strategy; empty: the same.
 
         Raises:
             ConfigError: the job file is wrong, or changes what cannot change.
@@ -211,7 +207,7 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         return str(self._rest.json("POST", _path(job, "resume"), json={"spec": spec})["job"])
 
     def drain(self, node: str, *, draining: bool = True, reason: str = "") -> None:
-        """Have a machine give its work back and take none, or take work again."""
+        """Drain a node, or end its draining."""
         path = f"/api/nodes/{quote(node, safe='')}/drain"
         self._rest.call("POST", path, json={"draining": draining, "reason": reason})
 
@@ -220,7 +216,7 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
     def put_file(
         self, job: str, path: str, source: Path | bytes, *, progress: Progress | None = None
     ) -> str:
-        """Upload a file of a job and return its SHA-256; the hub shows it whole or not at all.
+        """Upload a file of a job and return its SHA-256; it appears at once as a whole.
 
         Raises:
             StorageFull: the hub's disk is full.
@@ -250,12 +246,12 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         sha256: str = "",
         progress: Progress | None = None,
     ) -> str:
-        """Download a file of a job and return its SHA-256; `target` appears whole or not at all.
+        """Download a file of a job and return its SHA-256; `target` appears at once as a whole.
 
         Raises:
             CheckpointMissing: the hub has no such file.
-            CheckpointCorrupt: it has another hash than `sha256`, or than the hub says.
-            StorageFull: the disk here is full.
+            CheckpointCorrupt: its hash is not `sha256`, or not what the hub reports.
+            StorageFull: the local disk is full.
         """
         with self._rest.stream(
             "GET", _path(job, "files", path), absent=_absent(job, path)
@@ -271,7 +267,7 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         return response.content
 
     def stat_file(self, job: str, path: str) -> RemoteFile | None:
-        """Return name, size and hash of a file of a job, or None if there is none."""
+        """Return name, size and hash of a file of a job, or None."""
         try:
             response = self._rest.call("HEAD", _path(job, "files", path), absent=_absent(job, path))
         except CheckpointMissing:
@@ -280,7 +276,7 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         return RemoteFile(path, nbytes, _hash_of(response))
 
     def files(self, job: str) -> list[RemoteFile]:
-        """Return every file of a job."""
+        """Return all files of a job."""
         return [
             RemoteFile(str(item["name"]), int(item["nbytes"]), str(item.get("sha256", "")))
             for item in self._rest.json("GET", _path(job, "files"))
@@ -289,7 +285,7 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
     # ------------------------------------------------------------------------------ blobs
 
     def put_blob(self, source: Path | bytes, *, progress: Progress | None = None) -> str:
-        """Send a blob, unless the hub has it; return its SHA-256. Unheld it goes after an hour.
+        """Upload a blob unless the hub has it; return its SHA-256.
 
         Raises:
             ConfigError: there is no such file.
@@ -301,7 +297,7 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         return sha256
 
     def has_blob(self, sha256: str) -> bool:
-        """Return whether the hub has a blob; if so, it stays for another hour."""
+        """Return whether the hub has a blob; if so, it is kept for another hour."""
         absent = _no_blob(sha256)
         try:
             self._rest.call("HEAD", f"/api/blobs/{quote(sha256, safe='')}", absent=absent)
@@ -312,12 +308,12 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         return True
 
     def get_blob(self, sha256: str, target: Path, *, progress: Progress | None = None) -> None:
-        """Fetch a blob into a file that appears whole or not at all.
+        """Download a blob; `target` appears at once as a whole.
 
         Raises:
             HubError: the hub does not have it.
             CheckpointCorrupt: it arrived damaged.
-            StorageFull: the disk here is full.
+            StorageFull: the local disk is full.
         """
         path = f"/api/blobs/{quote(sha256, safe='')}"
         with self._rest.stream("GET", path, absent=_no_blob(sha256)) as response:
@@ -328,14 +324,14 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
     # ------------------------------------------------------------------------------ speed
 
     def download_bps(self, nbytes: int) -> float:
-        """Return the bits per second at which `nbytes` come from the hub."""
+        """Return the bits per second of a download of `nbytes`."""
         started = time.monotonic()
         with self._rest.stream("GET", "/api/speed", params={"bytes": nbytes}) as response:
             received = sum(len(block) for block in response.iter_raw(BLOCK_BYTES))
         return received * 8 / max(time.monotonic() - started, 1e-9)
 
     def upload_bps(self, nbytes: int) -> float:
-        """Return the bits per second at which `nbytes` go to the hub."""
+        """Return the bits per second of an upload of `nbytes`."""
         started = time.monotonic()
         self._rest.call(
             "POST",
@@ -347,7 +343,7 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
 
 
 def _path(job: str, *parts: str) -> str:
-    """Return the path of something of a job."""
+    """Return the path of a job's resource."""
     return "/".join(("/api/jobs", quote(job, safe=""), *(quote(part) for part in parts)))
 
 
@@ -362,5 +358,5 @@ def _no_blob(sha256: str) -> HubError:
 
 
 def _hash_of(response: httpx.Response) -> str:
-    """Return the SHA-256 that the hub says a file has, or an empty text."""
+    """Return the SHA-256 in a response, or an empty string."""
     return str(response.headers.get("X-Sha256", ""))

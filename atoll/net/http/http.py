@@ -1,4 +1,4 @@
-"""HTTP to the hub: one place where connections fail and where its error bodies become errors."""
+"""HTTP to the hub: turns connection failures and error bodies into errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HttpSession:
     def __init__(
         self, url: str, token: str, *, endpoint: HubEndpoint = PLAIN, timeout_s: float
     ) -> None:
-        """Open nothing yet.
+        """Prepare a session; connections open with the first request.
 
         Raises:
             ConfigError: the URL is not http(s)://HOST:PORT[/PREFIX], or a certificate is missing.
@@ -52,7 +52,7 @@ class HttpSession:
         self._client.close()
 
     def json(self, method: str, path: str, **options: Any) -> Any:
-        """Return the JSON that the hub answers with; otherwise as `call`."""
+        """Return the decoded JSON body; otherwise as `call`."""
         response = self.call(method, path, **options)
         try:
             return response.json()
@@ -60,17 +60,17 @@ class HttpSession:
             raise self._without_words(response) from None
 
     def call(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Return a successful response with its whole body.
+        """Return a successful response with its body.
 
         Args:
             method: GET, PUT, ...
             path: Path below the hub's URL.
-            options: What `httpx.Client.stream` takes: json, params, content, headers, timeout; or
+            options: Those of `httpx.Client.stream`: json, params, content, headers, timeout; or
                 `absent`, see `stream`.
 
         Raises:
-            HubUnreachable: nobody answers, or not a hub.
-            AtollError: the error that the hub answered with.
+            HubUnreachable: no answer, or not from a hub.
+            AtollError: the hub's error.
         """
         with self.stream(method, path, **options) as response:
             response.read()
@@ -80,9 +80,9 @@ class HttpSession:
     def stream(
         self, method: str, path: str, *, absent: AtollError | None = None, **options: Any
     ) -> Iterator[httpx.Response]:
-        """Give a successful response whose body is not read yet; raises as `call` does.
+        """Yield a successful response whose body is not read yet; raises as `call` does.
 
-        `absent` is the error for status 404, instead of the one that the hub answers with.
+        `absent` is raised for status 404 instead of the hub's error.
         """
         try:
             with self._client.stream(method, path, **options) as response:
@@ -95,7 +95,7 @@ class HttpSession:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: httpx.TransportError) -> AtollError:
-        """Return the error for a request that nobody has answered."""
+        """Return the error for a request without an answer."""
         by_tls = isinstance(error, httpx.ConnectError) and "ssl" in str(error).lower()
         by_proxy = isinstance(error, httpx.ProxyError | httpx.ConnectError | httpx.ConnectTimeout)
         if self._proxy and by_proxy and not by_tls:
@@ -104,7 +104,7 @@ class HttpSession:
         return unreachable(self.url, TimeoutError() if timed_out else error)
 
     def _error(self, response: httpx.Response) -> AtollError:
-        """Return the error that a refusal carries in its body."""
+        """Return the error in the body of a response."""
         response.read()
         try:
             fields = response.json()["error"]
@@ -113,7 +113,7 @@ class HttpSession:
             return self._without_words(response)
 
     def _without_words(self, response: httpx.Response) -> AtollError:
-        """Return the error for an answer without the body of an error: HEAD, or not a hub."""
+        """Return the error for a response without an error body: HEAD, or not a hub."""
         status, path = response.status_code, response.request.url.path
         if self._proxy and status == 407:
             return refused_by(self._proxy, given=f"HTTP status {status}")
@@ -131,7 +131,7 @@ class HttpSession:
 
 
 def _transport(endpoint: HubEndpoint, *, secure: bool) -> httpx.BaseTransport:
-    """Return what carries requests; the environment was asked where the way was made."""
+    """Return the httpx transport; it ignores the environment, which was read with the endpoint."""
     inner = httpx.HTTPTransport(
         verify=endpoint.context(secure=secure) or True,
         proxy=endpoint.proxy or None,

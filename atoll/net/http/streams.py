@@ -1,4 +1,4 @@
-"""Files on their way to and from the hub: read, hashed and written block by block."""
+"""Stream files to and from the hub: read, hash and write them in blocks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from atoll.errors import CheckpointCorrupt, ConfigError, StorageFull
 
 BLOCK_BYTES = 256 * 2**10
-"""Bytes of a file that are in memory at a time."""
+"""Bytes of a file in memory at a time."""
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all."""
+"""Called with the bytes done and the total."""
 
 
 def measure(source: Path | bytes) -> tuple[str, int]:
-    """Return SHA-256 and size of what is to be sent.
+    """Return SHA-256 and size of an upload.
 
     Raises:
         ConfigError: there is no such file.
@@ -33,7 +33,7 @@ def measure(source: Path | bytes) -> tuple[str, int]:
 
 
 def blocks(source: Path | bytes) -> Iterator[bytes]:
-    """Yield a file, or bytes, in blocks."""
+    """Yield the blocks of a file or of bytes."""
     if isinstance(source, bytes):
         for start in range(0, len(source), BLOCK_BYTES):
             yield source[start : start + BLOCK_BYTES]
@@ -50,7 +50,7 @@ def blocks(source: Path | bytes) -> Iterator[bytes]:
 def with_progress(
     source: Iterable[bytes], total_bytes: int, progress: Progress | None
 ) -> Iterator[bytes]:
-    """Yield the blocks, reporting each after it was taken."""
+    """Yield the blocks and report each after it was consumed."""
     done = 0
     for block in source:
         yield block
@@ -60,12 +60,12 @@ def with_progress(
 
 
 def write_verified(target: Path, source: Iterable[bytes], *, sha256: str) -> str:
-    """Write blocks to a file that appears whole or not at all; return its SHA-256.
+    """Write blocks to a file that appears at once as a whole; return its SHA-256.
 
     Args:
-        target: The file; its folder is made.
+        target: The file; its folder is created.
         source: Its content.
-        sha256: The hash that it must have; empty: any.
+        sha256: Expected hash; empty: any.
 
     Raises:
         CheckpointCorrupt: the hash differs.
@@ -90,7 +90,7 @@ def write_verified(target: Path, source: Iterable[bytes], *, sha256: str) -> str
 
 
 def check_hash(name: str, found: str, *, expected: str) -> None:
-    """Raise CheckpointCorrupt if a file has another SHA-256 than expected (empty: any)."""
+    """Raise CheckpointCorrupt if a file's SHA-256 is not the expected one (empty: any)."""
     if expected and found != expected:
         raise CheckpointCorrupt(
             f"{name} arrived damaged",
