@@ -84,6 +84,53 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Room -> rooms it may import besides itself. `__init__` of atoll may name anything lazily."""
 
+SUB_ROOMS: dict[str, list[str]] = {
+    "checkpoint": ["stores", "format", "background", "state"],
+    "cli": ["views", "jobs", "commands"],
+    "codec": ["quantized", "wrappers", "sparse"],
+    "group": ["collectives", "routes", "in_process"],
+    "hub": [
+        "db", "observability", "security", "storage", "jobs", "rounds", "sessions", "nodes",
+        "queues", "scheduler", "http", "alarms", "dashboard",
+    ],
+    "net": ["http"],
+    "node": [
+        "identity", "processes", "launchers", "availability", "machine", "packages", "agent",
+        "islands",
+    ],
+    "reducer": ["rules"],
+    "rl": ["environments", "channel", "nets", "actor", "algorithms", "critic", "text"],
+    "strategies": ["catalogue", "vectors", "rounds", "outer", "inner", "parameter_server"],
+    "train": ["optim", "results", "state", "island", "report"],
+}  # fmt: skip
+"""Room -> its sub-rooms, lowest first: each may import those before it.
+
+Files beside the sub-rooms (`hub/app.py`) put them together, and are free in what they import.
+"""
+
+UPWARD = {
+    ("checkpoint/format", "checkpoint/background"),
+    ("checkpoint/format", "checkpoint/state"),
+    ("checkpoint/stores", "checkpoint/background"),
+    ("checkpoint/stores", "checkpoint/format"),
+    ("codec/quantized", "codec/sparse"),
+    ("hub/rounds", "hub/alarms"),
+    ("hub/storage", "hub/jobs"),
+    ("hub/storage", "hub/rounds"),
+    ("rl/actor", "rl/algorithms"),
+    ("rl/actor", "rl/critic"),
+    ("rl/channel", "rl/actor"),
+    ("rl/channel", "rl/critic"),
+    ("rl/nets", "rl/actor"),
+    ("strategies/rounds", "strategies/outer"),
+}
+"""Sub-rooms that still import a higher one. Remove entries; add none."""
+
+MAX_FILES = 25
+"""Python files of one folder: more cannot be taken in at a glance."""
+
+MAX_LINES = 400
+
 WITHOUT_TORCH = [
     "atoll",
     "atoll.wire",
@@ -156,6 +203,94 @@ def test_what_is_installed_uses_no_tool_of_development() -> None:
         if name.split(".")[0] in tools
     ]
     assert not found
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of a source file."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_at_load(path: Path) -> Iterator[str]:
+    """Yield the names that a file imports when it is loaded: none of functions or of types."""
+    todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while todo:
+        for node in ast.iter_child_nodes(todo.pop()):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                continue
+            elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                todo.append(node)
+
+
+def loaded_module(name: str, modules: dict[str, Path]) -> str:
+    """Return the module of ours that an imported name is in, or an empty string."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def test_sub_rooms_import_only_lower_ones() -> None:
+    wrong = []
+    for path in sources():
+        room, *between, _ = path.relative_to(PACKAGE).parts
+        order = SUB_ROOMS.get(room, [])
+        if not between or between[0] not in order:
+            continue
+        allowed = set(order[: order.index(between[0]) + 1])
+        allowed |= {to.split("/")[1] for at, to in UPWARD if at == f"{room}/{between[0]}"}
+        for name in imports_at_load(path):
+            parts = name.split(".")
+            inside = parts[:2] == ["atoll", room] and len(parts) > 2 and parts[2] in order
+            if inside and parts[2] not in allowed:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_sub_room_is_in_the_table() -> None:
+    found = {
+        room.name: {folder.name for folder in room.iterdir() if (folder / "__init__.py").exists()}
+        for room in PACKAGE.iterdir()
+        if room.is_dir()
+    }
+    for room, folders in found.items():
+        assert folders <= set(SUB_ROOMS.get(room, [])), room
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    modules = {module_of(path): path for path in sources()}
+    graph = {
+        module: {loaded_module(name, modules) for name in imports_at_load(path)} - {"", module}
+        for module, path in modules.items()
+    }
+    list(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("root", ["atoll", "tests"])
+def test_folders_hold_few_files(root: str) -> None:
+    folders = {path.parent for path in (ROOT / root).rglob("*.py")}
+    counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {name: count for name, count in counts.items() if count > MAX_FILES} == {}
+
+
+def test_files_are_short() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in sources()
+    }
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_every_room_says_what_it_is() -> None:
+    mute = []
+    for path in sorted(PACKAGE.rglob("__init__.py")):
+        words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        if len(words.split()) < 5:
+            mute.append(str(path.relative_to(ROOT)))
+    assert not mute
 
 
 def test_hub_and_node_share_only_wire_and_leaves() -> None:

@@ -18,14 +18,12 @@ from atoll.hub.alarms.collect import FactCollector
 from atoll.hub.alarms.notify import Notifier
 from atoll.hub.alarms.notify_config import load_targets
 from atoll.hub.alarms.watch import AlarmWatch
-from atoll.hub.db.stores import Stores, open_stores
 from atoll.hub.discovery import MdnsAnnouncement, MdnsRegistration
-from atoll.hub.http.forwarded import TrustedProxies, forwarded_address, without_prefix
 from atoll.hub.http.live import HubLive
-from atoll.hub.http.routes import Context, add_authentication, routes
 from atoll.hub.jobs import deletion as deletion_rows_module
 from atoll.hub.jobs.deletion import Deletions
 from atoll.hub.jobs.retention import Retention
+from atoll.hub.nodes.access import Access
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.nodes.sampler import HubSampler, node_stats
 from atoll.hub.options import HubOptions as HubOptions
@@ -33,25 +31,27 @@ from atoll.hub.rounds import store as round_book_module
 from atoll.hub.rounds.recovery import RecoveryCoordinator
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.rounds.store import RoundStore
+from atoll.hub.router import Router
+from atoll.hub.routes import Context, add_authentication, routes
 from atoll.hub.scheduler.reducer_clients import ReducerProcesses, torch_is_here
 from atoll.hub.scheduler.scheduler import Scheduler
 from atoll.hub.security import audit as audit_module
 from atoll.hub.security import node_certificates as node_certificates_module
-from atoll.hub.security.access import Access
 from atoll.hub.security.audit import Audit
 from atoll.hub.security.certificates import make_secret_folder
 from atoll.hub.security.connection_limits import ConnectionLimiter, is_loopback
+from atoll.hub.security.forwarded import TrustedProxies, forwarded_address, without_prefix
 from atoll.hub.security.node_certificates import NodeCertificates
 from atoll.hub.security.tickets import host_of, ticket_text
 from atoll.hub.security.tls import TlsFiles, choose
 from atoll.hub.sessions.rejections import RejectionCounts, RejectionLog
-from atoll.hub.sessions.router import Router
 from atoll.hub.sessions.send_queue import Send
 from atoll.hub.sessions.session import Receive, Scope, Session, Sessions
 from atoll.hub.storage import checkpoints as checkpoints_module
 from atoll.hub.storage.backup import save_last_folder
 from atoll.hub.storage.checkpoints import Checkpoints
 from atoll.hub.storage.restore import restore
+from atoll.hub.stores import Stores, open_stores
 from atoll.hub.tasks import Tasks
 from atoll.hub.telemetry import Telemetry
 from atoll.ids import REDUCER, is_reducer

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.errors import ConfigError
 from atoll.hub.http.context import Context
-from atoll.hub.observability.metric_families import Family, families
+from atoll.hub.http.metric_families import Family, families
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation

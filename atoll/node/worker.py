@@ -31,10 +31,10 @@ from atoll.config import JobSpec, RankPlace, WorkerEnvironment
 from atoll.errors import AtollError, ConfigError, OutOfMemory, RankLost, ScriptError
 from atoll.ids import is_follower
 from atoll.island.peer_failure import is_peer_failure, rank_lost
-from atoll.node.agent.exits import ERROR_FILE
-from atoll.node.agent.process_tree import watch_parent
 from atoll.node.imports import load, modules_of_rank
 from atoll.node.islands.failure_cause import error_file
+from atoll.node.processes.exits import ERROR_FILE
+from atoll.node.processes.process_tree import watch_parent
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 from atoll.wire.messages import Finished
 

@@ -23,7 +23,7 @@ from atoll.node.identity import image_signatures
 from tests.containers.conftest import SMALL
 from tests.containers.daemons import Daemon, import_image, linked_archive, small_archive
 from tests.containers.registry import Registry
-from tests.node.processes import Node, lines_of, until, wait_for
+from tests.node.running import Node, lines_of, until, wait_for
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 
 from atoll.config import JobSpec, JobTable, LaunchTable, dump_spec
 from atoll.errors import ConfigError
-from atoll.node.agent import threads as in_thread_module
 from atoll.node.launchers.container import ContainerLauncher
 from atoll.node.launchers.launcher import Exit
+from atoll.node.processes import threads as in_thread_module
 from atoll.wire.messages import Launch
 from tests.containers.daemons import Daemon, small_archive
 from tests.containers.registry import Registry

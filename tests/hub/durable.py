@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from atoll.clock import VirtualClock
-from atoll.hub.db.stores import Stores, open_stores
+from atoll.hub.stores import Stores, open_stores
 from tests.patience import PATIENCE_S
 
 BOUND_S = PATIENCE_S

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from atoll.hub.app import HubOptions
-from atoll.hub.db.stores import Stores
 from atoll.hub.security.connection_limits import Limits
 from atoll.hub.server import HubServer
+from atoll.hub.stores import Stores
 from atoll.net.endpoint import HubEndpoint, parse_ticket
 from atoll.net.http.client import HubClient
 from atoll.node.identity.identity import Identity

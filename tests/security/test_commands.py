@@ -16,7 +16,7 @@ import pytest
 from atoll.cli.commands.ticket import duration_s
 from atoll.errors import ConfigError
 from atoll.hub.server import HubServer
-from tests.node.processes import Node, submit, wait_for
+from tests.node.running import Node, submit, wait_for
 from tests.patience import PATIENCE_S
 from tests.security.conftest import operator, serving, until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ConfigError
-from atoll.hub.http.forwarded import MAX_HOPS, TrustedProxies
+from atoll.hub.security.forwarded import MAX_HOPS, TrustedProxies
 from atoll.hub.security.tickets import ticket_text
 from atoll.hub.server import HubServer
 from atoll.net.endpoint import HubEndpoint, parse_ticket

@@ -55,7 +55,7 @@ BUSY_S = PROMPT_S
 HEAD = b"POST /api/login HTTP/1.1\r\nHost: hub\r\n"
 
 
-def gate_of(hub: HubServer) -> ConnectionLimiter:
+def limiter_of(hub: HubServer) -> ConnectionLimiter:
     assert hub.hub is not None
     return hub.hub.limiter
 
@@ -164,7 +164,7 @@ def test_a_tls_handshake_that_does_not_go_on_is_cut_off(tmp_path: Path) -> None:
             with raw(hub) as opened:
                 opened.sendall(first)
                 assert seconds_to_the_end(opened) < STRICT.head_s + BUSY_S
-        assert until(lambda: len(gate_of(hub)) == 0, timeout_s=PATIENCE_S)
+        assert until(lambda: len(limiter_of(hub)) == 0, timeout_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("tls", ["off", "on"])
@@ -204,16 +204,16 @@ def session(hub: HubServer, address: str) -> Iterator[ClientConnection]:
 def test_connections_are_limited_by_address(
     plain: HubServer,
 ) -> None:
-    until(lambda: len(gate_of(plain)) == 0)
+    until(lambda: len(limiter_of(plain)) == 0)
     most = STRICT.strangers_per_address
     with contextlib.ExitStack() as stack:
         for _ in range(most):
             stack.enter_context(raw(plain))
-        until(lambda: len(gate_of(plain)) == most)
+        until(lambda: len(limiter_of(plain)) == most)
         with raw(plain) as one_more:
             assert read_to_end(one_more) == b""
-        assert gate_of(plain).refused > 0
-    until(lambda: len(gate_of(plain)) == 0)
+        assert limiter_of(plain).refused > 0
+    until(lambda: len(limiter_of(plain)) == 0)
     with web(plain) as client:
         assert client.get("/healthz").status_code == 200
 
@@ -222,22 +222,22 @@ def test_flood_drops_its_own_oldest_connections(tmp_path: Path) -> None:
     limits = Limits(strangers=30, head_s=30.0)
     with serving(tmp_path, limits=limits) as hub, contextlib.ExitStack() as stack:
         flood = [stack.enter_context(raw(hub)) for _ in range(100)]
-        until(lambda: gate_of(hub).refused >= 70)
-        assert len(gate_of(hub)) <= 30
+        until(lambda: limiter_of(hub).refused >= 70)
+        assert len(limiter_of(hub)) <= 30
         with operator(hub) as client:
             assert client.jobs() == []
         assert read_to_end(flood[0]) == b""
         with Peer(hub, "job/w0") as peer:
-            assert len(gate_of(hub)) <= 30
+            assert len(limiter_of(hub)) <= 30
             peer.request(Event("note", "x"))
 
 
 def test_who_has_shown_a_token_is_no_stranger(plain: HubServer) -> None:
-    until(lambda: len(gate_of(plain)) == 0)
+    until(lambda: len(limiter_of(plain)) == 0)
     with contextlib.ExitStack() as stack:
         for number in range(STRICT.strangers_per_address + 5):
             stack.enter_context(Peer(plain, f"known/w{number}"))
-        assert len(gate_of(plain)) == 0
+        assert len(limiter_of(plain)) == 0
 
 
 def test_bounds_of_the_gate() -> None:
@@ -300,8 +300,8 @@ def test_memory_stays_bounded_under_a_flood(tmp_path: Path) -> None:
             with contextlib.suppress(OSError):
                 opened.sendall(b"GET /" + b"a" * 14_000)
             if number % 50 == 0:
-                until(lambda: len(gate_of(hub)) <= 50)
-        until(lambda: gate_of(hub).refused >= 440)
+                until(lambda: len(limiter_of(hub)) <= 50)
+        until(lambda: limiter_of(hub).refused >= 440)
         assert resident_bytes() - before < 30e6
 
 

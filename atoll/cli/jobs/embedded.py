@@ -24,7 +24,7 @@ from atoll.cli.hub_access import KnownHub
 from atoll.cli.jobs.interrupts import Interrupts
 from atoll.config import TICKET_VARIABLE, extended_environment
 from atoll.errors import AtollError, HubError, from_dict
-from atoll.node.agent import process_tree
+from atoll.node.processes import process_tree
 
 START_TIMEOUT_S = 60.0
 """Time for the hub to answer, and then for the nodes to be there: cold disks are slow."""

@@ -1,1 +1,5 @@
-"""Knows what goes wrong and names the node: rules over facts, alarms that open and end."""
+"""Hub, alarms: rules that detect faults of jobs and machines, and notifications.
+
+It may import all sub-rooms but dashboard.
+Start reading at `watch.py`, which has the table of rules.
+"""

@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atoll.errors import HubError
+from atoll.hub.alarms.node_value import node_value
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, Json, body_as, number
 from atoll.hub.http.jobs import job_of
-from atoll.hub.observability.node_value import node_value
 
 
 async def show_node_value(request: Request, context: Context) -> Response:

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
+from atoll.hub.alarms.node_value import node_value
 from atoll.hub.http.context import Context
 from atoll.hub.http.jobs import view_of
-from atoll.hub.jobs.views import job_row
+from atoll.hub.http.views import job_row
 from atoll.hub.observability.events import EVERYWHERE
-from atoll.hub.observability.node_value import node_value
 
 logger = logging.getLogger(__name__)
 

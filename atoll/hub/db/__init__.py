@@ -1,5 +1,5 @@
 """The hub's SQLite file: one writer thread that groups writes into commits.
 
-May import: the leaves; stores.py alone also every room of the hub that keeps tables.
-Start in database.py, then stores.py (all that a hub has on disk, opened together).
+May import: the leaves and wire.
+Start in database.py; hub/stores.py opens all that a hub has on disk.
 """

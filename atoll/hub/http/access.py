@@ -12,7 +12,7 @@ from atoll.errors import ConfigError, HubError
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, Json, audit_as, body_as, identity_of, number
 from atoll.hub.http.middleware import source_of
-from atoll.hub.security.access import Access
+from atoll.hub.nodes.access import Access
 from atoll.wire.messages import NodeInfo
 
 MAX_NOTE = 100

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from atoll.clock import Clock
-from atoll.hub.db.stores import Stores
+from atoll.hub.nodes.access import Access
 from atoll.hub.scheduler.rendezvous import RendezvousRegistry
-from atoll.hub.security.access import Access
 from atoll.hub.security.audit import Audit
 from atoll.hub.security.connection_limits import DEFAULT_LIMITS, Limits
+from atoll.hub.stores import Stores
 from atoll.wire.messages import Message
 
 

@@ -27,8 +27,8 @@ from atoll.errors import (
     unknown,
 )
 from atoll.hub.http.context import Context
-from atoll.hub.http.forwarded import source_of
 from atoll.hub.security.auth import Identity, Role
+from atoll.hub.security.forwarded import source_of
 
 T = TypeVar("T")
 

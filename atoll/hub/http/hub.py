@@ -18,7 +18,7 @@ from atoll.errors import ConfigError, HubError, unknown
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, Json, body_as, forbidden, identity_of, number
 from atoll.hub.http.jobs import job_of
-from atoll.hub.nodes.history import HOUR_S
+from atoll.hub.observability.history import HOUR_S
 from atoll.ids import is_follower, member_of_follower
 from atoll.wire.messages import Drain, RendezvousAddress
 from atoll.wire.states import JobState, NodeState

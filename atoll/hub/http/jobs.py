@@ -14,8 +14,8 @@ from starlette.responses import Response
 from atoll.errors import HubError
 from atoll.hub.http.context import Context, JobDeleter
 from atoll.hub.http.endpoint import HttpRefused, Json, body_as, identity_of, number
+from atoll.hub.http.views import job_row, job_view
 from atoll.hub.jobs.record import job_facts
-from atoll.hub.jobs.views import job_row, job_view
 
 
 class Submission(msgspec.Struct, frozen=True):

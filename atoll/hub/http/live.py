@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.clock import Clock
-from atoll.hub.db.stores import Stores
-from atoll.hub.jobs.views import describe_member, describe_node
+from atoll.hub.stores import Stores
+from atoll.hub.http.views import describe_member, describe_node
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.scheduler.scheduler import Scheduler
 from atoll.hub.sessions.session import Sessions
+from atoll.hub.stores import Stores
 from atoll.ids import session_id
 from atoll.wire.states import JobState
 

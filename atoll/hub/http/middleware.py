@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from atoll.errors import AtollError, AuthError, FrameTooLarge, HubError
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, error_response
-from atoll.hub.http.forwarded import source_of as source_of
 from atoll.hub.security.auth import Identity
 from atoll.hub.security.connection_limits import RateLimit, is_loopback
+from atoll.hub.security.forwarded import source_of as source_of
 from atoll.hub.storage.blobs import MAX_BLOB_BYTES
 from atoll.hub.storage.files import MAX_FILE_BYTES
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from atoll.hub.http.context import Context
-from atoll.hub.observability.metric_families import Family, families
+from atoll.hub.http.metric_families import Family, families
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -22,9 +22,9 @@ from typing import Any
 from atoll.clock import Clock
 from atoll.errors import AtollError, HubError
 from atoll.hub.db.database import Database
-from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.record import Job
 from atoll.hub.storage.checkpoints import Checkpoints
+from atoll.hub.stores import Stores
 from atoll.hub.tasks import Tasks
 from atoll.wire.states import JobState
 

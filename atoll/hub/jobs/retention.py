@@ -12,7 +12,7 @@ from atoll.errors import AtollError
 from atoll.hub.jobs.deletion import Deletions
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.jobs.record import Job
-from atoll.hub.nodes.history import DAY_S
+from atoll.hub.observability.history import DAY_S
 from atoll.hub.storage.checkpoints import newest_complete
 from atoll.wire.states import JobState
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from atoll.clock import Clock
-from atoll.hub.db.stores import Stores
-from atoll.hub.nodes.history import DAY_S, FINEST_S, HOUR_S
 from atoll.hub.nodes.membership import Membership
+from atoll.hub.observability.history import DAY_S, FINEST_S, HOUR_S
 from atoll.hub.sessions.session import Sessions
+from atoll.hub.stores import Stores
 
 NODES_PER_S = 50
 """Nodes looked at per second: with thousands of them each is looked at less often."""

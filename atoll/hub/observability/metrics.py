@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from atoll.hub.db.database import Database, LastIdCache
-from atoll.hub.nodes.history import History
 from atoll.hub.observability.events import Events, append_lines
+from atoll.hub.observability.history import History
 from atoll.wire.messages import Point
 
 SCHEMA = """

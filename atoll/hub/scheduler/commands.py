@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.jobs import Job
+from atoll.hub.stores import Stores
 from atoll.wire.messages import Launch, Stop, pack_command
 from atoll.wire.states import JobState, MemberState
 

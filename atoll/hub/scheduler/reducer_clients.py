@@ -16,7 +16,8 @@ from pathlib import Path
 
 from atoll.config import WorkerEnvironment, child_environment
 from atoll.errors import AtollError
-from atoll.hub.db.stores import Stores
+from atoll.hub.child_process import death_with_parent
+from atoll.hub.stores import Stores
 from atoll.hub.tasks import Tasks
 from atoll.ids import REDUCER, new_suffix
 
@@ -146,18 +147,3 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         except TimeoutError:
             process.kill()
             await process.wait()
-
-
-def death_with_parent() -> Callable[[], None] | None:
-    """Return what a child runs first so that Linux kills it when the hub dies, however it dies.
-
-    The C library is loaded here, before the fork: a forked child of a process with threads
-    should import nothing.
-    """
-    if sys.platform != "linux":
-        return None
-    import ctypes
-
-    prctl = ctypes.CDLL(None).prctl
-    pr_set_pdeathsig, sigkill = 1, 9
-    return lambda: prctl(pr_set_pdeathsig, sigkill) and None

@@ -11,13 +11,13 @@ import logging
 
 from atoll.clock import Clock
 from atoll.errors import AtollError
-from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.jobs import Job
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.nodes.store import Node
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.scheduler.reducer_clients import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReducerProcesses
 from atoll.hub.sessions.session import Sessions
+from atoll.hub.stores import Stores
 from atoll.ids import REDUCER, reducer_id, session_id
 from atoll.wire.messages import Launch, pack_command
 from atoll.wire.states import JobState

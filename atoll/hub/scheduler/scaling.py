@@ -8,7 +8,7 @@ dealt anew, so the group saves, ends, and goes on from there: nothing that was c
 from __future__ import annotations
 
 from atoll.errors import ConfigError
-from atoll.hub.db.stores import Stores
+from atoll.hub.stores import Stores
 from atoll.hub.jobs.record import Job
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.scheduler.commands import LaunchCommands

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from atoll.clock import Clock
-from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.completion import (
     RestartPolicy,
     failures_after,
@@ -26,6 +25,7 @@ from atoll.hub.scheduler.requests import CapacityView, PlacementRequests, failed
 from atoll.hub.scheduler.scaling import Scaling
 from atoll.hub.sessions.session import Sessions
 from atoll.hub.storage.checkpoints import Checkpoints
+from atoll.hub.stores import Stores
 from atoll.ids import follower_id, is_follower, member_id, session_id
 from atoll.wire.messages import Stopping
 from atoll.wire.states import JobState, MemberState

@@ -1,1 +1,5 @@
-"""."""
+"""Hub, security: tokens, tickets, certificates, and limits on unauthenticated connections.
+
+It may import hub/db and observability.
+Start reading at `auth.py`.
+"""

@@ -1,5 +1,5 @@
-"""Sessions: WebSocket connections of nodes and members, control messages, and the relay.
+"""Hub, sessions: WebSocket connections of nodes and members, their send queues, and the relay.
 
-It may import hub/db, jobs, security, observability, storage, rounds, nodes, scheduler and queues.
-Start reading at `session.py`, then `router.py` and `relay.py`.
+It may import hub/db, observability, security, jobs and rounds.
+Start reading at `session.py`, then `relay.py`.
 """

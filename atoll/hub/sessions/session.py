@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from atoll import __version__
 from atoll.clock import Clock
 from atoll.errors import AtollError, AuthError, FrameTooLarge, VersionMismatch, WireError
-from atoll.hub.http.forwarded import source_of
 from atoll.hub.security.auth import Auth, Identity
+from atoll.hub.security.forwarded import source_of
 from atoll.hub.sessions.handshake import MAX_ADDRESS, ClockOffset, ReplacedProcesses, check_hello
 from atoll.hub.sessions.relay import PolicyBroken, Relay
 from atoll.hub.sessions.send_queue import Send, SendQueue

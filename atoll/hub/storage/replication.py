@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from atoll.errors import from_dict
+from atoll.hub.child_process import death_with_parent
 from atoll.hub.observability.events import Events
-from atoll.hub.scheduler.reducer_clients import death_with_parent
 from atoll.hub.tasks import Tasks
 
 logger = logging.getLogger(__name__)

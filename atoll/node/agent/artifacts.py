@@ -13,8 +13,8 @@ from atoll.code import Rules
 from atoll.config import JobSpec
 from atoll.errors import AtollError
 from atoll.net.http.client import HubClient
-from atoll.node.agent.threads import StillWanted, in_thread
 from atoll.node.agent.workspace import Workspace
+from atoll.node.processes.threads import StillWanted, in_thread
 from atoll.wire.messages import Launch
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,11 @@ from atoll.ids import is_follower, is_reducer
 from atoll.node.agent.artifacts import collect
 from atoll.node.agent.log_shipping import Key
 from atoll.node.agent.options import Machine
-from atoll.node.agent.output import TAIL_LINES
 from atoll.node.agent.workspace import Workspace
 from atoll.node.availability.quiet_hours import check_allowed
 from atoll.node.launchers.folder import lay_out
 from atoll.node.launchers.launcher import GONE_S, Exit, Order, Process
+from atoll.node.processes.output import TAIL_LINES
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Launch, ProcessState
 from atoll.wire.states import ProcessPhase

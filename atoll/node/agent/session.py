@@ -18,11 +18,9 @@ from atoll.net.http.client import HubClient
 from atoll.net.link import Link
 from atoll.net.proxies import proxy_of
 from atoll.net.sync_link import open_link
-from atoll.node.agent import process_tree
 from atoll.node.agent.agent import Agent
 from atoll.node.agent.options import NodeOptions, Status
 from atoll.node.agent.reports import HeartbeatStats
-from atoll.node.agent.threads import run_abandonable
 from atoll.node.availability import preemption
 from atoll.node.availability.policy import MBPS, OwnerPolicy
 from atoll.node.availability.preemption import PreemptionNotices
@@ -33,6 +31,8 @@ from atoll.node.identity.identity import Identity
 from atoll.node.identity.join import keep_certificate
 from atoll.node.machine.bandwidth import Bandwidth, BandwidthWatch
 from atoll.node.machine.probe import Gpus
+from atoll.node.processes import process_tree
+from atoll.node.processes.threads import run_abandonable
 from atoll.wire.messages import NodeInfo
 
 RETURN_TIMEOUT_S = 30 * 86_400.0

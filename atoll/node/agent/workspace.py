@@ -11,11 +11,11 @@ from pathlib import Path
 from atoll.config import JobSpec
 from atoll.errors import ConfigError
 from atoll.net.http.client import HubClient
-from atoll.node.agent.file_locks import FileLock
 from atoll.node.packages.code_cache import MAX_CACHE_BYTES as MAX_CODE_BYTES
 from atoll.node.packages.code_cache import CodeCache
 from atoll.node.packages.venvs import BUILD_S, VenvRecipe, Venvs
 from atoll.node.packages.venvs import MAX_CACHE_BYTES as MAX_VENV_BYTES
+from atoll.node.processes.file_locks import FileLock
 from atoll.wire.messages import Launch
 
 FOLDER = "code"

@@ -1,1 +1,5 @@
-"""."""
+"""Node, availability: the owner's policy: when and how much of the machine may be used.
+
+It may import node/processes and launchers.
+Start reading at `policy.py`, then `watch.py`.
+"""

@@ -15,8 +15,8 @@ import re
 import signal
 from collections.abc import Callable
 
-from atoll.node.agent import process_tree
 from atoll.node.availability.sensors import Commands
+from atoll.node.processes import process_tree
 
 log = logging.getLogger(__name__)
 

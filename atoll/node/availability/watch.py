@@ -9,11 +9,11 @@ import datetime
 from collections.abc import Awaitable, Callable
 
 from atoll.clock import Clock, RealClock
-from atoll.node.agent.threads import run_abandonable
 from atoll.node.availability.policy import OwnerPolicy, OwnerPolicyFile
 from atoll.node.availability.rule import Hysteresis, Pause
 from atoll.node.availability.sensors import Sensors
 from atoll.node.availability.sleep import SleepWatch
+from atoll.node.processes.threads import run_abandonable
 
 LOOK_S = 1.0
 """Pause between two looks."""

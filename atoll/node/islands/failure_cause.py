@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import AtollError, OutOfMemory, RankLost, from_dict
-from atoll.node.agent.exits import explain_exit
+from atoll.node.processes.exits import explain_exit
 from atoll.wire.limits import DEAD_AFTER_S, EXIT_LEFT, EXIT_REPLACED, HEARTBEAT_S
 
 GOOD = frozenset({0, EXIT_LEFT, EXIT_REPLACED})

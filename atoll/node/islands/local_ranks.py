@@ -21,13 +21,13 @@ from typing import cast
 from atoll import config
 from atoll.config import RankPlace
 from atoll.errors import JobError
-from atoll.node.agent import process_tree
-from atoll.node.agent.exits import count_oom_kills
-from atoll.node.agent.output import read_lines
 from atoll.node.islands.failure_cause import RankExit, error_file
 from atoll.node.launchers.launcher import THREADS
 from atoll.node.launchers.resources import usable_cpus
 from atoll.node.machine.interfaces import interface_of, is_loopback
+from atoll.node.processes import process_tree
+from atoll.node.processes.exits import count_oom_kills
+from atoll.node.processes.output import read_lines
 
 log = logging.getLogger(__name__)
 

@@ -24,14 +24,14 @@ from types import FrameType
 
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
 from atoll.errors import OutOfMemory, from_dict
-from atoll.node.agent import process_tree
-from atoll.node.agent.exits import ERROR_FILE
 from atoll.node.islands.failure_cause import RankExit, died, explain, root_cause
 from atoll.node.islands.local_ranks import PROGRAM, LocalRanks
 from atoll.node.islands.rendezvous import LocalEndpoint, NewsQueue, RankRequest, Rendezvous, gather
 from atoll.node.islands.rendezvous_server import Left, Received, RendezvousServer
 from atoll.node.islands.restart_history import RestartHistory, spec_with
 from atoll.node.islands.supervisor_link import Ended, Kill, Leaving, Start, Topology
+from atoll.node.processes import process_tree
+from atoll.node.processes.exits import ERROR_FILE
 from atoll.wire.limits import EXIT_LEFT
 
 log = logging.getLogger(__name__)

@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import AtollError, JobError, OutOfMemory
-from atoll.node.agent.exits import count_oom_kills
-from atoll.node.agent.output import TAIL_LINES, LineHandler, read_output
-from atoll.node.agent.threads import StillWanted, in_thread
 from atoll.node.launchers.container_daemon import connect, describe_daemon, find_image
 from atoll.node.launchers.container_options import (
     ImageFacts,
@@ -31,6 +28,9 @@ from atoll.node.launchers.container_options import (
 from atoll.node.launchers.launcher import GONE_S, Exit, Order
 from atoll.node.launchers.process import explain
 from atoll.node.launchers.threads import tell
+from atoll.node.processes.exits import count_oom_kills
+from atoll.node.processes.output import TAIL_LINES, LineHandler, read_output
+from atoll.node.processes.threads import StillWanted, in_thread
 
 if TYPE_CHECKING:
     from docker import DockerClient

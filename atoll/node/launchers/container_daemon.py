@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from atoll import config
 from atoll.config import LaunchTable
 from atoll.errors import AtollError, ConfigError, JobError
-from atoll.node.agent.threads import StillWanted
+from atoll.node.processes.threads import StillWanted
 
 if TYPE_CHECKING:
     import requests

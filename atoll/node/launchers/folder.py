@@ -9,7 +9,7 @@ from pathlib import Path
 from atoll import config
 from atoll.errors import ConfigError, JobError, StorageFull
 from atoll.net.endpoint import HubEndpoint
-from atoll.node.agent.exits import ERROR_FILE
+from atoll.node.processes.exits import ERROR_FILE
 from atoll.wire.messages import Launch
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from atoll.config import JobSpec
 from atoll.errors import AtollError, ConfigError, NotAllowed
-from atoll.node.agent.output import LineHandler
+from atoll.node.processes.output import LineHandler
 from atoll.wire.messages import Launch
 
 _FORM = "HOST:CONTAINER or HOST:CONTAINER:ro, both absolute and without .."

@@ -17,7 +17,7 @@ from typing import Protocol
 import psutil
 
 from atoll.errors import AtollError, OutOfMemory
-from atoll.node.agent import process_tree
+from atoll.node.processes import process_tree
 
 log = logging.getLogger(__name__)
 

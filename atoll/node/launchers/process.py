@@ -22,11 +22,11 @@ from typing import cast
 from atoll import config
 from atoll.errors import AtollError, ConfigError, JobError, from_dict
 from atoll.ids import is_reducer
-from atoll.node.agent import process_tree
-from atoll.node.agent.exits import ERROR_FILE, count_oom_kills, explain_exit
-from atoll.node.agent.output import TAIL_LINES, LineHandler, read_output
 from atoll.node.launchers.launcher import GONE_S, OOM_SCORE, Exit, Order, ResourceCaps
 from atoll.node.launchers.threads import tell
+from atoll.node.processes import process_tree
+from atoll.node.processes.exits import ERROR_FILE, count_oom_kills, explain_exit
+from atoll.node.processes.output import TAIL_LINES, LineHandler, read_output
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from atoll.clock import Clock, RealClock
 from atoll.errors import AtollError
 from atoll.net.http.client import HubClient
 from atoll.net.proxies import hub_address
-from atoll.node.agent.threads import run_abandonable
+from atoll.node.processes.threads import run_abandonable
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.node.agent import process_tree
+from atoll.node.processes import process_tree
 
 OnLine = Callable[[str], None]
 

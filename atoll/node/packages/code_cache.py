@@ -14,8 +14,8 @@ from atoll.code import unpack
 from atoll.errors import CheckpointCorrupt, ConfigError, HubError, HubUnreachable, WireError
 from atoll.net.http.client import HubClient
 from atoll.net.retry import backoff
-from atoll.node.agent.file_locks import FileLock
-from atoll.node.agent.threads import StillWanted, in_thread
+from atoll.node.processes.file_locks import FileLock
+from atoll.node.processes.threads import StillWanted, in_thread
 
 log = logging.getLogger(__name__)
 

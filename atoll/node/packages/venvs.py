@@ -27,9 +27,9 @@ from pathlib import Path
 
 import atoll
 from atoll.errors import AtollError, ConfigError, JobError, StorageFull
-from atoll.node.agent.file_locks import FileLock
-from atoll.node.agent.threads import in_thread
 from atoll.node.packages.build import Build, BuildFailed, OnLine
+from atoll.node.processes.file_locks import FileLock
+from atoll.node.processes.threads import in_thread
 
 log = logging.getLogger(__name__)
 

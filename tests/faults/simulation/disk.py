@@ -11,7 +11,6 @@ import msgspec
 
 from atoll.config import dump_spec, parse_spec
 from atoll.errors import StorageFull
-from atoll.hub.db.stores import SCHEMAS
 from atoll.hub.jobs.jobs import Job
 from atoll.hub.queues import sqlite
 from atoll.hub.queues.queues import Queues
@@ -20,6 +19,7 @@ from atoll.hub.rounds import store as round_book_module
 from atoll.hub.security import tickets as tickets_module
 from atoll.hub.storage import checkpoints as checkpoints_module
 from atoll.hub.storage.files import FileInfo
+from atoll.hub.stores import SCHEMAS
 from tests.faults.simulation.loop import VirtualLoop
 from tests.faults.simulation.scheduler import Process, Scheduler
 

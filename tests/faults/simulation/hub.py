@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 from atoll.errors import AtollError, WireError
 from atoll.hub import app
 from atoll.hub.alarms.store import Alarms
-from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.logs import Logs
 from atoll.hub.observability.metrics import Metrics
 from atoll.hub.security.auth import Auth, Identity
 from atoll.hub.sessions.send_queue import SendQueue
 from atoll.hub.sessions.session import Sessions
+from atoll.hub.stores import Stores
 from atoll.wire.messages import Credit, Envelope, Hello, Message, Undeliverable
 from tests.faults.simulation.disk import (
     SimulatedBlobs,

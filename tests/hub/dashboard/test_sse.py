@@ -15,11 +15,11 @@ from atoll.hub.dashboard import snapshot as snapshot_module
 from atoll.hub.dashboard import sse as stream_module
 from atoll.hub.dashboard.snapshot import SnapshotSource, coarse_age
 from atoll.hub.dashboard.sse import MAX_STREAMS, Cursors, EventStreams, Feed
-from atoll.hub.db.stores import Stores
 from atoll.hub.http import jobs
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused
 from atoll.hub.security.auth import Identity
+from atoll.hub.stores import Stores
 from atoll.wire.messages import Point
 from tests.hub.durable import SPEC, with_stores
 

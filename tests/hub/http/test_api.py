@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from atoll.hub.app import HubOptions
-from atoll.hub.db.stores import Stores
 from atoll.hub.http.middleware import MAX_BODY_BYTES
 from atoll.hub.server import HubServer
+from atoll.hub.stores import Stores
 from atoll.wire.messages import Point
 from tests.patience import PATIENCE_S
 

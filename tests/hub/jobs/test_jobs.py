@@ -12,12 +12,12 @@ import pytest
 
 from atoll.config import JobSpec, parse_spec
 from atoll.errors import ConfigError, HubError
-from atoll.hub.db.stores import Stores
+from atoll.hub.http.views import job_view
 from atoll.hub.jobs import jobs as jobs_module
 from atoll.hub.jobs.record import job_facts
-from atoll.hub.jobs.views import job_view
 from atoll.hub.observability.events import MAX_EVENTS
 from atoll.wire.states import JobState
+from atoll.hub.stores import Stores
 from tests.hub.durable import SPEC, with_stores
 
 

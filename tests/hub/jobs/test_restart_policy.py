@@ -10,7 +10,6 @@ import pytest
 from atoll.clock import VirtualClock
 from atoll.config import parse_spec
 from atoll.errors import ConfigError
-from atoll.hub.db.stores import Stores, open_stores
 from atoll.hub.jobs.completion import (
     AWAY_S,
     LAST_RETURN_S,
@@ -25,6 +24,7 @@ from atoll.hub.jobs.jobs import Job, Member
 from atoll.hub.jobs.record import check_spec_change
 from atoll.hub.rounds.runtime import restore_runtime
 from atoll.hub.rounds.store import SCHEMA, RoundStore
+from atoll.hub.stores import Stores, open_stores
 from atoll.rounds.effects import Decided, Planned
 from atoll.wire.messages import Lease, RoundJoin, RoundPlan, Verdict
 from atoll.wire.states import MemberState

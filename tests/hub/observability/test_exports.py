@@ -17,8 +17,8 @@ import pytest
 
 from atoll.errors import ConfigError
 from atoll.hub.app import HubOptions
+from atoll.hub.http.metric_families import Family
 from atoll.hub.http.prometheus import render
-from atoll.hub.observability.metric_families import Family
 from atoll.hub.server import HubServer
 from atoll.hub.telemetry import _metrics_url
 from tests.dashboard.scene import Scene

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from atoll.clock import VirtualClock
-from atoll.hub.db.stores import Stores
 from atoll.hub.observability.logs import Logs
+from atoll.hub.stores import Stores
 from atoll.wire.limits import MAX_LOG_LINE
 from tests.hub.durable import with_stores
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.hub.db.stores import Stores
 from atoll.hub.observability.metrics import MAX_NAMES, Metrics
+from atoll.hub.stores import Stores
 from atoll.wire.messages import Point
 from tests.hub.durable import with_stores
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from atoll.clock import VirtualClock
 from atoll.hub.db.database import Database
-from atoll.hub.db.stores import open_queues
 from atoll.hub.queues import sqlite
 from atoll.hub.queues.queues import Queues
+from atoll.hub.stores import open_queues
 from atoll.wire.messages import QueueEntry, QueueOptions
 
 LEASE_S = 100.0

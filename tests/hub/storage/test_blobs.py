@@ -18,11 +18,11 @@ import pytest
 from atoll.clock import RealClock, VirtualClock
 from atoll.errors import ConfigError, FrameTooLarge, HubError, StorageFull, WireError
 from atoll.hub.app import HubOptions
-from atoll.hub.db.stores import Stores
 from atoll.hub.server import HubServer
 from atoll.hub.storage import upload
 from atoll.hub.storage.backup import take
 from atoll.hub.storage.blobs import UNHELD_S
+from atoll.hub.stores import Stores
 from atoll.net.endpoint import parse_ticket
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import NodeInfo
@@ -181,7 +181,7 @@ ENDLESS = """
 import asyncio, sys
 from pathlib import Path
 from atoll.clock import RealClock
-from atoll.hub.db.stores import open_stores
+from atoll.hub.stores import open_stores
 
 async def main(folder):
     stores = await open_stores(folder / "data", jobs_dir=folder / "jobs", clock=RealClock())

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import pytest
 
 from atoll.errors import ConfigError, StorageFull, WireError
-from atoll.hub.db.stores import Stores
 from atoll.hub.storage import upload
+from atoll.hub.stores import Stores
 from tests.hub.durable import with_stores
 
 

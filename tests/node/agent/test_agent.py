@@ -17,7 +17,7 @@ from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import Launch, Stop, pack_command
-from tests.node.processes import Node, lines_of, submit, until, wait_for
+from tests.node.running import Node, lines_of, submit, until, wait_for
 from tests.patience import PATIENCE_S, PROMPT_S
 
 

@@ -11,7 +11,7 @@ import pytest
 from atoll.net.transport import LinkCounters
 from atoll.node.agent.reports import HeartbeatStats
 from atoll.node.machine.probe import Gpus
-from tests.node.manners.test_sensors import supply
+from tests.node.availability.test_sensors import supply
 
 ALWAYS = {"cpu_percent", "memory_percent", "memory_free_bytes", "load", "disk_free_bytes"}
 

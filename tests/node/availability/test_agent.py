@@ -16,9 +16,9 @@ import pytest
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
-from tests.node.manners.message_bus import announce, bus
-from tests.node.manners.test_sensors import supply
-from tests.node.processes import submit, until
+from tests.node.availability.message_bus import announce, bus
+from tests.node.availability.test_sensors import supply
+from tests.node.running import submit, until
 from tests.patience import PATIENCE_S
 
 __all__ = ["bus"]  # a fixture

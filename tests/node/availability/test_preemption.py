@@ -23,7 +23,7 @@ from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.node.availability import preemption
 from atoll.node.availability.preemption import PreemptionNotices, check_url
-from tests.node.processes import Node, lines_of, submit, until, wait_for
+from tests.node.running import Node, lines_of, submit, until, wait_for
 from tests.patience import PATIENCE_S, PROMPT_S
 
 SLEEPER = "print('up', flush=True)\nimport time\ntime.sleep(60)\n"

@@ -11,8 +11,8 @@ import pytest
 
 from atoll.node.availability.sensors import Commands
 from atoll.node.availability.sleep import SleepWatch
-from tests.node.manners.message_bus import announce, bus
-from tests.node.manners.test_sensors import program
+from tests.node.availability.message_bus import announce, bus
+from tests.node.availability.test_sensors import program
 from tests.patience import PATIENCE_S
 
 __all__ = ["bus"]  # a fixture

@@ -19,11 +19,11 @@ import pytest
 from atoll.config import JobSpec, LaunchTable, dump_spec
 from atoll.errors import AtollError, ConfigError, JobError, ScriptError, StorageFull
 from atoll.net.endpoint import PLAIN
-from atoll.node.agent.exits import ERROR_FILE
-from atoll.node.agent.output import read_output
 from atoll.node.launchers.folder import lay_out
 from atoll.node.launchers.launcher import OOM_SCORE, Exit, ResourceCaps
 from atoll.node.launchers.process import PROCESS_FILE, ChildProcess, ProcessLauncher
+from atoll.node.processes.exits import ERROR_FILE
+from atoll.node.processes.output import read_output
 from atoll.wire.messages import Launch
 from tests.node.launchers.ordering import HUB, command_launch, make_order, run, script_launch, until
 from tests.patience import PROMPT_S

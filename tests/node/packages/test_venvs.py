@@ -107,7 +107,7 @@ def test_two_processes_with_the_same_requirements_build_it_once(machine: Machine
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from atoll.node.agent.file_locks import FileLock
+from atoll.node.processes.file_locks import FileLock
 lock = FileLock(Path(sys.argv[1]))
 assert lock.try_lock(shared=False)
 print("locked", flush=True)

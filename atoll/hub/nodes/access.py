@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import unknown
-from atoll.hub.db.stores import Stores
+from atoll.hub.stores import Stores
 from atoll.hub.security.auth import PEOPLE, Identity
 from atoll.hub.security.connection_limits import ConnectionLimiter, ConnectionSlot
 from atoll.hub.security.node_certificates import NodeCertificates
 from atoll.hub.sessions.session import Sessions
+from atoll.hub.stores import Stores
 from atoll.ids import session_id
 from atoll.wire.states import JobState
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from atoll.errors import JobError, OutOfMemory
-from atoll.node.agent.exits import count_oom_kills, explain_exit
+from atoll.node.processes.exits import count_oom_kills, explain_exit
 
 
 def test_kill_by_the_kernel_for_want_of_memory_is_out_of_memory() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import ConfigError
 from atoll.hub.app import HubOptions
-from atoll.hub.http.forwarded import check_prefix, forwarded_address, without_prefix
+from atoll.hub.security.forwarded import check_prefix, forwarded_address, without_prefix
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect

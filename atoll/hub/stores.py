@@ -16,10 +16,10 @@ from atoll.hub.alarms.store import Alarms
 from atoll.hub.db.database import Database
 from atoll.hub.jobs import jobs
 from atoll.hub.jobs.jobs import Jobs
-from atoll.hub.nodes import history, store
-from atoll.hub.nodes.history import History
-from atoll.hub.observability import events, logs, metrics
+from atoll.hub.nodes import store
+from atoll.hub.observability import events, history, logs, metrics
 from atoll.hub.observability.events import Events
+from atoll.hub.observability.history import History
 from atoll.hub.observability.logs import Logs
 from atoll.hub.observability.metrics import Metrics
 from atoll.hub.queues import sqlite

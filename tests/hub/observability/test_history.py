@@ -14,9 +14,9 @@ import pytest
 
 from atoll.clock import VirtualClock
 from atoll.hub.db.database import Database
-from atoll.hub.nodes import history as history_module
-from atoll.hub.nodes.history import DAY_S, HOUR_S, KEPT_S, SCHEMA, History
 from atoll.hub.nodes.sampler import HubSampler
+from atoll.hub.observability import history as history_module
+from atoll.hub.observability.history import DAY_S, HOUR_S, KEPT_S, SCHEMA, History
 from atoll.hub.observability.metrics import CONDENSED_POINTS, MAX_POINTS, Metrics
 from atoll.hub.observability.metrics import SCHEMA as METRICS_SCHEMA
 from atoll.wire.messages import Point

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from atoll.errors import HubError
-from atoll.node.agent.threads import run_abandonable
+from atoll.node.processes.threads import run_abandonable
 from tests.patience import PROMPT_S
 
 

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from atoll.errors import AtollError, AuthError, HubError, WireError
-from atoll.hub.db.stores import Stores
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.queues.handlers import QueueAccess, QueueHandlers
 from atoll.hub.rounds.recovery import RecoveryCoordinator
@@ -20,6 +19,7 @@ from atoll.hub.scheduler.scheduler import Scheduler
 from atoll.hub.sessions.rejections import RejectionCounts
 from atoll.hub.sessions.session import Session
 from atoll.hub.storage.checkpoints import Checkpoints
+from atoll.hub.stores import Stores
 from atoll.hub.tasks import Tasks
 from atoll.ids import is_reducer
 from atoll.wire.messages import (
@@ -39,6 +39,8 @@ from atoll.wire.messages import (
     Metrics,
     Offering,
     ProcessState,
+    QueuePut,
+    QueuePutMany,
     Recover,
     Register,
     Roster,
@@ -55,6 +57,9 @@ MAX_REQUESTS = 1_000
 """Requests of one session that may be open at a time."""
 
 Handler = Callable[[Session, Any, int], Awaitable[Message]]
+
+Immediate = Callable[[Session, Envelope], bool]
+"""Handles a message at once if it can; returns False to leave it to its `Handler`."""
 
 
 class Router:
@@ -81,9 +86,14 @@ class Router:
         self._recovery = recovery
         self._rejections = rejections
         self._tasks = tasks
-        self._queues = QueueHandlers(stores.queue, access=QueueAccess(stores.jobs))
+        queues = QueueHandlers(stores.queue, access=QueueAccess(stores.jobs))
+        # The most frequent messages of a busy hub: a task for each would cost more than its work.
+        self._immediate: dict[type[Message], Immediate] = {
+            QueuePut: queues.put_now,
+            QueuePutMany: queues.put_now,
+        }
         self._handlers: dict[type[Message], Handler] = {
-            **self._queues.handlers,
+            **queues.handlers,
             LogLines: self._log_lines,
             Metrics: self._metrics,
             Event: self._event,
@@ -110,10 +120,7 @@ class Router:
         """
         body, id = envelope.body, envelope.id
         if isinstance(body, Beat):
-            session.stats = body.stats
-            session.clock.note(body.time, session.last_heard)
-            if id:
-                session.answer(envelope, Done())
+            self._beat(session, envelope, body)
             return
         handler = self._handlers.get(type(body))
         if handler is None or envelope.reply:
@@ -122,12 +129,20 @@ class Router:
             return
         if len(session.requests) >= MAX_REQUESTS:
             raise WireError("too many open requests", expected=f"at most {MAX_REQUESTS}")
-        if self._queues.put_now(session, envelope):
+        immediate = self._immediate.get(type(body))
+        if immediate is not None and immediate(session, envelope):
             return
         name = f"{type(body).__name__} of {session.address}"
         task = self._tasks.start(self._run(session, envelope, handler), name=name)
         if id:
             session.requests[id] = task
+
+    def _beat(self, session: Session, envelope: Envelope, body: Beat) -> None:
+        """Take a heartbeat, even from a session with too many open requests."""
+        session.stats = body.stats
+        session.clock.note(body.time, session.last_heard)
+        if envelope.id:
+            session.answer(envelope, Done())
 
     async def _run(self, session: Session, envelope: Envelope, handler: Handler) -> None:
         """Run a handler and send its result or its error."""
