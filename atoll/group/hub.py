@@ -343,10 +343,7 @@ class HubGroup:
         return verdict
 
     def _settle(self, *, committed: bool, counted: bool) -> None:
-        """Keep or roll back what the codec remembers; after an abort connect anew.
-
-        A contribution that was left out of the mean is still owed: its residual is rolled back too.
-        """
+        """Keep or roll back the codec's residual; reconnect after an abort."""
         codecs, self._codecs = self._codecs, []
         for codec in codecs:
             codec.finish(committed=counted)
@@ -396,8 +393,5 @@ class HubGroup:
             self.stopping = True
 
     def close(self) -> None:
-        """Drop connections to other members; the link stays its owner's.
-
-        After a lost peer a process should end with `os._exit`: Gloo's threads cannot be joined.
-        """
+        """Close connections to other members; after a lost peer end the process with `os._exit`."""
         self._routes.close()

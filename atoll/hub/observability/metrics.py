@@ -1,9 +1,9 @@
-"""Measurements of members: each stored once, old ones thinned, the latest kept in memory.
+"""Metrics of members: each point is stored once, old ones are thinned, the latest is in memory.
 
-`metrics.jsonl` in the job's folder keeps every point with every value. The database keeps enough of
-them for a chart: when a member has more than `MAX_POINTS`, every second point of its older half is
-deleted, so the past gets coarser but never shorter. Points with held-out figures are rare and have
-a bound of their own. The buckets of the history cover what the deleted points showed.
+`metrics.jsonl` in the job's folder keeps every point. The database keeps enough for a chart: above
+`MAX_POINTS` every second point of a member's older half is deleted. Points with held-out values
+have
+their own limit. The buckets of the history cover the deleted points.
 """
 
 from __future__ import annotations
@@ -83,15 +83,7 @@ class Metrics:
         events: Events | None = None,
         max_points: int = MAX_POINTS,
     ) -> None:
-        """Start with what the database has.
-
-        Args:
-            database: Where points are kept.
-            jobs_dir: Folder with the folders of the jobs.
-            history: Gets the figures of every point besides.
-            events: Where it is said that a job reports more than `MAX_NAMES` names.
-            max_points: Points of one member that are kept, but for those with held-out figures.
-        """
+        """Load counts and names; `max_points` limits a member's points without held-out values."""
         self._database = database
         self._jobs_dir = jobs_dir
         self._history = history
@@ -112,11 +104,7 @@ class Metrics:
     async def add(
         self, job: str, member: str, *, incarnation: str, seq: int, points: Sequence[Point]
     ) -> int:
-        """Store points numbered from `seq` (from 1 per incarnation); known ones are dropped.
-
-        Returns:
-            The last number that is durable.
-        """
+        """Store points numbered from `seq`; return the last durable number."""
         last = seq + len(points) - 1
         # Before the transaction: a crash may leave a line twice in the file, but never lose one,
         # and a slow disk under the file does not hold the database's lock.
@@ -289,10 +277,7 @@ class Metrics:
     def _thin_held_out(
         self, connection: sqlite3.Connection, job: str, member: str, added: int
     ) -> None:
-        """Keep the held-out points of every second round when there are too many (writer thread).
-
-        All members drop the same rounds, so that shares of one evaluation stay together.
-        """
+        """Keep held-out points of every second round, the same of all members (writer thread)."""
         if self._count(connection, job, member, 1, added) <= MAX_HELD_OUT:
             return
         rows = connection.execute(

@@ -110,11 +110,7 @@ class RoundService:
             room.close()
 
     def machine(self, job: str) -> RoundMachine:
-        """Return where a job's rounds stand.
-
-        Raises:
-            HubError: the job is not running.
-        """
+        """Return a job's round machine; raises HubError if the job is not running."""
         return self.room(job).machine
 
     def has(self, job: str) -> bool:
@@ -122,11 +118,7 @@ class RoundService:
         return job in self._rooms
 
     def room(self, job: str) -> RoundRuntime:
-        """Return a job's rounds with those who wait.
-
-        Raises:
-            HubError: the job is not running.
-        """
+        """Return a job's runtime; raises HubError if the job is not running."""
         try:
             return self._rooms[job]
         except KeyError:

@@ -44,7 +44,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 MALFORMED, TOO_LARGE, POLICY, RESTART, REPLACED, SILENT = 1002, 1009, 1008, 1012, 4000, 4001
-"""Codes that the hub closes with."""
+"""WebSocket close codes."""
 
 STALLED_S = 2.0
 """A longer pause between two sweeps means that the hub itself stalled, not its peers."""
@@ -164,10 +164,9 @@ class Sessions:
     def notify(self, address: str, body: Message) -> bool:
         """Queue a notice for an address; return False if there is no session."""
         session = self._sessions.get(address)
-        if session is None:
-            return False
-        session.notify(body)
-        return True
+        if session is not None:
+            session.notify(body)
+        return session is not None
 
     # ------------------------------------------------------------------ one connection
 
