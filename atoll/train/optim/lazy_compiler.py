@@ -1,15 +1,19 @@
-"""Keeps torch's compiler out of processes that compile nothing.
+"""Keep torch's compiler out of processes that compile nothing.
 
-torch's optimizers tell its compiler (`torch._dynamo`) to leave their methods alone, and import it
-to say so: 1.1 s of processor time and 70 MB in every process, also where nothing is ever compiled
-(torch 2.13, `python -m bench.startup`). So do functions that tell the shape of a result on the
-device `meta`. While nobody has imported the compiler there is nobody to tell, so here all these
-are marked as told; `step`, whose wrapper imports it too, gets one that does the same without. The
-moment anything imports the compiler, e.g. `torch.compile`, all of this is taken back, and torch is
-as it was made.
+torch's optimizers mark their methods as not compiled, and import `torch._dynamo` for it; so do
+functions that compute shapes on the device `meta`. Until something imports the compiler, the marks
+are set here instead, and `step` gets a wrapper that needs no import. When anything imports it, e.g.
+`torch.compile`, all of this is undone first.
 
-It depends on how torch is written inside. What looks otherwise than expected is left alone: the
-compiler is imported then, which costs time and changes nothing else.
+This relies on internals of torch, and is kept for this measurement (torch 2.13; after `import
+torch`,
+one AdamW with one step):
+
+    without this module     1.2 s of processor time, 81 MB
+    with it                 0.0 s of processor time, 10 MB
+
+If torch looks different, the compiler is imported as usual, which costs time and changes nothing
+else. tests/train/optim/test_lazy_compiler.py fails then.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import struct
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets import frames
 
 from atoll.hub.sessions.fast_websocket import FastWebSocketProtocol
 
@@ -151,3 +153,14 @@ def test_a_large_message_in_many_pieces_comes_whole() -> None:
     messages, _, closed = heard(FastWebSocketProtocol, pieces)
     assert [message["bytes"] for message in messages] == [payload, b"next"]
     assert not closed
+
+
+def test_uvicorn_still_has_what_the_fast_path_uses() -> None:
+    source = inspect.getsource(WebSocketsSansIOProtocol)
+    used = (
+        "queue", "read_paused", "handshake_complete", "close_sent", "initial_response",
+        "writable", "disconnected", "transport", "conn",
+    )  # fmt: skip
+    missing = [name for name in used if f"self.{name}" not in source]
+    assert not missing, f"uvicorn has changed: see atoll/hub/sessions/fast_websocket.py: {missing}"
+    assert callable(vars(frames).get("apply_mask")), "websockets has no apply_mask any more"
