@@ -1,11 +1,11 @@
-"""Who fetches what: chunks of the shared image from everybody, the inner image from one.
+"""Assign chunks to donors: the shared image from all of them, the inner image from one.
 
-Every source says first what it has. Shared images of the same round must be equal; what most
-sources have is taken, and fetched from the first moment on. The others are dropped, with a reason,
-as soon as most have agreed or all have spoken. Nothing counts as complete before that.
+Every donor first reports what it has. Shared images of one round must be equal: the image of the
+majority is fetched, from the first report on. Donors with another image are dropped, with a reason,
+once a majority agrees or all have reported. Nothing counts as complete before that.
 
-Where members carry different states on purpose, and all that were asked say so, everything comes
-from one of them; the others stand by in case it is lost.
+Where members have different states by design, and all donors say so, everything is fetched from one
+of them and the others are spares.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from atoll.recovery.source import SourceCorrupt, SourceDiffers, SourceFailed
 from atoll.wire.recovery_messages import MAX_RANGE, StateManifest
 
 AHEAD_S = 0.5
-"""A source is asked for what it sends in so many seconds at a time."""
+"""A donor is asked for as many chunks as it sends in this time."""
 
 FIRST_CHUNKS = 2
 MEASURED_CHUNKS = 4
-"""After so many the speed of a source is known well enough to take the inner image from it."""
+"""Chunks after which a donor's rate is known well enough to fetch the inner image from it."""
 
 MAX_SOURCES = 4
-"""Sources that are asked at a time; each copies its state for it. The others replace them."""
+"""Donors asked at a time, since each copies its state for it; the others are spares."""
 
 CLAIM_S = 45.0
-"""A source of which no chunk came for so long, though it was asked, is given up."""
+"""A donor that owes chunks and sent none for this long is dropped."""
 
 _POLL_S = 0.1
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that are here and the bytes in all; from any thread, must be quick."""
+"""Called with the bytes fetched and the total; from any thread, must be quick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one source fetches next."""
+    """The next chunks of one donor."""
 
     image: PartialState
     indices: list[int]
@@ -50,17 +50,17 @@ class Assignment:
 
 @dataclass(slots=True)
 class _Entry:
-    """One source that has said what it has."""
+    """A donor that has reported."""
 
     shared: StateManifest
     root: str
     inner: StateManifest
     identical: bool = True
-    """Whether it says that others must have the same."""
+    """Whether its shared image should equal that of other members."""
     delivered: int = 0
     busy_s: float = 0.0
     began: float = 0.0
-    """When its present claim began; 0: it has none."""
+    """When its current assignment began; 0: it has none."""
 
     @property
     def rate(self) -> float:
@@ -68,7 +68,7 @@ class _Entry:
         return self.delivered / self.busy_s if self.busy_s > 0 else 0.0
 
     def most(self) -> int:
-        """Return how many chunks to ask for at once."""
+        """Return the number of chunks to ask for at once."""
         if not self.delivered:
             return FIRST_CHUNKS
         return max(1, min(MAX_RANGE, int(self.rate * AHEAD_S)))
@@ -76,22 +76,22 @@ class _Entry:
 
 @dataclass(slots=True)
 class ChunkScheduler:
-    """Shared by the threads of all sources, and the one that waits for them."""
+    """Shared by the threads of all donors and by the thread that waits for them."""
 
     waiting: list[str]
-    """Sources that were not asked yet, in the order in which to ask them."""
+    """Donors not asked yet, in the order to ask them."""
     kept: PartialState | None = None
-    """A shared image that an earlier attempt began; it goes on if it is still wanted."""
+    """Shared image of an earlier attempt; continued if its root is still wanted."""
     progress: Progress | None = None
     finished: bool = field(default=False, init=False)
     shared: PartialState | None = field(default=None, init=False)
     inner: PartialState | None = field(default=None, init=False)
     donors: set[str] = field(default_factory=set, init=False)
-    """Sources of at least one chunk."""
+    """Donors of at least one chunk."""
     nbytes: int = field(default=0, init=False)
-    """Bytes of chunks that came and were new."""
+    """Bytes of new chunks."""
     _expected: set[str] = field(default_factory=set, init=False)
-    """Sources that were asked and have not said yet what they have."""
+    """Donors that were asked and have not reported yet."""
     _entries: dict[str, _Entry] = field(default_factory=dict, init=False)
     _inner_donor: str = field(default="", init=False)
     _settled: bool = field(default=False, init=False)
@@ -103,7 +103,7 @@ class ChunkScheduler:
     def add_source(
         self, member: str, shared: StateManifest, inner: StateManifest, *, identical: bool = True
     ) -> None:
-        """A source says what it has, and whether others must have the same shared image."""
+        """Add a donor's report; `identical`: its shared image should equal that of others."""
         with self._condition:
             self._expected.discard(member)
             self._entries[member] = _Entry(shared, shared.root, inner, identical)
@@ -111,10 +111,10 @@ class ChunkScheduler:
             self._condition.notify_all()
 
     def claim(self, member: str) -> Assignment | None:
-        """Return what a source is to fetch next; None: nothing ever. Waits for either.
+        """Return the next chunks of a donor; wait for them; None: nothing is left.
 
         Raises:
-            SourceFailed: this source is not wanted.
+            SourceFailed: this donor is not wanted.
         """
         with self._condition:
             while not self.finished:
@@ -127,10 +127,10 @@ class ChunkScheduler:
             return None
 
     def store_chunk(self, member: str, image: PartialState, index: int, chunk: memoryview) -> None:
-        """A chunk came.
+        """Verify and store a chunk.
 
         Raises:
-            SourceLied: it is wrong.
+            SourceCorrupt: it does not match the manifest.
         """
         image.check(index, chunk)
         with self._condition:
@@ -151,7 +151,7 @@ class ChunkScheduler:
             self.progress(done, total)
 
     def release_chunks(self, member: str) -> None:
-        """A source has finished its claim, or broke off: what is missing is free again."""
+        """End a donor's assignment; its missing chunks may be assigned again."""
         with self._condition:
             entry = self._entries.get(member)
             if entry is not None:
@@ -160,7 +160,7 @@ class ChunkScheduler:
             self._condition.notify_all()
 
     def remove_source(self, member: str) -> None:
-        """A source is of no use any more."""
+        """Drop a donor."""
         with self._condition:
             self._expected.discard(member)
             self._entries.pop(member, None)
@@ -176,7 +176,7 @@ class ChunkScheduler:
     # -------------------------------------------------------------------------- the waiter
 
     def sources_to_start(self) -> list[str]:
-        """Return the sources to ask now, so that there are as many as should be."""
+        """Return the donors to ask now."""
         with self._condition:
             free = MAX_SOURCES - len(self._entries) - len(self._expected)
             sources_to_start = self.waiting[: max(0, free)] if not self.finished else []
@@ -185,13 +185,13 @@ class ChunkScheduler:
             return sources_to_start
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until it is over, for a moment at most."""
+        """Wait for the end, at most `timeout_s`."""
         with self._condition:
             if not self.finished:
                 self._condition.wait(timeout_s)
 
     def stop_waiting_for_sources(self) -> None:
-        """Wait for no further source before what most have is taken for right."""
+        """Decide on the image with the reports so far."""
         with self._condition:
             if self._entries:
                 self._settled = True
@@ -199,26 +199,26 @@ class ChunkScheduler:
                 self._condition.notify_all()
 
     def stop(self) -> None:
-        """End it as it is."""
+        """End the attempt."""
         with self._condition:
             self.finished = True
             self._condition.notify_all()
 
     def stalled(self) -> list[str]:
-        """Return the sources that do not get done with what they claimed."""
+        """Return the donors that have not sent their assigned chunks in time."""
         with self._condition:
             now = self._clock.monotonic()
             return [m for m, e in self._entries.items() if e.began and now - e.began > CLAIM_S]
 
     @property
     def has_sources(self) -> bool:
-        """Whether any source has said what it has."""
+        """Whether any donor has reported."""
         with self._condition:
             return bool(self._entries)
 
     @property
     def complete(self) -> bool:
-        """Whether the shared image is here; the inner one may be missing if nobody gives it."""
+        """Whether the shared image is complete; the inner image may be missing."""
         with self._condition:
             return self._settled and self.shared is not None and self.shared.complete
 
@@ -251,7 +251,7 @@ class ChunkScheduler:
         return Assignment(shared, indices) if indices else None
 
     def _suits(self, entry: _Entry, shared: PartialState) -> bool:
-        """Return whether the inner image should come from this source: none is much faster."""
+        """Return whether this donor is fast enough for the inner image."""
         if not shared.unassigned:
             return True
         fastest = max(other.rate for other in self._entries.values())
@@ -259,11 +259,11 @@ class ChunkScheduler:
 
     @property
     def _states_differ(self) -> bool:
-        """Whether members carry different states: only if all say so is none of them wrong."""
+        """Whether members have different states by design; all donors must say so."""
         return not any(entry.identical for entry in self._entries.values())
 
     def _choose_image(self) -> None:
-        """Aim at the shared image that most sources have; at equal numbers the first slot's."""
+        """Choose the shared image of most donors; on a tie that of the lowest slot."""
         roots = Counter(entry.root for entry in self._entries.values())
         selected = self.shared.root if self.shared is not None else ""
         if roots and not (self._settled and roots[selected]):
@@ -286,7 +286,7 @@ class ChunkScheduler:
             self.shared = PartialState(manifest)
 
     def _check(self) -> None:
-        """End it when everything is here, or nobody is left."""
+        """End the attempt when all is fetched, or no donor is left."""
         if not self._entries and not self._expected and not self.waiting:
             self.finished = True
         elif self._settled and self.shared is not None and self.shared.complete:
@@ -300,7 +300,7 @@ class ChunkScheduler:
                 image.release(member)
 
     def _progress_bytes(self) -> tuple[int, int]:
-        """Return bytes here and bytes in all; the inner image is guessed until it is begun."""
+        """Return bytes fetched and total; the inner image is estimated before it begins."""
         images = [image for image in (self.shared, self.inner) if image is not None]
         total = sum(image.manifest.nbytes for image in images)
         if self.inner is None:
@@ -311,10 +311,10 @@ class ChunkScheduler:
 def check_manifest(
     manifest: StateManifest, *, job: str, round_: int, base: str, name: str
 ) -> StateManifest:
-    """Return a manifest that is of what was asked for.
+    """Return the manifest if it is the requested one.
 
     Raises:
-        SourceLied: it is of another job, round or image.
+        SourceCorrupt: it is of another job, round or image.
     """
     given = (manifest.job, manifest.round, manifest.base, manifest.name)
     if given != (job, round_, base, name):

@@ -1,4 +1,4 @@
-"""A donor over its own port: large ranges, received into one buffer that is used again."""
+"""Fetch from a donor's own port, in large ranges, into one reused buffer."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from atoll.wire.recovery_messages import (
 )
 
 DIAL_S = 1.5
-"""Time for a connection: one lost packet and its repetition."""
+"""Connect timeout: one lost packet and its retransmission."""
 
 MAX_ANSWER_BYTES = 64 * 2**10
 _BODY, _ANSWERED = 200, {203, 409}
 
 
 class DirectSource:
-    """One connection to one donor, opened again once if it breaks between two asks."""
+    """One connection to a donor; reopened once if it breaks between two requests."""
 
     def __init__(self, dial: str, *, key: str) -> None:
         """Connect.
 
         Args:
-            dial: host:port, as the hub told it.
-            key: What the donor told through the hub.
+            dial: host:port, from the hub.
+            key: The donor's key, from its offer.
 
         Raises:
-            WayBroken: nobody answers there.
+            ConnectionBroken: the donor does not answer there.
         """
         host, _, port = dial.rpartition(":")
         if not host or not port.isdigit() or int(port) > 65_535:
@@ -75,7 +75,7 @@ class DirectSource:
             raise ConnectionBroken("it cannot be dialled", given=str(error)) from error
 
     def ask(self, ask: StateAsk) -> tuple[StateAnswer, memoryview]:
-        """Return the answer to one ask; see :class:`Source`."""
+        """Return the answer to one request; see :class:`Source`."""
         expected = ask.count * CHUNK_BYTES
         try:
             status, size = self._request(ask, expected)
@@ -92,7 +92,7 @@ class DirectSource:
             raise SourceCorrupt(error.message()) from error
 
     def fetch(self, round_: int, image: str, indices: Sequence[int], take: Take) -> None:
-        """Hand over chunks; see :class:`Source`. `indices` follow each other."""
+        """Fetch consecutive chunks; see :class:`Source`."""
         for first in range(0, len(indices), MAX_RANGE):
             run = indices[first : first + MAX_RANGE]
             answer, body = self.ask(StateAsk(0, CHUNK, round_, image, run[0], len(run)))
@@ -104,17 +104,17 @@ class DirectSource:
                 take(index, body[place * CHUNK_BYTES : (place + 1) * CHUNK_BYTES])
 
     def close(self) -> None:
-        """Cut the connection; whoever waits for it wakes."""
+        """Cut the connection; waiting threads wake."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Let go of the connection; called by the thread that used it."""
+        """Close the connection; called by the thread that uses it."""
         self._connection.close()
 
     def _request(self, ask: StateAsk, most: int) -> tuple[int, int]:
-        """Send an ask; return status and length of what comes back."""
+        """Send a request; return status and length of the response."""
         if self._closed:
             raise ConnectionAbortedError("closed here")
         if self._connection.sock is None:
@@ -130,7 +130,7 @@ class DirectSource:
         return status, size
 
     def _receive(self, response: http.client.HTTPResponse, target: memoryview) -> None:
-        """Fill a buffer chunk by chunk, so that a source that drips is noticed."""
+        """Fill the buffer chunk by chunk, to detect a donor that sends too slowly."""
         began, done = self._clock.monotonic(), 0
         while done < len(target):
             received = response.readinto(target[done : done + CHUNK_BYTES])

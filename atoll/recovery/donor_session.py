@@ -1,4 +1,4 @@
-"""One source from first word to last: offer and manifests, then chunks, on the better way."""
+"""The session with one donor: offer and manifests, then chunks, directly or over the relay."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ from atoll.wire.recovery_messages import (
 )
 
 READY_S = 90.0
-"""Longest wait for a donor that says "wait": it stands in the middle of an optimizer step."""
+"""Longest wait for a donor that is in the middle of an optimizer step."""
 
 BEHIND_S = 10.0
-"""Longest wait for a donor that has not heard yet of the round that was committed."""
+"""Longest wait for a donor that does not know the committed round yet."""
 
 _POLL_S = 0.03
 _MAX_POLL_S = 0.5
 _BREAKS = 3
-"""Breaks of direct connections after which only the relay is used."""
+"""Broken direct connections after which only the relay is used."""
 
 
 class DonorSession:
-    """The conversation with one donor. `run` is called on a thread of its own."""
+    """The session with one donor; `run` has its own thread."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class DonorSession:
         self._closed = False
 
     def run(self) -> None:
-        """Fetch what the board deals out, until it is over.
+        """Fetch what the scheduler assigns until it has finished.
 
         Raises:
-            SourceFailed: this source is of no use any more; says why.
-            SourceMoved: it stands on another round.
+            SourceFailed: this donor cannot be used; says why.
+            SourceAdvanced: it is on another round.
         """
         member = self.member
         try:
@@ -110,7 +110,7 @@ class DonorSession:
                 self._direct.release()
 
     def close(self) -> None:
-        """End every wait; called from another thread."""
+        """End all waits; called from another thread."""
         self._closed = True
         self._relay.close()
         if self._direct is not None:
@@ -123,7 +123,7 @@ class DonorSession:
     # --------------------------------------------------------------------------- beginning
 
     def _offer(self) -> StateAnswer:
-        """Return what the donor has ready; waits while it prepares."""
+        """Return the donor's offer; wait while it prepares."""
         began, pause_s = self._clock.monotonic(), _POLL_S
         while True:
             answer, _ = self._relay.ask(StateAsk(0, OFFER, self._round))
@@ -141,7 +141,7 @@ class DonorSession:
             pause_s = min(_MAX_POLL_S, pause_s * 1.5)
 
     def _connect(self) -> None:
-        """Dial the donor; without an answer the relay is what is left."""
+        """Dial the donor; without an answer use the relay."""
         self._direct = None
         for dial in self._dials:
             try:
@@ -162,7 +162,7 @@ class DonorSession:
         self._connect()
 
     def _manifest(self, offer: StateAnswer, name: str) -> StateManifest:
-        """Return the manifest of one image, checked against the offer and what was asked for."""
+        """Return the manifest of one image, checked against offer and request."""
         listed = next((image for image in offer.images if image.name == name), None)
         if listed is None or not 0 < listed.manifest_bytes <= MAX_MANIFEST_BYTES:
             raise SourceCorrupt(
@@ -200,7 +200,7 @@ class DonorSession:
 
 
 def ask_order(peers: Sequence[messages.Source], *, me: int) -> list[str]:
-    """Return whom to ask in which order: newcomers do not all begin with the same member."""
+    """Return the order in which to ask; newcomers start at different members."""
     members = [peer.member for peer in peers]
     start = me % len(members) if members else 0
     return members[start:] + members[:start]

@@ -20,7 +20,7 @@ from atoll.wire.messages import Event, Sources
 log = logging.getLogger(__name__)
 
 COMPARE_S = 0.5
-"""So long after the first source has spoken the others may take to say that they differ."""
+"""Time after the first report in which other donors may report a different image."""
 
 _POLL_S = 0.1
 _END_S = 2.0
@@ -28,7 +28,7 @@ _END_S = 2.0
 
 @dataclass(slots=True)
 class Fetch:
-    """See the module's docstring; used once, from one thread."""
+    """One attempt; use it once, from one thread."""
 
     link: SyncLink
     answer: Sources
@@ -40,22 +40,22 @@ class Fetch:
     stop: Callable[[], bool] = lambda: False
     progress: Progress | None = None
     kept: PartialState | None = None
-    """A shared image that an earlier attempt began."""
+    """Shared image of an earlier attempt."""
     failed: dict[str, str] = field(default_factory=dict, init=False)
-    """Sources that gave nothing usable, and why."""
+    """Dropped donors, with the reason."""
     differing: set[str] = field(default_factory=set, init=False)
-    """Of them, those that merely differ from the others; they may be the ones that are right."""
+    """Dropped donors that only differ from the majority; they may be right."""
     scheduler: ChunkScheduler = field(init=False)
     _sessions: list[DonorSession] = field(default_factory=list, init=False)
     _threads: list[threading.Thread] = field(default_factory=list, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def run(self) -> ChunkScheduler:
-        """Return the board when it is complete, or when no source is left.
+        """Return the scheduler when it is complete, or when no donor is left.
 
         Raises:
             DeadlineExceeded: it took too long.
-            GroupLeft: `stop` said so.
+            GroupLeft: `stop` returned True.
         """
         peers = {peer.member: peer for peer in self.answer.peers if peer.member != self.me}
         order = ask_order(list(peers.values()), me=slot_of(self.me))
@@ -90,7 +90,7 @@ class Fetch:
         thread.start()
 
     def _ask(self, member: str, session: DonorSession) -> None:
-        """Run on the thread of one source: whatever ends it is told, once."""
+        """Run one donor's session on its thread; report once why it ended."""
         reason, kind = "", "recovery-source-lost"
         try:
             session.run()
@@ -113,11 +113,11 @@ class Fetch:
             self.scheduler.remove_source(member)
 
     def refuse(self, member: str, reason: str) -> None:
-        """Drop a source whose state turned out to be unusable."""
+        """Drop a donor whose state proved unusable."""
         self._report(member, reason, kind="recovery-source-refused")
 
     def _report(self, member: str, reason: str, *, kind: str) -> None:
-        """Note and report why a source was dropped, once."""
+        """Record and report why a donor was dropped, once."""
         with self._lock:
             if member in self.failed:
                 return
@@ -127,7 +127,7 @@ class Fetch:
         self.on_event(Event(kind, text, {"source": member, "reason": reason}))
 
     def _drop_stalled(self) -> None:
-        """Give sources up that hold chunks and send nothing."""
+        """Drop donors that owe chunks and send nothing."""
         late = self.scheduler.stalled()
         for session in self._sessions:
             if session.member in late:
@@ -147,7 +147,7 @@ class Fetch:
             )
 
     def _stop_sessions(self) -> None:
-        """End all threads; each wakes from whatever it waits for."""
+        """End all sessions and join their threads."""
         self.scheduler.stop()
         for session in self._sessions:
             session.close()

@@ -1,8 +1,8 @@
-"""The donor's own port: HTTP/1.1 of one method, for members that can dial it.
+"""The donor's own port: HTTP/1.1 with GET, for members that can dial it.
 
-Written on plain sockets because a chunk should cost one call of `sendall` and little else while
-the interpreter lock is held. Whoever does not bring the key sees nothing; heads are short and in
-time, and connections are few, so that a stranger can take neither memory nor threads.
+It uses plain sockets, since a chunk should cost one `sendall` and little else under the interpreter
+lock. Requests need the key; heads are limited in size and time, and connections in number, so that
+an unauthenticated peer can take neither memory nor threads.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Answerer = Callable[[StateAsk], tuple[StateAnswer, memoryview]]
 MAX_CONNECTIONS = 16
 MAX_HEAD_BYTES = 4096
 FIRST_HEAD_S = 5.0
-"""Time in which a stranger has to show the key."""
+"""Time in which a new connection must send a valid key."""
 
 IDLE_S = 30.0
-"""Time for every later head, and for every chunk to be taken."""
+"""Timeout of later request heads, and of sending each chunk."""
 
 
 class HttpStateServer:
-    """A server in threads of its own, from its making until `close`."""
+    """A server with its own threads, from its construction until `close`."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class HttpStateServer:
         """Listen on a free port of `address`.
 
         Args:
-            answer: Called for every ask, from several threads.
+            answer: Called for every request, from several threads.
             address: An address of this machine.
-            keys: What may be brought as bearer.
-            max_connections: Connections at a time; more are closed at once.
+            keys: Accepted bearer tokens.
+            max_connections: Further connections are closed at once.
 
         Raises:
-            OSError: the address is none of this machine.
+            OSError: this machine does not have that address.
         """
         self._server = _Server(address, answer, keys=keys, max_connections=max_connections)
         self._thread = threading.Thread(
@@ -94,11 +94,11 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__((address, 0), _Handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Take a connection if there is a place for it."""
+        """Return whether a connection slot is free."""
         return self._slots.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve one connection and free its place."""
+        """Serve one connection and free its slot."""
         with self._lock:
             self._open.add(request)
         try:
@@ -109,11 +109,11 @@ class _Server(socketserver.ThreadingTCPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Note a connection that broke; the other side comes back or goes elsewhere."""
+        """Log a broken connection; its peer reconnects or uses another donor."""
         log.debug("a connection of %s ended", client_address, exc_info=True)
 
     def cut(self) -> None:
-        """End every connection."""
+        """Cut all connections."""
         with self._lock:
             for request in self._open:
                 try:
@@ -127,7 +127,7 @@ class _Handler(socketserver.BaseRequestHandler):
     request: socket.socket
 
     def handle(self) -> None:
-        """Answer asks until the connection ends, or one is wrong."""
+        """Answer requests until the connection ends or a request is invalid."""
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         rest, time_s = b"", FIRST_HEAD_S
         while True:
@@ -137,7 +137,7 @@ class _Handler(socketserver.BaseRequestHandler):
             time_s = IDLE_S
 
     def _head(self, data: bytes, time_s: float) -> tuple[bytes, bytes]:
-        """Return the head of the next ask, and what came behind it."""
+        """Return the next request head, and the bytes after it."""
         deadline = RealClock().monotonic() + time_s
         while (end := data.find(b"\r\n\r\n")) < 0:
             left_s = deadline - RealClock().monotonic()
@@ -154,7 +154,7 @@ class _Handler(socketserver.BaseRequestHandler):
         return data[:end], data[end + 4 :]
 
     def _reply(self, head: bytes) -> bool:
-        """Answer one ask; return whether the connection goes on."""
+        """Answer one request; return whether the connection stays open."""
         lines = head.split(b"\r\n")
         words = lines[0].split(b" ")
         if not self._is_authorized(lines[1:]):
@@ -176,7 +176,7 @@ class _Handler(socketserver.BaseRequestHandler):
         return True
 
     def _is_authorized(self, lines: list[bytes]) -> bool:
-        """Return whether one header has a right key; takes the same time for every wrong one."""
+        """Return whether a header has a valid key; compares in constant time."""
         for line in lines:
             name, _, value = line.partition(b":")
             if name.strip().lower() == b"authorization":
@@ -186,7 +186,7 @@ class _Handler(socketserver.BaseRequestHandler):
         return False
 
     def _send(self, status: bytes, body: bytes | memoryview) -> None:
-        """Send head and body; the timeout is for each piece, not for all."""
+        """Send head and body; the timeout applies to each piece."""
         self.request.settimeout(IDLE_S)
         head = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
         self.request.sendall(head)

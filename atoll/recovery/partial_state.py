@@ -1,4 +1,4 @@
-"""One image on its way in: which chunks are here, which are asked for, by whom."""
+"""An image that is being fetched: its chunks, and to which donors they are assigned."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from atoll.recovery.source import SourceCorrupt, SourceFailed
 from atoll.wire.recovery_messages import StateManifest
 
 DUPLICATE_AFTER_S = 0.5
-"""A chunk that was asked for so long ago is asked for elsewhere too, when nothing else is left."""
+"""When no chunk is unassigned, one assigned this long ago is requested from a second donor."""
 
 
 class PartialState:
-    """A buffer that fills up. `check` is called from many threads, all else with a lock held."""
+    """The buffer of an image. `check` is thread-safe; all else needs the scheduler's lock."""
 
     def __init__(self, manifest: StateManifest) -> None:
-        """Take memory for an image.
+        """Allocate the buffer.
 
         Raises:
-            SourceFailed: it does not fit this machine.
+            SourceFailed: there is not enough memory.
         """
         self.manifest = manifest
         self.root = manifest.root
@@ -37,16 +37,16 @@ class PartialState:
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is here."""
+        """Whether every chunk is stored."""
         return self.done_bytes == self.manifest.nbytes
 
     @property
     def unassigned(self) -> int:
-        """Chunks that nobody was asked for."""
+        """Number of chunks that are assigned to no donor."""
         return len(self._pending)
 
     def claim(self, member: str, *, most: int, now: float) -> list[int]:
-        """Return chunks that follow each other for a member to fetch; empty: there are none."""
+        """Assign consecutive chunks to a member; empty: there are none."""
         run = self._pending[:1]
         while (
             run
@@ -61,17 +61,17 @@ class PartialState:
         return run
 
     def release(self, member: str) -> None:
-        """A member fetches nothing any more: what it had claimed is free again."""
+        """Make a member's assigned chunks available again."""
         for index, holders in list(self._assigned.items()):
             if holders.pop(member, None) is not None and not holders:
                 del self._assigned[index]
                 bisect.insort(self._pending, index)
 
     def check(self, index: int, chunk: memoryview) -> None:
-        """Compare a chunk with the manifest; this is what takes time.
+        """Compare a chunk with the manifest; the expensive part.
 
         Raises:
-            SourceLied: it is not what the manifest says.
+            SourceCorrupt: it does not match.
         """
         manifest = self.manifest
         if not 0 <= index < manifest.count or chunk.nbytes != manifest.size_of(index):
@@ -83,7 +83,7 @@ class PartialState:
             raise SourceCorrupt(f"a chunk of {manifest.name} is damaged", given=f"chunk {index}")
 
     def store(self, index: int, chunk: memoryview) -> bool:
-        """Keep a chunk that was checked; return whether it is new."""
+        """Store a verified chunk; return whether it is new."""
         self._assigned.pop(index, None)
         if self._present[index]:
             return False
@@ -94,12 +94,12 @@ class PartialState:
         return True
 
     def restart(self) -> None:
-        """Forget who was asked for what; the chunks that are here stay."""
+        """Drop all assignments and keep the stored chunks."""
         self._assigned.clear()
         self._pending = [index for index, here in enumerate(self._present) if not here]
 
     def _duplicate(self, member: str, now: float) -> list[int]:
-        """Return one chunk that another member has been busy with for long."""
+        """Return a chunk that another member has held for long."""
         for index, holders in list(self._assigned.items()):
             single = len(holders) == 1 and member not in holders
             if single and now - max(holders.values()) > DUPLICATE_AFTER_S:

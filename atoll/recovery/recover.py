@@ -1,4 +1,4 @@
-"""Taking over the committed state: from members that have it, whoever of them stays alive."""
+"""Fetch the committed state from donors, and replace those that fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from atoll.wire.recovery_messages import INNER, SHARED
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
-"""Pause between two attempts; it doubles while no attempt brings a new round."""
+"""Pause between attempts; doubles until an attempt has a new round."""
 
 Checkpoint = Callable[[int], tuple[Part, Part | None]]
 """Returns shared and inner part of the checkpoint of a round."""
@@ -29,23 +29,23 @@ Checkpoint = Callable[[int], tuple[Part, Part | None]]
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A committed state as it came, still to be put into a task."""
+    """A fetched state, not loaded into a task yet."""
 
     round: int
-    """Rounds committed; the next one to join."""
+    """Committed rounds; the next one to join."""
     base: str
-    """Digest of the state, as its sources say; whoever loads it checks that."""
+    """Digest of the state according to its donors; checked when it is loaded."""
     shared: Part | None
-    """Equal on all members; None: nobody has it, see `answer.checkpoint_round`."""
+    """Equal on all members; None: no member has it, see `answer.checkpoint_round`."""
     inner: Part | None
-    """A member's own optimizer; None: nobody gave one."""
+    """Optimizer state of one member; None: no donor sent one."""
     sources: list[str]
-    """Who gave it: members in slot order, or `checkpoint`."""
+    """Its donors in slot order, or `checkpoint`."""
     seconds: float
     nbytes: int
-    """Bytes of state that were transferred."""
+    """Bytes of state transferred."""
     answer: Sources
-    """What the hub said last."""
+    """The hub's last answer."""
 
 
 def recover(
@@ -116,7 +116,7 @@ def recover(
 
 
 def _without_peers(answer: Sources, checkpoint: Checkpoint | None, seconds: float) -> Recovered:
-    """Return what is left when no member has the state."""
+    """Return the checkpoint's state when no member has the state."""
     shared: Part | None = None
     inner: Part | None = None
     sources: list[str] = []
@@ -127,7 +127,7 @@ def _without_peers(answer: Sources, checkpoint: Checkpoint | None, seconds: floa
 
 
 def _parts(scheduler: ChunkScheduler, fetch: Fetch) -> tuple[Part, Part | None] | None:
-    """Return the parts in complete images; None if what all sources agree on is no state."""
+    """Return the parts in complete images; None if the agreed image is invalid."""
     if scheduler.shared is None:
         return None
     try:

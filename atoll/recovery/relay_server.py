@@ -1,7 +1,7 @@
-"""The donor's side of recovery through the hub: takes asks from relay frames, relays the answers.
+"""Serve the donor's state over the hub's relay.
 
-The hub passes on frames between members of one job only, and checks who they are from; so whoever
-asks here is one, and may be told the key to the donor's own port.
+The relay connects members of one job only and verifies the sender. So the receiver is a member, and
+its answer may include the key to the donor's own port.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from atoll.wire.recovery_messages import ASKS, CHUNK, StateAsk, pack_answer, unp
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 16
-"""Answers on the way to one asker: 4 MiB, which is what the hub holds for a pair anyway."""
+"""Answers in flight to one receiver: 4 MiB, the hub's window of a pair."""
 
 MAX_RECEIVERS = 16
 SEND_S = 60.0
-"""Longest time that a chunk may wait for its asker."""
+"""Time in which a chunk must reach its receiver."""
 
 _POLL_S = 0.5
 
 Sent = tuple[int, str, int]
-"""Number of the ask, image and index; the number of a chunk does not count."""
+"""Number of the request, image and index; 0 as the number of chunks."""
 
 
 class RelayStateServer:
-    """A thread that answers what comes over a link, from its making until `close`."""
+    """A thread that answers requests on a link, from its construction until `close`."""
 
     def __init__(self, answer: Answerer, *, link: SyncLink) -> None:
-        """Listen.
+        """Subscribe and start.
 
         Args:
-            answer: Called for every ask.
-            link: The member's session with the hub; its other traffic is not touched.
+            answer: Called for every request.
+            link: The member's session with the hub; other traffic is not affected.
         """
         self._answer, self._link = answer, link
         self._clock = RealClock()
@@ -77,7 +77,7 @@ class RelayStateServer:
                 return
 
     def _answer_ask(self, receiver: str, ask: StateAsk) -> None:
-        """Answer one ask, unless the same answer is under way or too many are."""
+        """Answer a request, unless the same answer or too many are in flight."""
         self._forget_finished()
         sent = self._in_flight.get(receiver, {})
         what: Sent = (0 if ask.kind == CHUNK else ask.number, ask.image, ask.first)
@@ -93,7 +93,7 @@ class RelayStateServer:
         return self._link.relay_later(receiver, parts, deadline=deadline)
 
     def _forget_finished(self) -> None:
-        """Forget what has left, or never will: its asker asks again, or is gone."""
+        """Forget finished answers; a receiver repeats lost requests."""
         for receiver in list(self._in_flight):
             remove_source = {k: f for k, f in self._in_flight[receiver].items() if not f.done()}
             if remove_source:

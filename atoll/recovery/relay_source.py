@@ -1,4 +1,4 @@
-"""A donor through the hub: a few chunks are asked for ahead, and again if frames were lost."""
+"""Fetch from a donor over the hub's relay: a window of requests, repeated if frames were lost."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from atoll.wire.recovery_messages import (
 )
 
 WINDOW = 8
-"""Chunks asked for ahead: 2 MiB, which fills 160 Mbit/s at a round trip of 100 ms."""
+"""Chunks requested ahead: 2 MiB, which fills 160 Mbit/s at a round trip of 100 ms."""
 
 RETRY_S = 3.0
-"""Silence after which the missing chunks are asked for again."""
+"""Silence after which missing chunks are requested again."""
 
 SILENT_S = 12.0
-"""Silence after which a source is given up; while the hub is away it does not count."""
+"""Silence after which a donor is dropped; time without the hub does not count."""
 
 AWAY_S = 3.0
-"""So long a donor may be unknown to the hub: after a restart it connects again by itself."""
+"""Time in which a donor may be unknown to the hub: after the hub's restart it reconnects."""
 
 _SEND_S = 10.0
 _POLL_S = 0.1
 
 
 class RelaySource:
-    """One donor, asked over the asker's session with the hub."""
+    """One donor, reached over this member's session with the hub."""
 
     def __init__(self, link: SyncLink, *, address: str) -> None:
-        """Listen to what `address`, a session of the same job, answers."""
+        """Subscribe to answers of `address`, a session of the same job."""
         self._link, self._address = link, address
         self._clock = RealClock()
         self._numbers = itertools.count(1)
@@ -57,7 +57,7 @@ class RelaySource:
         )
 
     def ask(self, ask: StateAsk) -> tuple[StateAnswer, memoryview]:
-        """Return the answer to one ask; see :class:`Source`."""
+        """Return the answer to one request; see :class:`Source`."""
         ask = StateAsk(next(self._numbers), ask.kind, ask.round, ask.image, ask.first, 1)
         self._send([ask])
         sent_at = self._last_received = self._clock.monotonic()
@@ -70,7 +70,7 @@ class RelaySource:
                 self._send([ask])
 
     def fetch(self, round_: int, image: str, indices: Sequence[int], take: Take) -> None:
-        """Hand over chunks in whatever order they come; see :class:`Source`."""
+        """Fetch chunks in any order; see :class:`Source`."""
         todo, in_flight = deque(indices), set[int]()
         sent_at = self._last_received = self._clock.monotonic()
         while todo or in_flight:
@@ -90,12 +90,12 @@ class RelaySource:
                 in_flight.clear()
 
     def close(self) -> None:
-        """End every wait."""
+        """End all waits."""
         self._closed = True
         self._inbox.close()
 
     def _index_of(self, answer: StateAnswer, round_: int, image: str, in_flight: set[int]) -> int:
-        """Return which chunk an answer is; -1: none that is waited for."""
+        """Return the chunk index of an answer; -1: it is not awaited."""
         if answer.number != 0:
             return -1  # late, of an ask that was answered
         if answer.status in (GONE, WAIT):
@@ -106,7 +106,7 @@ class RelaySource:
         return answer.index if wanted else -1
 
     def _send(self, asks: Iterable[StateAsk]) -> None:
-        """Send asks; one that is lost is sent again after the silence that follows."""
+        """Send requests; lost ones are repeated after the silence that follows."""
         parts = [pack_ask(ask) for ask in asks]
         deadline = self._clock.monotonic() + _SEND_S
         try:
@@ -115,7 +115,7 @@ class RelaySource:
             raise SourceFailed("the session with the hub ended", given=str(error)) from error
 
     def _receive(self) -> tuple[StateAnswer, memoryview] | None:
-        """Return the next answer, or None after a moment; keeps account of silence."""
+        """Return the next answer, or None after a moment; tracks silence."""
         try:
             item = self._inbox.receive(deadline=self._clock.monotonic() + _POLL_S)
         except DeadlineExceeded:
@@ -139,7 +139,7 @@ class RelaySource:
         return None
 
     def _check_alive(self, now: float) -> None:
-        """Raise if there is no hope."""
+        """Raise if the donor is silent or gone."""
         if self._closed:
             raise SourceFailed("it is not needed any more")
         if self._gone_since is not None and now - self._gone_since > AWAY_S:
@@ -148,7 +148,7 @@ class RelaySource:
             raise SourceFailed("it is silent", given=f"nothing for {SILENT_S:g} s")
 
     def _retry_due(self, sent_at: float) -> bool:
-        """Return whether to ask again now."""
+        """Return whether to repeat requests now."""
         now = self._clock.monotonic()
         retry_s = RETRY_S if self._gone_since is None else AWAY_S / 4
         if self._retry_now or now - max(sent_at, self._last_received) > retry_s:

@@ -1,4 +1,4 @@
-"""What a member runs so that others can take its committed state, while it trains on."""
+"""Serve this member's committed state to others while it trains."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ log = logging.getLogger(__name__)
 
 
 class StateServer:
-    """Gives the committed state to members of the job, directly and through the hub.
+    """Serves the committed state to members of the job, directly and over the relay.
 
-    Training is held up only while an image is copied, see :mod:`atoll.recovery.snapshot_cache`. A
-    direct asker brings a key that this member tells through the hub to members of its job only, or
-    the job's token.
+    Training pauses only while an image is copied, see :mod:`atoll.recovery.snapshot_cache`. A
+    direct
+    connection needs the key, which is sent to members of the job only, or the job's token.
     """
 
     def __init__(self, *, job: str, token: str, address: str, link: SyncLink | None) -> None:
-        """Listen; until `offer` every ask is answered "not yet".
+        """Start listening; before `offer` requests are answered with "not yet".
 
         Args:
             job: The job's id.
-            token: Own token of the job.
-            address: This machine's address as it is used towards the hub; empty: be reached
-                through the hub only.
-            link: The member's session with the hub; None: be reached directly only.
+            token: Token of the job.
+            address: This machine's address towards the hub; empty: serve over the relay only.
+            link: The member's session with the hub; None: serve directly only.
         """
         key = secrets.token_urlsafe(24)
         self._cache = SnapshotCache(job=job, key=key)
         self._http_server: HttpStateServer | None = None
         self.dial: list[str] = []
-        """host:port where it listens; empty: nowhere."""
+        """host:port of the HTTP server; empty without one."""
         if address:
             try:
                 self._http_server = HttpStateServer(
@@ -52,21 +51,21 @@ class StateServer:
         )
 
     def offer(self, state: StateOf, *, still: Still) -> None:
-        """Give this state to whoever asks, from now on.
+        """Serve this state from now on.
 
         Args:
-            state: Looked at inside `still` only, whenever somebody asks.
+            state: Read inside `still` only.
             still: `Gate.still` of the task.
         """
         self._cache.offer(state, still=still)
 
     @property
     def rounds(self) -> list[int]:
-        """Rounds whose images are in memory now."""
+        """Rounds with images in memory."""
         return self._cache.rounds
 
     def close(self) -> None:
-        """Stop listening and drop all images. Calling it again does nothing."""
+        """Stop listening and drop all images. Idempotent."""
         self._cache.close()
         if self._relay_server is not None:
             self._relay_server.close()
@@ -76,7 +75,7 @@ class StateServer:
             self._http_server = None
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block closes it."""
+        """Return the server; leaving the block closes it."""
         return self
 
     def __exit__(
