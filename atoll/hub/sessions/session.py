@@ -180,7 +180,7 @@ class Sessions:
         try:
             hello, session, resumed = await self._handshake(scope, receive)
         except AtollError as error:
-            self._report_rejected(getattr(error, "speaker", ""), error, scope)
+            self._report_rejected(getattr(error, "peer", ""), error, scope)
             await _refuse(send, getattr(error, "hello_id", 0), error)
             return
         if hello is None or session is None:
@@ -211,7 +211,7 @@ class Sessions:
             self._replaced.check(hello)
         except AtollError as error:
             vars(error)["hello_id"] = envelope.id
-            vars(error)["speaker"] = getattr(envelope.body, "session", "")[:MAX_ADDRESS]
+            vars(error)["peer"] = getattr(envelope.body, "session", "")[:MAX_ADDRESS]
             raise
         session, resumed = self._attach(hello, identity)
         session.source = source
