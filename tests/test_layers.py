@@ -236,12 +236,13 @@ def loaded_module(name: str, modules: dict[str, Path]) -> str:
 def test_sub_rooms_import_only_lower_ones() -> None:
     wrong = []
     for path in sources():
-        room, *between, _ = path.relative_to(PACKAGE).parts
-        order = SUB_ROOMS.get(room, [])
-        if not between or between[0] not in order:
+        *folders, _ = path.relative_to(PACKAGE).parts
+        if len(folders) < 2:
             continue
-        allowed = set(order[: order.index(between[0]) + 1])
-        allowed |= {to.split("/")[1] for at, to in UPWARD if at == f"{room}/{between[0]}"}
+        room, sub_room = folders[:2]
+        order = SUB_ROOMS[room]
+        allowed = set(order[: order.index(sub_room) + 1])
+        allowed |= {to.split("/")[1] for at, to in UPWARD if at == f"{room}/{sub_room}"}
         for name in imports_at_load(path):
             parts = name.split(".")
             inside = parts[:2] == ["atoll", room] and len(parts) > 2 and parts[2] in order
