@@ -17,15 +17,14 @@ from atoll.clock import Clock
 from atoll.errors import AtollError
 from atoll.hub.alarms.facts import Facts, Forecast, HubFacts, JobFacts, NodeFacts, QueueFacts
 from atoll.hub.alarms.series import JobMemory, Trend
-from atoll.hub.stores import Stores
 from atoll.hub.jobs.jobs import Job
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.nodes.store import Node
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.rounds.timeline import catch_up
 from atoll.hub.sessions.session import Session, Sessions
-from atoll.wire.states import JobState
 from atoll.hub.stores import Stores
+from atoll.wire.states import JobState
 
 WINDOW_S = 600.0
 _KEPT = 32

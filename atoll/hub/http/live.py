@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.clock import Clock
-from atoll.hub.stores import Stores
 from atoll.hub.http.views import describe_member, describe_node
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.rounds.service import RoundService

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import unknown
-from atoll.hub.stores import Stores
 from atoll.hub.security.auth import PEOPLE, Identity
 from atoll.hub.security.connection_limits import ConnectionLimiter, ConnectionSlot
 from atoll.hub.security.node_certificates import NodeCertificates

@@ -8,10 +8,10 @@ dealt anew, so the group saves, ends, and goes on from there: nothing that was c
 from __future__ import annotations
 
 from atoll.errors import ConfigError
-from atoll.hub.stores import Stores
 from atoll.hub.jobs.record import Job
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.scheduler.commands import LaunchCommands
+from atoll.hub.stores import Stores
 from atoll.wire.states import JobState
 
 MOST_MEMBERS = 10_000

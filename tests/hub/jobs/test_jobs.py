@@ -16,8 +16,8 @@ from atoll.hub.http.views import job_view
 from atoll.hub.jobs import jobs as jobs_module
 from atoll.hub.jobs.record import job_facts
 from atoll.hub.observability.events import MAX_EVENTS
-from atoll.wire.states import JobState
 from atoll.hub.stores import Stores
+from atoll.wire.states import JobState
 from tests.hub.durable import SPEC, with_stores
 
 
