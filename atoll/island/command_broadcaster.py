@@ -22,6 +22,7 @@ import torch.distributed
 from torch import Tensor
 
 from atoll.errors import WireError
+from atoll.island.start_phase import StartReport
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +60,18 @@ class CommandBroadcaster:
     Not thread-safe: commands are given from the thread that trains.
     """
 
-    def __init__(self, *, rank: int, ranks: int) -> None:
+    def __init__(self, *, rank: int, ranks: int, start: StartReport | None = None) -> None:
         """Be one rank; the default process group must be there. Collective.
 
         A group of its own carries commands, so that they never mix with what handlers send.
+
+        Args:
+            rank: This one.
+            ranks: Of the island.
+            start: Where handlers report how far this rank has come at its start.
         """
         self.rank, self.ranks = rank, ranks
+        self.start = start or StartReport()
         patience = timedelta(days=PATIENCE_DAYS)
         self._group = dist.new_group(backend="gloo", timeout=patience) if ranks > 1 else None
         self._room = ROOM_BYTES

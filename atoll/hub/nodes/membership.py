@@ -285,8 +285,11 @@ class Membership:
             if state == MemberState.LEFT:
                 text = f"{body.member} has left"
                 await self._events.add(body.job, "member-left", text, member=body.member)
-            elif state == MemberState.FAILED:
+            elif state == "failed":
+                why = body.error or record.error or {}
+                told = ": ".join(filter(None, (why.get("what"), why.get("given"))))
                 text = f"{body.member} ended with exit status {body.exit_code}"
+                text += f": {told}" if told else ""
                 await self._events.add(body.job, "member-failed", text, member=body.member)
             await self._gone(body.job, body.member, lost=state != MemberState.DONE)
         self._sessions.end(session_id(body.job, body.member))

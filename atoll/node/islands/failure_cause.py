@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import AtollError, OutOfMemory, RankLost, from_dict
-from atoll.node.processes.exits import explain_exit
+from atoll.island.start_phase import RankPhase, describe, on_the_way
+from atoll.node.agent.exits import explain_exit
 from atoll.wire.limits import DEAD_AFTER_S, EXIT_LEFT, EXIT_REPLACED, HEARTBEAT_S
 
 GOOD = frozenset({0, EXIT_LEFT, EXIT_REPLACED})
@@ -100,14 +101,26 @@ def root_cause(ends: Sequence[RankExit]) -> RankExit:
     return next((end for end in bad if not end.follows), bad[0])
 
 
-def explain(end: RankExit, *, member: str, ranks: int) -> AtollError:
+def explain(
+    end: RankExit, *, member: str, phases: Mapping[int, RankPhase], timeout_s: float
+) -> AtollError:
     """Return the error of an island of which one rank has failed.
 
     Args:
         end: Of the rank that was the cause.
         member: Which member the island is.
-        ranks: How many it has.
+        phases: How far each of its ranks has come at its start.
+        timeout_s: How long they wait for each other.
     """
+    ranks = len(phases)
+    if end.follows and on_the_way(phases):
+        return RankLost(
+            f"the ranks of {member} did not begin together",
+            given=describe(phases),
+            expected=f"that none waits longer than timeout_s = {timeout_s:g} in [island]",
+            remedy="look at the last lines of the rank that is behind: atoll logs; a machine that "
+            "is only slow needs a longer timeout_s",
+        )
     where = f" ({end.hand})" if end.hand else ""
     if end.error is None:
         name = f"rank {end.rank} of the {ranks} of {member}{where}"

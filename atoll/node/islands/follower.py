@@ -20,6 +20,7 @@ from typing import TypeAlias
 from atoll.config import JobSpec, MeshShape, RankPlace, WorkerEnvironment
 from atoll.errors import AtollError
 from atoll.ids import member_of_follower
+from atoll.island.start_phase import RankPhase, started
 from atoll.net.endpoint import endpoint_of
 from atoll.net.http.client import HubClient
 from atoll.node.islands.failure_cause import RankExit
@@ -30,6 +31,7 @@ from atoll.node.islands.supervisor_link import (
     Ended,
     Kill,
     Leaving,
+    Phases,
     Start,
     SupervisorLink,
     Topology,
@@ -45,6 +47,8 @@ LOOK_S = 1.0
 HUB_TIMEOUT_S = 5.0
 HOME_S = 10.0
 """How long the ranks may take to end after the first one did."""
+PHASES_S = 1.0
+"""Pause between two looks how far the ranks here have come at their start."""
 LEAVE_S = 60.0
 """How long the first rank may take to leave when this machine is asked to."""
 
@@ -146,6 +150,9 @@ class FollowerSupervisor:
         self._local: LocalRanks | None = None
         self._live: set[int] = set()
         self._patience: float | None = None
+        self._phases: dict[int, RankPhase] = {}
+        """As the leader knows them."""
+        self._told_ready = True
 
     def ask(self) -> None:
         """Have it leave; from any thread, and from a signal's handler."""
@@ -172,11 +179,24 @@ class FollowerSupervisor:
 
     def _next(self) -> _News | None:
         """Return what happens next; None: ranks have had time enough to end."""
-        left_s = None if self._patience is None else max(0.0, self._patience - time.monotonic())
-        try:
-            return self._news.get(timeout=left_s)
-        except queue.Empty:
-            return None
+        while True:
+            left_s = None if self._patience is None else self._patience - time.monotonic()
+            look_s = None if self._told_ready else PHASES_S
+            pauses = [max(0.0, pause) for pause in (left_s, look_s) if pause is not None]
+            try:
+                return self._news.get(timeout=min(pauses, default=None))
+            except queue.Empty:
+                if left_s is not None and left_s <= 0:
+                    return None
+                self._tell_phases()
+
+    def _tell_phases(self) -> None:
+        """Tell the leader how far the ranks here have come, if that is news."""
+        phases = self._local.phases() if self._local is not None else {}
+        if phases != self._phases:
+            self._phases = phases
+            self._link.send(Phases(number=self._number, ranks=phases))
+        self._told_ready = started(phases)
 
     def _take(self, news: _News | None) -> None:
         if isinstance(news, Start):
@@ -197,7 +217,7 @@ class FollowerSupervisor:
 
     def _start(self, start: Start) -> None:
         folder = self._environment.directory
-        self._started, self._number = True, start.number
+        self._started, self._number, self._told_ready = True, start.number, False
         ranks = range(start.first, start.first + start.count)
         self._live = set(ranks)
         log.info("ranks %d to %d start here; they meet at %s", ranks[0], ranks[-1], start.address)
@@ -222,6 +242,7 @@ class FollowerSupervisor:
     def _tell(self, end: RankExit) -> None:
         """Tell the leader how a rank has ended."""
         self._live.discard(end.rank)
+        self._tell_phases()
         level = logging.INFO if end.good else logging.WARNING
         log.log(level, "rank %d has ended with %d", end.rank, end.code)
         ended = Ended(
@@ -239,7 +260,7 @@ class FollowerSupervisor:
         if self._local is not None:
             self._local.close()
             self._local = None
-        self._live = set()
+        self._live, self._phases, self._told_ready = set(), {}, True
 
 
 def _places(start: Start) -> list[RankPlace]:

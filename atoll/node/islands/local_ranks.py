@@ -21,6 +21,10 @@ from typing import cast
 from atoll import config
 from atoll.config import RankPlace
 from atoll.errors import JobError
+from atoll.island.start_phase import RankPhase, phase_file
+from atoll.node.agent import process_tree
+from atoll.node.agent.exits import count_oom_kills
+from atoll.node.agent.output import read_lines
 from atoll.node.islands.failure_cause import RankExit, error_file
 from atoll.node.launchers.launcher import THREADS
 from atoll.node.launchers.resources import usable_cpus
@@ -76,6 +80,7 @@ class LocalRanks:
         for place in places:
             with suppress(OSError):
                 (self._folder / error_file(place.rank)).unlink(missing_ok=True)
+                (self._folder / phase_file(place.rank)).unlink(missing_ok=True)
             try:
                 self._start(place, {**config.rank_environment(place, defaults=defaults), **more})
             except OSError as error:
@@ -84,6 +89,10 @@ class LocalRanks:
                     given=f"rank {place.rank} of {place.ranks} ({error})",
                     remedy="look at the memory and the limits of that machine, or take fewer ranks",
                 ) from error
+
+    def phases(self) -> dict[int, RankPhase]:
+        """Return how far each rank here has come at its start."""
+        return {rank: RankPhase.read(self._folder, rank) for rank in self._ranks}
 
     def ask(self, rank: int) -> None:
         """Ask a rank to leave; what was stopped, also the others, must run to hear of it."""

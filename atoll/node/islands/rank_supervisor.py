@@ -24,14 +24,15 @@ from types import FrameType
 
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
 from atoll.errors import OutOfMemory, from_dict
+from atoll.island.start_phase import RankPhase, describe, on_the_way, started
+from atoll.node.agent import process_tree
+from atoll.node.agent.exits import ERROR_FILE
 from atoll.node.islands.failure_cause import RankExit, died, explain, root_cause
 from atoll.node.islands.local_ranks import PROGRAM, LocalRanks
 from atoll.node.islands.rendezvous import LocalEndpoint, NewsQueue, RankRequest, Rendezvous, gather
 from atoll.node.islands.rendezvous_server import Left, Received, RendezvousServer
 from atoll.node.islands.restart_history import RestartHistory, spec_with
-from atoll.node.islands.supervisor_link import Ended, Kill, Leaving, Start, Topology
-from atoll.node.processes import process_tree
-from atoll.node.processes.exits import ERROR_FILE
+from atoll.node.islands.supervisor_link import Ended, Kill, Leaving, Phases, Start, Topology
 from atoll.wire.limits import EXIT_LEFT
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ SETTLE_S = 1.0
 """After a rank that only noticed the loss of another: how long that other one may take to end."""
 HOME_S = 10.0
 """After the end of the first rank: how long the others may take to go home."""
+SLOW_START_S = 30.0
+"""Pause between two lines about the rank that is behind: a start takes seconds, or a download."""
 LEAVE_S = 60.0
 """How long the first rank may take to leave when it is asked; the node agent has less patience."""
 
@@ -87,7 +90,7 @@ def _keep(
     program: Sequence[str], news: NewsQueue, asked: threading.Event,
 ) -> int:  # fmt: skip
     """Run the ranks of an island whose machines are there to their end."""
-    folder, ranks = environment.directory, formation.shape.ranks
+    folder = environment.directory
     for number in range(PORT_TRIES):
         with free_port(formation.address) as port:
             island = RankSupervisor(
@@ -105,7 +108,9 @@ def _keep(
     failed = not (end.good or asked.is_set())
     error = None
     if failed:
-        error = explain(end, member=environment.member, ranks=ranks)
+        error = explain(
+            end, member=environment.member, phases=island.phases, timeout_s=spec.island.timeout_s
+        )
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         with suppress(OSError):
             (folder / ERROR_FILE).write_text(json.dumps(error.to_dict()), encoding="utf-8")
@@ -152,6 +157,8 @@ class RankSupervisor:
         self._far = dict(zip(formation.hands, runs[1:], strict=True))
         """Which ranks each hand has."""
         self._ends: list[RankExit] = []
+        self._far_phases: dict[int, RankPhase] = {}
+        self._began, self._starting = time.monotonic(), True
         self._live = set(range(formation.shape.ranks))
 
     # ------------------------------------------------------------------------- starting
@@ -219,6 +226,35 @@ class RankSupervisor:
                 return self._cause()
             patience = patience or time.monotonic() + SETTLE_S
 
+    @property
+    def phases(self) -> dict[int, RankPhase]:
+        """How far each rank has come at its start."""
+        unknown = {rank: RankPhase() for rank in range(self._formation.shape.ranks)}
+        return unknown | self._far_phases | self._local.phases()
+
+    def _say_who_is_behind(self) -> None:
+        """Log where the ranks stand, as long as not all are ready."""
+        phases = self.phases
+        self._starting = not started(phases)
+        if on_the_way(phases):
+            waited_s = time.monotonic() - self._began
+            log.warning("the island has not begun after %.0f s: %s", waited_s, describe(phases))
+
+    def _get(self, deadline: float | None) -> object:
+        """Return what happens next; say now and then who is behind while the ranks start.
+
+        Raises:
+            queue.Empty: nothing happened before the deadline.
+        """
+        while True:
+            slow_s = SLOW_START_S if self._starting else None
+            try:
+                return self._news.get(timeout=slow_s if deadline is None else _left_s(deadline))
+            except queue.Empty:
+                if deadline is not None:
+                    raise
+                self._say_who_is_behind()
+
     def _next_end(self, deadline: float | None) -> RankExit | None:
         """Wait for one more rank to end, and return how; None: the island was asked to leave.
 
@@ -227,7 +263,7 @@ class RankSupervisor:
         """
         while True:
             try:
-                news = self._news.get(timeout=None if deadline is None else _left_s(deadline))
+                news = self._get(deadline)
             except queue.Empty:
                 raise TimeoutError from None
             if isinstance(news, RankRequest):
@@ -240,6 +276,10 @@ class RankSupervisor:
                 log.info("%s was asked to leave", news.hand.name)
                 self._asked.set()
                 return None
+            if isinstance(news, Received) and isinstance(news.word, Phases):
+                if news.word.number == self._number:
+                    self._far_phases.update(news.word.ranks)
+                continue
             end = self._end_in(news)
             if end is not None:
                 self._ends.append(end)

@@ -21,6 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from atoll.errors import AuthError, FrameTooLarge, WireError
+from atoll.island.start_phase import RankPhase
 from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, MAX_CONTROL_BYTES
 
 HANDSHAKE_S = 5.0
@@ -77,11 +78,18 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     oom_kills: int = 0
 
 
+class Phases(msgspec.Struct, frozen=True, kw_only=True, tag="phases"):
+    """A follower tells: so far have my ranks come at their start."""
+
+    number: int
+    ranks: dict[int, RankPhase]
+
+
 class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
     """A hand tells: I was asked to leave; my ranks go on until you say so."""
 
 
-Word = Beat | Ready | Start | Topology | Kill | Ended | Leaving
+Word = Beat | Ready | Start | Topology | Kill | Ended | Phases | Leaving
 
 
 class _Hello(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from atoll.island.command_broadcaster import CommandBroadcaster
+from atoll.island.start_phase import StartPhase
 from atoll.strategies.inner.base import Parts
 from atoll.strategies.inner.divide import split_model
 from atoll.strategies.inner.gather_scatter import Subgroups, Transport, trim_heap
@@ -85,6 +86,7 @@ class Worker:
             divided: Makes this rank's parts of it.
         """
         self.mesh, self._device, self._recipe = mesh, device, recipe
+        self._start = crew.start
         self._make_model, self._make_optimizer, self._divide = make_model, make_optimizer, divided
         self._circles = Subgroups()
         self.scaler = Scaler(recipe.precision)
@@ -112,6 +114,7 @@ class Worker:
         Raises:
             ConfigError: the model cannot be divided like that, or its optimizer cannot.
         """
+        self._start.enter(StartPhase.BUILDING)
         model = self._make_model()
         optimizer = self._make_optimizer(model)
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
@@ -122,10 +125,12 @@ class Worker:
         optimizer.state.clear()
         del names
         more = bool(untrained_state(model))
+        self._start.enter(StartPhase.DIVIDING)
         given = {"sample": (sample[0], sample[1])} if sample else {}
         self._parts = self._divide(
             model, self._recipe, mesh=self.mesh, device=self._device, **given
         )
+        self._start.enter(StartPhase.FILLING)
         self._fill(model)
         del model
         parameters, buffers = self._parts.parameters(), self._parts.buffers()
@@ -145,6 +150,7 @@ class Worker:
                 circles=self._circles,
             )  # fmt: skip
         self._parts.train(True)
+        self._start.enter(StartPhase.READY)
 
     def _fill(self, model: nn.Module) -> None:
         """Give all that is here of a divided model the first rank's numbers, frozen ones too."""

@@ -17,6 +17,7 @@ from atoll.config import JobSpec
 from atoll.config.rank_environment import RankPlace
 from atoll.errors import ConfigError
 from atoll.island.command_broadcaster import CommandBroadcaster
+from atoll.island.start_phase import StartPhase, StartReport
 from atoll.island.world import build_mesh, device_of, world
 from atoll.strategies.base import Inner, Outer
 from atoll.strategies.inner.gather_scatter import limit_heap, trim_heap
@@ -165,28 +166,35 @@ class TrainerIsland:
 
 
 @contextlib.contextmanager
-def entered(spec: JobSpec, *, place: RankPlace) -> Iterator[TrainerIsland]:
+def entered(spec: JobSpec, *, place: RankPlace, start: StartReport) -> Iterator[TrainerIsland]:
     """Be a rank of an island inside; collective.
+
+    Args:
+        spec: The job.
+        place: Which rank this is.
+        start: Where it reports how far it has come at its start.
 
     Raises:
         ConfigError: the mesh has another number of ranks, or there is no device for this one.
     """
     limit_heap()
     device = device_of(place, wanted=spec.island.device)
+    start.enter(StartPhase.MEETING)
     with world(place, device=device, timeout_s=spec.island.timeout_s):
         mesh = build_mesh(spec.mesh, device=device)
-        crew = CommandBroadcaster(rank=place.rank, ranks=place.ranks)
+        crew = CommandBroadcaster(rank=place.rank, ranks=place.ranks, start=start)
+        start.enter(StartPhase.PREPARING if place.leads else StartPhase.WAITING)
         yield TrainerIsland(spec, crew, mesh=mesh, device=device)
 
 
 @contextlib.contextmanager
-def leading(spec: JobSpec, *, place: RankPlace) -> Iterator[TrainerIsland]:
-    """Be the first rank of an island inside; afterwards the others go home.
+def leading(spec: JobSpec, *, place: RankPlace, start: StartReport) -> Iterator[TrainerIsland]:
+    """Be the first rank of an island inside; afterwards the others end.
 
     Raises:
         ConfigError: the mesh has another number of ranks, or there is no device for this one.
     """
-    with entered(spec, place=place) as island:
+    with entered(spec, place=place, start=start) as island:
         try:
             yield island
         except BaseException:

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from atoll.config import MeshShape, RankPlace
 from atoll.errors import ConfigError
 from atoll.island.command_broadcaster import CommandBroadcaster
+from atoll.island.start_phase import StartPhase, StartReport
 from atoll.island.world import build_mesh, device_of, world
 
 dist: Any = torch.distributed
@@ -99,7 +100,13 @@ class ScriptRanks:
     """One rank's view of its island. From the thread that trains only."""
 
     def __init__(
-        self, place: RankPlace, *, shape: MeshShape, device: str = "auto", timeout_s: float = 300.0
+        self,
+        place: RankPlace,
+        *,
+        shape: MeshShape,
+        device: str = "auto",
+        timeout_s: float = 300.0,
+        start: StartReport | None = None,
     ) -> None:
         """Meet nobody yet, so that the script may make its own process group.
 
@@ -108,6 +115,7 @@ class ScriptRanks:
             shape: How the ranks lie: which of them see the same rows.
             device: `cpu`, `cuda` or `auto`.
             timeout_s: How long one collective may take.
+            start: Where this rank reports how far it has come at its start.
 
         Raises:
             ConfigError: the mesh has another number of ranks.
@@ -119,6 +127,7 @@ class ScriptRanks:
             )  # fmt: skip
         self.place, self.shape = place, shape
         self._wanted, self._timeout_s = device, timeout_s
+        self._start = start or StartReport()
         self._stack = ExitStack()
         self._crew: CommandBroadcaster | None = None
         self._mesh: DeviceMesh | None = None
@@ -174,6 +183,7 @@ class ScriptRanks:
         """Come together, if that has not happened: every rank calls it."""
         if self._crew is not None:
             return
+        self._start.enter(StartPhase.MEETING)
         if not dist.is_initialized():
             self._stack.enter_context(self._world())
         if dist.get_world_size() != self.place.ranks:
@@ -185,6 +195,7 @@ class ScriptRanks:
         self._crew.on(GO_ON, self._go_on)
         self.arrive("start")
         self.go_on()
+        self._start.enter(StartPhase.READY)
 
     def _world(self) -> AbstractContextManager[None]:
         if self.place.ranks == 1:

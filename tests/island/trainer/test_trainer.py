@@ -142,7 +142,9 @@ def close(found: dict[str, Tensor], expected: dict[str, Tensor], within: float =
 
 
 @pytest.mark.parametrize(
-    "mesh", [{"shard": 2}, SQUARE, {"pipeline": 2}, {"tensor": 2}], ids=lambda m: " ".join(m)
+    "mesh",
+    [{"shard": 2}, SQUARE, {"pipeline": 2}, {"tensor": 2}, {"pipeline": 2, "tensor": 2}],
+    ids=" ".join,
 )
 def test_an_island_and_a_plain_member_train_one_model(
     ranks: Ranks, corpus: str, tmp_path: Path, mesh: dict[str, int]
@@ -161,6 +163,18 @@ def test_an_island_and_a_plain_member_train_one_model(
     assert first["sample"].startswith("def ")
     model, _ = load_model(tmp_path / "there" / "w0" / "model.safetensors")
     assert sum(p.numel() for p in model.parameters()) == first["parameters"]
+
+
+@pytest.mark.parametrize("vocabulary", [True, False])
+def test_untied_models_begin_under_pipeline_and_tensor(
+    ranks: Ranks, corpus: str, tmp_path: Path, vocabulary: bool
+) -> None:
+    untied: Tables = {"model": {"name": "llama", "tie": False}, "job": {"nodes": 1}}
+    given = tables(corpus, {"pipeline": 2, "tensor": 2}, **untied)
+    given["island"]["vocabulary"] = vocabulary
+    ranks.run(4, _job, given, tmp_path / "there", 1, 0, -1)
+    job(read_spec(tables(corpus, **untied)), tmp_path / "here", members=1)
+    close(weights(tmp_path / "there"), weights(tmp_path / "here"))
 
 
 def test_a_run_goes_on_under_other_meshes_and_in_one_process(

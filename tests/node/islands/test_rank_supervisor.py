@@ -27,6 +27,7 @@ from atoll.config import (
     rank_place,
 )
 from atoll.errors import AtollError, OutOfMemory, RankLost, ScriptError
+from atoll.island.start_phase import RankPhase, StartPhase
 from atoll.node.islands.failure_cause import RankExit, explain, root_cause
 from atoll.node.islands.restart_history import STEADY_S, RestartHistory, with_shape
 from atoll.node.launchers.launcher import Exit
@@ -315,6 +316,39 @@ def test_keeper_that_is_killed_takes_its_ranks_with_it(tmp_path: Path) -> None:
     assert run(scenario()).code == -signal.SIGKILL
 
 
+# -------------------------------------------------------------------------- a rank stays away
+
+WAITS = """
+from pathlib import Path
+from atoll.island.start_phase import StartPhase, StartReport
+start = StartReport(Path(os.environ["ATOLL_DIRECTORY"]), rank=rank)
+if rank == {late}:
+    time.sleep(60)
+start.enter(StartPhase.{phase})
+time.sleep(0.1 * rank)
+raise RuntimeError("Timed out waiting for another rank")
+"""
+
+
+@pytest.mark.parametrize(
+    ("late", "phase", "told"),
+    [
+        (1, "MEETING", "rank 1 is behind; ranks 0, 2: meeting the other ranks; rank 1: loading"),
+        (3, "DIVIDING", "no rank is ahead, they wait for each other; ranks 0, 1, 2: dividing"),
+    ],
+)
+def test_a_rank_that_stays_away_at_the_start_is_named(
+    tmp_path: Path, late: int, phase: str, told: str
+) -> None:
+    command = island_of(WAITS.format(late=late, phase=phase), ranks=3, timeout_s=20.0)
+    ended, _ = run(to_end(command, tmp_path))
+    assert ended.code == 1
+    assert isinstance(ended.error, RankLost)
+    assert "did not begin together" in ended.error.what
+    assert told in str(ended.error)
+    assert "timeout_s = 20" in str(ended.error)
+
+
 # ------------------------------------------------------------------------------ fewer ranks
 
 
@@ -390,6 +424,7 @@ def test_first_end_of_its_own_accord_is_the_cause() -> None:
     left, killed = RankExit(1, 0), RankExit(3, -9, oom_kills=1)
     assert root_cause([left, lost, own, killed]) == own
     assert root_cause([left, lost]) == lost
-    told: AtollError = explain(killed, member="w0", ranks=4)
+    ready = dict.fromkeys(range(4), RankPhase(StartPhase.READY))
+    told: AtollError = explain(killed, member="w0", phases=ready, timeout_s=1.0)
     assert isinstance(told, OutOfMemory)
     assert "rank 3 of the 4 of w0" in told.what

@@ -138,7 +138,9 @@ class _Split:
             part.register_forward_hook(lambda _, __, given: whole_of(given, self._mesh))
 
     def _style(self, part: nn.Module, style: ParallelStyle) -> None:
-        parallelize_module(part, self._mesh, style)
+        # Each rank cuts its own copy and sends nothing. By default torch scatters the first rank's,
+        # except for meta tensors: a first rank with numbers would wait for ranks without forever.
+        parallelize_module(part, self._mesh, style, src_data_rank=None)
 
 
 def _handed_out(part: nn.Module, given: tuple[Any, ...], outputs: Tensor) -> Tensor:
