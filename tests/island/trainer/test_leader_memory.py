@@ -125,7 +125,7 @@ def _held(spec: JobSpec, folder: Path) -> Any:
 def test_first_rank_holds_share_image_and_outer_state(
     ranks: Ranks, text: Path, tmp_path: Path, inner: str
 ) -> None:
-    # Without cuts a pipeline measures its units, and a busy machine may cut elsewhere than the plan.
+    # Without cuts a pipeline measures its units: a busy machine may cut elsewhere than planned.
     spec = spec_of(text, inner=inner, cuts="[3]" if inner == "pipeline" else "[]")
     plan = plan_memory(spec)
     found = ranks.run(2, _held, spec, tmp_path)
