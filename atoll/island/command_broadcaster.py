@@ -1,10 +1,10 @@
-"""How the first rank of an island leads the others: one command at a time, done by all.
+"""Commands of an island's rank 0 to all ranks, one at a time.
 
 Only the first rank is a member of the job: it holds the session with the hub, the data, the
 schedule and the outer strategy. The others serve it: a command names a verb and carries values and
 tensors; every rank, the first included, runs its own handler of that verb, and inside handlers the
-ranks meet in collectives as in any program of torch.distributed. So whatever only the first rank
-can know (a round is over, the job stops) reaches all at the same point of the program.
+ranks meet in collectives as in any program of torch.distributed. So what only rank 0 knows
+(a round is over, the job stops) reaches all ranks at the same point of the program.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CommandBroadcaster:
         self._handlers: dict[str, Handler] = {}
         self.ended = False
         self.broken = False
-        """A command failed in the middle: nobody knows what the others are doing."""
+        """A command failed in the middle: what the other ranks are doing is unknown."""
 
     @property
     def leads(self) -> bool:
@@ -98,7 +98,7 @@ class CommandBroadcaster:
             values: Further arguments: whatever msgpack carries.
         """
         if self.ended:
-            raise WireError("the crew was sent home already", given=verb)
+            raise WireError("the island has ended already", given=verb)
         if self.broken:
             raise WireError(
                 "an earlier command failed in the middle: the ranks are no longer in step",
@@ -112,7 +112,7 @@ class CommandBroadcaster:
         return found
 
     def serve(self) -> None:
-        """Do what the first rank commands until it sends everybody home."""
+        """Do what rank 0 commands until it ends the island."""
         while True:
             verb, tensors, values = self._hear()
             if verb == END:
@@ -121,7 +121,7 @@ class CommandBroadcaster:
             self._handlers[verb](*tensors, **values)
 
     def end(self) -> None:
-        """Send the others home, if they listen; further calls do nothing."""
+        """Let the other ranks return from `serve`, if they listen; further calls do nothing."""
         if self._group is not None and not self.ended and not self.broken:
             self._tell(END, (), {})
         self.ended = True

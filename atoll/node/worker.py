@@ -2,8 +2,8 @@
 
 It runs the built-in trainer, a role of reinforcement learning, or the user's script, which enters
 its job by `atoll.join()` itself. Where a member is an island of several ranks, it becomes their
-keeper, and each of them is this program again, with a place. On the further machines of such an
-island it is the keeper of the ranks there.
+supervisor, and each of them is this program again, with a place. On the further machines of such an
+island it is the supervisor of the ranks there.
 Whatever happens ends in one of three ways: exit 0 and `Finished(ok=True)`, exit 75 because the node
 asked it to leave, or a traceback, `error.json`, `Finished(ok=False)` and exit 1.
 """
@@ -174,7 +174,7 @@ def run_trainer(
 
     Raises:
         AtollError: what went wrong. The hub has been told, except of the loss of another rank:
-            the keeper of the island knows better why, and the member will be launched again.
+            the supervisor of the island knows better why, and the member will be launched again.
     """
     leave = LeaveRequested()
     leave.listen()
@@ -399,7 +399,7 @@ def _end_quietly() -> None:
 
 
 def _record(directory: Path, error: AtollError, *, place: RankPlace | None) -> None:
-    """Leave the error where the node, or the keeper of this rank, finds it."""
+    """Leave the error where the node, or the supervisor of this rank, finds it."""
     name = ERROR_FILE if place is None else error_file(place.rank)
     with contextlib.suppress(OSError):
         (directory / name).write_text(json.dumps(error.to_dict()), encoding="utf-8")

@@ -67,7 +67,7 @@ class MemoryPlan:
         The first one may have the model twice while it is loaded, or measured for a pipeline; the
         others get their parts piece by piece.
         """
-        return 2 * rank.picture if self.several else self.model_bytes
+        return 2 * rank.host_model if self.several else self.model_bytes
 
     def main_bytes(self, rank: RankMemory) -> int:
         """Return the most that a rank needs of main memory: in a step, or between two."""
@@ -122,7 +122,7 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
     leader = leader_memory(spec, resolved, dataset, spread=several)
     first = replace(ranks[0], outer=leader.outer, exchange=leader.exchange)
     if several:
-        first = replace(first, picture=leader.picture, checkpoint=GATHERED * leader.largest)
+        first = replace(first, host_model=leader.host_model, checkpoint=GATHERED * leader.largest)
     else:
         image = _image(first, model_bytes=model_bytes, outer=leader.outer)
         first = replace(first, image=image)

@@ -37,7 +37,7 @@ class RankMemory:
     activations: int
     working: int
     """What operations need for a moment."""
-    picture: int = 0
+    host_model: int = 0
     """Of the first rank of several: the whole model in main memory."""
     outer: int = 0
     """Of the first rank: what the outer strategy and its codec keep in main memory."""
@@ -62,7 +62,7 @@ class RankMemory:
     @property
     def leading(self) -> int:
         """What the first rank has in main memory besides, all the time."""
-        return self.picture + self.outer + self.image
+        return self.host_model + self.outer + self.image
 
     @property
     def between(self) -> int:

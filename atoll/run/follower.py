@@ -156,8 +156,10 @@ class FollowerRun(Run):
         self._ranks.meet()
         agreement.check(again=self._followed is not None, nodes=self.num_slots, spread=True)
         self._ranks.arrive("wrap")
-        self._model = RankModel(model, optimizer, crew=self._ranks.crew, device=self.device)
-        self._kept.follow(self._ranks.crew)
+        self._model = RankModel(
+            model, optimizer, broadcaster=self._ranks.broadcaster, device=self.device
+        )
+        self._kept.follow(self._ranks.broadcaster)
         self._ranks.go_on()
         self._followed = RankOptimizer(
             optimizer, ranks=self._ranks, twice=two_moments(agreement.options.build())

@@ -1,4 +1,4 @@
-"""The picture shows what the ranks have to the last bit; so does the state of the optimizer."""
+"""The host model shows what the ranks have to the last bit; so does the state of the optimizer."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _round_trip(axes: dict[str, int]) -> Any:
 def test_what_is_pushed_comes_back_bit_for_bit(ranks: Ranks, axes: dict[str, int]) -> None:
     exact, unasked, calls = ranks.run(ranks_of(axes), _round_trip, axes)[0]
     assert exact
-    assert unasked == ["push"], "the picture was new: nothing had to be pulled"
+    assert unasked == ["push"], "the host model was new: nothing had to be pulled"
     assert calls == ["push", "pull"], "the second pull costs nothing"
 
 

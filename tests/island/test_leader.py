@@ -198,8 +198,8 @@ def _seeds(axes: dict[str, int]) -> int:
     """Return what torch was seeded with on this rank."""
 
     def use(member: Member) -> None:
-        assert member.crew is not None
-        member.crew.call(SEED, seed=5)
+        assert member.broadcaster is not None
+        member.broadcaster.call(SEED, seed=5)
 
     led(use, "dropout", table(), axes, vocabulary=False)
     return torch.initial_seed()

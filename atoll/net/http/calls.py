@@ -169,8 +169,8 @@ class RendezvousCalls:
 
     _rest: HttpSession
 
-    def open_gate(self, job: str, member: str, gate: RendezvousAddress) -> None:
-        """Publish the rendezvous address of this member's island.
+    def publish_rendezvous(self, job: str, member: str, address: RendezvousAddress) -> None:
+        """Tell the hands of this member where its island's first machine awaits them.
 
         The hub forgets it when it restarts, and when the member is launched again.
 
@@ -181,12 +181,12 @@ class RendezvousCalls:
         self._rest.call(
             "PUT",
             _rendezvous_path(job, member),
-            content=msgspec.json.encode(gate),
+            content=msgspec.json.encode(address),
             headers={"Content-Type": "application/json"},
         )
 
-    def gate(self, job: str, member: str) -> RendezvousAddress | None:
-        """Return the rendezvous address of a member's island; None: not published yet.
+    def find_rendezvous(self, job: str, member: str) -> RendezvousAddress | None:
+        """Return where a member's island awaits its hands; None: nowhere, for now.
 
         Raises:
             AuthError: the token is neither this member's nor one of its followers'.

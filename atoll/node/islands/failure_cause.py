@@ -1,4 +1,4 @@
-"""How the ranks of an island ended, and which of them was the cause. Pure."""
+"""How the ranks of an island ended, and which of them was the cause. No I/O but reading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PORT_TAKEN = "EADDRINUSE"
 
 
 def error_file(rank: int) -> str:
-    """Return the name of the file where a rank leaves its error for the island's keeper."""
+    """Return the name of the file where a rank leaves its error for the island's supervisor."""
     return f"error-{rank}.json"
 
 
@@ -34,13 +34,13 @@ class RankExit:
     code: int
     """As of `subprocess`: negative for a signal."""
     error: AtollError | None = None
-    """What it has left in its file."""
+    """What it wrote into its file."""
     oom_kills: int = 0
     """How many processes the kernel of its machine killed for want of memory while it ran."""
-    hand: str = ""
-    """By whom it was told, e.g. `w0.1 on far`; empty: it ran on the first machine."""
+    follower: str = ""
+    """Which follower host reported it, e.g. `w0.1 on far`; empty: it ran on the first machine."""
     lost: bool = False
-    """Nobody knows how it ended: its machine does not answer any more."""
+    """How it ended is unknown: its machine does not answer any more."""
 
     @classmethod
     def read(cls, rank: int, code: int, *, folder: Path, oom_kills: int = 0) -> RankExit:
@@ -52,11 +52,11 @@ class RankExit:
         return cls(rank, code, error, oom_kills)
 
     @classmethod
-    def of_lost_machine(cls, hand: str, *, had: range, ranks: int, why: str) -> RankExit:
+    def of_lost_machine(cls, follower: str, *, had: range, ranks: int, why: str) -> RankExit:
         """Return the end of the first rank of a machine that does not answer any more.
 
         Args:
-            hand: Which one.
+            follower: Its name.
             had: The ranks there.
             ranks: Of the island.
             why: How that was noticed.
@@ -64,11 +64,11 @@ class RankExit:
         numbers = f"rank {had[0]}" if len(had) == 1 else f"ranks {had[0]} to {had[-1]}"
         error = RankLost(
             "a machine of an island is gone",
-            given=f"{hand} with {numbers} of {ranks}: {why}",
-            expected=f"a word every {HEARTBEAT_S:.0f} s, the last at most {DEAD_AFTER_S:.0f} s ago",
+            given=f"{follower} with {numbers} of {ranks}: {why}",
+            expected=f"a heartbeat every {HEARTBEAT_S:.0f} s, at least one in {DEAD_AFTER_S:.0f} s",
             remedy="look at that machine, its network and its last lines: atoll logs",
         )
-        return cls(had[0], 1, error, hand=hand, lost=True)
+        return cls(had[0], 1, error, follower=follower, lost=True)
 
     @property
     def good(self) -> bool:
@@ -121,7 +121,7 @@ def explain(
             remedy="look at the last lines of the rank that is behind: atoll logs; a machine that "
             "is only slow needs a longer timeout_s",
         )
-    where = f" ({end.hand})" if end.hand else ""
+    where = f" ({end.follower})" if end.follower else ""
     if end.error is None:
         name = f"rank {end.rank} of the {ranks} of {member}{where}"
         return explain_exit(end.code, member=name, oom_kills=end.oom_kills)

@@ -72,14 +72,14 @@ class Transport:
     """
 
     def __init__(
-        self, parts: Mapping[str, Tensor], *, device: torch.device, circles: Subgroups
+        self, parts: Mapping[str, Tensor], *, device: torch.device, subgroups: Subgroups
     ) -> None:
         """Tell the others what is here.
 
         Args:
             parts: What this rank has, by name.
             device: What tensors travel on.
-            circles: Groups that are there already.
+            subgroups: Groups that are there already.
         """
         self._parts, self._device = parts, device
         self._rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -94,7 +94,7 @@ class Transport:
             for name in self.kinds
         }
         self._buckets = self._packed()
-        self._groups = {b.ranks: circles.of(b.ranks) for b in self._buckets}
+        self._groups = {b.ranks: subgroups.of(b.ranks) for b in self._buckets}
 
     def _packed(self) -> list[_Bucket]:
         """Return what travels together: neighbours that the same ranks have, of one type."""

@@ -51,7 +51,7 @@ class WholeParts:
         self._group: Any = mesh.get_group("replicate") if copied else None
         self._unused: bool | None = None
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._buffers, self._rest = saved_buffers(model), untrained_state(model)
+        self._buffers, self._untrained = saved_buffers(model), untrained_state(model)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return the trained parameters by name; see :meth:`Parts.parameters`."""
@@ -61,9 +61,9 @@ class WholeParts:
         """Return the saved floating-point buffers by name; see :meth:`Parts.buffers`."""
         return self._buffers
 
-    def rest(self) -> Mapping[str, Tensor]:
-        """Return what else of the model's state is here; see :meth:`Parts.rest`."""
-        return self._rest
+    def untrained(self) -> Mapping[str, Tensor]:
+        """Return what else of the model's state is here; see :meth:`Parts.untrained`."""
+        return self._untrained
 
     def train(self, mode: bool) -> None:
         """Switch dropout and the like on or off."""

@@ -65,7 +65,7 @@ class Worker:
 
     def __init__(
         self,
-        crew: CommandBroadcaster,
+        broadcaster: CommandBroadcaster,
         *,
         mesh: DeviceMesh,
         device: torch.device,
@@ -77,7 +77,7 @@ class Worker:
         """Set what is done at every verb; nothing is built before the first command.
 
         Args:
-            crew: Who commands.
+            broadcaster: Who commands.
             mesh: All four axes.
             device: What this rank computes on.
             recipe: How the model lies over the ranks, and how a step is computed.
@@ -86,12 +86,12 @@ class Worker:
             divided: Makes this rank's parts of it.
         """
         self.mesh, self._device, self._recipe = mesh, device, recipe
-        self._start = crew.start
+        self._start = broadcaster.start
         self._make_model, self._make_optimizer, self._divide = make_model, make_optimizer, divided
-        self._circles = Subgroups()
+        self._subgroups = Subgroups()
         self.scaler = Scaler(recipe.precision)
         """Of the loss, against underflow; equal on all ranks."""
-        self.picture: Mapping[str, Tensor] | None = None
+        self.host_tensors: Mapping[str, Tensor] | None = None
         """On the first rank: the whole model's parameters and buffers by name."""
         self.offered: tuple[State, Sequence[Mapping[str, Any]]] | None = None
         """On the first rank: a state of the optimizer that all are about to take up."""
@@ -101,7 +101,7 @@ class Worker:
             SEED: self.seed, GRADIENTS: self.gradients, UPDATE: self.update, SCALE: self.rescale,
         }  # fmt: skip
         for verb, handler in verbs.items():
-            crew.on(verb, handler)
+            broadcaster.on(verb, handler)
 
     # ---------------------------------------------------------------------------- building
 
@@ -136,18 +136,18 @@ class Worker:
         parameters, buffers = self._parts.parameters(), self._parts.buffers()
         self._own = LocalShard(optimizer, parameters, groups=groups, state=state)
         self._norm, self.scaler = GradientNorm(self._parts), Scaler(self._recipe.precision)
-        self._moments = OptimizerState(
+        self._optimizer_state = OptimizerState(
             optimizer, parameters, steps_on=self._own.steps_on, device=self._device,
-            circles=self._circles,
+            subgroups=self._subgroups,
         )  # fmt: skip
         self._transport = Transport(
-            {**parameters, **buffers}, device=self._device, circles=self._circles
+            {**parameters, **buffers}, device=self._device, subgroups=self._subgroups
         )
-        self._rest = None
+        self._untrained = None
         if more:  # most models are trained whole
-            self._rest = UntrainedState(
-                self._parts.rest(), picture=self.picture, device=self._device,
-                circles=self._circles,
+            self._untrained = UntrainedState(
+                self._parts.untrained(), host_tensors=self.host_tensors, device=self._device,
+                subgroups=self._subgroups,
             )  # fmt: skip
         self._parts.train(True)
         self._start.enter(StartPhase.READY)
@@ -155,9 +155,9 @@ class Worker:
     def _fill(self, model: nn.Module) -> None:
         """Give all that is here of a divided model the first rank's numbers, frozen ones too."""
         parts = self._parts  # their names: shared weights are apart on stages that are cut further
-        held = {**parts.parameters(), **parts.rest(), **dict(model.named_buffers())}
+        held = {**parts.parameters(), **parts.untrained(), **dict(model.named_buffers())}
         here = {name: tensor for name, tensor in held.items() if not tensor.is_meta}
-        Transport(here, device=self._device, circles=self._circles).deal(self.picture)
+        Transport(here, device=self._device, subgroups=self._subgroups).deal(self.host_tensors)
         trim_heap()
 
     def seed(self, *, seed: int) -> None:
@@ -231,33 +231,33 @@ class Worker:
     # ------------------------------------------------------------------- giving and taking
 
     def pull(self) -> None:
-        """Bring the ranks' parts into the picture, where there is one."""
+        """Bring the ranks' parts into the host model, where there is one."""
         for name, whole in self._transport.gather():
-            if self.picture is not None:
-                self.picture[name].detach().copy_(whole)
-        if self._rest is not None:
-            self._rest.gather(self.picture)
+            if self.host_tensors is not None:
+                self.host_tensors[name].detach().copy_(whole)
+        if self._untrained is not None:
+            self._untrained.gather(self.host_tensors)
 
     def push(self) -> None:
-        """Put the first rank's picture into the ranks' parts."""
-        self._transport.deal(self.picture)
-        if self._rest is not None:
-            self._rest.deal(self.picture)
+        """Put the first rank's host model into the ranks' parts."""
+        self._transport.deal(self.host_tensors)
+        if self._untrained is not None:
+            self._untrained.deal(self.host_tensors)
 
     def take(self) -> dict[str, dict[str, Tensor]]:
         """Return the whole state of the optimizer on the first rank, and nothing on the others."""
-        return self._moments.gather()
+        return self._optimizer_state.gather()
 
     def outline(self) -> Outline:
         """Return what `take` would, but large tensors by their kind."""
-        return self._moments.outline()
+        return self._optimizer_state.outline()
 
     def fetch(self, *, name: str, key: str) -> Tensor | None:
         """Return one of them on the first rank."""
-        return self._moments.fetch(name, key)
+        return self._optimizer_state.fetch(name, key)
 
     def give(self) -> None:
         """Take up the state of the optimizer that the first rank was `offered`."""
         state, groups = self.offered if self.offered is not None else (None, None)
-        self._moments.deal(state, groups)
+        self._optimizer_state.deal(state, groups)
         self.offered = None

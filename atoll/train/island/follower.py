@@ -1,4 +1,4 @@
-"""What the other ranks of an island do in a job of the built-in trainer: they serve the first."""
+"""The other ranks of an island in a job of the built-in trainer: they serve rank 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.train.island.island_trainer import entered
 
 
 def follow(spec: JobSpec, *, place: RankPlace, start: StartReport) -> None:
-    """Serve the first rank of an island until it sends everybody home.
+    """Serve rank 0 of an island until it ends.
 
     Args:
         spec: The job: model, data and mesh are those of the first rank.
@@ -22,4 +22,4 @@ def follow(spec: JobSpec, *, place: RankPlace, start: StartReport) -> None:
         RuntimeError: another rank does not answer any more.
     """
     with entered(spec, place=place, start=start) as island:
-        island.crew.serve()
+        island.broadcaster.serve()

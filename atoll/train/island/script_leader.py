@@ -16,7 +16,7 @@ class ScriptLeader:
     def __init__(
         self, ranks: ScriptRanks, *, meter: ScriptMeter, asked: Callable[[], None]
     ) -> None:
-        """Lead nobody yet.
+        """Lead the ranks of a script.
 
         Args:
             ranks: The island.
@@ -24,7 +24,7 @@ class ScriptLeader:
             asked: Called when another rank's process was asked to leave.
         """
         self._ranks, self._meter, self._asked = ranks, meter, asked
-        self.picture: HostModel | None = None
+        self.host_model: HostModel | None = None
         """Of the model, once it is wrapped."""
 
     @contextmanager
@@ -59,5 +59,5 @@ class ScriptLeader:
         self._ranks.go_on()
 
     def _trained(self) -> None:
-        if self.picture is not None:
-            self.picture.trained()
+        if self.host_model is not None:
+            self.host_model.trained()

@@ -108,7 +108,7 @@ class ScriptRanks:
         timeout_s: float = 300.0,
         start: StartReport | None = None,
     ) -> None:
-        """Meet nobody yet, so that the script may make its own process group.
+        """Connect to no rank yet, so that the script may make its own process group.
 
         Args:
             place: Which rank this is.
@@ -129,7 +129,7 @@ class ScriptRanks:
         self._wanted, self._timeout_s = device, timeout_s
         self._start = start or StartReport()
         self._stack = ExitStack()
-        self._crew: CommandBroadcaster | None = None
+        self._broadcaster: CommandBroadcaster | None = None
         self._mesh: DeviceMesh | None = None
         self.word: RankMessage | None = None
         """The newest; None before the ranks have met."""
@@ -146,7 +146,7 @@ class ScriptRanks:
     @property
     def met(self) -> bool:
         """Whether the ranks have met."""
-        return self._crew is not None
+        return self._broadcaster is not None
 
     @property
     def leads(self) -> bool:
@@ -170,18 +170,18 @@ class ScriptRanks:
     # ------------------------------------------------------------------------- meeting
 
     @property
-    def crew(self) -> CommandBroadcaster:
+    def broadcaster(self) -> CommandBroadcaster:
         """How the first rank leads; the ranks MUST have met."""
-        if self._crew is None:
+        if self._broadcaster is None:
             raise ConfigError(
                 "the ranks of this island have not met yet",
                 remedy="call run.mesh, run.shard or run.wrap on every rank before",
             )
-        return self._crew
+        return self._broadcaster
 
     def meet(self) -> None:
         """Come together, if that has not happened: every rank calls it."""
-        if self._crew is not None:
+        if self._broadcaster is not None:
             return
         self._start.enter(StartPhase.MEETING)
         if not dist.is_initialized():
@@ -191,8 +191,8 @@ class ScriptRanks:
                 "the process group of the script is not that of its island",
                 given=f"{dist.get_world_size()} ranks", expected=f"{self.place.ranks}",
             )  # fmt: skip
-        self._crew = CommandBroadcaster(rank=self.place.rank, ranks=self.place.ranks)
-        self._crew.on(GO_ON, self._go_on)
+        self._broadcaster = CommandBroadcaster(rank=self.place.rank, ranks=self.place.ranks)
+        self._broadcaster.on(GO_ON, self._go_on)
         self.arrive("start")
         self.go_on()
         self._start.enter(StartPhase.READY)
@@ -218,7 +218,7 @@ class ScriptRanks:
         """
         self.meet()
         note, self.note = self.note, RankReport(asked=self.note.asked)
-        rows = self.crew.gather(note.row(place)).tolist()
+        rows = self.broadcaster.gather(note.row(place)).tolist()
         places = [PLACES[int(row[0])] for row in rows]
         if len(set(places)) > 1:
             raise ConfigError(
@@ -248,10 +248,10 @@ class ScriptRanks:
         """
         if self.leads:
             self.word = dataclasses.replace(self.tell(), midway=midway, skipped=skipped)
-            self.crew.call(GO_ON, **dataclasses.asdict(self.word))
+            self.broadcaster.call(GO_ON, **dataclasses.asdict(self.word))
             return self.word
         try:
-            self.crew.serve()
+            self.broadcaster.serve()
         except _Continue as told:
             self.word = told.word
             return self.word
@@ -267,10 +267,10 @@ class ScriptRanks:
     def part(self) -> None:
         """Part after everything went well: every rank calls it, after it has arrived at `end`."""
         if self.leads:
-            self.crew.end()
+            self.broadcaster.end()
         else:
-            self.crew.serve()
-        self.crew.part()
+            self.broadcaster.serve()
+        self.broadcaster.part()
         self._stack.close()
 
 

@@ -198,7 +198,7 @@ def test_followers_end_with_their_job_and_rendezvous(hub: HubServer, client: Hub
     leader, hand = cluster.launch("a"), cluster.launch("b")
     cluster.tell("b", hand, "running")
     with HubClient(hub.url, leader.token) as process:
-        process.open_gate(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
+        process.publish_rendezvous(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
     with member(hub, leader) as peer:
         registered(peer)
         client.stop(job, grace_s=30.0)

@@ -41,13 +41,13 @@ def test_relaunched_member_closes_its_old_rendezvous(hub: HubServer, client: Hub
     job = client.submit(spec(islands=1))
     leader, hand = cluster.launch("a"), cluster.launch("b")
     with HubClient(hub.url, leader.token) as old, HubClient(hub.url, hand.token) as asking:
-        old.open_gate(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
+        old.publish_rendezvous(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
         cluster.tell("a", leader, "exited", exit_code=1, error={"kind": "RankLost", "what": "x"})
         again = cluster.launch("a")
         assert (again.member, again.attempt) == ("w0", 2)
         assert asking.gate(job, "w0") is None
         with pytest.raises(AuthError):
-            old.open_gate(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
+            old.publish_rendezvous(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
         assert asking.gate(job, "w0") is None
     assert hand_of(hub, job, "w0.1").attempt == 1, "it waits for the new gate"
     cluster.close()

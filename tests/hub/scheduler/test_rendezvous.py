@@ -42,22 +42,22 @@ def as_process(hub: HubServer, job: str, member: str) -> HubClient:
 def test_member_opens_its_gate_and_its_hands_see_the_newest(hub: HubServer, running: str) -> None:
     with as_process(hub, running, "w1") as leader, as_process(hub, running, "w1.1") as hand:
         assert hand.gate(running, "w1") is None
-        leader.open_gate(running, "w1", RendezvousAddress("10.0.0.7:1", "older"))
-        leader.open_gate(running, "w1", GATE)
+        leader.publish_rendezvous(running, "w1", RendezvousAddress("10.0.0.7:1", "older"))
+        leader.publish_rendezvous(running, "w1", GATE)
         assert hand.gate(running, "w1") == leader.gate(running, "w1") == GATE
 
 
 def test_gate_is_for_nobody_else(hub: HubServer, running: str) -> None:
     with as_process(hub, running, "w1") as leader:
-        leader.open_gate(running, "w1", GATE)
+        leader.publish_rendezvous(running, "w1", GATE)
     with as_process(hub, running, "w1.1") as hand, pytest.raises(AuthError):
-        hand.open_gate(running, "w1", GATE)
+        hand.publish_rendezvous(running, "w1", GATE)
     for other in ("w0", "w0.1", "reducer", ""):
         with as_process(hub, running, other) as process:
             with pytest.raises(AuthError):
                 process.gate(running, "w1")
             with pytest.raises(AuthError):
-                process.open_gate(running, "w1", GATE)
+                process.publish_rendezvous(running, "w1", GATE)
     with HubClient(hub.url, hub.operator_token) as person:
         with pytest.raises(AuthError):
             person.gate(running, "w1")
@@ -70,13 +70,13 @@ def test_gate_is_for_nobody_else(hub: HubServer, running: str) -> None:
 )
 def test_what_is_no_gate_is_refused(hub: HubServer, running: str, gate: RendezvousAddress) -> None:
     with as_process(hub, running, "w0") as leader, pytest.raises(ConfigError, match="no gate"):
-        leader.open_gate(running, "w0", gate)
+        leader.publish_rendezvous(running, "w0", gate)
 
 
 def test_job_that_does_not_run_has_no_gates(hub: HubServer) -> None:
     with HubClient(hub.url, hub.operator_token) as client:
         job = client.submit(SPEC)
     with as_process(hub, job, "w0") as leader, pytest.raises(HubError, match="does not run"):
-        leader.open_gate(job, "w0", GATE)
+        leader.publish_rendezvous(job, "w0", GATE)
     with as_process(hub, job, "w0") as leader, pytest.raises(AtollError):
         leader.gate("no-such-job", "w0")

@@ -86,15 +86,15 @@ class Member:
 
 def _led(spec: JobSpec, folder: Path, use: Any) -> Any:
     """Return what `use` finds on each rank: of the first one's member, or of None."""
-    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
-    island = TrainerIsland(spec, crew, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
-    if not crew.leads:
-        crew.serve()
+    broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    island = TrainerIsland(spec, broadcaster, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
+    if not broadcaster.leads:
+        broadcaster.serve()
         return use(None)
     try:
         return use(Member(spec, island, folder))
     finally:
-        crew.end()
+        broadcaster.end()
 
 
 def _nbytes(tensors: Any) -> int:
@@ -132,12 +132,12 @@ def test_first_rank_holds_share_image_and_outer_state(
     first = plan.ranks[0]
     shares = [rank.parameters + rank.optimizer + rank.buffers for rank in plan.ranks]
     (whole, picture, outer), (other, _, _) = found
-    assert picture == pytest.approx(first.picture, rel=0.05)
+    assert picture == pytest.approx(first.host_model, rel=0.05)
     assert outer == pytest.approx(first.outer, rel=0.05)
     assert whole == pytest.approx(shares[0] + first.leading, rel=0.05)
     assert other == pytest.approx(shares[1], rel=0.05)
     per_parameter = (whole - shares[0]) / plan.elements
-    assert per_parameter == pytest.approx(4 + 8, rel=0.05), "picture, base and momentum"
+    assert per_parameter == pytest.approx(4 + 8, rel=0.05), "host model, base and momentum"
 
 
 def _most_allocated(do: Any) -> int:
@@ -239,7 +239,7 @@ def test_on_disk_the_numbers_are_the_same_to_the_bit(
         assert all(torch.equal(here[name], there[name]) for name in here)
     model = plan_memory(spec_of(text)).model_bytes
     assert found["ram"][2] == 0
-    assert found["disk"][2] == pytest.approx(3 * model, rel=0.05), "picture, base and momentum"
+    assert found["disk"][2] == pytest.approx(3 * model, rel=0.05), "host model, base and momentum"
     assert found["disk"][3] == [], "nothing is left behind"
 
 

@@ -35,7 +35,7 @@ def give(member: Member) -> tuple[Part, Part]:
     """Return the committed state of a member that is a step ahead of it."""
     outer, _ = diloco(member)
     member.train(2 * EVERY + 1)
-    told = count_calls(member) if member.crew is not None else []
+    told = count_calls(member) if member.broadcaster is not None else []
     parts = CommittedState(member.task, outer).parts()
     assert told == [], "others read from threads, in which no rank can be asked"
     return parts

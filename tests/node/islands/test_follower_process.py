@@ -1,4 +1,4 @@
-"""A hand from the command to the report of its end, as the agent of its node sees it."""
+"""A follower host from the command to the report of its end, as the agent of its node sees it."""
 
 from __future__ import annotations
 

@@ -405,14 +405,14 @@ def test_next_start_uses_a_valid_mesh_of_remaining_ranks(
 
 
 def test_losses_count_only_in_a_row_without_long_work(tmp_path: Path) -> None:
-    losses = RestartHistory()
+    history = RestartHistory()
     for _ in range(2):
-        losses = losses.after(died=True, lacked_memory=False, worked_s=1.0)
-    assert losses == RestartHistory(2)
-    losses.write(tmp_path)
-    assert RestartHistory.read(tmp_path) == losses
-    assert losses.after(died=True, lacked_memory=False, worked_s=STEADY_S) == RestartHistory(1)
-    assert losses.after(died=False, lacked_memory=False, worked_s=1.0) == RestartHistory()
+        history = history.after(died=True, lacked_memory=False, worked_s=1.0)
+    assert history == RestartHistory(2)
+    history.write(tmp_path)
+    assert RestartHistory.read(tmp_path) == history
+    assert history.after(died=True, lacked_memory=False, worked_s=STEADY_S) == RestartHistory(1)
+    assert history.after(died=False, lacked_memory=False, worked_s=1.0) == RestartHistory()
     assert RestartHistory().after(
         died=True, lacked_memory=True, worked_s=STEADY_S
     ) == RestartHistory(2)

@@ -125,10 +125,12 @@ class PipelineParts:
         found = {n: p for stage in own.values() for n, p in stage.trained().items()}
         self._parameters = {name: found[name] for name in sorted(found, key=order.__getitem__)}
         self._buffers = {n: b for stage in own.values() for n, b in stage.among(saved).items()}
-        self._rest = {n: t for stage in own.values() for n, t in stage.among(rest).items()}
+        self._untrained = {n: t for stage in own.values() for n, t in stage.among(rest).items()}
         self._tied = TiedGradients(holders, self._parameters, mesh=mesh, device=device)
         self._learns = [any(trains[:number]) for number in range(self.shape.stages + 1)]
-        self._borders = StageShapes(self._modules, self.shape, group=self._group, device=device)
+        self._stage_shapes = StageShapes(
+            self._modules, self.shape, group=self._group, device=device
+        )
         self._schedules: dict[Any, Any] = {}
         self._factor = 1.0
         self.watch = Watch(device)
@@ -144,9 +146,9 @@ class PipelineParts:
         """Return the saved floating-point buffers by name; see :meth:`Parts.buffers`."""
         return self._buffers
 
-    def rest(self) -> Mapping[str, Tensor]:
-        """Return what else of the model's state is here; see :meth:`Parts.rest`."""
-        return self._rest
+    def untrained(self) -> Mapping[str, Tensor]:
+        """Return what else of the model's state is here; see :meth:`Parts.untrained`."""
+        return self._untrained
 
     def train(self, mode: bool) -> None:
         """Switch dropout and the like on or off."""
@@ -168,8 +170,8 @@ class PipelineParts:
     def passes(self, rows: int) -> int:
         """Return how many microbatches go through the pipeline one after the other.
 
-        What is accumulated goes through in one go, which leaves less time without work. Only
-        `gpipe` would then keep too much at a time: it does one part after the other.
+        Accumulation steps go through together, which leaves less time without work; except for
+        `gpipe`, which would hold too many activations and runs them one by one.
         """
         together = 1 if self.shape.schedule == GPIPE else self._recipe.accumulate
         return self.microbatches(rows) * together
@@ -211,7 +213,7 @@ class PipelineParts:
         counts = [min(max(rows - first - k * each, 0), each) for k in range(number)]
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         expected = targets[at].to(self._device).chunk(number)
-        outputs = self._borders.forward(inputs[at].to(self._device), microbatches=number)
+        outputs = self._stage_shapes.forward(inputs[at].to(self._device), microbatches=number)
         for part, right, count in zip(outputs, expected, counts, strict=False):
             if count:
                 part = widened(part[:count], self._recipe.precision)
@@ -239,7 +241,7 @@ class PipelineParts:
         """Return torch's schedule for microbatches of a shape; collective if it is new."""
         key = (tuple(part.shape), part.dtype, microbatches)
         if key not in self._schedules:
-            kinds = self._borders.kinds(part)
+            kinds = self._stage_shapes.kinds(part)
             self._let_go()
             if len(self._schedules) == KEPT:
                 del self._schedules[next(iter(self._schedules))]
@@ -247,12 +249,12 @@ class PipelineParts:
         return self._schedules[key]
 
     def _new_schedule(self, part: Tensor, kinds: list[Kinds], microbatches: int) -> Any:
-        borders = [kinds_of((part,)), *kinds]
+        kinds_between = [kinds_of((part,)), *kinds]
         stages = [
             WatchedStage(
                 module, number, self.shape.stages, self._device,
-                input_args=empties(borders[number], learns=self._learns[number]),
-                output_args=empties(borders[number + 1], learns=self._learns[number + 1]),
+                input_args=empties(kinds_between[number], learns=self._learns[number]),
+                output_args=empties(kinds_between[number + 1], learns=self._learns[number + 1]),
                 group=self._group, watch=self.watch,
             )
             for number, module in self._modules.items()

@@ -158,17 +158,17 @@ class _SplitInput:
     def __init__(self, mesh: DeviceMesh, *, sequence: bool, apart: SequenceSharded | None) -> None:
         self._mesh, self._sequence, self._apart = mesh, sequence, apart
         self._given: Tensor | None = None
-        self._spread: DTensor | None = None
+        self._distributed: DTensor | None = None
 
     def enter(self, part: nn.Module, given: tuple[Any, ...]) -> Any:
         """Be the hook before a column layer."""
         x, *others = given
         if x is not self._given:
             inside = self._given is not None  # another input of the same split
-            self._given, self._spread = x, self._whole(x)
+            self._given, self._distributed = x, self._whole(x)
             if self._apart is not None and part.training and not inside:
                 self._apart.enter(x.device)
-        return (self._spread, *others)
+        return (self._distributed, *others)
 
     def leave(self, part: nn.Module, given: tuple[Any, ...]) -> None:
         """Be the hook before a row layer."""
@@ -178,7 +178,7 @@ class _SplitInput:
 
     def forget(self) -> None:
         """Let the tensor go."""
-        self._given = self._spread = None
+        self._given = self._distributed = None
 
     def _whole(self, x: Tensor) -> DTensor:
         kind = x.device.type
