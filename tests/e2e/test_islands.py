@@ -32,7 +32,7 @@ def islands(atoll: Atoll, *, steps: int, every: int, **island: str) -> Path:
 
 
 def ranks(atoll: Atoll, member: str) -> dict[int, psutil.Process]:
-    """Return the ranks of an island that live; its keeper is none."""
+    """Return the ranks of an island that live; its supervisor is none."""
     found = {}
     for process in atoll.workers():
         try:

@@ -139,7 +139,7 @@ def test_any_mesh_goes_on_from_a_square(ranks: Ranks, saved: Saved, axes: dict[s
     same(later, plainly("even", saved)[1], within=1e-10)
 
 
-def test_plain_process_and_square_mesh_resume_each_other(ranks: Ranks, saved: Saved) -> None:
+def test_a_process_goes_on_from_a_square_mesh_and_back(ranks: Ranks, saved: Saved) -> None:
     again, _ = plainly("even", saved)
     assert identical(again[0], saved[0])
     assert identical(again[1]["state"], saved[1]["state"])
@@ -164,7 +164,7 @@ def _another() -> str:
     return str(led(use, "odd", table(), {"shard": 2}))
 
 
-def test_state_of_another_model_is_refused_harmlessly(ranks: Ranks) -> None:
+def test_the_state_of_another_model_is_refused(ranks: Ranks) -> None:
     assert "parameter group" in ranks.run(2, _another)[0]
 
 

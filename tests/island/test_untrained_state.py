@@ -167,7 +167,7 @@ def _pictured(axes: dict[str, int]) -> Any:
 
 
 @pytest.mark.parametrize("axes", [SQUARE, {"pipeline": 2}], ids=lambda axes: " ".join(axes))
-def test_frozen_state_is_sent_only_when_changed(ranks: Ranks, axes: dict[str, int]) -> None:
+def test_frozen_parameters_are_sent_only_after_a_change(ranks: Ranks, axes: dict[str, int]) -> None:
     told = ranks.run(_count(axes), _pictured, axes)
     picture, _, sent = told[0]
     assert sent == 1, "pushed three times, changed once"

@@ -121,7 +121,7 @@ def test_nearest_change_makes_it_fit(tmp_path: Path, name: str) -> None:
     assert change.worst_bytes == plan_memory(change.spec).worst_bytes <= limit
 
 
-def test_nothing_helps_against_a_picture_that_is_too_large(tmp_path: Path) -> None:
+def test_nothing_helps_against_a_host_model_that_is_too_large(tmp_path: Path) -> None:
     spec = job(tmp_path, strategy='inner = "tensor"', island="ranks = 2")
     plan = plan_memory(spec)
     assert nearest_change(plan, limit_bytes=1_000_000, data=None) is None

@@ -359,7 +359,7 @@ class Membership:
         await self._after(job)
 
     async def _gone(self, job: str, process: str, *, lost: bool) -> None:
-        """Let rounds know that a member is gone; of hands they know nothing."""
+        """Let rounds know that a member is gone; of followers they know nothing."""
         if not is_follower(process):
             await self._rounds.gone(job, process, lost=lost)
 

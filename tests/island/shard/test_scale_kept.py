@@ -131,7 +131,7 @@ def _take(axes: dict[str, int], shared: Part, inner: Part, spoilt: Part) -> Stat
     return keep[0].scaler.state_dict()
 
 
-def test_islands_and_plain_members_exchange_loss_scales(ranks: Ranks) -> None:
+def test_islands_and_plain_members_share_the_loss_scale(ranks: Ranks) -> None:
     after = {"scale": 512.0, "good_steps": 5}
     shared, inner = ranks.run(4, _give, SQUARE)[0]
     plain = by_itself(NAME, table(), precision="fp16")
@@ -149,7 +149,7 @@ def _bent(text: str) -> str:
     return text.replace("512.0", "500.0")
 
 
-def test_other_precisions_exchange_no_loss_scale() -> None:
+def test_other_precisions_neither_give_nor_take_a_scale() -> None:
     shared, inner = give(by_itself(NAME, table(), precision="fp16"))
     plain = by_itself(NAME, table(), precision="bf16")
     outer, _ = diloco(plain)

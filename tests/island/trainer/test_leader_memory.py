@@ -122,7 +122,7 @@ def _held(spec: JobSpec, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("inner", ["fsdp", "pipeline"])
-def test_first_rank_holds_share_image_and_outer_state(
+def test_rank_0_holds_its_share_the_host_model_and_outer_state(
     ranks: Ranks, text: Path, tmp_path: Path, inner: str
 ) -> None:
     # Without cuts a pipeline measures its units: a busy machine may cut elsewhere than planned.
@@ -250,7 +250,7 @@ def _refused(spec: JobSpec, folder: Path) -> str:
         return str(error)
 
 
-def test_overlapping_strategies_are_refused_on_disk(
+def test_strategies_that_send_in_every_step_are_refused_on_disk(
     ranks: Ranks, text: Path, tmp_path: Path
 ) -> None:
     told = ranks.run(2, _refused, spec_of(text, outer="eager", memory="disk"), tmp_path)[0]

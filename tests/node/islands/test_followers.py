@@ -35,9 +35,7 @@ print("told", *(os.environ[name] for name in names), flush=True)
 """
 
 
-def test_ranks_of_all_machines_are_one_island_and_its_hand_waits_for_the_next(
-    hub: RendezvousHub, tmp_path: Path
-) -> None:
+def test_ranks_of_all_machines_are_one_island(hub: RendezvousHub, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with machines_of(hub, tmp_path, SHOWS) as machines:
             follower, leader = await machines.start("w1.1"), await machines.start("w1")
@@ -59,7 +57,7 @@ def test_ranks_of_all_machines_are_one_island_and_its_hand_waits_for_the_next(
     run(scenario())
 
 
-def test_hand_is_waited_for_as_long_as_it_takes_also_by_a_hub_that_was_restarted(
+def test_a_late_follower_is_awaited_also_by_a_restarted_hub(
     hub: RendezvousHub, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -78,7 +76,7 @@ def test_hand_is_waited_for_as_long_as_it_takes_also_by_a_hub_that_was_restarted
 @pytest.mark.parametrize(
     "victim", ["rank of follower host", "follower host", "rank of leader", "leader"]
 )
-def test_what_is_killed_ends_all_ranks_at_once_and_the_island_forms_anew(
+def test_a_killed_process_ends_all_ranks_and_they_start_anew(
     hub: RendezvousHub, tmp_path: Path, victim: str
 ) -> None:
     script = f"""
@@ -122,9 +120,7 @@ if not os.path.exists({str(tmp_path / "again")!r}):
     run(scenario())
 
 
-def test_error_of_a_rank_elsewhere_is_told_and_not_the_lost_touch_of_others(
-    hub: RendezvousHub, tmp_path: Path
-) -> None:
+def test_the_error_of_a_remote_rank_is_the_cause(hub: RendezvousHub, tmp_path: Path) -> None:
     script = """
 wait_for_all()
 if rank == 2:
@@ -181,7 +177,7 @@ def test_island_leaves_as_one_whichever_machine_is_asked(
     run(scenario())
 
 
-def test_port_that_was_taken_meanwhile_starts_the_ranks_of_all_machines_anew(
+def test_a_taken_port_starts_the_ranks_of_all_machines_anew(
     hub: RendezvousHub, tmp_path: Path
 ) -> None:
     script = f"""

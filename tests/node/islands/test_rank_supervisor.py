@@ -179,7 +179,7 @@ def test_rank_of_somebody_elses_program_is_none_of_an_island() -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_killed_rank_ends_the_others_and_is_named(tmp_path: Path, victim: int) -> None:
+def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, victim: int) -> None:
     async def scenario() -> Exit:
         async with started(island_of("time.sleep(60)", ranks=3), tmp_path) as (process, lines):
             found = await all_here(lines, ranks=3)
@@ -215,7 +215,7 @@ raise RuntimeError("[/x/gloo/transport/tcp/pair.cc:534] Connection closed by pee
     assert f"rank {victim} of 3" in str(ended.error.given)
 
 
-def test_rendezvous_timeout_is_not_the_programs_fault(tmp_path: Path) -> None:
+def test_ranks_that_time_out_are_no_fault_of_the_program(tmp_path: Path) -> None:
     script = "raise RuntimeError('[/x/gloo/transport/tcp/pair.cc:9] Timed out waiting 100ms')"
     ended, _ = run(to_end(island_of(script), tmp_path))
     assert isinstance(ended.error, RankLost)
@@ -266,7 +266,7 @@ sys.exit({EXIT_LEFT} if rank == 0 else 0)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_first_ranks_exit_status_is_the_islands(tmp_path: Path, stopped: bool) -> None:
+def test_rank_0_is_asked_to_leave_and_its_status_counts(tmp_path: Path, stopped: bool) -> None:
     async def scenario() -> Exit:
         async with started(island_of(LEAVES), tmp_path) as (process, lines):
             found = await all_here(lines)
@@ -304,7 +304,7 @@ time.sleep(60)
     run(scenario())
 
 
-def test_keeper_that_is_killed_takes_its_ranks_with_it(tmp_path: Path) -> None:
+def test_ranks_die_with_their_supervisor(tmp_path: Path) -> None:
     async def scenario() -> Exit:
         async with started(island_of("time.sleep(60)", ranks=3), tmp_path) as (process, lines):
             found = await all_here(lines, ranks=3)
@@ -362,7 +362,7 @@ time.sleep(60 if ranks > 1 else 0)
 
 
 @pytest.mark.parametrize(("on_loss", "sizes"), [("wait", [3, 3, 3]), ("shrink", [3, 3, 2, 1])])
-def test_islands_that_keep_losing_ranks_may_shrink(
+def test_islands_that_keep_losing_ranks_shrink_if_they_may(
     tmp_path: Path, on_loss: str, sizes: list[int]
 ) -> None:
     command = island_of(SHRINKS, ranks=3, on_loss=on_loss)
@@ -395,7 +395,7 @@ def job_with(inner: str, *, batch: int = 12, on_loss: str = "shrink", **axes: in
         (job_with("pipeline", pipeline=3), 5, MeshShape(pipeline=3)),
     ],
 )
-def test_next_start_uses_a_valid_mesh_of_remaining_ranks(
+def test_the_next_start_has_the_remaining_ranks_in_a_mesh(
     spec: JobSpec, row: int, shape: MeshShape
 ) -> None:
     assert RestartHistory(row).shape(spec) == shape

@@ -116,7 +116,7 @@ def next_of(news: Any, kind: type) -> Any:
 # ------------------------------------------------------------------------------- getting in
 
 
-def test_hand_that_knows_the_secret_is_in_and_words_go_both_ways(opened: Opened) -> None:
+def test_with_the_secret_messages_go_both_ways(opened: Opened) -> None:
     assert opened.server.missing() == ["w1.1", "w1.2"]
     link = opened.come("w1.2")
     follower = next_of(opened.news, Joined).follower
@@ -176,7 +176,7 @@ def is_closed(sock: socket.socket) -> bool:
         return True
 
 
-def test_forged_or_replayed_message_closes_the_connection(opened: Opened) -> None:
+def test_changed_repeated_or_added_messages_end_the_link(opened: Opened) -> None:
     for meddle in ("change", "repeat", "add"):
         sock = opened.dial()
         link = greet(sock, secret=opened.secret(), name="w1.1")
@@ -199,7 +199,7 @@ def test_forged_or_replayed_message_closes_the_connection(opened: Opened) -> Non
         link.close()
 
 
-def test_side_without_heartbeats_is_gone(
+def test_a_silent_side_is_gone_and_one_with_heartbeats_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervisor_link, "DEAD_AFTER_S", 0.5)
@@ -227,7 +227,7 @@ def test_side_without_heartbeats_is_gone(
     follower.close()
 
 
-def test_restarted_follower_replaces_the_one_before(opened: Opened) -> None:
+def test_a_restarted_follower_replaces_the_one_before(opened: Opened) -> None:
     first = opened.come()
     former = next_of(opened.news, Joined).follower
     second = opened.come()
@@ -237,7 +237,7 @@ def test_restarted_follower_replaces_the_one_before(opened: Opened) -> None:
         link.close()
 
 
-def test_rendezvous_is_renewed_while_followers_miss(
+def test_the_address_is_renewed_while_followers_are_missing(
     opened: Opened,
 ) -> None:
     with opened.hub.as_process("w1.1") as client:
@@ -253,7 +253,7 @@ def test_rendezvous_is_renewed_while_followers_miss(
 # ---------------------------------------------------------------------------- no way to it
 
 
-def test_machine_without_a_way_to_the_first_says_what_it_dialled_and_only_if_that_lives(
+def test_an_unreachable_first_machine_is_an_error_if_it_lives(
     hub: RendezvousHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous_client, "NO_WAY_S", 0.0)
@@ -277,7 +277,7 @@ def test_machine_without_a_way_to_the_first_says_what_it_dialled_and_only_if_tha
     assert "machines = 1" in text
 
 
-def test_gate_of_a_leader_that_is_gone_is_passed_by(opened: Opened, tmp_path: Path) -> None:
+def test_the_address_of_a_leader_that_is_gone_is_ignored(opened: Opened, tmp_path: Path) -> None:
     environment = environment_of(opened.hub, "w1.1", tmp_path)
     with opened.hub.as_process("w1.1") as client:
         told(client.find_rendezvous, opened.hub.job, "w1")
@@ -316,7 +316,7 @@ def formed(
     )
 
 
-def test_island_starts_with_machines_that_are_in_time(
+def test_an_island_starts_with_the_machines_that_are_in_time(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "HANDS_S", 0.3)
@@ -386,7 +386,7 @@ def test_hub_on_this_machine_is_where_others_find_it_too(
     assert interfaces.interface_of("192.0.2.7") == ""
 
 
-def test_gate_of_a_machine_without_a_network_says_so(
+def test_a_machine_without_a_network_cannot_be_the_first(
     hub: RendezvousHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bandwidth, "own_address", lambda url: "")
@@ -398,6 +398,6 @@ def test_gate_of_a_machine_without_a_network_says_so(
         pass
 
 
-def test_word_that_no_keeper_says_is_refused() -> None:
+def test_a_malformed_message_is_refused() -> None:
     with pytest.raises(WireError):
         supervisor_link._decoded(b'{"type": "launch"}', supervisor_link.Finish)
