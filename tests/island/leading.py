@@ -90,11 +90,14 @@ def worker_of(
     divided: Divide = split_model,
     **words: Any,
 ) -> Worker:
+    def make() -> tuple[nn.Module, Any]:
+        made = model()
+        return made, build_optimizer(made, train)
+
     recipe = InnerOptions(shape=MeshShape(**axes), clip=train.clip, **words)
     return Worker(
         broadcaster, mesh=build_mesh(recipe.shape, device=CPU), device=CPU, recipe=recipe,
-        make_model=model, make_optimizer=lambda made: build_optimizer(made, train),
-        divided=divided,
+        make=make, divided=divided,
     )  # fmt: skip
 
 

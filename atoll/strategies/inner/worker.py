@@ -39,11 +39,9 @@ OUTLINE, FETCH = "outline the optimizer", "fetch from the optimizer"
 SEEDS_APART = 1_000_003
 """From the seed of one rank to that of the next."""
 
-MakeModel = Callable[[], nn.Module]
-"""Returns the whole model, the same on every rank but for its numbers: those of the first count.
-What has no memory gets it when it is divided."""
-MakeOptimizer = Callable[[nn.Module], Optimizer]
-"""Returns the optimizer of a whole model."""
+Make = Callable[[], tuple[nn.Module, Optimizer]]
+"""Returns the whole model and its optimizer: equal on all ranks but for the values, which are those
+of rank 0. Meta tensors get memory when the model is divided."""
 Divide = Callable[..., Parts]
 
 
@@ -70,8 +68,7 @@ class Worker:
         mesh: DeviceMesh,
         device: torch.device,
         recipe: InnerOptions,
-        make_model: MakeModel,
-        make_optimizer: MakeOptimizer,
+        make: Make,
         divided: Divide = split_model,
     ) -> None:
         """Set what is done at every verb; nothing is built before the first command.
@@ -81,13 +78,12 @@ class Worker:
             mesh: All four axes.
             device: What this rank computes on.
             recipe: How the model lies over the ranks, and how a step is computed.
-            make_model: Makes the whole model.
-            make_optimizer: Makes the optimizer of a whole model.
+            make: Makes the whole model and its optimizer.
             divided: Makes this rank's parts of it.
         """
         self.mesh, self._device, self._recipe = mesh, device, recipe
         self._start = broadcaster.start
-        self._make_model, self._make_optimizer, self._divide = make_model, make_optimizer, divided
+        self._make, self._divide = make, divided
         self._subgroups = Subgroups()
         self.scaler = Scaler(recipe.precision)
         """Of the loss, against underflow; equal on all ranks."""
@@ -115,8 +111,7 @@ class Worker:
             ConfigError: the model cannot be divided like that, or its optimizer cannot.
         """
         self._start.enter(StartPhase.BUILDING)
-        model = self._make_model()
-        optimizer = self._make_optimizer(model)
+        model, optimizer = self._make()
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
         state = {names[p]: dict(own) for p, own in optimizer.state.items()}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
 
 from atoll.config import JobSpec
 from atoll.config.rank_environment import RankPlace
@@ -71,11 +72,15 @@ class TrainerIsland:
             mesh=mesh,
             device=device,
             recipe=InnerOptions.of(spec),
-            make_model=self._made,
-            make_optimizer=lambda model: build_optimizer(model, spec.train),
+            make=self._make,
         )
 
-    def _made(self) -> Any:
+    def _make(self) -> tuple[Any, Optimizer]:
+        """Return the whole model to divide, and its optimizer."""
+        model = self._model()
+        return model, build_optimizer(model, self._spec.train)
+
+    def _model(self) -> Any:
         """Return the whole model to divide; it gets the host model's values afterwards.
 
         A pipeline computes with it before it is cut, on the first rank.
