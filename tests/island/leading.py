@@ -71,7 +71,7 @@ def task_of(model: nn.Module, train: TrainTable) -> Task:
 def by_itself(name: str, train: TrainTable, **words: Any) -> Member:
     """Return a member of one process, which trains the usual way."""
     task = task_of(MODELS[name](), train)
-    local = Local(language_model_loss, clip=train.clip, recipe=InnerOptions(**words))
+    local = Local(language_model_loss, clip=train.clip, options=InnerOptions(**words))
     task.scaler = local.scaler
     return Member(task, local, outer_of(task))
 
@@ -94,9 +94,9 @@ def worker_of(
         made = model()
         return made, build_optimizer(made, train)
 
-    recipe = InnerOptions(shape=MeshShape(**axes), clip=train.clip, **words)
+    options = InnerOptions(shape=MeshShape(**axes), clip=train.clip, **words)
     return Worker(
-        broadcaster, mesh=build_mesh(recipe.shape, device=CPU), device=CPU, recipe=recipe,
+        broadcaster, mesh=build_mesh(options.shape, device=CPU), device=CPU, options=options,
         make=make, divided=divided,
     )  # fmt: skip
 

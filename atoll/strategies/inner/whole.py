@@ -30,20 +30,20 @@ class WholeParts:
     """
 
     def __init__(
-        self, model: nn.Module, recipe: InnerOptions, *, mesh: DeviceMesh, device: torch.device
+        self, model: nn.Module, options: InnerOptions, *, mesh: DeviceMesh, device: torch.device
     ) -> None:
         """Take a model over, equal on all ranks; collective.
 
         Raises:
-            ConfigError: the model has no criterion, or a word of the recipe is unknown.
+            ConfigError: the model has no criterion, or a word of the options is unknown.
         """
         self.mesh = mesh
-        self._model, self._recipe, self._device = model, recipe, device
+        self._model, self._options, self._device = model, options, device
         criterion_of(model)  # raises before anything is changed
-        self._rows = Rows.of(mesh, accumulate=recipe.accumulate)
-        apply_precision(model, recipe.precision, device)
+        self._rows = Rows.of(mesh, accumulate=options.accumulate)
+        apply_precision(model, options.precision, device)
         self._module = parallelize(
-            model, units_of(model), model=model, mesh=mesh, recipe=recipe, device=device,
+            model, units_of(model), model=model, mesh=mesh, options=options, device=device,
             later=True,
         )  # fmt: skip
         self._criterion = criterion_of(model)  # one for its part, where outputs are cut
@@ -81,7 +81,7 @@ class WholeParts:
         before = [buffer.clone() for buffer in self._buffers.values()]
         share, total = 1.0 / len(parts), torch.zeros((), device=self._device)
         for number, part in enumerate(parts, 1):
-            with synced(self._module, last=number == len(parts), recipe=self._recipe):
+            with synced(self._module, last=number == len(parts), options=self._options):
                 loss = self._loss(*part)
                 (loss * (scale * share)).backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach() * share

@@ -67,7 +67,7 @@ class Worker:
         *,
         mesh: DeviceMesh,
         device: torch.device,
-        recipe: InnerOptions,
+        options: InnerOptions,
         make: Make,
         divided: Divide = split_model,
     ) -> None:
@@ -77,15 +77,15 @@ class Worker:
             broadcaster: Who commands.
             mesh: All four axes.
             device: What this rank computes on.
-            recipe: How the model lies over the ranks, and how a step is computed.
+            options: How the model lies over the ranks, and how a step is computed.
             make: Makes the whole model and its optimizer.
             divided: Makes this rank's parts of it.
         """
-        self.mesh, self._device, self._recipe = mesh, device, recipe
+        self.mesh, self._device, self._options = mesh, device, options
         self._start = broadcaster.start
         self._make, self._divide = make, divided
         self._subgroups = Subgroups()
-        self.scaler = Scaler(recipe.precision)
+        self.scaler = Scaler(options.precision)
         """Of the loss, against underflow; equal on all ranks."""
         self.host_tensors: Mapping[str, Tensor] | None = None
         """On the first rank: the whole model's parameters and buffers by name."""
@@ -123,14 +123,14 @@ class Worker:
         self._start.enter(StartPhase.DIVIDING)
         given = {"sample": (sample[0], sample[1])} if sample else {}
         self._parts = self._divide(
-            model, self._recipe, mesh=self.mesh, device=self._device, **given
+            model, self._options, mesh=self.mesh, device=self._device, **given
         )
         self._start.enter(StartPhase.FILLING)
         self._fill(model)
         del model
         parameters, buffers = self._parts.parameters(), self._parts.buffers()
         self._own = LocalShard(optimizer, parameters, groups=groups, state=state)
-        self._norm, self.scaler = GradientNorm(self._parts), Scaler(self._recipe.precision)
+        self._norm, self.scaler = GradientNorm(self._parts), Scaler(self._options.precision)
         self._optimizer_state = OptimizerState(
             optimizer, parameters, steps_on=self._own.steps_on, device=self._device,
             subgroups=self._subgroups,
@@ -194,7 +194,7 @@ class Worker:
         length = self._norm.measure(share)  # one sum over the ranks for norm and loss
         loss, norm = length.loss, length.value / scaler.scale
         finite = length.finite and math.isfinite(norm) and math.isfinite(loss)
-        self._factor = clip_factor(norm, self._recipe.clip) / scaler.scale
+        self._factor = clip_factor(norm, self._options.clip) / scaler.scale
         usable = scaler.update(finite=finite)
         if finite and usable:
             return Stepped(loss, norm, taken=True, overflowed=False)

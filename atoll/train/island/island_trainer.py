@@ -71,7 +71,7 @@ class TrainerIsland:
             broadcaster,
             mesh=mesh,
             device=device,
-            recipe=InnerOptions.of(spec),
+            options=InnerOptions.of(spec),
             make=self._make,
         )
 

@@ -70,7 +70,7 @@ class PipelineParts:
     def __init__(
         self,
         model: nn.Module,
-        recipe: InnerOptions,
+        options: InnerOptions,
         *,
         mesh: DeviceMesh,
         device: torch.device,
@@ -80,7 +80,7 @@ class PipelineParts:
 
         Args:
             model: In main memory; what of it is not on this rank is let go.
-            recipe: What to do.
+            options: What to do.
             mesh: All four axes.
             device: What this rank computes on.
             sample: A few rows of (inputs, targets) on the first rank, to measure the units with.
@@ -89,19 +89,19 @@ class PipelineParts:
             ConfigError: the model cannot be cut like that, or the schedule cannot work like that.
         """
         self.mesh = mesh
-        self._recipe, self._device = recipe, device
+        self._options, self._device = options, device
         self._group = mesh.get_group("pipeline")
         self._rank = mesh.get_local_rank("pipeline")
         self._rows = Rows.of(mesh)
-        self.shape = PipelineShape(recipe.schedule, mesh["pipeline"].size(), recipe.chunks)
-        if recipe.microbatches:
-            check_microbatches(self.shape, recipe.microbatches)
+        self.shape = PipelineShape(options.schedule, mesh["pipeline"].size(), options.chunks)
+        if options.microbatches:
+            check_microbatches(self.shape, options.microbatches)
         # The criterion alone: with its method the whole model would stay in memory. Tensor
         # parallelism may put its own in the same place.
         vars(model)["criterion"] = criterion_alone(model)
         units, sure = chain_of(model)
         check_stages(len(units), self.shape)
-        self.cuts = _agreed_cuts(model, units, sure, recipe, self.shape, device, sample)
+        self.cuts = _agreed_cuts(model, units, sure, options, self.shape, device, sample)
         """Units before which the model is cut."""
         stages = cut_up(units, self.cuts)
         names = names_of(model)
@@ -109,7 +109,7 @@ class PipelineParts:
         saved, rest = saved_buffers(model), untrained_state(model)
         numbers = range(self._rank, self.shape.stages, self.shape.ranks)
         own = {
-            number: Stage(stages[number], names=names, precision=recipe.precision, device=device)
+            number: Stage(stages[number], names=names, precision=options.precision, device=device)
             for number in numbers
         }
         ties = shared(stages, names)
@@ -117,7 +117,7 @@ class PipelineParts:
         trains = [any(p.requires_grad for u in units for p in u.parameters()) for units in stages]
         self._modules = {
             number: parallelize(
-                stage, list(stage.chain), model=model, mesh=mesh, recipe=recipe, device=device
+                stage, list(stage.chain), model=model, mesh=mesh, options=options, device=device
             )
             for number, stage in own.items()
         }
@@ -161,10 +161,10 @@ class PipelineParts:
         Raises:
             ConfigError: the rows of the batch cannot be dealt out evenly.
         """
-        recipe = self._recipe
-        share = rows // (self._rows.ranks * recipe.accumulate)
-        number = microbatches_of(self.shape, wanted=recipe.microbatches, rows=share)
-        replace(self._rows, accumulate=recipe.accumulate, microbatches=number).check(rows)
+        options = self._options
+        share = rows // (self._rows.ranks * options.accumulate)
+        number = microbatches_of(self.shape, wanted=options.microbatches, rows=share)
+        replace(self._rows, accumulate=options.accumulate, microbatches=number).check(rows)
         return number
 
     def passes(self, rows: int) -> int:
@@ -173,7 +173,7 @@ class PipelineParts:
         Accumulation steps go through together, which leaves less time without work; except for
         `gpipe`, which would hold too many activations and runs them one by one.
         """
-        together = 1 if self.shape.schedule == GPIPE else self._recipe.accumulate
+        together = 1 if self.shape.schedule == GPIPE else self._options.accumulate
         return self.microbatches(rows) * together
 
     def backward(
@@ -181,7 +181,7 @@ class PipelineParts:
     ) -> Tensor:
         """Compute gradients of a batch; see :meth:`Parts.backward`."""
         number, passes = self.microbatches(len(inputs)), self.passes(len(inputs))
-        parts = self._recipe.accumulate
+        parts = self._options.accumulate
         runs = number * parts // passes
         mine = self._rows.share(inputs, targets)
         for parameter in self._parameters.values():
@@ -216,7 +216,7 @@ class PipelineParts:
         outputs = self._stage_shapes.forward(inputs[at].to(self._device), microbatches=number)
         for part, right, count in zip(outputs, expected, counts, strict=False):
             if count:
-                part = widened(part[:count], self._recipe.precision)
+                part = widened(part[:count], self._options.precision)
                 total += self._criterion(part, right[:count]) * (count / rows * share.ranks)
         self._let_go()
         return self._told(total)
@@ -267,7 +267,7 @@ class PipelineParts:
 
     def _scaled_loss(self, outputs: Any, targets: Tensor) -> Tensor:
         with self.watch.busy(self.shape.stages - 1, forward=True):
-            loss = self._criterion(widened(outputs, self._recipe.precision), targets)
+            loss = self._criterion(widened(outputs, self._options.precision), targets)
             return loss * self._factor
 
     def _told(self, total: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ def _agreed_cuts(
     model: nn.Module,
     units: list[nn.Module],
     sure: bool,
-    recipe: InnerOptions,
+    options: InnerOptions,
     shape: PipelineShape,
     device: torch.device,
     sample: tuple[Tensor, Tensor] | None,
@@ -303,14 +303,14 @@ def _agreed_cuts(
         try:
             if not sure:
                 check_chain(model, units, sample[0] if sample else None)
-            if recipe.cuts:
-                found = check_cuts(recipe.cuts, units=len(units), stages=shape.stages)
+            if options.cuts:
+                found = check_cuts(options.cuts, units=len(units), stages=shape.stages)
             elif sample is not None:
-                share = len(sample[0]) // (recipe.shape.data * recipe.accumulate)
-                number = microbatches_of(shape, wanted=recipe.microbatches, rows=share)
+                share = len(sample[0]) // (options.shape.data * options.accumulate)
+                number = microbatches_of(shape, wanted=options.microbatches, rows=share)
                 costs = profile(
                     units, criterion_of(model), *(t[: max(1, share // number)] for t in sample),
-                    device=device, precision=recipe.precision,
+                    device=device, precision=options.precision,
                 )  # fmt: skip
                 found = balanced(costs, stages=shape.stages)
             else:
