@@ -106,7 +106,7 @@ class CommandBroadcaster:
             )  # fmt: skip
         self.broken = True
         if self._group is not None:
-            self._tell(verb, tensors, values)
+            self._send(verb, tensors, values)
         found = self._handlers[verb](*tensors, **values)
         self.broken = False
         return found
@@ -114,7 +114,7 @@ class CommandBroadcaster:
     def serve(self) -> None:
         """Do what rank 0 commands until it ends the island."""
         while True:
-            verb, tensors, values = self._hear()
+            verb, tensors, values = self._receive()
             if verb == END:
                 self.ended = True
                 return
@@ -123,7 +123,7 @@ class CommandBroadcaster:
     def end(self) -> None:
         """Let the other ranks return from `serve`, if they listen; further calls do nothing."""
         if self._group is not None and not self.ended and not self.broken:
-            self._tell(END, (), {})
+            self._send(END, (), {})
         self.ended = True
 
     def gather(self, row: Tensor) -> Tensor:
@@ -141,8 +141,8 @@ class CommandBroadcaster:
     def part(self) -> None:
         """Meet the other ranks a last time: every rank calls it. Returns when Gloo is through.
 
-        Nobody hangs up while another listens. And Gloo's own threads let go of Python's objects
-        here: were the interpreter taken apart meanwhile, they would abort the process.
+        So no connection closes while another rank still reads. And Gloo's threads release their
+        Python objects here: during the interpreter's shutdown they would abort the process.
         """
         held = [torch.zeros(1) for _ in range(self.ranks + 1)]
         if self._group is not None:
@@ -158,11 +158,11 @@ class CommandBroadcaster:
 
     # ------------------------------------------------------------------------- commands
 
-    def _tell(self, verb: str, tensors: Sequence[Tensor], values: Mapping[str, Any]) -> None:
+    def _send(self, verb: str, tensors: Sequence[Tensor], values: Mapping[str, Any]) -> None:
         given = [t.detach().cpu().contiguous() for t in tensors]
         dtypes = [str(t.dtype).removeprefix("torch.") for t in given]
-        told = _Command(verb, dict(values), dtypes, [list(t.shape) for t in given])
-        head = bytearray(msgspec.msgpack.encode(told))
+        command = _Command(verb, dict(values), dtypes, [list(t.shape) for t in given])
+        head = bytearray(msgspec.msgpack.encode(command))
         inside = sum(t.nbytes for t in given) <= INSIDE_BYTES
         pieces = [torch.frombuffer(head, dtype=torch.uint8)]
         if inside:
@@ -180,7 +180,7 @@ class CommandBroadcaster:
                 if tensor.numel():
                     self._broadcast(tensor)
 
-    def _hear(self) -> tuple[str, list[Tensor], dict[str, Any]]:
+    def _receive(self) -> tuple[str, list[Tensor], dict[str, Any]]:
         message = torch.empty(self._room, dtype=torch.uint8)
         self._broadcast(message)
         total, size = message[:SIZES_BYTES].view(torch.int64).tolist()
@@ -191,10 +191,10 @@ class CommandBroadcaster:
             self._room = _room_for(total)
         at = SIZES_BYTES + size
         head = bytes(message[SIZES_BYTES:at].numpy().data)
-        told = msgspec.msgpack.decode(head, type=_Command)
+        command = msgspec.msgpack.decode(head, type=_Command)
         tensors = [
             torch.empty(shape, dtype=getattr(torch, dtype))
-            for shape, dtype in zip(told.shapes, told.dtypes, strict=True)
+            for shape, dtype in zip(command.shapes, command.dtypes, strict=True)
         ]
         inside = sum(t.nbytes for t in tensors) <= INSIDE_BYTES
         for tensor in tensors:
@@ -203,7 +203,7 @@ class CommandBroadcaster:
                 at += tensor.nbytes
             elif tensor.numel():
                 self._broadcast(tensor)
-        return told.verb, tensors, told.values
+        return command.verb, tensors, command.values
 
     def _broadcast(self, tensor: Tensor) -> None:
         dist.broadcast(tensor, src=0, group=self._group)

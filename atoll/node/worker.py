@@ -142,11 +142,11 @@ def run_follower(spec: JobSpec, place: RankPlace, *, start: StartReport) -> int:
     except AtollError:
         raise
     except BaseException as error:
-        raise _told(error, place=place, start=start) from error
+        raise _error_of(error, place=place, start=start) from error
     return 0
 
 
-def _told(error: BaseException, *, place: RankPlace | None, start: StartReport) -> AtollError:
+def _error_of(error: BaseException, *, place: RankPlace | None, start: StartReport) -> AtollError:
     """Return the error that an exception stands for; its traceback is printed if it says more."""
     if place is not None and is_peer_failure(error):
         start.fail(error)
@@ -190,7 +190,7 @@ def run_trainer(
         if enrolled.replaced:
             sys.stderr.write(f"this process has lost its place: {error}\n")
             return EXIT_REPLACED
-        told = _told(error, place=place, start=start)
+        told = _error_of(error, place=place, start=start)
         if isinstance(told, RankLost):
             raise told from error
         with contextlib.suppress(AtollError):  # the node tells it too, from the file

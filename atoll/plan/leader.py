@@ -1,8 +1,8 @@
 """What the first rank of an island keeps in main memory for its dealings with other members.
 
 The outer strategy is set up on a model without memory, and the vectors that it then holds are
-counted. What it makes only in its first rounds is declared by the rows of the method and of the
-codec (`later_vectors`, `kept_vectors`); tests compare both with strategies that have run.
+counted. What it makes only later, in its first rounds, is listed in `LATER` and `KEPT_BY_CODEC`;
+tests hold both against strategies that have run.
 """
 
 from __future__ import annotations

@@ -174,8 +174,8 @@ def sizes_of(spec: JobSpec) -> Dataset | ImageDataset | None:
         DataError: they are missing or too small.
     """
     check_data(spec)
-    told = is_images(spec.data.corpus) or spec.data.tokenizer.startswith("bpe")
-    return load_data(spec) if told else None
+    needs_data = is_images(spec.data.corpus) or spec.data.tokenizer.startswith("bpe")
+    return load_data(spec) if needs_data else None
 
 
 def sample(data: Dataset | ImageDataset | None, model: Any, *, rows: int) -> tuple[Tensor, Tensor]:

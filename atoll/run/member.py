@@ -63,7 +63,7 @@ class Run(Session):
             group, ranks=ranks if ranks is not None else ScriptRanks.alone(), directory=directory,
             seed=seed, slot=slot, num_slots=num_slots, enrolled=enrolled, asked=asked, clock=clock,
         )  # fmt: skip
-        self._ranks.tell = self._word
+        self._ranks.make_message = self._word
         self._every = checkpoint_every
         self._state: WrappedState | None = None
         self._optimizer: OuterOptimizer | None = None
@@ -202,7 +202,7 @@ class Run(Session):
             values: Anything else; the last one of a second is kept. Of an island, the first rank's.
         """
         if self._joint:
-            self._ranks.note.add(loss=loss, tokens=tokens)
+            self._ranks.report.add(loss=loss, tokens=tokens)
             loss, tokens = None, 0
         self._meter.log(loss=loss, tokens=tokens, values=values)
 

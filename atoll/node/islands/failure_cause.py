@@ -125,11 +125,11 @@ def explain(
     if end.error is None:
         name = f"rank {end.rank} of the {ranks} of {member}{where}"
         return explain_exit(end.code, member=name, oom_kills=end.oom_kills)
-    told = end.error.to_dict()
+    fields = end.error.to_dict()
     if not (end.follows or end.lost):
-        given = [told["given"]] if "given" in told else []
-        told["given"] = ", ".join([*given, f"rank {end.rank} of {ranks}{where}"])
-    return from_dict(told)
+        given = [fields["given"]] if "given" in fields else []
+        fields["given"] = ", ".join([*given, f"rank {end.rank} of {ranks}{where}"])
+    return from_dict(fields)
 
 
 def died(end: RankExit, error: AtollError) -> bool:

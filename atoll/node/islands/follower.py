@@ -85,7 +85,7 @@ def serve_island(
     To be called in the main thread, which the ranks live as long as.
 
     Args:
-        environment: What the node agent told this process.
+        environment: Set by the node agent.
         spec: The job.
         program: What every rank runs.
 
@@ -137,7 +137,7 @@ class FollowerSupervisor:
         """Start nothing yet.
 
         Args:
-            environment: What the node agent told this process.
+            environment: Set by the node agent.
             spec: The job.
             link: The connection with the leader.
             program: What every rank runs.

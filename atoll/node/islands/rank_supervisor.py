@@ -5,7 +5,7 @@ hub launches the member again as it does any other, and the new ranks take the c
 from the other members.
 
 If an island has several machines, the supervisor on the first one leads those on the others: it
-tells them what to start, receives how their ranks end, and decides for all.
+sends them what to start, receives how their ranks end, and decides for all.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def supervise(
     To be called in the main thread, which the ranks live as long as.
 
     Args:
-        environment: What the node agent told the member.
+        environment: Set by the node agent.
         spec: The job.
         program: What every rank runs.
 
@@ -90,7 +90,7 @@ def _keep(
     environment: WorkerEnvironment, spec: JobSpec, rendezvous: Rendezvous, history: RestartHistory,
     program: Sequence[str], news: NewsQueue, asked: threading.Event,
 ) -> int:  # fmt: skip
-    """Run the ranks of an island whose machines are there to their end."""
+    """Run the ranks of an island to their end."""
     folder = environment.directory
     for number in range(PORT_TRIES):
         with free_port(rendezvous.address) as port:
@@ -139,7 +139,7 @@ class RankSupervisor:
         """Keep what a start needs; see `start`.
 
         Args:
-            environment: What the node agent told the member.
+            environment: Set by the node agent.
             rendezvous: Which ranks there are, and on which machines.
             number: Of this start.
             program: What every rank runs.
@@ -222,7 +222,7 @@ class RankSupervisor:
                 self._finish()
                 return end
             if end.good or asked:
-                continue  # the first rank will tell what that means
+                continue  # rank 0 decides what that means
             if not (end.follows and self._live):
                 return self._cause()
             patience = patience or time.monotonic() + SETTLE_S
@@ -287,7 +287,7 @@ class RankSupervisor:
                 return end
 
     def _end_in(self, news: object) -> RankExit | None:
-        """Return the end that something tells of, if it tells of one of this start."""
+        """Return the end that an event reports, if it is of this start."""
         end: RankExit | None = None
         if isinstance(news, LocalExit) and news.start == self._number:
             end, gone = news.end, range(news.end.rank, news.end.rank + 1)

@@ -36,7 +36,7 @@ class RendezvousClient:
         """Look nowhere yet.
 
         Args:
-            environment: What the node agent told this process.
+            environment: Set by the node agent.
             client: The hub.
         """
         self._environment, self._client = environment, client
@@ -99,7 +99,7 @@ class RendezvousClient:
                 raise
             return None
         except AtollError as error:
-            self._say(f"the hub does not tell where {self._member} is: {error}")
+            self._say(f"the hub does not answer where {self._member} is: {error}")
             return None
         self._refused_since = None
         return address

@@ -84,7 +84,7 @@ class RendezvousServer:
         """Open nothing yet.
 
         Args:
-            environment: What the node agent told the member.
+            environment: Set by the node agent.
             machines: How many the island has, this one included.
             on_news: Called with every event, in threads of the server.
         """

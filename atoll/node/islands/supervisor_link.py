@@ -206,13 +206,13 @@ def greet(sock: socket.socket, *, secret: str, name: str) -> SupervisorLink:
     """
     deadline = time.monotonic() + HANDSHAKE_S
     hello = _Hello(name, secrets.token_hex(16))
-    _say(sock, hello)
-    challenge = _hear(sock, _Challenge, deadline=deadline)
-    told = f"{name} {hello.nonce} {challenge.nonce}"
-    if not hmac.compare_digest(challenge.proof, _proof(secret, "leader", told)):
+    _write_message(sock, hello)
+    challenge = _read_message(sock, _Challenge, deadline=deadline)
+    transcript = f"{name} {hello.nonce} {challenge.nonce}"
+    if not hmac.compare_digest(challenge.proof, _proof(secret, "leader", transcript)):
         raise AuthError("the process that listens there is not the first machine of this island")
-    _say(sock, _Proof(_proof(secret, "follower", told)))
-    return SupervisorLink(sock, key=bytes.fromhex(_proof(secret, "words", told)), leads=False)
+    _write_message(sock, _Proof(_proof(secret, "follower", transcript)))
+    return SupervisorLink(sock, key=bytes.fromhex(_proof(secret, "words", transcript)), leads=False)
 
 
 def receive(sock: socket.socket, *, secret: str) -> tuple[str, str, SupervisorLink]:
@@ -228,14 +228,14 @@ def receive(sock: socket.socket, *, secret: str) -> tuple[str, str, SupervisorLi
         OSError: it says nothing, or the connection is broken.
     """
     deadline = time.monotonic() + HANDSHAKE_S
-    hello = _hear(sock, _Hello, deadline=deadline)
+    hello = _read_message(sock, _Hello, deadline=deadline)
     nonce = secrets.token_hex(16)
-    told = f"{hello.name} {hello.nonce} {nonce}"
-    _say(sock, _Challenge(nonce, _proof(secret, "leader", told)))
-    proof = _hear(sock, _Proof, deadline=deadline)
-    if not hmac.compare_digest(proof.proof, _proof(secret, "follower", told)):
+    transcript = f"{hello.name} {hello.nonce} {nonce}"
+    _write_message(sock, _Challenge(nonce, _proof(secret, "leader", transcript)))
+    proof = _read_message(sock, _Proof, deadline=deadline)
+    if not hmac.compare_digest(proof.proof, _proof(secret, "follower", transcript)):
         raise AuthError("a process that dialled is not a follower host of this island")
-    link = SupervisorLink(sock, key=bytes.fromhex(_proof(secret, "words", told)), leads=True)
+    link = SupervisorLink(sock, key=bytes.fromhex(_proof(secret, "words", transcript)), leads=True)
     here = link.receive()
     if not isinstance(here, Ready):
         raise WireError(
@@ -244,15 +244,17 @@ def receive(sock: socket.socket, *, secret: str) -> tuple[str, str, SupervisorLi
     return hello.name, here.machine, link
 
 
-def _proof(secret: str, side: str, told: str) -> str:
-    return hmac.new(secret.encode(), f"atoll island {side} {told}".encode(), "sha256").hexdigest()
+def _proof(secret: str, side: str, transcript: str) -> str:
+    return hmac.new(
+        secret.encode(), f"atoll island {side} {transcript}".encode(), "sha256"
+    ).hexdigest()
 
 
-def _say(sock: socket.socket, message: msgspec.Struct) -> None:
+def _write_message(sock: socket.socket, message: msgspec.Struct) -> None:
     _write(sock, msgspec.json.encode(message))
 
 
-def _hear(sock: socket.socket, kind: type[T], *, deadline: float) -> T:
+def _read_message(sock: socket.socket, kind: type[T], *, deadline: float) -> T:
     return _decoded(_read_frame(sock, most_bytes=STRANGER_BYTES, deadline=deadline), kind)
 
 

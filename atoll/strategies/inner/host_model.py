@@ -120,7 +120,7 @@ class HostModelOnDisk:
     def take(self, tensors: Iterable[Tensor], *, besides: Iterable[Tensor] = ()) -> None:
         """Move what tensors hold into files, in place, if it is large and not there yet.
 
-        Nobody else may use them meanwhile. Those that share their memory go on sharing it.
+        No other thread may use them meanwhile. Those that share their memory go on sharing it.
 
         Args:
             tensors: All that refer to the memory they are in; those of other devices stay.
@@ -150,7 +150,7 @@ class HostModelOnDisk:
         self._vectors = {key: v for key, v in self._vectors.items() if key in alive}
 
     def let_go(self) -> None:
-        """Take the pages out of this process; they come back from the file when they are used."""
+        """Take the pages out of this process; the next use reads them from the file."""
         if not sys.platform.startswith("linux"):
             return
         system = ctypes.CDLL(None, use_errno=True)

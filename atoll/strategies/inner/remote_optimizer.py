@@ -109,7 +109,7 @@ class RemoteScaler:
     """`Task.scaler` of an island's first rank; see :class:`atoll.task.LossScale`.
 
     The scalers of all ranks are equal after every step: the first one's state is that of all, and
-    reading it asks nobody. Setting it is a command: from the thread that trains only.
+    reading it costs nothing. Setting it is a command: from the thread that trains only.
     """
 
     def __init__(self, broadcaster: CommandBroadcaster, worker: Worker) -> None:

@@ -219,10 +219,10 @@ class OptimizerState:
             groups: On the first rank: the settings of the parameter groups, without parameters.
         """
         self._outlined = None  # its parts are about to be replaced
-        told: list[Any] = [_kinds(state), [dict(group) for group in groups or ()]]
+        sent: list[Any] = [_kinds(state), [dict(group) for group in groups or ()]]
         if dist.get_world_size() > 1:
-            dist.broadcast_object_list(told, src=0)
-        kinds, settings = told
+            dist.broadcast_object_list(sent, src=0)
+        kinds, settings = sent
         blank: dict[str, Tensor] = {}
         for both, (shape, dtype) in kinds.items():
             part = self._parts.get(both.partition(_BETWEEN)[0])

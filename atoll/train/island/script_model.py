@@ -268,8 +268,8 @@ def _check_alike(names: Sequence[str], *, broadcaster: CommandBroadcaster) -> No
     Raises:
         ConfigError: they have.
     """
-    told = hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest()
-    rows = broadcaster.gather(torch.tensor([int.from_bytes(told), len(names)]))
+    digest = hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest()
+    rows = broadcaster.gather(torch.tensor([int.from_bytes(digest), len(names)]))
     if len({tuple(row) for row in rows.tolist()}) > 1:
         raise ConfigError(
             "the ranks of an island have different parameters",

@@ -134,7 +134,7 @@ class PipelineParts:
         self._schedules: dict[Any, Any] = {}
         self._factor = 1.0
         self.watch = Watch(device)
-        """What the stages of this rank do, if it is told to look."""
+        """Times of this rank's stages, while it is on."""
         # Before the first exchange between neighbours, all ranks of a row must have met once.
         dist.all_reduce(torch.zeros(1, device=device), group=self._group)
 
@@ -196,7 +196,7 @@ class PipelineParts:
         average_changes(self._buffers.values(), before, mesh=self.mesh)
         if not summed:  # only the last ranks of rows have a part of it
             return total / (scale * (self.mesh.size() // self.shape.ranks))
-        return self._told(total / scale)
+        return self._data_mean(total / scale)
 
     @torch.no_grad()
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -218,8 +218,8 @@ class PipelineParts:
             if count:
                 part = widened(part[:count], self._options.precision)
                 total += self._criterion(part, right[:count]) * (count / rows * share.ranks)
-        self._let_go()
-        return self._told(total)
+        self._reshard()
+        return self._data_mean(total)
 
     # --------------------------------------------------------------------------- one batch
 
@@ -242,7 +242,7 @@ class PipelineParts:
         key = (tuple(part.shape), part.dtype, microbatches)
         if key not in self._schedules:
             kinds = self._stage_shapes.kinds(part)
-            self._let_go()
+            self._reshard()
             if len(self._schedules) == KEPT:
                 del self._schedules[next(iter(self._schedules))]
             self._schedules[key] = self._new_schedule(part, kinds, microbatches)
@@ -270,13 +270,13 @@ class PipelineParts:
             loss = self._criterion(widened(outputs, self._options.precision), targets)
             return loss * self._factor
 
-    def _told(self, total: Tensor) -> Tensor:
+    def _data_mean(self, total: Tensor) -> Tensor:
         """Return the mean over the ranks that see data of what the last ranks of rows have."""
         last = self.shape.ranks - 1
         dist.broadcast(total, group_src=last, group=self._group)
         return sum_over_data(total, self.mesh) / self._rows.ranks
 
-    def _let_go(self) -> None:
+    def _reshard(self) -> None:
         """Give back what was gathered: it would outlive a change of the shards."""
         for stage in self._modules.values():
             for module in stage.modules():
@@ -317,11 +317,11 @@ def _agreed_cuts(
                 found = cuts_by_size(units, stages=shape.stages)
         except AtollError as error:
             found = error
-    told = [found]
-    dist.broadcast_object_list(told, src=0, device=device)
-    if isinstance(told[0], AtollError):
-        raise told[0]
-    return tuple(told[0])
+    agreed = [found]
+    dist.broadcast_object_list(agreed, src=0, device=device)
+    if isinstance(agreed[0], AtollError):
+        raise agreed[0]
+    return tuple(agreed[0])
 
 
 def _ranks_of(ties: Mapping[str, list[int]], shape: PipelineShape) -> dict[str, list[int]]:
