@@ -82,7 +82,7 @@ def serve_island(
 ) -> int:
     """Be a further machine of an island until asked to leave; return the exit status.
 
-    To be called in the main thread, which the ranks live as long as.
+    Call it in the main thread: ranks die with the thread that started them.
 
     Args:
         environment: Set by the node agent.

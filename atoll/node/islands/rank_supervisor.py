@@ -55,7 +55,7 @@ def supervise(
 ) -> int:
     """Run the ranks of an island to their end; return the member's exit status.
 
-    To be called in the main thread, which the ranks live as long as.
+    Call it in the main thread: ranks die with the thread that started them.
 
     Args:
         environment: Set by the node agent.
@@ -77,16 +77,16 @@ def supervise(
     machines = spec.island.machines
     if machines == 1:
         shape = history.shape(spec) or spec.mesh
-        return _keep(environment, spec, Rendezvous(shape, HERE), history, program, news, asked)
+        return _run_ranks(environment, spec, Rendezvous(shape, HERE), history, program, news, asked)
     with RendezvousServer(environment, machines=machines, on_news=news.put) as server:
         first = not RestartHistory.known(environment.directory)
         rendezvous = gather(server, spec, history, first=first, news=news, is_asked=asked.is_set)
         if rendezvous is None:
             return EXIT_LEFT
-        return _keep(environment, spec, rendezvous, history, program, news, asked)
+        return _run_ranks(environment, spec, rendezvous, history, program, news, asked)
 
 
-def _keep(
+def _run_ranks(
     environment: WorkerEnvironment, spec: JobSpec, rendezvous: Rendezvous, history: RestartHistory,
     program: Sequence[str], news: NewsQueue, asked: threading.Event,
 ) -> int:  # fmt: skip
