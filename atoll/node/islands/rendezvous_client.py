@@ -92,7 +92,7 @@ class RendezvousClient:
         """Return the address at the hub; None: there is none, or the hub does not answer now."""
         now = time.monotonic()
         try:
-            address = self._client.address(self._environment.job, self._member)
+            address = self._client.find_rendezvous(self._environment.job, self._member)
         except AuthError:
             self._refused_since = self._refused_since or now
             if now >= self._refused_since + REFUSED_S:

@@ -155,11 +155,11 @@ def others_come(opened: Opened) -> None:
     with opened.dial() as liar, pytest.raises(AuthError, match="not the first machine"):
         greet(liar, secret="guessed", name="w1.1")
     with opened.dial() as repeater:  # proves what it was told itself
-        supervisor_link._say(repeater, supervisor_link._Hello("w1.1", "00"))
-        challenge = supervisor_link._hear(
+        supervisor_link._write_message(repeater, supervisor_link._Hello("w1.1", "00"))
+        challenge = supervisor_link._read_message(
             repeater, supervisor_link._Challenge, deadline=time.monotonic() + 5
         )
-        supervisor_link._say(repeater, supervisor_link._Proof(challenge.proof))
+        supervisor_link._write_message(repeater, supervisor_link._Proof(challenge.proof))
         assert is_closed(repeater)
     for name in ("w0.1", "w1.3", "w1", "w1.x", ""):
         other = opened.come(name)
