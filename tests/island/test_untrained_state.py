@@ -143,7 +143,7 @@ def _pictured(axes: dict[str, int]) -> Any:
     sent: list[int] = []
 
     def use(member: Member) -> dict[str, Tensor]:
-        model, rest = member.task.model, keep[0]._rest
+        model, rest = member.task.model, keep[0]._untrained
         deal = rest._frozen.deal
 
         def counted(picture: Any) -> None:

@@ -195,7 +195,7 @@ def test_changed_repeated_or_added_messages_end_the_link(opened: Opened) -> None
             assert next_of(opened.news, Received).word == Kill()
         gone = next_of(opened.news, Left)
         assert gone.follower is follower
-        assert "not said by the other one" in gone.why
+        assert "has a wrong code" in gone.why
         link.close()
 
 
@@ -319,7 +319,7 @@ def formed(
 def test_an_island_starts_with_the_machines_that_are_in_time(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "HANDS_S", 0.3)
+    monkeypatch.setattr(rendezvous, "FOLLOWERS_S", 0.3)
     links = [opened.come("w1.2")]
     next_of(opened.news, Joined)
     two = formed(opened, job())
@@ -351,7 +351,7 @@ def test_an_island_starts_with_the_machines_that_are_in_time(
 def test_island_waits_while_it_may_not_or_cannot_start_with_less(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, spec: JobSpec
 ) -> None:
-    monkeypatch.setattr(rendezvous, "HANDS_S", 0.0)
+    monkeypatch.setattr(rendezvous, "FOLLOWERS_S", 0.0)
     deadline = time.monotonic() + 0.5
     first = spec == job()
     found = gather(
