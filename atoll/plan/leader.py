@@ -1,8 +1,8 @@
 """What the first rank of an island keeps in main memory for its dealings with other members.
 
 The outer strategy is set up on a model without memory, and the vectors that it then holds are
-counted. What it makes only later, in its first rounds, is listed in `LATER` and `KEPT_BY_CODEC`;
-tests hold both against strategies that have run.
+counted. What it makes only in its first rounds is declared by the rows of the method and of the
+codec (`later_vectors`, `kept_vectors`); tests compare both with strategies that have run.
 """
 
 from __future__ import annotations
@@ -86,11 +86,10 @@ def leader_memory(
     vectors = {_key(t): t for t in iter_tensors([outer, codec]) if _key(t) not in known}
     elements = task.num_parameters + sum(b.numel() for b in task.buffers())
     kept = sum(t.untyped_storage().nbytes() for t in vectors.values())
-    later = LATER.get(resolved.outer, lambda _: 0.0)(options)
-    if resolved.outer == ALONE:
+    if not method.exchanges:
         return LeaderMemory(host_model, kept, 0, largest)
-    words = re.findall(r"[a-z][a-z0-9_]*", resolved.codec)
-    later += sum(KEPT_BY_CODEC.get(word, 0.0) for word in words)
+    words = CODECS.keys() & re.findall(r"[a-z][a-z0-9_]*", resolved.codec)
+    later = method.later_vectors + sum(CODECS[word].kept_vectors for word in words)
     packets = 2 * codec.nbytes(elements)
     outer_bytes = kept + round(later * FLOAT_BYTES * elements)
     return LeaderMemory(host_model, outer_bytes, 2 * FLOAT_BYTES * elements + packets, largest)
