@@ -32,8 +32,6 @@ from atoll.errors import AtollError, ConfigError, OutOfMemory, RankLost, ScriptE
 from atoll.ids import is_follower
 from atoll.island.peer_failure import is_peer_failure, rank_lost
 from atoll.island.start_phase import StartPhase, StartReport
-from atoll.node.agent.exits import ERROR_FILE
-from atoll.node.agent.process_tree import watch_parent
 from atoll.node.imports import load, modules_of_rank
 from atoll.node.islands.failure_cause import error_file
 from atoll.node.processes.exits import ERROR_FILE

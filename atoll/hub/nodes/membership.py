@@ -285,7 +285,7 @@ class Membership:
             if state == MemberState.LEFT:
                 text = f"{body.member} has left"
                 await self._events.add(body.job, "member-left", text, member=body.member)
-            elif state == "failed":
+            elif state == MemberState.FAILED:
                 why = body.error or record.error or {}
                 told = ": ".join(filter(None, (why.get("what"), why.get("given"))))
                 text = f"{body.member} ended with exit status {body.exit_code}"

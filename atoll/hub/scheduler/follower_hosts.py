@@ -34,7 +34,7 @@ GIVE_WAY_S = 10.0
 
 
 def wanted_followers(job: Job) -> list[str]:
-    """Return the followers of all members that live or will be launched again, in their order."""
+    """Return the hands of all members that live or will be launched again, in their order."""
     if job.machines == 1:
         return []
     slots = {member.slot for member in job.members.values() if member.live}
@@ -46,24 +46,25 @@ def wanted_followers(job: Job) -> list[str]:
 
 
 def missing_followers(job: Job) -> list[str]:
-    """Return the followers that are to be launched, of those that do not live."""
-    if any(member.state == "done" for member in job.members.values()):
+    """Return the hands that are to be launched, of those that do not live."""
+    if any(member.state == MemberState.DONE for member in job.members.values()):
         return []  # the work of those that train together is done
     return [name for name in wanted_followers(job) if not _lives(job.followers.get(name))]
 
 
 def follower_failed(follower: Member) -> bool:
-    """Return whether a follower came to its end by a fault of the job's own program."""
-    return program_failed(
-        follower, trainer=True
-    )  # bare exits are a fault of its supervisor's machine
+    """Return whether a hand came to its end by a fault of the job's own program."""
+    return program_failed(follower, trainer=True)  # bare exits are a fault of its keeper's machine
 
 
 def follower_given_up(follower: Member, job: Job) -> bool:
-    """Return whether a follower is not launched again, and its member neither."""
-    if follower.state in LIVE_STATES:
+    """Return whether a hand is not launched again, and its member neither."""
+    if follower.live:
         return False
-    if follower.state == "failed" and (follower.error or {}).get("kind", "") in FATAL_KINDS:
+    if (
+        follower.state == MemberState.FAILED
+        and (follower.error or {}).get("kind", "") in FATAL_KINDS
+    ):
         return True
     if follower_failed(follower) and follower.retried >= job.spec.job.retries:
         return True
@@ -82,7 +83,7 @@ def whole_islands(job: Job, *, shrinks: bool) -> int:
 
 
 class FollowerHosts:
-    """Ends unwanted followers of running jobs, and members that have lost their followers."""
+    """Ends the hands of all running jobs when they are not wanted, and members without hands."""
 
     def __init__(
         self,
@@ -105,12 +106,12 @@ class FollowerHosts:
         """Monotonic time since when several islands of a job lack machines that are nowhere."""
 
     async def look_after(self, job: Job) -> None:
-        """See what follows from what became of members and followers of a running job."""
+        """See what follows from what became of members and hands of a running job."""
         if job.machines == 1 and not job.followers:
             return
         wanted = set(wanted_followers(job))
         for follower in list(job.followers.values()):
-            if follower.state in LIVE_STATES and follower.member not in wanted:
+            if follower.live and follower.member not in wanted:
                 await self._launching.end(job, follower.member)
             elif self._relaunches.steady(job.job, follower):
                 await self._jobs.update_member(job.job, follower.member, failures=0, retried=0)
@@ -123,7 +124,7 @@ class FollowerHosts:
         if follower.error != told:
             await self._jobs.update_member(job.job, follower.member, error=told)
         member = job.members.get(member_id(follower.slot))
-        if member is not None and member.state in LIVE_STATES:
+        if member is not None and member.live:
             await self._launching.end(job, member.member)
         await self._membership.fail(job.job, member_id(follower.slot), error=told)
 
@@ -156,20 +157,20 @@ class FollowerHosts:
                     await self._launching.end(job, process.member)
 
     async def end_all(self, job: Job) -> None:
-        """End the followers of a job that has ended."""
+        """End the hands of a job that has ended."""
         for follower in list(job.followers.values()):
-            if follower.state in LIVE_STATES:
+            if follower.live:
                 await self._launching.end(job, follower.member)
-                await self._jobs.update_member(job.job, follower.member, state="stopped")
+                await self._jobs.update_member(job.job, follower.member, state=MemberState.STOPPED)
         self.rendezvous.forget(job.job)
 
 
 def _lives(follower: Member | None) -> bool:
-    return follower is not None and follower.state in LIVE_STATES
+    return follower is not None and follower.live
 
 
 def _named(follower: Member) -> dict[str, Any]:
-    """Return the error of a follower, which says whose it is."""
+    """Return the error of a hand, which says whose it is."""
     where = f"{follower.member} on {follower.node}: "
     error = follower.error or {
         "kind": "JobError", "what": f"ended {follower.failures + 1} times in a row",

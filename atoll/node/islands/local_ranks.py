@@ -22,9 +22,6 @@ from atoll import config
 from atoll.config import RankPlace
 from atoll.errors import JobError
 from atoll.island.start_phase import RankPhase, phase_file
-from atoll.node.agent import process_tree
-from atoll.node.agent.exits import count_oom_kills
-from atoll.node.agent.output import read_lines
 from atoll.node.islands.failure_cause import RankExit, error_file
 from atoll.node.launchers.launcher import THREADS
 from atoll.node.launchers.resources import usable_cpus

@@ -1,4 +1,4 @@
-"""Islands over several machines, as the hub sees them: a member and its followers."""
+"""Islands over several machines, as the hub sees them: a member, and hands that live with it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Done, Drain, Finished, Launch, RendezvousAddress, Stop
+from atoll.wire.states import MemberState
 from tests.hub.cluster import Cluster, follower_of, spec
 from tests.hub.nodes.test_membership import commands, job_of, options, registered, told, until
 from tests.hub.peer import member
@@ -42,7 +43,7 @@ def four(hub: HubServer) -> Iterator[Cluster]:
     cluster.close()
 
 
-def test_each_island_gets_its_machines_as_followers(
+def test_each_island_gets_its_machines_and_hands_are_no_members(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec())
@@ -58,7 +59,7 @@ def test_each_island_gets_its_machines_as_followers(
     assert follower_of(hub, job, "w0.1").state == "running"
 
 
-def test_a_job_starts_with_as_many_whole_islands_as_fit(hub: HubServer, client: HubClient) -> None:
+def test_job_starts_with_as_many_islands_as_fit(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a")
     job = client.submit(spec(least=1))
     until(lambda: "needs 2 nodes, 1 are free" in client.job(job)["reason"])
@@ -76,7 +77,7 @@ def test_a_job_starts_with_as_many_whole_islands_as_fit(hub: HubServer, client: 
     cluster.close()
 
 
-def test_a_failed_follower_is_launched_with_another_token(
+def test_hand_that_failed_is_launched_again_with_another_token(
     hub: HubServer, client: HubClient
 ) -> None:
     cluster = Cluster(hub, "a", "b")
@@ -95,7 +96,7 @@ def test_a_failed_follower_is_launched_with_another_token(
     cluster.close()
 
 
-def test_a_follower_of_a_lost_node_is_launched_on_another(
+def test_hand_whose_node_goes_away_is_launched_on_another(
     hub: HubServer, client: HubClient
 ) -> None:
     cluster = Cluster(hub, "a", "b")
@@ -113,9 +114,7 @@ def test_a_follower_of_a_lost_node_is_launched_on_another(
     cluster.close()
 
 
-def test_a_follower_that_leaves_with_its_node_did_not_fail(
-    hub: HubServer, client: HubClient
-) -> None:
+def test_follower_of_a_leaving_node_moves(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a", "b")
     job = client.submit(spec(islands=1))
     first = cluster.launch("b")
@@ -129,7 +128,7 @@ def test_a_follower_that_leaves_with_its_node_did_not_fail(
     cluster.close()
 
 
-def test_followers_are_lost_with_a_restart_of_their_agent(
+def test_only_a_restarted_agents_followers_are_lost(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec())
@@ -151,9 +150,7 @@ def test_followers_are_lost_with_a_restart_of_their_agent(
     until(lambda: told(hub, job, "member-back") == ["w1.1 is back with d"])
 
 
-def test_a_fatal_error_of_a_follower_ends_the_job_and_names_it(
-    hub: HubServer, client: HubClient
-) -> None:
+def test_fatal_follower_error_ends_the_job_with_its_node(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a", "b")
     job = client.submit(spec(islands=1))
     error = {"kind": "ConfigError", "what": "the data is not there", "remedy": "bring it"}
@@ -172,7 +169,7 @@ def test_a_fatal_error_of_a_follower_ends_the_job_and_names_it(
     cluster.close()
 
 
-def test_an_island_whose_follower_keeps_failing_is_given_up(
+def test_island_with_a_failing_follower_is_given_up(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec(least=1))
@@ -195,15 +192,13 @@ def test_an_island_whose_follower_keeps_failing_is_given_up(
     assert [h.failures for h in job_of(hub, job).followers.values()] == [0, 0]
 
 
-def test_followers_end_with_their_job_and_rendezvous_is_dropped(
-    hub: HubServer, client: HubClient
-) -> None:
+def test_followers_end_with_their_job_and_rendezvous(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a", "b")
     job = client.submit(spec(islands=1))
     leader, follower = cluster.launch("a"), cluster.launch("b")
     cluster.tell("b", follower, "running")
     with HubClient(hub.url, leader.token) as process:
-        process.publish_rendezvous(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
+        process.open_gate(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
     with member(hub, leader) as peer:
         registered(peer)
         client.stop(job, grace_s=30.0)
@@ -219,7 +214,7 @@ def test_followers_end_with_their_job_and_rendezvous_is_dropped(
     cluster.close()
 
 
-def test_followers_end_when_their_member_is_scaled_away(
+def test_hands_go_when_their_member_is_scaled_away(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec())
@@ -237,7 +232,7 @@ def test_followers_end_when_their_member_is_scaled_away(
         assert client.job(job)["state"] == "running"
 
 
-def test_followers_survive_a_restart_of_the_hub(tmp_path: Path) -> None:
+def test_hands_live_on_while_the_hub_is_restarted(tmp_path: Path) -> None:
     with HubServer(options(tmp_path)) as hub, HubClient(hub.url, hub.operator_token) as client:
         cluster = Cluster(hub, "a", "b")
         job = client.submit(spec(islands=1))
@@ -256,7 +251,7 @@ def test_followers_survive_a_restart_of_the_hub(tmp_path: Path) -> None:
         cluster.close()
 
 
-def test_views_show_followers_apart_from_members(
+def test_views_tell_hands_apart_from_members(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec())
@@ -273,11 +268,9 @@ def test_views_show_followers_apart_from_members(
 
 
 @pytest.mark.parametrize(("state", "believed"), [("running", True), ("starting", False)])
-def test_a_silent_follower_counts_as_live_while_its_island_runs(
-    state: str, *, believed: bool
-) -> None:
-    follower = Member(member="w0.1", slot=0, node="b", state="lost")
-    leader = Member(member="w0", slot=0, node="a", state=state)
+def test_silent_follower_counts_while_its_island_runs(state: str, *, believed: bool) -> None:
+    follower = Member(member="w0.1", slot=0, node="b", state=MemberState.LOST)
+    leader = Member(member="w0", slot=0, node="a", state=MemberState(state))
     island = parse_spec('[strategy]\ninner = "fsdp"\n[island]\nranks = 2\nmachines = 2')
     members, followers = {"w0": leader}, {"w0.1": follower}
     job = Job(job="j", created=0.0, spec=island, members=members, followers=followers)
@@ -311,9 +304,7 @@ def test_island_gives_way_when_two_wait_for_a_machine_each(
     assert len(told(hub, job, "island-gives-way")) == 1
 
 
-def test_the_reason_for_waiting_goes_when_the_machine_is_back(
-    hub: HubServer, client: HubClient
-) -> None:
+def test_stall_reason_clears_when_the_machine_is_back(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a", "b")
     job = client.submit(spec(islands=1))
     cluster.tell("b", cluster.launch("b"), "running")
