@@ -34,18 +34,18 @@ def slot_of(member: str) -> int:
 
 
 def follower_id(slot: int, part: int) -> str:
-    """Return the name of a hand: what an island's machine number `part` (1, 2, ...) runs."""
+    """Return the name of a follower: what an island's machine number `part` (1, 2, ...) runs."""
     return f"{member_id(slot)}.{part}"
 
 
 def is_follower(member: str) -> bool:
-    """Return whether a process of a job is a hand: no member, but a further machine of one."""
+    """Return whether a process of a job is a follower: no member, but a further machine of one."""
     return "." in member and not is_reducer(member)
 
 
-def member_of_follower(hand: str) -> tuple[MemberId, int]:
-    """Return the member whose hand this is, and the number of its machine: `w2.1` -> `w2`, 1."""
-    member, _, part = hand.rpartition(".")
+def member_of_follower(follower: str) -> tuple[MemberId, int]:
+    """Return a follower's member and the number of its machine: `w2.1` -> `w2`, 1."""
+    member, _, part = follower.rpartition(".")
     return MemberId(member), int(part)
 
 

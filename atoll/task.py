@@ -224,7 +224,7 @@ class Task:
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's `state_dict()`; tensors held elsewhere as :class:`RemoteState`."""
-        far = getattr(self.optimizer, "far_state_dict", self.optimizer.state_dict)
+        far = getattr(self.optimizer, "remote_state_dict", self.optimizer.state_dict)
         found: dict[str, Any] = far()
         return found
 

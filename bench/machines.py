@@ -69,10 +69,10 @@ def be_rank(kind: Kind) -> None:
     device, spec, data = torch.device("cpu"), spec_of(kind), batches()
     with TemporaryDirectory() as folder, world(place, device=device, timeout_s=300.0):
         mesh = build_mesh(spec.mesh, device=device)
-        crew = CommandBroadcaster(rank=place.rank, ranks=place.ranks)
-        island = TrainerIsland(spec, crew, mesh=mesh, device=device)
+        broadcaster = CommandBroadcaster(rank=place.rank, ranks=place.ranks)
+        island = TrainerIsland(spec, broadcaster, mesh=mesh, device=device)
         if not place.leads:
-            crew.serve()
+            broadcaster.serve()
             return
         built = build(spec, member="w0", slot=0, num_slots=1)
         island.settle(built, folder=Path(folder))
@@ -84,7 +84,7 @@ def be_rank(kind: Kind) -> None:
                 inner.step(task, data[step % len(data)], outer)
             sys.stdout.write(f"{time.perf_counter() - started}\n")
             sys.stdout.flush()
-        crew.end()
+        broadcaster.end()
 
 
 class Pair:

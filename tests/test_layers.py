@@ -151,7 +151,7 @@ WITHOUT_TORCH += [
     "atoll.node.worker",
     "atoll.node.islands.rank_supervisor",
     "atoll.node.islands.follower",
-]  # keepers are small
+]  # supervisors are small
 
 
 def imported_names(path: Path, package: str) -> Iterator[str]:

@@ -35,7 +35,7 @@ STARTS = {
     ),
     "a hub": (["atoll.hub.__main__"], TORCH | OPTIONAL | {"httpx", "rich"}),
     "a node": (["atoll.node.__main__"], TORCH | OPTIONAL | SERVING),
-    "the keeper of an island": (
+    "the supervisor of an island": (
         ["atoll.node.worker", "atoll.node.islands.rank_supervisor"],
         TORCH | OPTIONAL | SERVING | ASKING,
     ),

@@ -202,7 +202,7 @@ class Hub:
             audit=self.audit,
             deletions=self.deletions,
             limits=self.options.limits,
-            gates=self.scheduler.hands.gates,
+            rendezvous=self.scheduler.followers.rendezvous,
         )
         await asyncio.to_thread(self._save_folder)
         await self._announce()

@@ -100,7 +100,7 @@ def routes(context: Context) -> list[BaseRoute]:
         # A node brings back what a job left on it; the handler looks which files those may be.
         at(f"{job}/files/{{path:path}}", own_job, viewer, writes=("node",), audited=False,
            get=files.get_file, put=files.put_file),
-        at(f"{job}/gates/{{member}}", ("job",), audited=False, get=hub.find_rendezvous,
+        at(f"{job}/rendezvous/{{member}}", ("job",), audited=False, get=hub.find_rendezvous,
            put=hub.publish_rendezvous),
         at("/api/blobs/{sha256}", everyone, audited=False, get=files.get_blob,
            put=files.put_blob),

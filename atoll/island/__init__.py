@@ -1,1 +1,5 @@
-"""Several processes that are one member of a job: where each is, and how the first leads them."""
+"""What every rank of an island needs: process group, mesh, commands of rank 0, start phases.
+
+May import config, errors and ids; torch only where it is used.
+Start with command_broadcaster.py.
+"""

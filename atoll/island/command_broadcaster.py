@@ -1,10 +1,10 @@
-"""How the first rank of an island leads the others: one command at a time, done by all.
+"""Commands of an island's rank 0 to all ranks, one at a time.
 
 Only the first rank is a member of the job: it holds the session with the hub, the data, the
 schedule and the outer strategy. The others serve it: a command names a verb and carries values and
 tensors; every rank, the first included, runs its own handler of that verb, and inside handlers the
-ranks meet in collectives as in any program of torch.distributed. So whatever only the first rank
-can know (a round is over, the job stops) reaches all at the same point of the program.
+ranks meet in collectives as in any program of torch.distributed. So what only rank 0 knows
+(a round is over, the job stops) reaches all ranks at the same point of the program.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch.distributed
 from torch import Tensor
 
 from atoll.errors import WireError
+from atoll.island.start_phase import StartReport
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +60,25 @@ class CommandBroadcaster:
     Not thread-safe: commands are given from the thread that trains.
     """
 
-    def __init__(self, *, rank: int, ranks: int) -> None:
+    def __init__(self, *, rank: int, ranks: int, start: StartReport | None = None) -> None:
         """Be one rank; the default process group must be there. Collective.
 
         A group of its own carries commands, so that they never mix with what handlers send.
+
+        Args:
+            rank: This one.
+            ranks: Of the island.
+            start: Where handlers report how far this rank has come at its start.
         """
         self.rank, self.ranks = rank, ranks
+        self.start = start or StartReport()
         patience = timedelta(days=PATIENCE_DAYS)
         self._group = dist.new_group(backend="gloo", timeout=patience) if ranks > 1 else None
         self._room = ROOM_BYTES
         self._handlers: dict[str, Handler] = {}
         self.ended = False
         self.broken = False
-        """A command failed in the middle: nobody knows what the others are doing."""
+        """A command failed in the middle: what the other ranks are doing is unknown."""
 
     @property
     def leads(self) -> bool:
@@ -91,7 +98,7 @@ class CommandBroadcaster:
             values: Further arguments: whatever msgpack carries.
         """
         if self.ended:
-            raise WireError("the crew was sent home already", given=verb)
+            raise WireError("the island has ended already", given=verb)
         if self.broken:
             raise WireError(
                 "an earlier command failed in the middle: the ranks are no longer in step",
@@ -99,24 +106,24 @@ class CommandBroadcaster:
             )  # fmt: skip
         self.broken = True
         if self._group is not None:
-            self._tell(verb, tensors, values)
+            self._send(verb, tensors, values)
         found = self._handlers[verb](*tensors, **values)
         self.broken = False
         return found
 
     def serve(self) -> None:
-        """Do what the first rank commands until it sends everybody home."""
+        """Do what rank 0 commands until it ends the island."""
         while True:
-            verb, tensors, values = self._hear()
+            verb, tensors, values = self._receive()
             if verb == END:
                 self.ended = True
                 return
             self._handlers[verb](*tensors, **values)
 
     def end(self) -> None:
-        """Send the others home, if they listen; further calls do nothing."""
+        """Let the other ranks return from `serve`, if they listen; further calls do nothing."""
         if self._group is not None and not self.ended and not self.broken:
-            self._tell(END, (), {})
+            self._send(END, (), {})
         self.ended = True
 
     def gather(self, row: Tensor) -> Tensor:
@@ -134,8 +141,8 @@ class CommandBroadcaster:
     def part(self) -> None:
         """Meet the other ranks a last time: every rank calls it. Returns when Gloo is through.
 
-        Nobody hangs up while another listens. And Gloo's own threads let go of Python's objects
-        here: were the interpreter taken apart meanwhile, they would abort the process.
+        So no connection closes while another rank still reads. And Gloo's threads release their
+        Python objects here: during the interpreter's shutdown they would abort the process.
         """
         held = [torch.zeros(1) for _ in range(self.ranks + 1)]
         if self._group is not None:
@@ -151,11 +158,11 @@ class CommandBroadcaster:
 
     # ------------------------------------------------------------------------- commands
 
-    def _tell(self, verb: str, tensors: Sequence[Tensor], values: Mapping[str, Any]) -> None:
+    def _send(self, verb: str, tensors: Sequence[Tensor], values: Mapping[str, Any]) -> None:
         given = [t.detach().cpu().contiguous() for t in tensors]
         dtypes = [str(t.dtype).removeprefix("torch.") for t in given]
-        told = _Command(verb, dict(values), dtypes, [list(t.shape) for t in given])
-        head = bytearray(msgspec.msgpack.encode(told))
+        command = _Command(verb, dict(values), dtypes, [list(t.shape) for t in given])
+        head = bytearray(msgspec.msgpack.encode(command))
         inside = sum(t.nbytes for t in given) <= INSIDE_BYTES
         pieces = [torch.frombuffer(head, dtype=torch.uint8)]
         if inside:
@@ -173,7 +180,7 @@ class CommandBroadcaster:
                 if tensor.numel():
                     self._broadcast(tensor)
 
-    def _hear(self) -> tuple[str, list[Tensor], dict[str, Any]]:
+    def _receive(self) -> tuple[str, list[Tensor], dict[str, Any]]:
         message = torch.empty(self._room, dtype=torch.uint8)
         self._broadcast(message)
         total, size = message[:SIZES_BYTES].view(torch.int64).tolist()
@@ -184,10 +191,10 @@ class CommandBroadcaster:
             self._room = _room_for(total)
         at = SIZES_BYTES + size
         head = bytes(message[SIZES_BYTES:at].numpy().data)
-        told = msgspec.msgpack.decode(head, type=_Command)
+        command = msgspec.msgpack.decode(head, type=_Command)
         tensors = [
             torch.empty(shape, dtype=getattr(torch, dtype))
-            for shape, dtype in zip(told.shapes, told.dtypes, strict=True)
+            for shape, dtype in zip(command.shapes, command.dtypes, strict=True)
         ]
         inside = sum(t.nbytes for t in tensors) <= INSIDE_BYTES
         for tensor in tensors:
@@ -196,7 +203,7 @@ class CommandBroadcaster:
                 at += tensor.nbytes
             elif tensor.numel():
                 self._broadcast(tensor)
-        return told.verb, tensors, told.values
+        return command.verb, tensors, command.values
 
     def _broadcast(self, tensor: Tensor) -> None:
         dist.broadcast(tensor, src=0, group=self._group)

@@ -1,4 +1,4 @@
-"""Tells the loss of another rank from errors of one's own: a rank that dies fails all others."""
+"""Which errors mean that another rank is gone: a rank that dies makes collectives of all fail."""
 
 from __future__ import annotations
 

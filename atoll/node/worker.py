@@ -2,8 +2,8 @@
 
 It runs the built-in trainer, a role of reinforcement learning, or the user's script, which enters
 its job by `atoll.join()` itself. Where a member is an island of several ranks, it becomes their
-keeper, and each of them is this program again, with a place. On the further machines of such an
-island it is the keeper of the ranks there.
+supervisor, and each of them is this program again, with a place. On the further machines of such an
+island it is the supervisor of the ranks there.
 Whatever happens ends in one of three ways: exit 0 and `Finished(ok=True)`, exit 75 because the node
 asked it to leave, or a traceback, `error.json`, `Finished(ok=False)` and exit 1.
 """
@@ -31,6 +31,7 @@ from atoll.config import JobSpec, RankPlace, WorkerEnvironment
 from atoll.errors import AtollError, ConfigError, OutOfMemory, RankLost, ScriptError
 from atoll.ids import is_follower
 from atoll.island.peer_failure import is_peer_failure, rank_lost
+from atoll.island.start_phase import StartPhase, StartReport
 from atoll.node.imports import load, modules_of_rank
 from atoll.node.islands.failure_cause import error_file
 from atoll.node.processes.exits import ERROR_FILE
@@ -84,7 +85,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     watch_parent()
-    directory, place = Path.cwd(), None
+    directory, place, start = Path.cwd(), None, StartReport()
     try:
         environment = config.worker_environment()
         if environment is None:
@@ -95,6 +96,8 @@ def main() -> int:
             )
         directory = environment.directory
         place = config.kept_place()
+        if place is not None:
+            start = StartReport(directory, rank=place.rank)
         spec = config.load_spec(environment.spec)
         if place is None and is_follower(environment.member):
             from atoll.node.islands.follower import serve_island
@@ -107,10 +110,10 @@ def main() -> int:
         if spec.kind == "rl":
             return run_roles(environment, spec)
         if spec.job.script:
-            return run_script(environment, spec, place=place)
+            return run_script(environment, spec, place=place, start=start)
         if place is not None and not place.leads:
-            return run_follower(spec, place)
-        return run_trainer(environment, spec, place=place)
+            return run_follower(spec, place, start=start)
+        return run_trainer(environment, spec, place=place, start=start)
     except AtollError as error:
         _record(directory, error, place=place)
         if not isinstance(error, ScriptError):  # its traceback has been printed
@@ -122,7 +125,7 @@ def main() -> int:
         return EXIT_FAILED
 
 
-def run_follower(spec: JobSpec, place: RankPlace) -> int:
+def run_follower(spec: JobSpec, place: RankPlace, *, start: StartReport) -> int:
     """Serve the first rank of an island until it sends all home; return the exit status.
 
     Raises:
@@ -133,17 +136,18 @@ def run_follower(spec: JobSpec, place: RankPlace) -> int:
     from atoll.train.island.follower import follow
 
     try:
-        follow(spec, place=place)
+        follow(spec, place=place, start=start)
     except AtollError:
         raise
     except BaseException as error:
-        raise _told(error, place=place) from error
+        raise _error_of(error, place=place, start=start) from error
     return 0
 
 
-def _told(error: BaseException, *, place: RankPlace | None) -> AtollError:
+def _error_of(error: BaseException, *, place: RankPlace | None, start: StartReport) -> AtollError:
     """Return the error that an exception stands for; its traceback is printed if it says more."""
     if place is not None and is_peer_failure(error):
+        start.fail(error)
         return rank_lost(error, rank=place.rank, ranks=place.ranks)
     if isinstance(error, AtollError):
         return error
@@ -152,7 +156,11 @@ def _told(error: BaseException, *, place: RankPlace | None) -> AtollError:
 
 
 def run_trainer(
-    environment: WorkerEnvironment, spec: JobSpec, *, place: RankPlace | None = None
+    environment: WorkerEnvironment,
+    spec: JobSpec,
+    *,
+    place: RankPlace | None = None,
+    start: StartReport,
 ) -> int:
     """Run the built-in trainer as a member of the job; return the exit status.
 
@@ -160,25 +168,27 @@ def run_trainer(
         environment: What the node agent told this process.
         spec: The job.
         place: That of the first rank of an island; None: the member is one process.
+        start: Where such a rank reports how far it has come at its start.
 
     Raises:
         AtollError: what went wrong. The hub has been told, except of the loss of another rank:
-            the keeper of the island knows better why, and the member will be launched again.
+            the supervisor of the island knows better why, and the member will be launched again.
     """
     leave = LeaveRequested()
     leave.listen()
     load("atoll.train.join_job", "atoll.train.trainer", *modules_of_rank(spec, place))
     from atoll.train.join_job import join_job
 
+    start.enter(StartPhase.JOINING)
     enrolled = join_job(environment, route=spec.job.route, should_stop=leave)
     leave.then(lambda: enrolled.leave("this process was asked to leave"))
     try:
-        result = _train(enrolled, environment, spec, leave, place=place)
+        result = _train(enrolled, environment, spec, leave, place=place, start=start)
     except BaseException as error:
         if enrolled.replaced:
             sys.stderr.write(f"this process has lost its place: {error}\n")
             return EXIT_REPLACED
-        told = _told(error, place=place)
+        told = _error_of(error, place=place, start=start)
         if isinstance(told, RankLost):
             raise told from error
         with contextlib.suppress(AtollError):  # the node tells it too, from the file
@@ -201,13 +211,14 @@ def _train(
     leave: LeaveRequested,
     *,
     place: RankPlace | None,
+    start: StartReport,
 ) -> dict[str, Any]:
     """Return the result of the trainer, every measurement on its way to the hub."""
     if place is None:
         return _train_with(None, enrolled, environment, spec, leave)
     from atoll.train.island.island_trainer import leading
 
-    with leading(spec, place=place) as island:
+    with leading(spec, place=place, start=start) as island:
         return _train_with(island, enrolled, environment, spec, leave)
 
 
@@ -254,7 +265,11 @@ def _train_with(
 
 
 def run_script(
-    environment: WorkerEnvironment, spec: JobSpec, *, place: RankPlace | None = None
+    environment: WorkerEnvironment,
+    spec: JobSpec,
+    *,
+    place: RankPlace | None = None,
+    start: StartReport,
 ) -> int:
     """Run the user's script as `__main__`; return the exit status.
 
@@ -262,6 +277,7 @@ def run_script(
         environment: What the node agent told this process.
         spec: The job.
         place: Which rank of an island this is; None: the member is one process.
+        start: Where such a rank reports how far it has come at its start.
 
     Raises:
         ScriptError: it raised, or left with an exit status that is not 0.
@@ -284,6 +300,7 @@ def run_script(
             ) from leaving
     except BaseException as error:
         if place is not None and is_peer_failure(error):
+            start.fail(error)
             raise rank_lost(error, rank=place.rank, ranks=place.ranks) from error
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
@@ -380,7 +397,7 @@ def _end_quietly() -> None:
 
 
 def _record(directory: Path, error: AtollError, *, place: RankPlace | None) -> None:
-    """Leave the error where the node, or the keeper of this rank, finds it."""
+    """Leave the error where the node, or the supervisor of this rank, finds it."""
     name = ERROR_FILE if place is None else error_file(place.rank)
     with contextlib.suppress(OSError):
         (directory / name).write_text(json.dumps(error.to_dict()), encoding="utf-8")

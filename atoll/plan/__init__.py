@@ -1,1 +1,5 @@
-"""What a job would need, found out before it runs."""
+"""What a job needs, computed before it runs: bytes per rank, and what would fit.
+
+May import config, models, strategies and train; torch makes meta tensors only.
+Start with memory.py.
+"""

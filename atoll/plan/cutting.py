@@ -37,7 +37,7 @@ def faked(model: nn.Module) -> None:
                 )
 
 
-def cut_tensors(model: nn.Module, recipe: InnerOptions) -> None:
+def cut_tensors(model: nn.Module, options: InnerOptions) -> None:
     """Give every layer of a model the shapes of one tensor rank, in place; forward still runs.
 
     Each rank's are the same: sizes that the ranks cannot share evenly are refused.
@@ -45,19 +45,19 @@ def cut_tensors(model: nn.Module, recipe: InnerOptions) -> None:
     Raises:
         ConfigError: the model cannot be split like that.
     """
-    ranks = recipe.shape.tensor
+    ranks = options.shape.tensor
     if ranks == 1:
         return
-    words = {model.get_submodule(n): w for n, w in plan_of(model, recipe).words.items()}
+    words = {model.get_submodule(n): w for n, w in plan_of(model, options).words.items()}
     named = dict(model.named_parameters())
-    dims = {named[name]: dim for name, dim in splits(model, recipe).items()}
+    dims = {named[name]: dim for name, dim in splits(model, options).items()}
     slices = {whole: _slice(whole, dim, ranks) for whole, dim in dims.items()}
     for part in model.modules():
         for name, whole in list(part.named_parameters(recurse=False)):
             if whole in slices:  # a shared one stays shared
                 setattr(part, name, slices[whole])
     _cut_features(words, ranks)
-    if recipe.sequence:
+    if options.sequence:
         _cut_sequence(words, ranks)
 
 

@@ -31,7 +31,7 @@ FLOAT_BYTES = 4
 class LeaderMemory:
     """Bytes of main memory."""
 
-    picture: int
+    host_model: int
     """The whole model, as other members see it."""
     outer: int
     """Of the outer strategy and the codec, all the time."""
@@ -66,7 +66,7 @@ def leader_memory(
         spec: The job.
         resolved: Its strategy.
         dataset: What it trains on, if the model's size depends on it.
-        spread: The member is an island: some methods work in the memory of its picture.
+        spread: The member is an island: some methods work in the memory of its host model.
 
     Raises:
         ConfigError: an option or the codec is unknown or out of range.
@@ -81,18 +81,18 @@ def leader_memory(
         outer.setup(task, group=SingleGroup(), codec=codec)
     held = {_key(t): t for t in (*model.parameters(), *model.buffers())}
     sizes = [t.untyped_storage().nbytes() for t in held.values()]
-    picture, largest = sum(sizes), max(sizes, default=0)
+    host_model, largest = sum(sizes), max(sizes, default=0)
     known = {*held, *([_key(island.vector)] if spread else [])}
     vectors = {_key(t): t for t in iter_tensors([outer, codec]) if _key(t) not in known}
     elements = task.num_parameters + sum(b.numel() for b in task.buffers())
     kept = sum(t.untyped_storage().nbytes() for t in vectors.values())
     if not method.exchanges:
-        return LeaderMemory(picture, kept, 0, largest)
+        return LeaderMemory(host_model, kept, 0, largest)
     words = CODECS.keys() & re.findall(r"[a-z][a-z0-9_]*", resolved.codec)
     later = method.later_vectors + sum(CODECS[word].kept_vectors for word in words)
     packets = 2 * codec.nbytes(elements)
     outer_bytes = kept + round(later * FLOAT_BYTES * elements)
-    return LeaderMemory(picture, outer_bytes, 2 * FLOAT_BYTES * elements + packets, largest)
+    return LeaderMemory(host_model, outer_bytes, 2 * FLOAT_BYTES * elements + packets, largest)
 
 
 def _key(tensor: Tensor) -> int:

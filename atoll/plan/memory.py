@@ -67,7 +67,7 @@ class MemoryPlan:
         The first one may have the model twice while it is loaded, or measured for a pipeline; the
         others get their parts piece by piece.
         """
-        return 2 * rank.picture if self.several else self.model_bytes
+        return 2 * rank.host_model if self.several else self.model_bytes
 
     def main_bytes(self, rank: RankMemory) -> int:
         """Return the most that a rank needs of main memory: in a step, or between two."""
@@ -111,25 +111,25 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
         )
     resolved = check_job(spec)
     dataset = data if data is not None else sizes_of(spec)
-    recipe = InnerOptions.of(spec)
+    options = InnerOptions.of(spec)
     with torch.random.fork_rng(devices=[]):
         with torch.device("meta"):
             model = whole_model(spec, dataset)
         with FakeTensorMode():
             faked(model)
-            ranks, cut, held, elements, model_bytes = _ranks(spec, recipe, dataset, model)
+            ranks, cut, held, elements, model_bytes = _ranks(spec, options, dataset, model)
     several = len(ranks) > 1
     leader = leader_memory(spec, resolved, dataset, spread=several)
     first = replace(ranks[0], outer=leader.outer, exchange=leader.exchange)
     if several:
-        first = replace(first, picture=leader.picture, checkpoint=GATHERED * leader.largest)
+        first = replace(first, host_model=leader.host_model, checkpoint=GATHERED * leader.largest)
     else:
         image = _image(first, model_bytes=model_bytes, outer=leader.outer)
         first = replace(first, image=image)
     return MemoryPlan(
         spec=spec, ranks=(first, *ranks[1:]), elements=elements, model_bytes=model_bytes,
         rows=cut.rows, held=held, cuts=cut.cuts, device=_device(spec),
-        guessed=bool(cut.cuts) and not recipe.cuts,
+        guessed=bool(cut.cuts) and not options.cuts,
     )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def _image(only: RankMemory, *, model_bytes: int, outer: int) -> int:
 
 
 def _ranks(
-    spec: JobSpec, recipe: InnerOptions, dataset: Dataset | ImageDataset | None, model: Any
+    spec: JobSpec, options: InnerOptions, dataset: Dataset | ImageDataset | None, model: Any
 ) -> tuple[list[RankMemory], Cut, int, int, int]:
     """Return the memory of each rank, and what was found on the way."""
     whole = {id(t): t for t in (*model.parameters(), *model.buffers())}
@@ -152,13 +152,13 @@ def _ranks(
         for number, group in enumerate(optimizer.param_groups)
         for p in group["params"]
     }
-    cut = Cut(model, recipe, batch=spec.train.batch)
+    cut = Cut(model, options, batch=spec.train.batch)
     places = cut.places(*sample(dataset, model, rows=cut.rows))
-    maker = Maker(recipe, optimizer, groups)
+    maker = Maker(options, optimizer, groups)
     found = []
     known: dict[tuple[int, int], RankMemory] = {}
-    for number in range(recipe.shape.ranks):
-        place = recipe.shape.place(number)
+    for number in range(options.shape.ranks):
+        place = options.shape.place(number)
         alike = place["pipeline"], place["shard"]  # all others have parts of the same sizes
         if alike not in known:
             known[alike] = maker.rank(number, place, places[place["pipeline"]])
@@ -174,8 +174,8 @@ def sizes_of(spec: JobSpec) -> Dataset | ImageDataset | None:
         DataError: they are missing or too small.
     """
     check_data(spec)
-    told = is_images(spec.data.corpus) or spec.data.tokenizer.startswith("bpe")
-    return load_data(spec) if told else None
+    needs_data = is_images(spec.data.corpus) or spec.data.tokenizer.startswith("bpe")
+    return load_data(spec) if needs_data else None
 
 
 def sample(data: Dataset | ImageDataset | None, model: Any, *, rows: int) -> tuple[Tensor, Tensor]:

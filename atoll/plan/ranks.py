@@ -37,7 +37,7 @@ class RankMemory:
     activations: int
     working: int
     """What operations need for a moment."""
-    picture: int = 0
+    host_model: int = 0
     """Of the first rank of several: the whole model in main memory."""
     outer: int = 0
     """Of the first rank: what the outer strategy and its codec keep in main memory."""
@@ -62,7 +62,7 @@ class RankMemory:
     @property
     def leading(self) -> int:
         """What the first rank has in main memory besides, all the time."""
-        return self.picture + self.outer + self.image
+        return self.host_model + self.outer + self.image
 
     @property
     def between(self) -> int:
@@ -81,16 +81,16 @@ class Maker:
     """Finds the memory of ranks whose stages are known; inside of a mode of fake tensors."""
 
     def __init__(
-        self, recipe: InnerOptions, optimizer: Optimizer, groups: Mapping[str, int]
+        self, options: InnerOptions, optimizer: Optimizer, groups: Mapping[str, int]
     ) -> None:
         """Keep what is the same for all ranks.
 
         Args:
-            recipe: How the model is cut.
+            options: How the model is cut.
             optimizer: Made for the whole model.
             groups: Name of a trained parameter -> the group of the optimizer that it is in.
         """
-        self._recipe, self._optimizer, self._groups = recipe, optimizer, groups
+        self._options, self._optimizer, self._groups = options, optimizer, groups
 
     def rank(self, number: int, place: Mapping[str, int], stages: Stages) -> RankMemory:
         """Return the memory of a rank.
@@ -107,7 +107,7 @@ class Maker:
         gathered = 0
         own: dict[str, nn.Parameter] = {}
         nbytes = trained = 0
-        sharded, ranks = is_sharded(self._recipe.shape), self._recipe.shape.shard
+        sharded, ranks = is_sharded(self._options.shape), self._options.shape.shard
         for name, parameter in parameters.items():
             size, held = parameter.element_size(), parameter.numel()
             shape: tuple[int, ...] = tuple(parameter.shape)
@@ -123,7 +123,7 @@ class Maker:
         passed, held = stages.passed, stages.held
         return RankMemory(
             rank=number, place=place, parameters=nbytes, gradients=trained,
-            optimizer=self._state(own, cut=sharded or self._recipe.shape.tensor > 1),
+            optimizer=self._state(own, cut=sharded or self._options.shape.tensor > 1),
             buffers=sum(b.numel() * b.element_size() for b in stages.buffers),
             gathered=gathered, copies=passed.copies * held,
             activations=(passed.kept - passed.copies) * held, working=passed.working,
@@ -140,7 +140,7 @@ class Maker:
         for module, units in zip(stages.modules, stages.units, strict=True):
             groups, rest = gathered_together(module, units)
             largest = max(groups, default=0)
-            weights = largest if self._recipe.reshard else sum(groups)
+            weights = largest if self._options.reshard else sum(groups)
             total += rest + weights + max(rest, largest) + largest
         return total
 

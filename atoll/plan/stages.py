@@ -71,33 +71,33 @@ class Stages:
 class Cut:
     """A whole model on fake tensors, cut into what each place of the pipeline has."""
 
-    def __init__(self, model: Any, recipe: InnerOptions, *, batch: int) -> None:
+    def __init__(self, model: Any, options: InnerOptions, *, batch: int) -> None:
         """Take a model over; inside of a mode of fake tensors.
 
         Args:
             model: The whole one.
-            recipe: How it is cut and computed.
+            options: How it is cut and computed.
             batch: Rows of the island's whole batch.
 
         Raises:
             ConfigError: the model or the batch cannot be cut like that.
         """
-        self._model, self._recipe = model, recipe
-        cut_tensors(model, recipe)
+        self._model, self._options = model, options
+        cut_tensors(model, options)
         self._names = names_of(model)
-        shape = recipe.shape
-        self._pipeline = PipelineShape(recipe.schedule, shape.pipeline, recipe.chunks)
+        shape = options.shape
+        self._pipeline = PipelineShape(options.schedule, shape.pipeline, options.chunks)
         self.cuts: tuple[int, ...] = ()
         """Units before which the model is cut, as far as that is known without measuring."""
-        rows = Rows(ranks=shape.data, accumulate=recipe.accumulate)
+        rows = Rows(ranks=shape.data, accumulate=options.accumulate)
         self.microbatches = 1
         if shape.pipeline > 1:
             check_stages(len(chain_of(model)[0]), self._pipeline)
-            share = batch // (shape.data * recipe.accumulate)
-            if recipe.microbatches:
-                check_microbatches(self._pipeline, recipe.microbatches)
+            share = batch // (shape.data * options.accumulate)
+            if options.microbatches:
+                check_microbatches(self._pipeline, options.microbatches)
             self.microbatches = microbatches_of(
-                self._pipeline, wanted=recipe.microbatches, rows=share
+                self._pipeline, wanted=options.microbatches, rows=share
             )
             rows = replace(rows, microbatches=self.microbatches)
         rows.check(batch)
@@ -112,15 +112,15 @@ class Cut:
             targets: What belongs to it.
         """
         self._model.train()
-        if self._recipe.shape.pipeline == 1:
+        if self._options.shape.pipeline == 1:
             units = units_of(self._model)
             self._recompute(self._model, units)
             passed, _ = self._run([self._model], (inputs,), targets, kept_output=False)
             return [Stages([self._model], [units], self._names, passed, 1)]
         units, _ = chain_of(self._model)
         stages = self._pipeline.stages
-        if self._recipe.cuts:
-            self.cuts = check_cuts(self._recipe.cuts, units=len(units), stages=stages)
+        if self._options.cuts:
+            self.cuts = check_cuts(self._options.cuts, units=len(units), stages=stages)
         else:
             self.cuts = cuts_by_size(units, stages=stages)
         return self._rows_of_stages(cut_up(units, self.cuts), inputs, targets)
@@ -141,7 +141,7 @@ class Cut:
             values = tuple(v.detach().requires_grad_(v.is_floating_point()) for v in outputs)
         shape, count = self._pipeline, self.microbatches
         if shape.schedule != GPIPE:  # all that is accumulated goes through in one go
-            count *= self._recipe.accumulate
+            count *= self._options.accumulate
         found = []
         for rank in range(shape.ranks):
             own = range(rank, shape.stages, shape.ranks)
@@ -155,14 +155,14 @@ class Cut:
 
     def _recompute(self, module: nn.Module, units: Sequence[nn.Module]) -> None:
         own = [part for piece in pieces(module, units) for part in piece]
-        apply_recompute(own, self._recipe.recompute)
+        apply_recompute(own, self._options.recompute)
 
     def _run(
         self, chain: Sequence[nn.Module], values: tuple[Tensor, ...], targets: Tensor | None,
         *, kept_output: bool,
     ) -> tuple[StageOutput, tuple[Tensor, ...]]:  # fmt: skip
         """Compute forward and backward; return what it took and the outputs."""
-        word = self._recipe.precision
+        word = self._options.precision
         own = [p for module in chain for p in module.parameters()]
         with Tracking(own) as tracking:
             outputs = values

@@ -19,6 +19,7 @@ from atoll.config import (
 )
 from atoll.config.mesh import mesh_of
 from atoll.group.single import SingleGroup
+from atoll.island.start_phase import StartReport
 from atoll.run.member import Run
 from atoll.train.island.script_ranks import ScriptRanks
 from atoll.train.join_job import join_job
@@ -60,7 +61,7 @@ def join(*, mesh: Mapping[str, int] | None = None) -> Run:
             SingleGroup(), slot=0, num_slots=1, directory=Path.cwd(), seed=ALONE_SEED, ranks=ranks
         )
     spec = load_spec(environment.spec)
-    ranks = _ranks(kept_place(), spec=spec, mesh=mesh)
+    ranks = _ranks(kept_place(), spec=spec, mesh=mesh, directory=environment.directory)
     if not ranks.leads:
         return _follow(
             ranks, member=environment.member, directory=environment.directory,
@@ -90,7 +91,11 @@ def _enter(environment: WorkerEnvironment, spec: JobSpec, ranks: ScriptRanks) ->
 
 
 def _ranks(
-    place: RankPlace | None, *, spec: JobSpec | None, mesh: Mapping[str, int] | None
+    place: RankPlace | None,
+    *,
+    spec: JobSpec | None,
+    mesh: Mapping[str, int] | None,
+    directory: Path | None = None,
 ) -> ScriptRanks:
     """Return the ranks that this process is one of; most are by themselves."""
     if place is None:
@@ -103,4 +108,7 @@ def _ranks(
     if spec is None:
         return ScriptRanks(place, shape=shape)
     island = spec.island
-    return ScriptRanks(place, shape=shape, device=island.device, timeout_s=island.timeout_s)
+    return ScriptRanks(
+        place, shape=shape, device=island.device, timeout_s=island.timeout_s,
+        start=StartReport(directory, rank=place.rank),
+    )  # fmt: skip

@@ -48,7 +48,7 @@ class RankOptimizer(WrapSpec):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._ranks.note.overflowed = self.overflow_found
+        self._ranks.report.overflowed = self.overflow_found
         self._skipped = self._ranks.arrive("step").overflowed
         self.unscale(overflowed=self.skipped)
         if self._twice:
@@ -94,13 +94,13 @@ class FollowerRun(Run):
         Raises:
             ConfigError: they have not met yet.
         """
-        if self._ranks.word is None:
+        if self._ranks.message is None:
             raise ConfigError(
                 "this rank of the island does not know its place in the job yet",
                 given=f"rank {self.rank} of {self.ranks}",
                 remedy="call run.mesh, run.shard or run.wrap on every rank before",
             )
-        return self._ranks.word
+        return self._ranks.message
 
     @property
     def member(self) -> str:
@@ -130,11 +130,11 @@ class FollowerRun(Run):
     @property
     def step(self) -> int:
         """How many optimizer steps the group has done."""
-        return self._ranks.word.step if self._ranks.word is not None else 0
+        return self._ranks.message.step if self._ranks.message is not None else 0
 
     def _leave_soon(self) -> None:
         """Let the first rank know at the next place that this process was asked to leave."""
-        self._ranks.note.asked = True
+        self._ranks.report.asked = True
 
     # ---------------------------------------------------------------------------- training
 
@@ -156,8 +156,10 @@ class FollowerRun(Run):
         self._ranks.meet()
         agreement.check(again=self._followed is not None, nodes=self.num_slots, spread=True)
         self._ranks.arrive("wrap")
-        self._model = RankModel(model, optimizer, crew=self._ranks.crew, device=self.device)
-        self._kept.follow(self._ranks.crew)
+        self._model = RankModel(
+            model, optimizer, broadcaster=self._ranks.broadcaster, device=self.device
+        )
+        self._kept.follow(self._ranks.broadcaster)
         self._ranks.go_on()
         self._followed = RankOptimizer(
             optimizer, ranks=self._ranks, twice=two_moments(agreement.options.build())
@@ -175,7 +177,7 @@ class FollowerRun(Run):
         self, *, loss: float | Tensor | None = None, tokens: int = 0, **values: float | Tensor
     ) -> None:
         """Record loss and tokens of this rank's rows; other values are the first rank's."""
-        self._ranks.note.add(loss=loss, tokens=tokens)
+        self._ranks.report.add(loss=loss, tokens=tokens)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -63,7 +63,7 @@ class Run(Session):
             group, ranks=ranks if ranks is not None else ScriptRanks.alone(), directory=directory,
             seed=seed, slot=slot, num_slots=num_slots, enrolled=enrolled, asked=asked, clock=clock,
         )  # fmt: skip
-        self._ranks.tell = self._word
+        self._ranks.make_message = self._word
         self._every = checkpoint_every
         self._state: WrappedState | None = None
         self._optimizer: OuterOptimizer | None = None
@@ -151,20 +151,23 @@ class Run(Session):
         )  # fmt: skip
 
     def _task_of(self, model: nn.Module, optimizer: Optimizer) -> Task:
-        """Return what strategies see: the model itself, or a picture of one that is spread."""
+        """Return what strategies see: the model, or the host model of a distributed one."""
         round_ = self.group.committed_round
         if not self._joint:
             return Task(model, optimizer, member=self.member, round=round_)
-        crew = self._ranks.crew
+        broadcaster = self._ranks.broadcaster
         from atoll.train.island.script_model import RankModel, ScriptOptimizer
 
-        self._model = RankModel(model, optimizer, crew=crew, device=self.device)
-        self._kept.follow(crew)
-        self._leading.picture = HostModel(crew)
+        self._model = RankModel(model, optimizer, broadcaster=broadcaster, device=self.device)
+        self._kept.follow(broadcaster)
+        self._leading.host_model = HostModel(broadcaster)
         return Task(
-            self._model.whole, ScriptOptimizer(optimizer, model=self._model, crew=crew),
-            member=self.member, round=round_, elsewhere=self._leading.picture,
-        )  # fmt: skip
+            self._model.whole,
+            ScriptOptimizer(optimizer, model=self._model, broadcaster=broadcaster),
+            member=self.member,
+            round=round_,
+            elsewhere=self._leading.host_model,
+        )
 
     def _at(self, place: str) -> AbstractContextManager[None]:
         """Do inside what the other ranks, if there are any, come here for, too."""
@@ -199,7 +202,7 @@ class Run(Session):
             values: Anything else; the last one of a second is kept. Of an island, the first rank's.
         """
         if self._joint:
-            self._ranks.note.add(loss=loss, tokens=tokens)
+            self._ranks.report.add(loss=loss, tokens=tokens)
             loss, tokens = None, 0
         self._meter.log(loss=loss, tokens=tokens, values=values)
 
@@ -331,7 +334,7 @@ class Run(Session):
             result = self._come_to_the_end() if error is None else self._result(broken=True)
             if error is None or not is_peer_failure(
                 error
-            ):  # else its keeper tells which rank is lost
+            ):  # else its supervisor tells which rank is lost
                 self._leave(error, result)
         finally:
             self._give_signals_back()

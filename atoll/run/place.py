@@ -77,7 +77,7 @@ class JobPlace:
 
         The ranks of an island learn it in the same step.
         """
-        return self._ranks.word is not None and self._ranks.word.stopping
+        return self._ranks.message is not None and self._ranks.message.stopping
 
     def shard(self, data: Any) -> Any:
         """Return this member's share of some data; all shares together are the whole.

@@ -1,6 +1,6 @@
 """What a script's checkpoints keep of each rank beside the model: random numbers, place in data.
 
-A rank's own state goes through no picture: every rank packs it, and the first one, whose member's
+A rank's own state is in no host model: every rank packs it, and the first one, whose member's
 part it becomes, puts them side by side.
 """
 
@@ -34,13 +34,13 @@ class RankState:
         self._things: dict[str, Any] = {}
         self._came: Mapping[str, Any] = {}
         """What a checkpoint had for shares and things that are not here yet."""
-        self._crew: CommandBroadcaster | None = None
+        self._broadcaster: CommandBroadcaster | None = None
 
-    def follow(self, crew: CommandBroadcaster) -> None:
+    def follow(self, broadcaster: CommandBroadcaster) -> None:
         """Do with the other ranks what is done here."""
-        self._crew = crew
-        crew.on(KEEP, self._gather)
-        crew.on(KEPT, self._deal)
+        self._broadcaster = broadcaster
+        broadcaster.on(KEEP, self._gather)
+        broadcaster.on(KEPT, self._deal)
 
     # ------------------------------------------------------------------- what there is to keep
 
@@ -79,9 +79,9 @@ class RankState:
         Raises:
             CheckpointError: something that is kept has a state that cannot be saved.
         """
-        if self._crew is None:
+        if self._broadcaster is None:
             return [self._state()]
-        found: list[dict[str, Any]] = self._crew.call(KEEP)
+        found: list[dict[str, Any]] = self._broadcaster.call(KEEP)
         return found
 
     def give(self, states: Sequence[Mapping[str, Any]]) -> None:
@@ -90,11 +90,11 @@ class RankState:
         Raises:
             CheckpointError: it does not fit what is kept here.
         """
-        if self._crew is None:
+        if self._broadcaster is None:
             if states:
                 self._take_up(states[0])
         elif states:
-            self._crew.call(KEPT, [_packed(state) for state in states])
+            self._broadcaster.call(KEPT, [_packed(state) for state in states])
 
     # ---------------------------------------------------------------------------- on every rank
 
@@ -115,20 +115,20 @@ class RankState:
         set_random_state(state["random"])
 
     def _gather(self) -> list[dict[str, Any]]:
-        crew, own = self._crew, _packed(self._state())
-        if crew is None:
+        broadcaster, own = self._broadcaster, _packed(self._state())
+        if broadcaster is None:
             return []
-        sizes = crew.gather(torch.tensor([own.numel()])).flatten().tolist()
+        sizes = broadcaster.gather(torch.tensor([own.numel()])).flatten().tolist()
         row = torch.zeros(max(sizes), dtype=torch.uint8)
         row[: own.numel()] = own
-        rows = crew.gather(row)
-        if not crew.leads:
+        rows = broadcaster.gather(row)
+        if not broadcaster.leads:
             return []
         return [_unpacked(each[:size]) for each, size in zip(rows, sizes, strict=True)]
 
     def _deal(self, *packed: Tensor) -> None:
-        if self._crew is not None and self._crew.rank < len(packed):
-            self._take_up(_unpacked(packed[self._crew.rank]))
+        if self._broadcaster is not None and self._broadcaster.rank < len(packed):
+            self._take_up(_unpacked(packed[self._broadcaster.rank]))
 
 
 def _load(name: str, thing: Any, state: Any) -> None:

@@ -260,8 +260,8 @@ class Trainer:
                 given=f"mesh {self.spec.mesh}", expected=f"{self.spec.mesh.ranks} ranks",
                 remedy='start it with `atoll run`, or set inner = "local" in [strategy]',
             )  # fmt: skip
-        recipe = InnerOptions.of(self.spec)
-        local = Local(language_model_loss, clip=recipe.clip, recipe=recipe)
+        options = InnerOptions.of(self.spec)
+        local = Local(language_model_loss, clip=options.clip, options=options)
         local.prepare(self.built.model)
         self.task.scaler = local.scaler
         return local

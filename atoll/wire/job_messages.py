@@ -36,13 +36,13 @@ class Stop(Message, frozen=True):
 
 
 class RendezvousAddress(msgspec.Struct, frozen=True):
-    """Where the first machine of an island awaits its hands, and by what they know each other.
+    """Where follower hosts find the first machine of an island, and their common secret.
 
     Kept by the hub in memory only, and told to processes of the same job only.
     """
 
     dial: str
-    """host:port of the keeper on the island's first machine."""
+    """host:port of the supervisor on the island's first machine."""
     secret: str
 
 

@@ -52,17 +52,17 @@ def compare(kind: Kind, place: RankPlace, *, pairs: int, segment_s: float) -> di
     device, spec, data = torch.device("cpu"), spec_of(kind), batches()
     with world(place, device=device, timeout_s=120.0):
         mesh = build_mesh(spec.mesh, device=device)
-        crew = CommandBroadcaster(rank=place.rank, ranks=place.ranks)
-        island = TrainerIsland(spec, crew, mesh=mesh, device=device)
+        broadcaster = CommandBroadcaster(rank=place.rank, ranks=place.ranks)
+        island = TrainerIsland(spec, broadcaster, mesh=mesh, device=device)
         by_hand = bare_step(kind, whole_model(spec), mesh)
 
         def bare(*, steps: int) -> float:
             return [by_hand(*data[i % len(data)]) for i in range(steps)][-1]
 
-        crew.on(BARE, bare)
-        crew.on(BUBBLE, lambda: bubble(spec, data[0], mesh=mesh, device=device))
+        broadcaster.on(BARE, bare)
+        broadcaster.on(BUBBLE, lambda: bubble(spec, data[0], mesh=mesh, device=device))
         if not place.leads:
-            crew.serve()
+            broadcaster.serve()
             return {}
         built = build(spec, member="w0", slot=0, num_slots=1)
         island.settle(built, folder=Path())
@@ -73,7 +73,7 @@ def compare(kind: Kind, place: RankPlace, *, pairs: int, segment_s: float) -> di
             return [inner.step(task, data[i % len(data)], outer).loss for i in range(steps)][-1]
 
         def by_command(*, steps: int) -> float:
-            found: float = crew.call(BARE, steps=steps)
+            found: float = broadcaster.call(BARE, steps=steps)
             return found
 
         ours(steps=3)
@@ -85,8 +85,8 @@ def compare(kind: Kind, place: RankPlace, *, pairs: int, segment_s: float) -> di
             for name, side in turns:
                 sides[name].append(seconds_of(side, steps))
             turns.reverse()
-        idle = crew.call(BUBBLE)
-        crew.end()
+        idle = broadcaster.call(BUBBLE)
+        broadcaster.end()
     tokens = steps * BATCH * CONTEXT
     ratios = [b / a for a, b in zip(sides["atoll"], sides["bare"], strict=True)]
     return {

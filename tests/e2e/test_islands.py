@@ -32,7 +32,7 @@ def islands(atoll: Atoll, *, steps: int, every: int, **island: str) -> Path:
 
 
 def ranks(atoll: Atoll, member: str) -> dict[int, psutil.Process]:
-    """Return the ranks of an island that live; its keeper is none."""
+    """Return the ranks of an island that live; its supervisor is none."""
     found = {}
     for process in atoll.workers():
         try:
@@ -124,3 +124,22 @@ def test_stopped_island_job_resumes_in_another_mesh(
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["strategy"]["inner"]) == (step, "tensor")
     assert not atoll.processes()
+
+
+def test_a_rank_that_does_not_begin_is_named(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    atoll.join(ticket_of(hub), name="box")
+    with hub.client() as client:
+        until(lambda: len(client.nodes()) == 1, timeout_s=START_S)
+        text = islands(atoll, steps=1_000_000, every=20, timeout_s="10").read_text()
+        name = client.submit(text.replace("nodes = 2", "nodes = 1"))
+        until(lambda: 1 in ranks(atoll, "w0"), timeout_s=START_S)
+        ranks(atoll, "w0")[1].suspend()
+        failed = until(lambda: "member-failed" in kinds(client, name), timeout_s=START_S)
+        assert failed
+        events = client.events(name)["events"]
+        (told,) = [event["text"] for event in events if event["kind"] == "member-failed"][:1]
+        assert "rank 1 is behind" in told
+        assert "rank 0: meeting the other ranks" in told
+        assert "rank 1: loading" in told
+        stop(client, name)

@@ -34,7 +34,7 @@ with find().client() as client:
 def placed(client: HubClient, job: str) -> dict[str, str]:
     """Return the node of every process of a job, by its name."""
     view: dict[str, Any] = client.job(job)
-    return {one["member"]: one["node"] for one in [*view["members"], *view["hands"]]}
+    return {one["member"]: one["node"] for one in [*view["members"], *view["followers"]]}
 
 
 def begun(client: HubClient, atoll: Atoll, job: Path, *, nodes: int) -> str:

@@ -74,5 +74,5 @@ def spec(*, islands: int = 2, least: int = 0, on_loss: str = "wait") -> str:
     return SPEC.format(islands=islands, least=least, on_loss=on_loss)
 
 
-def hand_of(hub: HubServer, job: str, name: str) -> Member:
-    return job_of(hub, job).hands[name]
+def follower_of(hub: HubServer, job: str, name: str) -> Member:
+    return job_of(hub, job).followers[name]

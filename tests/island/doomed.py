@@ -230,7 +230,7 @@ def _arrange(moment: str) -> None:
     due: Callable[[], bool] = lambda: next(steps) > 0  # noqa: E731
     if moment == "building":
         due = lambda: True  # noqa: E731
-    elif moment == "recovering":  # the second push: the first one is that of a fresh picture
+    elif moment == "recovering":  # the second push: the first one is that of a fresh host model
         due = lambda: next(pushes) > 0  # noqa: E731
     elif moment == "pulling":  # half way through the model
         due = lambda: next(steps) > 0 and next(times) == 3  # noqa: E731

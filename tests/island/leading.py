@@ -43,7 +43,7 @@ class Member:
     task: Task
     inner: Inner
     outer: Outer
-    crew: CommandBroadcaster | None = None
+    broadcaster: CommandBroadcaster | None = None
 
     def train(self, steps: int = STEPS, *, first: int = 1) -> list[tuple[float, float]]:
         """Do steps; return loss and norm of each."""
@@ -71,7 +71,7 @@ def task_of(model: nn.Module, train: TrainTable) -> Task:
 def by_itself(name: str, train: TrainTable, **words: Any) -> Member:
     """Return a member of one process, which trains the usual way."""
     task = task_of(MODELS[name](), train)
-    local = Local(language_model_loss, clip=train.clip, recipe=InnerOptions(**words))
+    local = Local(language_model_loss, clip=train.clip, options=InnerOptions(**words))
     task.scaler = local.scaler
     return Member(task, local, outer_of(task))
 
@@ -83,18 +83,21 @@ def outer_of(task: Task) -> Outer:
 
 
 def worker_of(
-    crew: CommandBroadcaster,
+    broadcaster: CommandBroadcaster,
     model: Callable[[], nn.Module],
     train: TrainTable,
     axes: Mapping[str, int],
     divided: Divide = split_model,
     **words: Any,
 ) -> Worker:
-    recipe = InnerOptions(shape=MeshShape(**axes), clip=train.clip, **words)
+    def make() -> tuple[nn.Module, Any]:
+        made = model()
+        return made, build_optimizer(made, train)
+
+    options = InnerOptions(shape=MeshShape(**axes), clip=train.clip, **words)
     return Worker(
-        crew, mesh=build_mesh(recipe.shape, device=CPU), device=CPU, recipe=recipe,
-        make_model=model, make_optimizer=lambda made: build_optimizer(made, train),
-        divided=divided,
+        broadcaster, mesh=build_mesh(options.shape, device=CPU), device=CPU, options=options,
+        make=make, divided=divided,
     )  # fmt: skip
 
 
@@ -106,45 +109,47 @@ def led(
 
     The rank's worker is put into `keep`.
     """
-    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
-    worker = worker_of(crew, MODELS[name], train, axes, **words)
+    broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    worker = worker_of(broadcaster, MODELS[name], train, axes, **words)
     if keep is not None:
         keep.append(worker)
-    if not crew.leads:
-        crew.serve()
+    if not broadcaster.leads:
+        broadcaster.serve()
         return None
     task = task_of(MODELS[name](), train)
-    member = Member(task, lead(task, crew, worker), outer_of(task), crew)
+    member = Member(task, lead(task, broadcaster, worker), outer_of(task), broadcaster)
     try:
         return use(member)
     finally:
-        crew.end()
+        broadcaster.end()
 
 
-def lead(task: Task, crew: CommandBroadcaster, worker: Worker) -> IslandLeader:
-    """Make a task's model the picture of what the ranks train."""
+def lead(task: Task, broadcaster: CommandBroadcaster, worker: Worker) -> IslandLeader:
+    """Make a task's model the host model of what the ranks train."""
     named = dict(task.model.named_parameters())
-    worker.picture = {**named, **dict(task.model.named_buffers())}
+    worker.host_tensors = {**named, **dict(task.model.named_buffers())}
     rows = batch_for(task.model, rows=ROWS) if axis_size(worker, "pipeline") > 1 else ()
-    crew.call(BUILD, rows)
-    picture = HostModel(crew)
-    task.elsewhere = picture
-    task.optimizer = RemoteOptimizer(task.optimizer, names=named, crew=crew, worker=worker)
-    task.scaler = RemoteScaler(crew, worker)
+    broadcaster.call(BUILD, rows)
+    host_model = HostModel(broadcaster)
+    task.elsewhere = host_model
+    task.optimizer = RemoteOptimizer(
+        task.optimizer, names=named, broadcaster=broadcaster, worker=worker
+    )
+    task.scaler = RemoteScaler(broadcaster, worker)
     task.push()
-    return IslandLeader(crew, picture)
+    return IslandLeader(broadcaster, host_model)
 
 
 def count_calls(member: Member) -> list[str]:
     """Return the verbs of all commands from now on."""
-    assert member.crew is not None
-    told, call = [], member.crew.call
+    assert member.broadcaster is not None
+    told, call = [], member.broadcaster.call
 
     def counted(verb: str, *args: Any, **values: Any) -> Any:
         told.append(verb)
         return call(verb, *args, **values)
 
-    member.crew.call = counted  # type: ignore[method-assign]
+    member.broadcaster.call = counted  # type: ignore[method-assign]
     return told
 
 

@@ -102,8 +102,8 @@ def plain(name: str, *, rows: int = 8, clip: float = 0.0) -> tuple[float, dict[s
 
 def divided(model: nn.Module, axes: Mapping[str, int], **words: Any) -> Parts:
     """Divide a model over all ranks of the default group."""
-    recipe = InnerOptions(shape=MeshShape(**axes), **words)
-    return split_model(model, recipe, mesh=build_mesh(recipe.shape, device=CPU), device=CPU)
+    options = InnerOptions(shape=MeshShape(**axes), **words)
+    return split_model(model, options, mesh=build_mesh(options.shape, device=CPU), device=CPU)
 
 
 def whole(tensor: Tensor | None) -> Tensor | None:

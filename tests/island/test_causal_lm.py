@@ -85,7 +85,7 @@ def _local(parts: Any) -> list[Tensor]:
     return [getattr(p, "_local_tensor", p) for p in parts.parameters().values()]
 
 
-def test_split_families_have_the_gradients_of_one_device(ranks: Ranks) -> None:
+def test_tensor_ranks_have_the_gradients_of_one_device(ranks: Ranks) -> None:
     first, second = ranks.run(2, _families)
     for kind, (loss, some), (other, others) in zip(FAMILIES, first, second, strict=True):
         model, inputs, targets = _family(kind)

@@ -17,28 +17,28 @@ from tests.island.pool import Ranks
 
 
 def _commands(words: list[str]) -> list[Any]:
-    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
     heard: list[Any] = []
 
     def note(*tensors: Tensor, **values: Any) -> int:
         heard.append(([t.clone() for t in tensors], values))
         return len(heard)
 
-    crew.on("note", note)
-    if crew.leads:
+    broadcaster.on("note", note)
+    if broadcaster.leads:
         for number, word in enumerate(words):
             tensors = [torch.arange(number * 1000.0), torch.tensor([number], dtype=torch.int64)]
-            assert crew.call("note", tensors, word=word, number=number) == number + 1
-        crew.end()
+            assert broadcaster.call("note", tensors, word=word, number=number) == number + 1
+        broadcaster.end()
     else:
-        crew.serve()
-    assert crew.ended
+        broadcaster.serve()
+    assert broadcaster.ended
     return heard
 
 
 def _parted() -> list[bool]:
     """Return whether each tensor that the last exchange was made of is still held by somebody."""
-    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
     made: list[weakref.ref[Tensor]] = []
 
     def zeros(count: int) -> Tensor:
@@ -47,7 +47,7 @@ def _parted() -> list[bool]:
         return tensor
 
     with patch("atoll.island.command_broadcaster.torch.zeros", zeros):
-        crew.part()
+        broadcaster.part()
     return [one() is not None for one in made]
 
 
@@ -72,31 +72,31 @@ KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8,
 
 def _broadcasts(lengths: list[int]) -> tuple[list[int], bool]:
     """Return how many broadcasts each command took, and whether tensors of all kinds came whole."""
-    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
     heard: list[tuple[Tensor, ...]] = []
     counts: list[int] = []
-    broadcast = crew._broadcast
+    broadcast = broadcaster._broadcast
 
     def counted(tensor: Tensor) -> None:
         counts[-1] += 1
         broadcast(tensor)
 
-    crew._broadcast = counted  # type: ignore[method-assign]
+    broadcaster._broadcast = counted  # type: ignore[method-assign]
 
     def take(*tensors: Tensor) -> None:
         heard.append(tensors)
         counts.append(0)
 
-    crew.on("take", take)
+    broadcaster.on("take", take)
     counts.append(0)
     odd = [torch.arange(-3, 4).to(kind).view(1, 7) for kind in KINDS]
     odd += [torch.empty(0, 3), torch.tensor(2.5)]
-    if crew.leads:
+    if broadcaster.leads:
         for length in lengths:
-            crew.call("take", [*odd, torch.full((length,), 7, dtype=torch.uint8)])
-        crew.end()
+            broadcaster.call("take", [*odd, torch.full((length,), 7, dtype=torch.uint8)])
+        broadcaster.end()
     else:
-        crew.serve()
+        broadcaster.serve()
     whole = all(
         all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, odd, strict=False))
         and found[-1].tolist() == [7] * length
@@ -113,15 +113,15 @@ def test_commands_of_one_length_need_one_broadcast_each(ranks: Ranks) -> None:
 
 
 def _after_the_end() -> str:
-    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
-    crew.on("note", lambda: None)
-    if not crew.leads:
-        crew.serve()
+    broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    broadcaster.on("note", lambda: None)
+    if not broadcaster.leads:
+        broadcaster.serve()
         return ""
-    crew.end()
-    crew.end()
+    broadcaster.end()
+    broadcaster.end()
     with pytest.raises(WireError) as caught:
-        crew.call("note")
+        broadcaster.call("note")
     return str(caught.value)
 
 
@@ -142,20 +142,20 @@ def test_a_failure_of_one_rank_is_raised(ranks: Ranks) -> None:
 
 
 def _broken() -> tuple[str, bool]:
-    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
 
     def fail() -> None:
         raise ValueError("on this rank")
 
-    crew.on("fail", fail)
+    broadcaster.on("fail", fail)
     with pytest.raises(ValueError, match="on this rank"):
-        crew.call("fail") if crew.leads else crew.serve()
-    if not crew.leads:
-        return "", crew.ended
+        broadcaster.call("fail") if broadcaster.leads else broadcaster.serve()
+    if not broadcaster.leads:
+        return "", broadcaster.ended
     with pytest.raises(WireError) as caught:
-        crew.call("fail")
-    crew.end()  # nobody listens, and nobody is waited for
-    return str(caught.value), crew.ended
+        broadcaster.call("fail")
+    broadcaster.end()  # nobody listens, and nobody is waited for
+    return str(caught.value), broadcaster.ended
 
 
 def test_a_command_that_failed_is_the_last_one(ranks: Ranks) -> None:

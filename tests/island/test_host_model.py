@@ -1,4 +1,4 @@
-"""The picture shows what the ranks have to the last bit; so does the state of the optimizer."""
+"""The host model shows what the ranks have to the last bit; so does the state of the optimizer."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _round_trip(axes: dict[str, int]) -> Any:
 def test_what_is_pushed_comes_back_bit_for_bit(ranks: Ranks, axes: dict[str, int]) -> None:
     exact, unasked, calls = ranks.run(ranks_of(axes), _round_trip, axes)[0]
     assert exact
-    assert unasked == ["push"], "the picture was new: nothing had to be pulled"
+    assert unasked == ["push"], "the host model was new: nothing had to be pulled"
     assert calls == ["push", "pull"], "the second pull costs nothing"
 
 
@@ -139,7 +139,7 @@ def test_any_mesh_goes_on_from_a_square(ranks: Ranks, saved: Saved, axes: dict[s
     same(later, plainly("even", saved)[1], within=1e-10)
 
 
-def test_plain_process_and_square_mesh_resume_each_other(ranks: Ranks, saved: Saved) -> None:
+def test_a_process_goes_on_from_a_square_mesh_and_back(ranks: Ranks, saved: Saved) -> None:
     again, _ = plainly("even", saved)
     assert identical(again[0], saved[0])
     assert identical(again[1]["state"], saved[1]["state"])
@@ -164,7 +164,7 @@ def _another() -> str:
     return str(led(use, "odd", table(), {"shard": 2}))
 
 
-def test_state_of_another_model_is_refused_harmlessly(ranks: Ranks) -> None:
+def test_the_state_of_another_model_is_refused(ranks: Ranks) -> None:
     assert "parameter group" in ranks.run(2, _another)[0]
 
 

@@ -87,7 +87,7 @@ class World:
             pid, status = self._hear()
             found[pid] = status
             if self.moment == "meeting" and len(found) == 1:
-                for other in set(self.pids) - {pid}:  # as the keeper of an island does
+                for other in set(self.pids) - {pid}:  # as the supervisor of an island does
                     os.kill(other, signal.SIGKILL)
         with contextlib.suppress(AtollError):  # it may have left by itself
             self.groups.kill("w0")

@@ -117,7 +117,7 @@ def _refused(train: TrainTable) -> str:
     return str(caught.value)
 
 
-def test_whole_parameter_optimizer_is_refused_over_shards(ranks: Ranks) -> None:
+def test_whole_matrix_optimizers_are_refused_over_shards(ranks: Ranks) -> None:
     for told in ranks.run(2, _refused, table(optimizer="muon")):
         assert "needs whole parameters" in told
         assert 'inner = "ddp"' in told
@@ -183,7 +183,7 @@ def test_overflow_on_one_rank_skips_the_step_on_all(ranks: Ranks, axes: dict[str
     assert rates[1] == rates[2] > rates[0], "the schedule does not"
 
 
-def test_non_finite_gradient_ends_all_ranks(ranks: Ranks) -> None:
+def test_a_gradient_that_is_not_finite_ends_the_island(ranks: Ranks) -> None:
     found = ranks.run(2, _overflowing, {"shard": 2}, "fp32", {3})
     steps = found[0][0]
     assert len(steps) == 3
@@ -198,14 +198,14 @@ def _seeds(axes: dict[str, int]) -> int:
     """Return what torch was seeded with on this rank."""
 
     def use(member: Member) -> None:
-        assert member.crew is not None
-        member.crew.call(SEED, seed=5)
+        assert member.broadcaster is not None
+        member.broadcaster.call(SEED, seed=5)
 
     led(use, "dropout", table(), axes, vocabulary=False)
     return torch.initial_seed()
 
 
-def test_only_ranks_of_same_rows_and_layers_draw_alike(ranks: Ranks) -> None:
+def test_ranks_with_the_same_rows_and_layers_draw_the_same(ranks: Ranks) -> None:
     first, neighbour, second, third = ranks.run(4, _seeds, {"shard": 2, "tensor": 2})
     assert first == neighbour == 5, "ranks along the tensor axis"
     assert second == third != first

@@ -1,4 +1,4 @@
-"""What is not trained, frozen parameters and counts: in checkpoints of pieces, in the picture."""
+"""What is not trained, frozen parameters and counts: in checkpoints and in the host model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Held:
     def state(self) -> dict[str, Tensor]:
         """Return everything that is here, gathered."""
         parts = self.parts
-        found = {**parts.parameters(), **parts.buffers(), **parts.rest()}
+        found = {**parts.parameters(), **parts.buffers(), **parts.untrained()}
         return {name: _plain(tensor) for name, tensor in found.items()}
 
 
@@ -133,17 +133,17 @@ def _count(axes: Mapping[str, int]) -> int:
     return torch.tensor([1, *axes.values()]).prod().item()  # type: ignore[return-value]
 
 
-# --------------------------------------------------------------------------------- the picture
+# --------------------------------------------------------------------------------- the host model
 
 
 def _pictured(axes: dict[str, int]) -> Any:
-    """Change what is frozen in the picture, and train; return what ranks and picture have."""
+    """Change what is frozen in the host model, and train; return what ranks and host model have."""
     LED["half"] = lambda: half(1)  # type: ignore[index]
     keep: list[Any] = []
     sent: list[int] = []
 
     def use(member: Member) -> dict[str, Tensor]:
-        model, rest = member.task.model, keep[0]._rest
+        model, rest = member.task.model, keep[0]._untrained
         deal = rest._frozen.deal
 
         def counted(picture: Any) -> None:
@@ -162,12 +162,12 @@ def _pictured(axes: dict[str, int]) -> Any:
 
     picture = led(use, "half", table(lr=0.01), axes, keep)
     parts = keep[0]._parts
-    here = {**parts.parameters(), **parts.buffers(), **parts.rest()}
+    here = {**parts.parameters(), **parts.buffers(), **parts.untrained()}
     return picture, {name: _plain(tensor) for name, tensor in here.items()}, len(sent)
 
 
 @pytest.mark.parametrize("axes", [SQUARE, {"pipeline": 2}], ids=lambda axes: " ".join(axes))
-def test_frozen_state_is_sent_only_when_changed(ranks: Ranks, axes: dict[str, int]) -> None:
+def test_frozen_parameters_are_sent_only_after_a_change(ranks: Ranks, axes: dict[str, int]) -> None:
     told = ranks.run(_count(axes), _pictured, axes)
     picture, _, sent = told[0]
     assert sent == 1, "pushed three times, changed once"

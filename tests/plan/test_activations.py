@@ -84,9 +84,9 @@ def test_stages_keep_as_many_passes_as_their_order_says(
     plan = plan_memory(spec)
     assert (plan.rows, plan.cuts, plan.guessed) == (2, (3,), False)
     assert plan.held == max(held)
-    recipe = InnerOptions.of(spec)
+    options = InnerOptions.of(spec)
     with FakeTensorMode():
-        cut = Cut(whole_model(spec), recipe, batch=spec.train.batch)
+        cut = Cut(whole_model(spec), options, batch=spec.train.batch)
         places = cut.places(*sample(sizes_of(spec), whole_model(spec), rows=cut.rows))
     for rank, place, count in zip(plan.ranks, places, held, strict=True):
         assert place.held == count

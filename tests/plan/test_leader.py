@@ -82,7 +82,7 @@ def _whole(model: nn.Module) -> int:
     return sum(p.nbytes for p in model.parameters())
 
 
-def test_diloco_keeps_three_vectors_and_feedback_three_more(tmp_path: Path) -> None:
+def test_diloco_keeps_three_vectors_error_feedback_three_more(tmp_path: Path) -> None:
     found = {}
     for codec in ("fp32", "feedback(int8)"):
         spec = job(tmp_path, strategy=f'outer = "diloco"\ncodec = "{codec}"')

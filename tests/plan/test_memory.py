@@ -37,8 +37,8 @@ def test_a_large_model_takes_no_memory(tmp_path: Path) -> None:
     plan = plan_memory(job(tmp_path, sizes=LARGE, strategy='inner = "fsdp"', island="ranks = 8"))
     assert plan.elements > 120_000_000
     assert plan.model_bytes == pytest.approx(4 * plan.elements, rel=0.01)
-    assert plan.ranks[0].picture == plan.model_bytes
-    assert all(rank.picture == rank.outer == 0 for rank in plan.ranks[1:])
+    assert plan.ranks[0].host_model == plan.model_bytes
+    assert all(rank.host_model == rank.outer == 0 for rank in plan.ranks[1:])
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -121,7 +121,7 @@ def test_nearest_change_makes_it_fit(tmp_path: Path, name: str) -> None:
     assert change.worst_bytes == plan_memory(change.spec).worst_bytes <= limit
 
 
-def test_nothing_helps_against_a_picture_that_is_too_large(tmp_path: Path) -> None:
+def test_nothing_helps_against_a_host_model_that_is_too_large(tmp_path: Path) -> None:
     spec = job(tmp_path, strategy='inner = "tensor"', island="ranks = 2")
     plan = plan_memory(spec)
     assert nearest_change(plan, limit_bytes=1_000_000, data=None) is None
@@ -140,7 +140,7 @@ def test_command_shows_ranks_and_says_whether_they_fit(
     spec = job(tmp_path, strategy='inner = "pipeline"', island="ranks = 2")
     assert cli(spec, tmp_path, "--memory", "2GB") == 0
     shown = capsys.readouterr().out
-    assert all(word in shown for word in ("rank 0", "rank 1", "activations", "fits", "picture"))
+    assert all(word in shown for word in ("rank 0", "rank 1", "activations", "fits", "host model"))
     assert "by their weights" in shown
     needy = replace(spec, needs=replace(spec.needs, memory_gb=0.001))
     assert cli(needy, tmp_path) == 1

@@ -61,10 +61,10 @@ TABLE = {
     "GET /api/jobs/{job}/files/{path:path}": "operator viewer job",
     # A node may bring back artifacts of members that were placed on it, and nothing else.
     "PUT /api/jobs/{job}/files/{path:path}": "operator job",
-    # For the launches of one member and its hands alone: see
+    # For the launches of one member and its followers alone: see
     # tests/hub/scheduler/test_rendezvous.py.
-    "GET /api/jobs/{job}/gates/{member}": "",
-    "PUT /api/jobs/{job}/gates/{member}": "",
+    "GET /api/jobs/{job}/rendezvous/{member}": "",
+    "PUT /api/jobs/{job}/rendezvous/{member}": "",
     "GET /api/blobs/{sha256}": "operator node job other",
     "PUT /api/blobs/{sha256}": "operator node job other",
     "GET /api/alarms": "operator viewer",

@@ -45,7 +45,7 @@ class ShardedState(Protocol):
 class WithUntrainedState(Protocol):
     """Such a part that knows what is not trained, too."""
 
-    def rest(self) -> Mapping[str, Tensor]:
+    def untrained(self) -> Mapping[str, Tensor]:
         """Return frozen parameters and further saved buffers that are here."""
         ...
 
@@ -79,7 +79,7 @@ class Trained:
             self.parameters = dict(model.parameters())
             self.buffers = dict(model.buffers())
             if isinstance(model, WithUntrainedState):
-                self.buffers |= model.rest()
+                self.buffers |= model.untrained()
         self._known = dict(steps_on) if steps_on is not None else dict(self.parameters)
         self._names = {id(tensor): name for name, tensor in self._known.items()}
 

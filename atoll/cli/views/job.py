@@ -258,11 +258,11 @@ class Watched:
     @property
     def processes(self) -> list[dict[str, Any]]:
         """The members, each with the further machines of its island behind it."""
-        hands = self.view.get("hands", [])
+        followers = self.view.get("followers", [])
         return [
             process
             for member in self.members
-            for process in [member, *(h for h in hands if h["hand_of"] == member["member"])]
+            for process in [member, *(h for h in followers if h["follower_of"] == member["member"])]
         ]
 
     @property

@@ -242,7 +242,7 @@ def _member_row(member: dict[str, Any]) -> list[str]:
     return [
         f"{escape(str(member['member']))} [dim]{escape(str(member['node']))}[/]",
         f"[{style}]{escape(state)}[/]",
-        "-" if member.get("hand_of") else str(member.get("step") or 0),
+        "-" if member.get("follower_of") else str(member.get("step") or 0),
         "-" if loss is None else f"{loss:.3f}",
         screen.count(float(member.get("tokens_per_s") or 0.0)),
         screen.size(traffic(member, "sent_bytes")),

@@ -27,7 +27,7 @@ PARTS = {
     "copies": "half-precision copies",
     "activations": "activations",
     "working": "working",
-    "picture": "picture",
+    "host_model": "host model",
     "outer": "outer state",
     "exchange": "a round",
     "image": "copy for checkpoints",

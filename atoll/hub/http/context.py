@@ -93,5 +93,5 @@ class Context:
     """Deletes jobs; None: none can be deleted."""
     limits: Limits = DEFAULT_LIMITS
     """What strangers may take."""
-    gates: RendezvousRegistry = field(default_factory=RendezvousRegistry)
+    rendezvous: RendezvousRegistry = field(default_factory=RendezvousRegistry)
     """Where islands await their further machines."""

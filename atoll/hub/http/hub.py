@@ -1,6 +1,6 @@
 """The hub itself over REST: who is here, how the hub is.
 
-The gates of islands over REST: for the processes of the island itself, and nobody else.
+The rendezvous of islands over REST: only for the processes of the island itself.
 
 The past over REST: figures of nodes and members in buckets, and a job's curves at once.
 """
@@ -103,7 +103,7 @@ LONGEST = 255
 
 
 async def publish_rendezvous(request: Request, context: Context) -> Response:
-    """PUT /api/jobs/J/gates/M: the first machine of member M's island awaits its hands there."""
+    """PUT /api/jobs/J/rendezvous/M: publish where followers of member M find it."""
     job, member = job_of(request, context), _member_of(request)
     asking, record = identity_of(request), context.stores.jobs.get(job)
     newest = record.members.get(member)
@@ -111,27 +111,27 @@ async def publish_rendezvous(request: Request, context: Context) -> Response:
         raise forbidden(asking)
     if record.state != JobState.RUNNING:
         raise HubError("the job does not run", given=job, expected="a member of a running job")
-    gate = await body_as(request, RendezvousAddress)
-    if not 0 < len(gate.dial) <= LONGEST or not 0 < len(gate.secret) <= LONGEST:
+    address = await body_as(request, RendezvousAddress)
+    if not 0 < len(address.dial) <= LONGEST or not 0 < len(address.secret) <= LONGEST:
         raise ConfigError(
-            "this is no gate",
-            given=f"dial of {len(gate.dial)} and secret of {len(gate.secret)} characters",
+            "this is no rendezvous address",
+            given=f"dial of {len(address.dial)} and secret of {len(address.secret)} characters",
             expected=f"1 to {LONGEST} of each",
         )
-    context.gates.open(job, member, gate)
+    context.rendezvous.open(job, member, address)
     return Json({})
 
 
 async def find_rendezvous(request: Request, context: Context) -> Response:
-    """GET /api/jobs/J/gates/M: where the hands of member M's island find its first machine."""
+    """GET /api/jobs/J/rendezvous/M: return where followers of member M find it."""
     job, member = job_of(request, context), _member_of(request)
     asking = identity_of(request).member
     if member != (member_of_follower(asking)[0] if is_follower(asking) else asking):
         raise forbidden(identity_of(request))
-    gate = context.gates.get(job, member)
-    if gate is None:
-        raise HttpRefused(404, HubError("this island has opened no gate", given=f"{job}/{member}"))
-    return Json(gate)
+    address = context.rendezvous.get(job, member)
+    if address is None:
+        raise HttpRefused(404, HubError("no rendezvous is published", given=f"{job}/{member}"))
+    return Json(address)
 
 
 def _member_of(request: Request) -> str:

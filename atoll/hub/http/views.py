@@ -57,10 +57,10 @@ def job_view(
         "paused_reason": job.paused,
         "members": members,
         "machines": job.machines,
-        "hands": [
-            follower_view(hand)
-            for hand in sorted(job.hands.values(), key=_in_order)
-            if member_of_follower(hand.member)[1]
+        "followers": [
+            follower_view(follower)
+            for follower in sorted(job.followers.values(), key=_in_order)
+            if member_of_follower(follower.member)[1]
             < job.machines  # others are of an earlier job file
         ],
         "committed_round": job.committed_round,
@@ -89,7 +89,7 @@ def job_view(
 
 def job_row(view: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a list of jobs shows: the view without its long parts."""
-    long = ("spec", "members", "hands", "result", "files")
+    long = ("spec", "members", "followers", "result", "files")
     row = {name: value for name, value in view.items() if name not in long}
     row["members_running"] = sum(m["state"] == MemberState.RUNNING for m in view["members"])
     return row
@@ -122,14 +122,14 @@ def member_view(member: Member, latest: Latest, live: Mapping[str, Any]) -> dict
     }
 
 
-def follower_view(hand: Member) -> dict[str, Any]:
+def follower_view(follower: Member) -> dict[str, Any]:
     """Return a further machine of a member's island; what it does counts as the member's."""
-    view = member_view(hand, Latest(), _SILENT)
-    return view | {"hand_of": member_id(hand.slot), "step": None, "round": None}
+    view = member_view(follower, Latest(), _SILENT)
+    return view | {"follower_of": member_id(follower.slot), "step": None, "round": None}
 
 
-def _in_order(hand: Member) -> tuple[int, int]:
-    return hand.slot, member_of_follower(hand.member)[1]
+def _in_order(follower: Member) -> tuple[int, int]:
+    return follower.slot, member_of_follower(follower.member)[1]
 
 
 def _mean(values: list[float | None]) -> float | None:

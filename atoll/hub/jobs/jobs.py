@@ -223,21 +223,21 @@ class Jobs:
         return record
 
     async def assign(self, job: str, *, member: str, slot: int, node: str) -> Member:
-        """Give a member or a hand to a node; the same again counts as its next attempt."""
+        """Give a member or a follower to a node; the same again counts as its next attempt."""
         record = self.get(job)
         before = record.process(member)
         attempt = 1 if before is None else before.attempt + 1
         assigned = Member(member=member, slot=slot, node=node, attempt=attempt)
         if before is not None:
             assigned.failures, assigned.retried = before.failures, before.retried
-        (record.hands if is_follower(member) else record.members)[member] = assigned
+        (record.followers if is_follower(member) else record.members)[member] = assigned
         await self._save(record)
         again = "" if attempt == 1 else f", attempt {attempt}"
         await self._events.add(job, "assigned", f"{member} goes to {node}{again}", member=member)
         return assigned
 
     async def update_member(self, job: str, member: str, **changes: Any) -> Member:
-        """Change fields of a member or of a hand.
+        """Change fields of a member or of a follower.
 
         Raises:
             HubError: the job has no such member.

@@ -73,7 +73,7 @@ class Job(msgspec.Struct, kw_only=True):
     """The job file as TOML with every default written out."""
     files: list[str] = []
     """Names of the texts that travel with it."""
-    hands: dict[str, Member] = {}
+    followers: dict[str, Member] = {}
     """The further machines of islands, by name: no members, so no round and no rule of the job
     knows of them; `slot` is that of their member."""
     batch: str = ""
@@ -130,12 +130,12 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def processes(self) -> list[Member]:
-        """Its members and their hands: all that takes places on nodes."""
-        return [*self.members.values(), *self.hands.values()]
+        """Its members and their followers: all that takes places on nodes."""
+        return [*self.members.values(), *self.followers.values()]
 
     def process(self, name: str) -> Member | None:
-        """Return the record of a member or a hand, if there is one."""
-        return (self.hands if is_follower(name) else self.members).get(name)
+        """Return the record of a member or a follower, if there is one."""
+        return (self.followers if is_follower(name) else self.members).get(name)
 
     @property
     def origin(self) -> str:
@@ -291,8 +291,11 @@ def culprit(job: Job) -> Member | None:
     """Return the process whose failure ended a job, or that failed last while it goes on."""
     failed = [process for process in job.processes if process.state == MemberState.FAILED]
     if job.error is not None:
-        hands_first = [*job.hands.values(), *job.members.values()]  # which end their members
-        same = [process for process in hands_first if process.error == job.error]
+        followers_first = [
+            *job.followers.values(),
+            *job.members.values(),
+        ]  # which end their members
+        same = [process for process in followers_first if process.error == job.error]
         failed = same or failed
     return failed[0] if failed else None
 

@@ -286,7 +286,10 @@ class Membership:
                 text = f"{body.member} has left"
                 await self._events.add(body.job, "member-left", text, member=body.member)
             elif state == MemberState.FAILED:
+                why = body.error or record.error or {}
+                told = ": ".join(filter(None, (why.get("what"), why.get("given"))))
                 text = f"{body.member} ended with exit status {body.exit_code}"
+                text += f": {told}" if told else ""
                 await self._events.add(body.job, "member-failed", text, member=body.member)
             await self._gone(body.job, body.member, lost=state != MemberState.DONE)
         self._sessions.end(session_id(body.job, body.member))
@@ -356,7 +359,7 @@ class Membership:
         await self._after(job)
 
     async def _gone(self, job: str, process: str, *, lost: bool) -> None:
-        """Let rounds know that a member is gone; of hands they know nothing."""
+        """Let rounds know that a member is gone; of followers they know nothing."""
         if not is_follower(process):
             await self._rounds.gone(job, process, lost=lost)
 

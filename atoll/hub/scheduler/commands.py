@@ -12,7 +12,7 @@ KILL_GRACE_S = 10.0
 
 
 class LaunchCommands:
-    """Puts the commands for members and hands into the queues of their nodes."""
+    """Puts the commands for members and followers into the queues of their nodes."""
 
     def __init__(self, *, stores: Stores, kill_grace_s: float = KILL_GRACE_S) -> None:
         self._stores = stores

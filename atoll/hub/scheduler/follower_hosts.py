@@ -49,23 +49,26 @@ def missing_followers(job: Job) -> list[str]:
     """Return the hands that are to be launched, of those that do not live."""
     if any(member.state == MemberState.DONE for member in job.members.values()):
         return []  # the work of those that train together is done
-    return [name for name in wanted_followers(job) if not _lives(job.hands.get(name))]
+    return [name for name in wanted_followers(job) if not _lives(job.followers.get(name))]
 
 
-def follower_failed(hand: Member) -> bool:
+def follower_failed(follower: Member) -> bool:
     """Return whether a hand came to its end by a fault of the job's own program."""
-    return program_failed(hand, trainer=True)  # bare exits are a fault of its keeper's machine
+    return program_failed(follower, trainer=True)  # bare exits are a fault of its keeper's machine
 
 
-def follower_given_up(hand: Member, job: Job) -> bool:
+def follower_given_up(follower: Member, job: Job) -> bool:
     """Return whether a hand is not launched again, and its member neither."""
-    if hand.live:
+    if follower.live:
         return False
-    if hand.state == MemberState.FAILED and (hand.error or {}).get("kind", "") in FATAL_KINDS:
+    if (
+        follower.state == MemberState.FAILED
+        and (follower.error or {}).get("kind", "") in FATAL_KINDS
+    ):
         return True
-    if follower_failed(hand) and hand.retried >= job.spec.job.retries:
+    if follower_failed(follower) and follower.retried >= job.spec.job.retries:
         return True
-    return failures_after(hand) >= MAX_FAILURES
+    return failures_after(follower) >= MAX_FAILURES
 
 
 def whole_islands(job: Job, *, shrinks: bool) -> int:
@@ -75,7 +78,7 @@ def whole_islands(job: Job, *, shrinks: bool) -> int:
         return len(live)
     parts = range(1, job.machines)
     return sum(
-        all(_lives(job.hands.get(follower_id(m.slot, part))) for part in parts) for m in live
+        all(_lives(job.followers.get(follower_id(m.slot, part))) for part in parts) for m in live
     )
 
 
@@ -98,32 +101,32 @@ class FollowerHosts:
         self._membership = membership
         self._launching = launching
         self._relaunches = relaunches
-        self.gates = RendezvousRegistry()
+        self.rendezvous = RendezvousRegistry()
         self._short_since: dict[str, float] = {}
         """Monotonic time since when several islands of a job lack machines that are nowhere."""
 
     async def look_after(self, job: Job) -> None:
         """See what follows from what became of members and hands of a running job."""
-        if job.machines == 1 and not job.hands:
+        if job.machines == 1 and not job.followers:
             return
         wanted = set(wanted_followers(job))
-        for hand in list(job.hands.values()):
-            if hand.live and hand.member not in wanted:
-                await self._launching.end(job, hand.member)
-            elif self._relaunches.steady(job.job, hand):
-                await self._jobs.update_member(job.job, hand.member, failures=0, retried=0)
-            elif hand.member in wanted and follower_given_up(hand, job):
-                await self._give_up(job, hand)
+        for follower in list(job.followers.values()):
+            if follower.live and follower.member not in wanted:
+                await self._launching.end(job, follower.member)
+            elif self._relaunches.steady(job.job, follower):
+                await self._jobs.update_member(job.job, follower.member, failures=0, retried=0)
+            elif follower.member in wanted and follower_given_up(follower, job):
+                await self._give_up(job, follower)
 
-    async def _give_up(self, job: Job, hand: Member) -> None:
+    async def _give_up(self, job: Job, follower: Member) -> None:
         """End the member whose island cannot have all its machines, with the reason."""
-        told = _named(hand)
-        if hand.error != told:
-            await self._jobs.update_member(job.job, hand.member, error=told)
-        member = job.members.get(member_id(hand.slot))
+        told = _named(follower)
+        if follower.error != told:
+            await self._jobs.update_member(job.job, follower.member, error=told)
+        member = job.members.get(member_id(follower.slot))
         if member is not None and member.live:
             await self._launching.end(job, member.member)
-        await self._membership.fail(job.job, member_id(hand.slot), error=told)
+        await self._membership.fail(job.job, member_id(follower.slot), error=told)
 
     async def give_way(self, short: Mapping[str, Collection[int]]) -> None:
         """Let one of several islands that wait for machines give up those that it has.
@@ -155,23 +158,23 @@ class FollowerHosts:
 
     async def end_all(self, job: Job) -> None:
         """End the hands of a job that has ended."""
-        for hand in list(job.hands.values()):
-            if hand.live:
-                await self._launching.end(job, hand.member)
-                await self._jobs.update_member(job.job, hand.member, state=MemberState.STOPPED)
-        self.gates.forget(job.job)
+        for follower in list(job.followers.values()):
+            if follower.live:
+                await self._launching.end(job, follower.member)
+                await self._jobs.update_member(job.job, follower.member, state=MemberState.STOPPED)
+        self.rendezvous.forget(job.job)
 
 
-def _lives(hand: Member | None) -> bool:
-    return hand is not None and hand.live
+def _lives(follower: Member | None) -> bool:
+    return follower is not None and follower.live
 
 
-def _named(hand: Member) -> dict[str, Any]:
+def _named(follower: Member) -> dict[str, Any]:
     """Return the error of a hand, which says whose it is."""
-    where = f"{hand.member} on {hand.node}: "
-    error = hand.error or {
-        "kind": "JobError", "what": f"ended {hand.failures + 1} times in a row",
-        "given": f"exit status {hand.exit_code}",
+    where = f"{follower.member} on {follower.node}: "
+    error = follower.error or {
+        "kind": "JobError", "what": f"ended {follower.failures + 1} times in a row",
+        "given": f"exit status {follower.exit_code}",
     }  # fmt: skip
     what = error.get("what", "it failed")
     return {**error, "what": what if what.startswith(where) else where + what}

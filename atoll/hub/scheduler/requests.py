@@ -161,22 +161,22 @@ class PlacementRequests:
                 await self._events.add(job.job, "member-given-up", text, member=process.member)
             return False
         node = self._membership.nodes.get(process.node)
-        hand = is_follower(process.member)
+        follower = is_follower(process.member)
         return self._relaunches.due(
             job.job,
             process,
             node_is_there=node is not None and node.connected,
-            may_return=not hand and self._rounds.may_return(job.job),
+            may_return=not follower and self._rounds.may_return(job.job),
             silent=may_live_unheard(job, process),
             program=failed_itself(process, job),
         )
 
 
 def missing_members(job: Job) -> dict[int, list[str]]:
-    """Return by slot the processes that a running job lacks: the member first, then its hands."""
+    """Return by slot the processes that a running job lacks: members before their followers."""
     found = {slot: [str(member_id(slot))] for slot in missing(job)}
-    for hand in missing_followers(job):
-        found.setdefault(slot_of(member_of_follower(hand)[0]), []).append(hand)
+    for follower in missing_followers(job):
+        found.setdefault(slot_of(member_of_follower(follower)[0]), []).append(follower)
     return found
 
 
@@ -188,7 +188,7 @@ def failed_itself(process: Member, job: Job) -> bool:
 
 
 def part_names(slot: int, *, machines: int) -> list[str]:
-    """Return all processes of a member: itself, and its hands."""
+    """Return all processes of a member: itself, and its followers."""
     return [member_id(slot), *(follower_id(slot, part) for part in range(1, machines))]
 
 
@@ -203,7 +203,7 @@ def _given_up(process: Member, job: Job) -> bool:
 def may_live_unheard(job: Job, process: Member) -> bool:
     """Return whether a process that is unheard with its node may be at work there all the same.
 
-    Of a hand it is believed while its island runs on.
+    Of a follower it is believed while its island runs on.
     """
     if not is_follower(process.member):
         return job.silent

@@ -83,7 +83,7 @@ class Scheduler:
             beside=reducers,
         )
         self._relaunches = RestartPolicy(clock=clock)
-        self.hands = FollowerHosts(
+        self.followers = FollowerHosts(
             jobs=stores.jobs,
             membership=membership,
             launching=self._launching,
@@ -220,7 +220,7 @@ class Scheduler:
                 for name, node in zip(asked.lacking[key], nodes, strict=False):
                     await self._relaunch(job, name, node, slot=key[1])
             await self._explain(allotment)
-            await self.hands.give_way(asked.short_islands(allotment.granted))
+            await self.followers.give_way(asked.short_islands(allotment.granted))
 
     async def _start(self, job: Job, nodes: list[str]) -> None:
         for number, node in enumerate(nodes):
@@ -270,7 +270,7 @@ class Scheduler:
         if not is_follower(name):
             self._sessions.end(session_id(job.job, name))
             self._rounds.expect(job.job, name)
-            self.hands.gates.close(job.job, name)
+            self.followers.rendezvous.close(job.job, name)
         self._launching.assigned(job)
         await self._launching.send()
 
@@ -288,7 +288,7 @@ class Scheduler:
         """See whether a job has ended, and place what can start now."""
         record = self._jobs.find(job)
         if record is not None and record.state == JobState.RUNNING:
-            await self.hands.look_after(record)
+            await self.followers.look_after(record)
             async with self._lock:
                 await self._review(job)
         await self.schedule()
@@ -311,7 +311,7 @@ class Scheduler:
                 await self._launching.end(record, member.member)
                 await self._jobs.update_member(job, member.member, state=MemberState.STOPPED)
                 self._sessions.end(session_id(job, member.member))
-        await self.hands.end_all(record)
+        await self.followers.end_all(record)
         again = record.rescaling and state == JobState.STOPPED
         if not again:
             await self._jobs.set_state(job, state, reason=reason, error=error)
@@ -369,7 +369,7 @@ class Scheduler:
         for record in [
             record for record in open_jobs if record.state == JobState.RUNNING
         ]:  # what a full disk interrupted is done now
-            await self.hands.look_after(record)
+            await self.followers.look_after(record)
             async with self._lock:
                 met = record.silent or self._rounds.has(record.job)
                 if record.state == JobState.RUNNING and not met:

@@ -165,12 +165,12 @@ def _deletion_path(job: str) -> str:
 
 
 class RendezvousCalls:
-    """Addresses of the rendezvous servers of islands."""
+    """Calls by which the machines of an island find each other."""
 
     _rest: HttpSession
 
-    def open_gate(self, job: str, member: str, gate: RendezvousAddress) -> None:
-        """Publish the rendezvous address of this member's island.
+    def publish_rendezvous(self, job: str, member: str, address: RendezvousAddress) -> None:
+        """Publish where follower hosts find the first machine of this member's island.
 
         The hub forgets it when it restarts, and when the member is launched again.
 
@@ -181,17 +181,17 @@ class RendezvousCalls:
         self._rest.call(
             "PUT",
             _rendezvous_path(job, member),
-            content=msgspec.json.encode(gate),
+            content=msgspec.json.encode(address),
             headers={"Content-Type": "application/json"},
         )
 
-    def gate(self, job: str, member: str) -> RendezvousAddress | None:
-        """Return the rendezvous address of a member's island; None: not published yet.
+    def find_rendezvous(self, job: str, member: str) -> RendezvousAddress | None:
+        """Return where follower hosts find a member's island; None: not published.
 
         Raises:
-            AuthError: the token is neither this member's nor one of its followers'.
+            AuthError: the token is that of neither this member nor one of its followers.
         """
-        absent = HubError("no such gate", given=f"{job}/{member}")
+        absent = HubError("no rendezvous is published", given=f"{job}/{member}")
         try:
             response = self._rest.call("GET", _rendezvous_path(job, member), absent=absent)
         except HubError as error:
@@ -202,7 +202,7 @@ class RendezvousCalls:
 
 
 def _rendezvous_path(job: str, member: str) -> str:
-    return f"/api/jobs/{quote(job, safe='')}/gates/{quote(member, safe='')}"
+    return f"/api/jobs/{quote(job, safe='')}/rendezvous/{quote(member, safe='')}"
 
 
 M = TypeVar("M", bound=Message)

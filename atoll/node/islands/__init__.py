@@ -1,5 +1,5 @@
-"""Node, islands: several ranks as one member: rendezvous, rank supervision and restarts.
+"""Supervisors: they start the ranks of an island on its machines and end them together.
 
-It may import all sub-rooms of node.
-Start reading at `rank_supervisor.py`.
+May import what node may, and loads no torch.
+Start with rank_supervisor.py; follower.py is its part on further machines.
 """

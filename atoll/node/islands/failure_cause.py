@@ -1,15 +1,16 @@
-"""How the ranks of an island ended, and which of them was the cause. Pure."""
+"""How the ranks of an island ended, and which of them was the cause. No I/O but reading."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import AtollError, OutOfMemory, RankLost, from_dict
+from atoll.island.start_phase import RankPhase, describe, on_the_way
 from atoll.node.processes.exits import explain_exit
 from atoll.wire.limits import DEAD_AFTER_S, EXIT_LEFT, EXIT_REPLACED, HEARTBEAT_S
 
@@ -21,7 +22,7 @@ PORT_TAKEN = "EADDRINUSE"
 
 
 def error_file(rank: int) -> str:
-    """Return the name of the file where a rank leaves its error for the island's keeper."""
+    """Return the name of the file where a rank leaves its error for the island's supervisor."""
     return f"error-{rank}.json"
 
 
@@ -33,13 +34,13 @@ class RankExit:
     code: int
     """As of `subprocess`: negative for a signal."""
     error: AtollError | None = None
-    """What it has left in its file."""
+    """What it wrote into its file."""
     oom_kills: int = 0
     """How many processes the kernel of its machine killed for want of memory while it ran."""
-    hand: str = ""
-    """By whom it was told, e.g. `w0.1 on far`; empty: it ran on the first machine."""
+    follower: str = ""
+    """Which follower host reported it, e.g. `w0.1 on far`; empty: it ran on the first machine."""
     lost: bool = False
-    """Nobody knows how it ended: its machine does not answer any more."""
+    """How it ended is unknown: its machine does not answer any more."""
 
     @classmethod
     def read(cls, rank: int, code: int, *, folder: Path, oom_kills: int = 0) -> RankExit:
@@ -51,11 +52,11 @@ class RankExit:
         return cls(rank, code, error, oom_kills)
 
     @classmethod
-    def of_lost_machine(cls, hand: str, *, had: range, ranks: int, why: str) -> RankExit:
+    def of_lost_machine(cls, follower: str, *, had: range, ranks: int, why: str) -> RankExit:
         """Return the end of the first rank of a machine that does not answer any more.
 
         Args:
-            hand: Which one.
+            follower: Its name.
             had: The ranks there.
             ranks: Of the island.
             why: How that was noticed.
@@ -63,11 +64,11 @@ class RankExit:
         numbers = f"rank {had[0]}" if len(had) == 1 else f"ranks {had[0]} to {had[-1]}"
         error = RankLost(
             "a machine of an island is gone",
-            given=f"{hand} with {numbers} of {ranks}: {why}",
-            expected=f"a word every {HEARTBEAT_S:.0f} s, the last at most {DEAD_AFTER_S:.0f} s ago",
+            given=f"{follower} with {numbers} of {ranks}: {why}",
+            expected=f"a heartbeat every {HEARTBEAT_S:.0f} s, at least one in {DEAD_AFTER_S:.0f} s",
             remedy="look at that machine, its network and its last lines: atoll logs",
         )
-        return cls(had[0], 1, error, hand=hand, lost=True)
+        return cls(had[0], 1, error, follower=follower, lost=True)
 
     @property
     def good(self) -> bool:
@@ -100,23 +101,35 @@ def root_cause(ends: Sequence[RankExit]) -> RankExit:
     return next((end for end in bad if not end.follows), bad[0])
 
 
-def explain(end: RankExit, *, member: str, ranks: int) -> AtollError:
+def explain(
+    end: RankExit, *, member: str, phases: Mapping[int, RankPhase], timeout_s: float
+) -> AtollError:
     """Return the error of an island of which one rank has failed.
 
     Args:
         end: Of the rank that was the cause.
         member: Which member the island is.
-        ranks: How many it has.
+        phases: How far each of its ranks has come at its start.
+        timeout_s: How long they wait for each other.
     """
-    where = f" ({end.hand})" if end.hand else ""
+    ranks = len(phases)
+    if end.follows and on_the_way(phases):
+        return RankLost(
+            f"the ranks of {member} did not begin together",
+            given=describe(phases),
+            expected=f"that none waits longer than timeout_s = {timeout_s:g} in [island]",
+            remedy="look at the last lines of the rank that is behind: atoll logs; a machine that "
+            "is only slow needs a longer timeout_s",
+        )
+    where = f" ({end.follower})" if end.follower else ""
     if end.error is None:
         name = f"rank {end.rank} of the {ranks} of {member}{where}"
         return explain_exit(end.code, member=name, oom_kills=end.oom_kills)
-    told = end.error.to_dict()
+    fields = end.error.to_dict()
     if not (end.follows or end.lost):
-        given = [told["given"]] if "given" in told else []
-        told["given"] = ", ".join([*given, f"rank {end.rank} of {ranks}{where}"])
-    return from_dict(told)
+        given = [fields["given"]] if "given" in fields else []
+        fields["given"] = ", ".join([*given, f"rank {end.rank} of {ranks}{where}"])
+    return from_dict(fields)
 
 
 def died(end: RankExit, error: AtollError) -> bool:

@@ -1,8 +1,8 @@
-"""The keeper on a further machine of an island: it starts and ends ranks as the first one says.
+"""The supervisor on a follower host: starts and ends ranks as the first machine's supervisor says.
 
-It loads no torch and is no member of the job: it asks the hub for one thing, where the first
-machine awaits it. It lives until the node agent ends it: when its leader is gone it kills its
-ranks and waits for the next one.
+It loads no torch and is no member of the job. It asks the hub only for the address of its leader.
+It runs until the node agent ends it: when its leader is gone it kills its ranks and waits for the
+next one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TypeAlias
 from atoll.config import JobSpec, MeshShape, RankPlace, WorkerEnvironment
 from atoll.errors import AtollError
 from atoll.ids import member_of_follower
+from atoll.island.start_phase import RankPhase, started
 from atoll.net.endpoint import endpoint_of
 from atoll.net.http.client import HubClient
 from atoll.node.islands.failure_cause import RankExit
@@ -28,11 +29,12 @@ from atoll.node.islands.rendezvous_client import RendezvousClient
 from atoll.node.islands.restart_history import spec_with
 from atoll.node.islands.supervisor_link import (
     Ended,
+    Finish,
     Kill,
     Leaving,
+    Phases,
     Start,
     SupervisorLink,
-    Topology,
     Word,
 )
 from atoll.node.machine.interfaces import address_towards
@@ -41,16 +43,18 @@ from atoll.wire.limits import EXIT_LEFT
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Pause between two looks for the gate."""
+"""Pause between two requests for the address of the rendezvous server."""
 HUB_TIMEOUT_S = 5.0
 HOME_S = 10.0
-"""How long the ranks may take to end after the first one did."""
+"""How long the ranks may take to end after rank 0."""
+PHASES_S = 1.0
+"""Pause between two looks how far the ranks here have come at their start."""
 LEAVE_S = 60.0
 """How long the first rank may take to leave when this machine is asked to."""
 
 
 @dataclass(frozen=True, slots=True)
-class _StartRequest:
+class _LeaveRequest:
     """The node agent asks this process to leave."""
 
 
@@ -70,7 +74,7 @@ class _End:
     end: RankExit
 
 
-_News: TypeAlias = Word | _End | _StartRequest | _Lost
+_News: TypeAlias = Word | _End | _LeaveRequest | _Lost
 
 
 def serve_island(
@@ -78,10 +82,10 @@ def serve_island(
 ) -> int:
     """Be a further machine of an island until asked to leave; return the exit status.
 
-    To be called in the main thread, which the ranks live as long as.
+    Call it in the main thread: ranks die with the thread that started them.
 
     Args:
-        environment: What the node agent told this process.
+        environment: Set by the node agent.
         spec: The job.
         program: What every rank runs.
 
@@ -94,8 +98,8 @@ def serve_island(
 
     def hear(number: int, frame: FrameType | None) -> None:
         asked.set()
-        for hand in serving:
-            hand.ask()
+        for follower in serving:
+            follower.ask()
 
     signal.signal(signal.SIGTERM, hear)
     with HubClient(
@@ -110,17 +114,17 @@ def serve_island(
             if link is None:
                 asked.wait(LOOK_S)
                 continue
-            hand = FollowerSupervisor(environment, spec, link, program=program)
-            serving[:] = [hand]
+            follower = FollowerSupervisor(environment, spec, link, program=program)
+            serving[:] = [follower]
             if asked.is_set():
-                hand.ask()
-            if hand.serve():
+                follower.ask()
+            if follower.serve():
                 search.pass_by(search.key)
     return EXIT_LEFT
 
 
 class FollowerSupervisor:
-    """This machine in the service of one leader."""
+    """The ranks on this machine, under one leader."""
 
     def __init__(
         self,
@@ -133,7 +137,7 @@ class FollowerSupervisor:
         """Start nothing yet.
 
         Args:
-            environment: What the node agent told this process.
+            environment: Set by the node agent.
             spec: The job.
             link: The connection with the leader.
             program: What every rank runs.
@@ -146,10 +150,13 @@ class FollowerSupervisor:
         self._local: LocalRanks | None = None
         self._live: set[int] = set()
         self._patience: float | None = None
+        self._phases: dict[int, RankPhase] = {}
+        """As the leader knows them."""
+        self._ready = True
 
     def ask(self) -> None:
-        """Have it leave; from any thread, and from a signal's handler."""
-        self._news.put(_StartRequest())
+        """Ask it to leave; from any thread, and from a signal handler."""
+        self._news.put(_LeaveRequest())
 
     def serve(self) -> bool:
         """Do what the leader says until it is gone, or this process is asked to leave.
@@ -172,11 +179,24 @@ class FollowerSupervisor:
 
     def _next(self) -> _News | None:
         """Return what happens next; None: ranks have had time enough to end."""
-        left_s = None if self._patience is None else max(0.0, self._patience - time.monotonic())
-        try:
-            return self._news.get(timeout=left_s)
-        except queue.Empty:
-            return None
+        while True:
+            left_s = None if self._patience is None else self._patience - time.monotonic()
+            look_s = None if self._ready else PHASES_S
+            pauses = [max(0.0, pause) for pause in (left_s, look_s) if pause is not None]
+            try:
+                return self._news.get(timeout=min(pauses, default=None))
+            except queue.Empty:
+                if left_s is not None and left_s <= 0:
+                    return None
+                self._send_phases()
+
+    def _send_phases(self) -> None:
+        """Report to the leader how far the ranks here have come, if that has changed."""
+        phases = self._local.phases() if self._local is not None else {}
+        if phases != self._phases:
+            self._phases = phases
+            self._link.send(Phases(number=self._number, ranks=phases))
+        self._ready = started(phases)
 
     def _take(self, news: _News | None) -> None:
         if isinstance(news, Start):
@@ -184,10 +204,10 @@ class FollowerSupervisor:
             self._start(news)
         elif isinstance(news, _End):
             if news.start == self._number:
-                self._tell(news.end)
-        elif isinstance(news, Topology):
+                self._send_end(news.end)
+        elif isinstance(news, Finish):
             self._patience = time.monotonic() + HOME_S
-        elif isinstance(news, _StartRequest):
+        elif isinstance(news, _LeaveRequest):
             self._asked = True
             if self._live:  # the first rank must save what they have together
                 self._link.send(Leaving())
@@ -197,7 +217,7 @@ class FollowerSupervisor:
 
     def _start(self, start: Start) -> None:
         folder = self._environment.directory
-        self._started, self._number = True, start.number
+        self._started, self._number, self._ready = True, start.number, False
         ranks = range(start.first, start.first + start.count)
         self._live = set(ranks)
         log.info("ranks %d to %d start here; they meet at %s", ranks[0], ranks[-1], start.address)
@@ -217,11 +237,12 @@ class FollowerSupervisor:
                 ATOLL_MEMBER=member_of_follower(self._environment.member)[0],
             )
         except AtollError as error:
-            self._tell(RankExit(ranks[0], 1, error))
+            self._send_end(RankExit(ranks[0], 1, error))
 
-    def _tell(self, end: RankExit) -> None:
-        """Tell the leader how a rank has ended."""
+    def _send_end(self, end: RankExit) -> None:
+        """Report to the leader how a rank has ended."""
         self._live.discard(end.rank)
+        self._send_phases()
         level = logging.INFO if end.good else logging.WARNING
         log.log(level, "rank %d has ended with %d", end.rank, end.code)
         ended = Ended(
@@ -239,7 +260,7 @@ class FollowerSupervisor:
         if self._local is not None:
             self._local.close()
             self._local = None
-        self._live = set()
+        self._live, self._phases, self._ready = set(), {}, True
 
 
 def _places(start: Start) -> list[RankPlace]:

@@ -21,6 +21,7 @@ from typing import cast
 from atoll import config
 from atoll.config import RankPlace
 from atoll.errors import JobError
+from atoll.island.start_phase import RankPhase, phase_file
 from atoll.node.islands.failure_cause import RankExit, error_file
 from atoll.node.launchers.launcher import THREADS
 from atoll.node.launchers.resources import usable_cpus
@@ -32,12 +33,12 @@ from atoll.node.processes.output import read_lines
 log = logging.getLogger(__name__)
 
 GONE_S = 5.0
-"""How long the end of ranks that were killed, and their last lines, are waited for."""
+"""How long to wait for the end of killed ranks and for their last lines."""
 
 PROGRAM = (sys.executable, "-m", "atoll.node.worker")
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-"""Variables by which libraries are told on which interface to meet others."""
+"""Variables that set the network interface of communication libraries."""
 
 
 class LocalRanks:
@@ -76,6 +77,7 @@ class LocalRanks:
         for place in places:
             with suppress(OSError):
                 (self._folder / error_file(place.rank)).unlink(missing_ok=True)
+                (self._folder / phase_file(place.rank)).unlink(missing_ok=True)
             try:
                 self._start(place, {**config.rank_environment(place, defaults=defaults), **more})
             except OSError as error:
@@ -85,8 +87,12 @@ class LocalRanks:
                     remedy="look at the memory and the limits of that machine, or take fewer ranks",
                 ) from error
 
+    def phases(self) -> dict[int, RankPhase]:
+        """Return how far each rank here has come at its start."""
+        return {rank: RankPhase.read(self._folder, rank) for rank in self._ranks}
+
     def ask(self, rank: int) -> None:
-        """Ask a rank to leave; what was stopped, also the others, must run to hear of it."""
+        """Ask a rank to leave; ranks stopped by SIGSTOP are continued, or they would not react."""
         process_tree.wake(
             one for popen in self._ranks.values() for one in process_tree.tree(popen.pid)[:1]
         )
@@ -128,7 +134,7 @@ class LocalRanks:
 
 
 def _defaults(ranks: int, address: str) -> dict[str, str]:
-    """Return variables that ranks get unless somebody has set them.
+    """Return environment variables for ranks; those already set win.
 
     Gloo would look up this machine's name and may find an interface that others can dial, or that
     they cannot; numeric libraries would take all cores for every rank.
@@ -140,7 +146,7 @@ def _defaults(ranks: int, address: str) -> dict[str, str]:
 
 
 def _pass_on(rank: int, stream: io.BufferedReader) -> None:
-    """Pass the lines of a rank on, whole; those of all but the first are marked with its number."""
+    """Copy the output of a rank, line by line; all ranks but 0 are marked with `[rank N]`."""
     mark = b"[rank %d] " % rank if rank else b""
     with stream:
         for line in read_lines(stream):

@@ -1,11 +1,11 @@
-"""The keeper of an island: the process of a member that starts its ranks and ends them together.
+"""The supervisor of an island: starts the ranks of a member and ends them together.
 
-It loads no torch. A rank that dies takes the island with it: the ranks meet in collectives, which
-nobody can leave alone. The hub then launches the member again by the rules that hold for every
-member, and its new ranks take the committed state over from the other members.
+It loads no torch. When a rank dies the island ends: the other ranks wait for it in collectives. The
+hub launches the member again as it does any other, and the new ranks take the committed state over
+from the other members.
 
-Where an island goes over several machines this is the keeper on the first one, which leads those on
-the others: it tells them what to start, hears how their ranks end, and decides for all.
+If an island has several machines, the supervisor on the first one leads those on the others: it
+sends them what to start, receives how their ranks end, and decides for all.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from types import FrameType
 
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
 from atoll.errors import OutOfMemory, from_dict
+from atoll.island.start_phase import RankPhase, describe, on_the_way, started
 from atoll.node.islands.failure_cause import RankExit, died, explain, root_cause
 from atoll.node.islands.local_ranks import PROGRAM, LocalRanks
-from atoll.node.islands.rendezvous import LocalEndpoint, NewsQueue, RankRequest, Rendezvous, gather
+from atoll.node.islands.rendezvous import LeaveRequest, LocalExit, NewsQueue, Rendezvous, gather
 from atoll.node.islands.rendezvous_server import Left, Received, RendezvousServer
 from atoll.node.islands.restart_history import RestartHistory, spec_with
-from atoll.node.islands.supervisor_link import Ended, Kill, Leaving, Start, Topology
+from atoll.node.islands.supervisor_link import Ended, Finish, Kill, Leaving, Phases, Start
 from atoll.node.processes import process_tree
 from atoll.node.processes.exits import ERROR_FILE
 from atoll.wire.limits import EXIT_LEFT
@@ -39,11 +40,14 @@ log = logging.getLogger(__name__)
 HERE = "127.0.0.1"
 PORT_TRIES = 3
 SETTLE_S = 1.0
-"""After a rank that only noticed the loss of another: how long that other one may take to end."""
+"""After a rank that only noticed the loss of another one: time for that one's end to arrive, so
+that the error names the cause."""
 HOME_S = 10.0
-"""After the end of the first rank: how long the others may take to go home."""
+"""After the end of rank 0: how long the others may take to end."""
+SLOW_START_S = 30.0
+"""Pause between two lines about the rank that is behind: a start takes seconds, or a download."""
 LEAVE_S = 60.0
-"""How long the first rank may take to leave when it is asked; the node agent has less patience."""
+"""How long rank 0 may take to leave when it is asked; the node agent waits less long."""
 
 
 def supervise(
@@ -51,47 +55,47 @@ def supervise(
 ) -> int:
     """Run the ranks of an island to their end; return the member's exit status.
 
-    To be called in the main thread, which the ranks live as long as.
+    Call it in the main thread: ranks die with the thread that started them.
 
     Args:
-        environment: What the node agent told the member.
+        environment: Set by the node agent.
         spec: The job.
         program: What every rank runs.
 
     Raises:
         JobError: a machine cannot start so many processes, or the others cannot dial this one.
     """
-    losses = RestartHistory.read(environment.directory)
+    history = RestartHistory.read(environment.directory)
     news: NewsQueue = queue.SimpleQueue()
     asked = threading.Event()
 
     def hear(number: int, frame: FrameType | None) -> None:
         asked.set()
-        news.put(RankRequest())
+        news.put(LeaveRequest())
 
     signal.signal(signal.SIGTERM, hear)
     machines = spec.island.machines
     if machines == 1:
-        shape = losses.shape(spec) or spec.mesh
-        return _keep(environment, spec, Rendezvous(shape, HERE), losses, program, news, asked)
-    with RendezvousServer(environment, machines=machines, tell=news.put) as gate:
+        shape = history.shape(spec) or spec.mesh
+        return _run_ranks(environment, spec, Rendezvous(shape, HERE), history, program, news, asked)
+    with RendezvousServer(environment, machines=machines, on_news=news.put) as server:
         first = not RestartHistory.known(environment.directory)
-        formation = gather(gate, spec, losses, first=first, news=news, is_asked=asked.is_set)
-        if formation is None:
+        rendezvous = gather(server, spec, history, first=first, news=news, is_asked=asked.is_set)
+        if rendezvous is None:
             return EXIT_LEFT
-        return _keep(environment, spec, formation, losses, program, news, asked)
+        return _run_ranks(environment, spec, rendezvous, history, program, news, asked)
 
 
-def _keep(
-    environment: WorkerEnvironment, spec: JobSpec, formation: Rendezvous, losses: RestartHistory,
+def _run_ranks(
+    environment: WorkerEnvironment, spec: JobSpec, rendezvous: Rendezvous, history: RestartHistory,
     program: Sequence[str], news: NewsQueue, asked: threading.Event,
 ) -> int:  # fmt: skip
-    """Run the ranks of an island whose machines are there to their end."""
-    folder, ranks = environment.directory, formation.shape.ranks
+    """Run the ranks of an island to their end."""
+    folder = environment.directory
     for number in range(PORT_TRIES):
-        with free_port(formation.address) as port:
+        with free_port(rendezvous.address) as port:
             island = RankSupervisor(
-                environment, formation, number=number, program=program, news=news, asked=asked
+                environment, rendezvous, number=number, program=program, news=news, asked=asked
             )
             began = time.monotonic()
             try:
@@ -105,11 +109,13 @@ def _keep(
     failed = not (end.good or asked.is_set())
     error = None
     if failed:
-        error = explain(end, member=environment.member, ranks=ranks)
+        error = explain(
+            end, member=environment.member, phases=island.phases, timeout_s=spec.island.timeout_s
+        )
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         with suppress(OSError):
             (folder / ERROR_FILE).write_text(json.dumps(error.to_dict()), encoding="utf-8")
-    losses.after(
+    history.after(
         died=error is not None and died(end, error),
         lacked_memory=isinstance(error, OutOfMemory),
         worked_s=time.monotonic() - began,
@@ -123,36 +129,38 @@ class RankSupervisor:
     def __init__(
         self,
         environment: WorkerEnvironment,
-        formation: Rendezvous,
+        rendezvous: Rendezvous,
         *,
         number: int,
         program: Sequence[str],
         news: NewsQueue,
         asked: threading.Event,
     ) -> None:
-        """Start nothing yet.
+        """Keep what a start needs; see `start`.
 
         Args:
-            environment: What the node agent told the member.
-            formation: Which ranks there are, and on which machines.
+            environment: Set by the node agent.
+            rendezvous: Which ranks there are, and on which machines.
             number: Of this start.
             program: What every rank runs.
-            news: What happens.
+            news: Where events of this start arrive.
             asked: Set when this process is asked to leave.
         """
-        self._environment, self._formation, self._number = environment, formation, number
+        self._environment, self._rendezvous, self._number = environment, rendezvous, number
         self._news, self._asked = news, asked
         self._local = LocalRanks(
             environment.directory,
             program=program,
-            on_end=lambda end: news.put(LocalEndpoint(number, end)),
+            on_end=lambda end: news.put(LocalExit(number, end)),
         )
-        runs = formation.runs
+        runs = rendezvous.runs
         self._own = runs[0]
-        self._far = dict(zip(formation.hands, runs[1:], strict=True))
-        """Which ranks each hand has."""
+        self._remote = dict(zip(rendezvous.followers, runs[1:], strict=True))
+        """Which ranks each follower host has."""
         self._ends: list[RankExit] = []
-        self._live = set(range(formation.shape.ranks))
+        self._remote_phases: dict[int, RankPhase] = {}
+        self._began, self._starting = time.monotonic(), True
+        self._live = set(range(rendezvous.shape.ranks))
 
     # ------------------------------------------------------------------------- starting
 
@@ -166,22 +174,22 @@ class RankSupervisor:
         Raises:
             JobError: this machine cannot.
         """
-        formation, shape = self._formation, self._formation.shape
-        machines = 1 + len(self._far)
+        rendezvous, shape = self._rendezvous, self._rendezvous.shape
+        machines = 1 + len(self._remote)
         on = f" on {machines} machines" if machines > 1 else ""
         log.info("the island has %d ranks%s: %s", shape.ranks, on, shape)
-        for machine, (hand, ranks) in enumerate(self._far.items(), start=1):
+        for machine, (follower, ranks) in enumerate(self._remote.items(), start=1):
             start = Start(
                 number=self._number, mesh=shape.sizes, first=ranks[0], count=len(ranks),
-                machine=machine, machines=machines, address=formation.address, port=port,
+                machine=machine, machines=machines, address=rendezvous.address, port=port,
             )  # fmt: skip
-            hand.link.send(start)
+            follower.link.send(start)
         places = [
             RankPlace(
                 rank,
                 shape.ranks,
                 local_rank=rank,
-                address=formation.address,
+                address=rendezvous.address,
                 port=port,
                 local_ranks=len(self._own),
                 machines=machines,
@@ -189,7 +197,7 @@ class RankSupervisor:
             for rank in self._own
         ]
         spec_file = spec_with(shape, spec=spec, environment=self._environment)
-        self._local.start(places, own_address=formation.address, ATOLL_SPEC=str(spec_file))
+        self._local.start(places, own_address=rendezvous.address, ATOLL_SPEC=str(spec_file))
 
     # -------------------------------------------------------------------------- watching
 
@@ -211,13 +219,42 @@ class RankSupervisor:
                 continue
             asked = self._asked.is_set()
             if end.rank == 0 and (end.good or asked):
-                self._send_home()
+                self._finish()
                 return end
             if end.good or asked:
-                continue  # the first rank will tell what that means
+                continue  # rank 0 decides what that means
             if not (end.follows and self._live):
                 return self._cause()
             patience = patience or time.monotonic() + SETTLE_S
+
+    @property
+    def phases(self) -> dict[int, RankPhase]:
+        """How far each rank has come at its start."""
+        unknown = {rank: RankPhase() for rank in range(self._rendezvous.shape.ranks)}
+        return unknown | self._remote_phases | self._local.phases()
+
+    def _say_who_is_behind(self) -> None:
+        """Log where the ranks stand, as long as not all are ready."""
+        phases = self.phases
+        self._starting = not started(phases)
+        if on_the_way(phases):
+            waited_s = time.monotonic() - self._began
+            log.warning("the island has not begun after %.0f s: %s", waited_s, describe(phases))
+
+    def _get(self, deadline: float | None) -> object:
+        """Return what happens next; say now and then who is behind while the ranks start.
+
+        Raises:
+            queue.Empty: nothing happened before the deadline.
+        """
+        while True:
+            slow_s = SLOW_START_S if self._starting else None
+            try:
+                return self._news.get(timeout=slow_s if deadline is None else _left_s(deadline))
+            except queue.Empty:
+                if deadline is not None:
+                    raise
+                self._say_who_is_behind()
 
     def _next_end(self, deadline: float | None) -> RankExit | None:
         """Wait for one more rank to end, and return how; None: the island was asked to leave.
@@ -227,42 +264,46 @@ class RankSupervisor:
         """
         while True:
             try:
-                news = self._news.get(timeout=None if deadline is None else _left_s(deadline))
+                news = self._get(deadline)
             except queue.Empty:
                 raise TimeoutError from None
-            if isinstance(news, RankRequest):
+            if isinstance(news, LeaveRequest):
                 return None
             if (
                 isinstance(news, Received)
                 and isinstance(news.word, Leaving)
-                and news.hand in self._far
+                and news.follower in self._remote
             ):
-                log.info("%s was asked to leave", news.hand.name)
+                log.info("%s was asked to leave", news.follower.name)
                 self._asked.set()
                 return None
+            if isinstance(news, Received) and isinstance(news.word, Phases):
+                if news.word.number == self._number:
+                    self._remote_phases.update(news.word.ranks)
+                continue
             end = self._end_in(news)
             if end is not None:
                 self._ends.append(end)
                 return end
 
     def _end_in(self, news: object) -> RankExit | None:
-        """Return the end that something tells of, if it tells of one of this start."""
+        """Return the end that an event reports, if it is of this start."""
         end: RankExit | None = None
-        if isinstance(news, LocalEndpoint) and news.start == self._number:
+        if isinstance(news, LocalExit) and news.start == self._number:
             end, gone = news.end, range(news.end.rank, news.end.rank + 1)
         elif isinstance(news, Received) and isinstance(news.word, Ended):
-            word, had = news.word, self._far.get(news.hand, range(0))
+            word, had = news.word, self._remote.get(news.follower, range(0))
             if word.number != self._number or word.rank not in had:
                 return None
             error = from_dict(word.error) if word.error else None
-            end = RankExit(word.rank, word.code, error, word.oom_kills, hand=news.hand.name)
+            end = RankExit(word.rank, word.code, error, word.oom_kills, follower=news.follower.name)
             gone = range(word.rank, word.rank + 1)
-        elif isinstance(news, Left) and news.hand in self._far:
-            gone = self._far[news.hand]
+        elif isinstance(news, Left) and news.follower in self._remote:
+            gone = self._remote[news.follower]
             if self._live.isdisjoint(gone):
                 return None
             end = RankExit.of_lost_machine(
-                news.hand.name, had=gone, ranks=self._formation.shape.ranks, why=news.why
+                news.follower.name, had=gone, ranks=self._rendezvous.shape.ranks, why=news.why
             )
         if end is not None:
             self._live.difference_update(gone)
@@ -276,10 +317,10 @@ class RankSupervisor:
             return RankExit(0, -process_tree.KILL)
         return root_cause(self._ends)
 
-    def _send_home(self) -> None:
-        """Give the others some time to end after the first one."""
-        for hand in self._far:
-            hand.link.send(Topology())
+    def _finish(self) -> None:
+        """Wait a while for the others to end after rank 0."""
+        for follower in self._remote:
+            follower.link.send(Finish())
         deadline = time.monotonic() + HOME_S
         with suppress(TimeoutError):
             while self._live:
@@ -289,14 +330,14 @@ class RankSupervisor:
 
     def close(self) -> None:
         """Kill what still lives; returns when all of it on this machine is gone."""
-        for hand in self._far:
-            hand.link.send(Kill())
+        for follower in self._remote:
+            follower.link.send(Kill())
         self._local.close()
 
 
 @contextmanager
 def free_port(address: str = HERE) -> Iterator[int]:
-    """Yield a port of this machine that nobody else is given inside.
+    """Yield a port of this machine that the system gives to no other process meanwhile.
 
     A socket that is bound but does not listen keeps it, while a process that names it can still
     listen there. Systems that do not let two sockets share a port so get one that was free just

@@ -26,7 +26,7 @@ REFUSED_S = 60.0
 DIAL_S = 3.0
 """How long one address of the first machine may take to answer."""
 NO_WAY_S = 30.0
-"""How long a gate may be there, and be renewed, and yet not be reached."""
+"""How long an address may be published, and renewed, and yet not be reached."""
 
 
 class RendezvousClient:
@@ -36,25 +36,25 @@ class RendezvousClient:
         """Look nowhere yet.
 
         Args:
-            environment: What the node agent told this process.
+            environment: Set by the node agent.
             client: The hub.
         """
         self._environment, self._client = environment, client
         self._member, _ = member_of_follower(environment.member)
         self._over = ""
-        """The key of a gate whose leader is gone."""
+        """The key of a server whose leader is gone."""
         self.key = ""
-        """Of the gate where `look` has led."""
+        """Of the server that `look` has connected to."""
         self._newest: RendezvousAddress | None = None
-        self._vain_since: float | None = None
-        """When the present gate was first dialled in vain."""
+        self._failing_since: float | None = None
+        """When the present server was first dialled without success."""
         self._renewals = 0
         """How often it was renewed since: so the first machine lives."""
         self._refused_since: float | None = None
         self._said = 0.0
 
     def pass_by(self, key: str) -> None:
-        """Go to that gate no more: the process that opened it has come to its end."""
+        """Ignore that server from now on: the process that opened it has ended."""
         self._over = key
 
     def look(self) -> SupervisorLink | None:
@@ -64,45 +64,45 @@ class RendezvousClient:
             JobError: it lives and cannot be reached.
             AuthError: the hub does not know this process any more.
         """
-        gate = self._ask()
-        if gate is None or _key(gate) == self._over:
+        address = self._ask()
+        if address is None or _key(address) == self._over:
             self._say(f"waiting for the first machine of {self._member}")
-            self._vain_since, self._newest = None, None
+            self._failing_since, self._newest = None, None
             return None
-        if self._newest is None or _key(gate) != _key(self._newest):
-            self._vain_since, self._renewals = None, 0
-        elif gate.secret != self._newest.secret:
+        if self._newest is None or _key(address) != _key(self._newest):
+            self._failing_since, self._renewals = None, 0
+        elif address.secret != self._newest.secret:
             self._renewals += 1
-        self._newest = gate
+        self._newest = address
         tried: list[str] = []
-        for dial in gate.dial.split():
+        for dial in address.dial.split():
             try:
-                link = self._dial(dial, secret=_key(gate))
+                link = self._dial(dial, secret=_key(address))
             except (OSError, ValueError, AtollError) as error:
                 tried.append(f"{dial} ({_words(error)})")
                 continue
             log.info("this is %s, and %s awaits it at %s", self._environment.member,
                      self._member, dial)  # fmt: skip
-            self.key, self._vain_since = _key(gate), None
+            self.key, self._failing_since = _key(address), None
             return link
-        self._in_vain(tried)
+        self._failed(tried)
         return None
 
     def _ask(self) -> RendezvousAddress | None:
-        """Return the gate that the hub knows of; None: none, or the hub does not answer now."""
+        """Return the address at the hub; None: there is none, or the hub does not answer now."""
         now = time.monotonic()
         try:
-            gate = self._client.gate(self._environment.job, self._member)
+            address = self._client.find_rendezvous(self._environment.job, self._member)
         except AuthError:
             self._refused_since = self._refused_since or now
             if now >= self._refused_since + REFUSED_S:
                 raise
             return None
         except AtollError as error:
-            self._say(f"the hub does not tell where {self._member} is: {error}")
+            self._say(f"the hub does not answer where {self._member} is: {error}")
             return None
         self._refused_since = None
-        return gate
+        return address
 
     def _dial(self, dial: str, *, secret: str) -> SupervisorLink:
         place = hub_address(f"http://{dial}")
@@ -115,16 +115,16 @@ class RendezvousClient:
             sock.close()
             raise
 
-    def _in_vain(self, tried: Sequence[str]) -> None:
+    def _failed(self, tried: Sequence[str]) -> None:
         """Note that the first machine was not reached.
 
         Raises:
-            JobError: not for a long time, while it renews its gate.
+            JobError: not for a long time, while it renews its address.
         """
         now = time.monotonic()
-        self._vain_since = self._vain_since or now
+        self._failing_since = self._failing_since or now
         self._say(f"the first machine of {self._member} is not reached: {'; '.join(tried)}")
-        if self._renewals < 2 or now < self._vain_since + NO_WAY_S:
+        if self._renewals < 2 or now < self._failing_since + NO_WAY_S:
             return
         place = hub_address(f"http://{self._newest.dial.split()[0]}") if self._newest else None
         own = address_towards(place.host, place.port) if place else ""
@@ -145,9 +145,9 @@ class RendezvousClient:
             log.info("%s", text)
 
 
-def _key(gate: RendezvousAddress) -> str:
-    """Return what stays of a gate's secret when it is renewed."""
-    return gate.secret.partition(".")[0]
+def _key(address: RendezvousAddress) -> str:
+    """Return the part of a secret that stays when the address is published again."""
+    return address.secret.partition(".")[0]
 
 
 def _words(error: BaseException) -> str:

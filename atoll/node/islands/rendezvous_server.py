@@ -1,8 +1,8 @@
-"""Where the first machine of an island awaits its others, the hands.
+"""The rendezvous of an island: its follower hosts connect here to the first machine.
 
-The gate is a listening socket, and a note of it at the hub, from whom only the hands of this member
-can have it. Whoever dials and cannot prove that it knows the secret is turned away; each of them is
-heard in a thread of its own, so that one that says nothing holds nobody up.
+The server listens on a free port and publishes address and secret at the hub, which gives them to
+the follower hosts of this member only. A connection that cannot prove the secret is closed; each
+handshake has a thread of its own, so that a silent one delays no other.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from atoll.wire.messages import RendezvousAddress
 log = logging.getLogger(__name__)
 
 RENEW_S = 3.0
-"""Pause between two notes to the hub while hands are missing: it may have restarted, and hands see
-by a new note that this machine lives."""
+"""Pause between two publications while follower hosts are missing: the hub may have restarted, and
+a new secret shows follower hosts that this machine lives."""
 HUB_TIMEOUT_S = 5.0
-MOST_STRANGERS = 32
-"""Connections that may be at their first words at once; more are turned away."""
+MOST_HANDSHAKES = 32
+"""Handshakes that may run at once; further connections are closed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Follower:
-    """A further machine that is here now."""
+    """A follower host that is connected."""
 
     part: int
     """Its number among the machines of the island: 1, 2, ..."""
@@ -47,57 +47,61 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A hand is here."""
+    """A follower host has connected."""
 
-    hand: Follower
+    follower: Follower
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A hand is here no more."""
+    """A follower host is gone."""
 
-    hand: Follower
+    follower: Follower
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A hand has said something."""
+    """A follower host has sent a message."""
 
-    hand: Follower
+    follower: Follower
     word: Word
 
 
-HandNews: TypeAlias = Joined | Left | Received
+FollowerNews: TypeAlias = Joined | Left | Received
 
 
 class RendezvousServer:
-    """The gate of one process of a member; use it with `with`."""
+    """Accepts the follower hosts of one member; use it with `with`."""
 
     def __init__(
-        self, environment: WorkerEnvironment, *, machines: int, tell: Callable[[HandNews], None]
+        self,
+        environment: WorkerEnvironment,
+        *,
+        machines: int,
+        on_news: Callable[[FollowerNews], None],
     ) -> None:
         """Open nothing yet.
 
         Args:
-            environment: What the node agent told the member.
+            environment: Set by the node agent.
             machines: How many the island has, this one included.
-            tell: Called with everything that happens, in threads of the gate.
+            on_news: Called with every event, in threads of the server.
         """
         self._environment = environment
         self._member = environment.member
         self._parts = range(1, machines)
-        self._tell = tell
+        self._on_news = on_news
         self._secret = new_token()
         self._addresses: Sequence[str] = ()
         self._listener: socket.socket | None = None
-        self._hands: dict[int, Follower] = {}
+        self._followers: dict[int, Follower] = {}
         self._lock = threading.Lock()
-        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._handshakes = threading.BoundedSemaphore(MOST_HANDSHAKES)
         self._closed = threading.Event()
 
     def __enter__(self) -> RendezvousServer:
-        """Listen, and tell the hub from now on.
+        """Listen, and publish the address at the hub from now on.
 
         Raises:
             JobError: no other machine can reach this one.
@@ -118,39 +122,39 @@ class RendezvousServer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close it, and every connection."""
+        """Close the server and every connection."""
         self._closed.set()
         if self._listener is not None:
             with suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
-        for hand in self.hands().values():
-            hand.link.close()
+        for follower in self.followers().values():
+            follower.link.close()
 
-    def hands(self) -> dict[int, Follower]:
-        """Return the hands that are here, by number."""
+    def followers(self) -> dict[int, Follower]:
+        """Return the follower hosts that are connected, by number."""
         with self._lock:
-            return dict(sorted(self._hands.items()))
+            return dict(sorted(self._followers.items()))
 
     def missing(self) -> list[str]:
-        """Return the names of the hands that are not here."""
-        here, slot = self.hands(), slot_of(self._member)
+        """Return the names of the follower hosts that are missing."""
+        here, slot = self.followers(), slot_of(self._member)
         return [follower_id(slot, part) for part in self._parts if part not in here]
 
     def meeting_address(self) -> str:
         """Return the address of this machine at which the ranks are to meet.
 
-        It is one by which a hand came; a hand on this very machine can use any of them.
+        It is one that a follower host has dialled; one on this very machine can use any of them.
         """
-        found = [hand.link.own_address for hand in self.hands().values()]
+        found = [follower.link.own_address for follower in self.followers().values()]
         found += self._addresses[:1]
         return next((one for one in found if not is_loopback(one)), found[0])
 
     # ------------------------------------------------------------------------- at the hub
 
     def _renew(self, listener: socket.socket) -> None:
-        """Tell the hub where the gate is, as long as hands are missing."""
-        from atoll.net.http.client import HubClient  # keepers on one machine ask no hub
+        """Publish the address at the hub, again and again while follower hosts are missing."""
+        from atoll.net.http.client import HubClient  # an island on one machine asks no hub
 
         port = int(listener.getsockname()[1])
         dial = " ".join(at_address(address, port) for address in self._addresses)
@@ -162,15 +166,15 @@ class RendezvousServer:
             while True:
                 if self.missing():
                     number += 1
-                    gate = RendezvousAddress(dial, f"{self._secret}.{number}")
+                    address = RendezvousAddress(dial, f"{self._secret}.{number}")
                     try:
-                        client.open_gate(self._environment.job, self._member, gate)
+                        client.publish_rendezvous(self._environment.job, self._member, address)
                     except AtollError as error:
-                        log.info("the hub does not take the gate at %s: %s", dial, error)
+                        log.info("the hub does not publish the rendezvous at %s: %s", dial, error)
                 if self._closed.wait(RENEW_S):
                     return
 
-    # -------------------------------------------------------------------------- at the gate
+    # -------------------------------------------------------------------------- connections
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -181,29 +185,29 @@ class RendezvousServer:
                     return
                 self._closed.wait(0.1)  # e.g. no more files: do not spin
                 continue
-            if not self._strangers.acquire(blocking=False):
+            if not self._handshakes.acquire(blocking=False):
                 sock.close()
                 continue
             threading.Thread(target=self._receive, args=(sock, address), daemon=True).start()
 
     def _receive(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        """Hear who has dialled."""
+        """Do the handshake of a connection."""
         try:
             name, machine, link = receive(sock, secret=self._secret)
             part = self._part_of(name)
         except (OSError, AtollError) as error:
-            log.warning("%s was turned away at the gate: %s", address[0], error)
+            log.warning("a connection from %s was refused: %s", address[0], error)
             sock.close()
             return
         finally:
-            self._strangers.release()
-        self._welcome(Follower(part, f"{name} on {machine}", link))
+            self._handshakes.release()
+        self._add(Follower(part, f"{name} on {machine}", link))
 
     def _part_of(self, name: str) -> int:
-        """Return the number of a hand.
+        """Return the number of a follower host.
 
         Raises:
-            WireError: it is no hand of this island.
+            WireError: it is no follower host of this island.
         """
         with suppress(ValueError):
             if is_follower(name):
@@ -211,31 +215,32 @@ class RendezvousServer:
                 if member == self._member and part in self._parts:
                     return part
         raise WireError(
-            "no hand of this island has this name", given=name[:80],
+            "no follower host of this island has this name", given=name[:80],
             expected=", ".join(follower_id(slot_of(self._member), part) for part in self._parts),
         )  # fmt: skip
 
-    def _welcome(self, hand: Follower) -> None:
+    def _add(self, follower: Follower) -> None:
         with self._lock:
-            former = self._hands.get(hand.part)
-            self._hands[hand.part] = hand
+            former = self._followers.get(follower.part)
+            self._followers[follower.part] = follower
         if former is not None:  # launched again before the end of the other was noticed
             former.link.close()
-            self._tell(Left(former, "a newer process has taken its place"))
-        log.info("%s is here", hand.name)
-        self._tell(Joined(hand))
-        hand.link.run(
-            lambda word: self._tell(Received(hand, word)), lambda why: self._lost(hand, why)
+            self._on_news(Left(former, "a newer process has taken its place"))
+        log.info("%s has connected", follower.name)
+        self._on_news(Joined(follower))
+        follower.link.run(
+            lambda word: self._on_news(Received(follower, word)),
+            lambda why: self._lost(follower, why),
         )
         if self._closed.is_set():
-            hand.link.close()
+            follower.link.close()
 
-    def _lost(self, hand: Follower, why: str) -> None:
+    def _lost(self, follower: Follower, why: str) -> None:
         with self._lock:
-            if self._hands.get(hand.part) is hand:
-                del self._hands[hand.part]
-        log.info("%s is gone: %s", hand.name, why)
-        self._tell(Left(hand, why))
+            if self._followers.get(follower.part) is follower:
+                del self._followers[follower.part]
+        log.info("%s is gone: %s", follower.name, why)
+        self._on_news(Left(follower, why))
 
 
 def _listen(addresses: Sequence[str]) -> socket.socket:
@@ -243,5 +248,5 @@ def _listen(addresses: Sequence[str]) -> socket.socket:
     six = any(":" in address for address in addresses)
     family = socket.AF_INET6 if six else socket.AF_INET
     if len(addresses) == 1:
-        return socket.create_server((addresses[0], 0), family=family, backlog=MOST_STRANGERS)
-    return socket.create_server(("", 0), family=family, dualstack_ipv6=six, backlog=MOST_STRANGERS)
+        return socket.create_server((addresses[0], 0), family=family, backlog=MOST_HANDSHAKES)
+    return socket.create_server(("", 0), family=family, dualstack_ipv6=six, backlog=MOST_HANDSHAKES)

@@ -1,12 +1,11 @@
-"""How often an island has lost a rank of late, and with how many ranks it starts again.
+"""How often an island has lost ranks, and with how many it starts again.
 
 By `on_loss = "wait"` an island always starts with all its ranks. By `shrink` the rule is this: one
 rank that dies may be chance, so the next start still has all ranks. If that one loses a rank, too,
-before it has worked for a while, every start has one rank less than the one before, down to the
-least that holds one whole model. Want of memory is no chance: it takes a rank away at once. A start
+before it has worked for `STEADY_S`, every start has one rank less than the one before, down to the
+least that holds one whole model. Out of memory is no chance: it takes a rank away at once. A start
 that ends in any other way, or works for `STEADY_S`, ends the row, and the next has all ranks again.
-A machine that is lost is one loss, whatever number of ranks it had: whether it comes back in time
-for the next start is another question, which is answered then.
+A machine that is lost counts as one loss, whatever its number of ranks.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from atoll.errors import JobError
 
 log = logging.getLogger(__name__)
 
-LOSSES_FILE = "losses.json"
+HISTORY_FILE = "restarts.json"
 """In the folder of the member, which outlives its processes."""
 
 SPEC_FILE = "island.toml"
 """The job file of the ranks where their mesh is not that of the job."""
 
 STEADY_S = 60.0
-"""A start that has worked so long shows that its ranks are well."""
+"""A start that has worked so long ends the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartHistory:
-    """Starts in a row that ended because a rank died by itself."""
+    """The number of starts in a row that ended because a rank died by itself."""
 
     row: int = 0
 
@@ -45,19 +44,19 @@ class RestartHistory:
     def read(cls, folder: Path) -> RestartHistory:
         """Return what is written in the folder of a member; none if nothing readable is."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return cls(max(0, int(json.loads((folder / LOSSES_FILE).read_text("utf-8"))["row"])))
+            return cls(max(0, int(json.loads((folder / HISTORY_FILE).read_text("utf-8"))["row"])))
         return cls()
 
     @staticmethod
     def known(folder: Path) -> bool:
         """Return whether an island has ended before in the folder of a member."""
-        return (folder / LOSSES_FILE).exists()
+        return (folder / HISTORY_FILE).exists()
 
     def write(self, folder: Path) -> None:
         """Remember it for the next start; a disk that is full forgets it."""
         with contextlib.suppress(OSError):
             text = json.dumps({"row": self.row})
-            (folder / LOSSES_FILE).write_text(text, encoding="utf-8")
+            (folder / HISTORY_FILE).write_text(text, encoding="utf-8")
 
     def after(self, *, died: bool, lacked_memory: bool, worked_s: float) -> RestartHistory:
         """Return this after one more start.

@@ -1,9 +1,9 @@
-"""The connection between two keepers of one island, over the network between its machines.
+"""The TCP connection between two supervisors of one island.
 
-Both know a secret that only processes of their own job can have from the hub. Each proves it to
-the other before anything else is said, and everything that follows carries a code (HMAC) by which
-nobody in between can change, repeat or add a word. What is said is no secret and is not encrypted:
-which ranks to start, and how they ended. The job itself each side has from the hub.
+Both know a secret that the hub gives only to processes of their own job. Each proves it to the
+other first; every later message carries an HMAC over its content and number, so that it cannot be
+changed, repeated or added. Messages are not encrypted: they only say which ranks to start and how
+they ended. The job itself comes from the hub.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ from typing import TypeVar
 import msgspec
 
 from atoll.errors import AuthError, FrameTooLarge, WireError
+from atoll.island.start_phase import RankPhase
 from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, MAX_CONTROL_BYTES
 
 HANDSHAKE_S = 5.0
-"""How long the other side may take to prove who it is."""
+"""How long the other side may take to prove that it knows the secret."""
 STRANGER_BYTES = 1024
-"""Longest frame of one that has not."""
+"""Longest frame before that."""
 CODE_BYTES = hashlib.sha256().digest_size
 
 T = TypeVar("T")
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """I live."""
+    """A heartbeat."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag="here"):
-    """A hand tells: I am here and have nothing to do."""
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """From a follower host: connected, no ranks running."""
 
     machine: str
     """The name of its machine, for people."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """The leader tells: start your ranks."""
+    """From the leader: start these ranks."""
 
     number: int
-    """Of this start, by which late words of an earlier one are told apart."""
+    """Of this start: late messages of an earlier start carry another number."""
     mesh: tuple[int, int, int, int]
     """How many ranks each axis has at this start."""
     first: int
@@ -59,16 +60,16 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     port: int
 
 
-class Topology(msgspec.Struct, frozen=True, tag="home"):
-    """The leader tells: the first rank has come to its end; yours are to end by themselves."""
+class Finish(msgspec.Struct, frozen=True, tag="finish"):
+    """From the leader: rank 0 has finished; let the other ranks end by themselves."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
-    """The leader tells: kill your ranks."""
+    """From the leader: kill the ranks."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """A hand tells: one of my ranks has ended."""
+    """From a follower host: one of its ranks has ended."""
 
     number: int
     rank: int
@@ -77,11 +78,18 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     oom_kills: int = 0
 
 
+class Phases(msgspec.Struct, frozen=True, kw_only=True, tag="phases"):
+    """From a follower host: how far its ranks have come at their start."""
+
+    number: int
+    ranks: dict[int, RankPhase]
+
+
 class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
-    """A hand tells: I was asked to leave; my ranks go on until you say so."""
+    """From a follower host: it was asked to leave; its ranks run until the leader ends them."""
 
 
-Word = Beat | Ready | Start | Topology | Kill | Ended | Leaving
+Word = Beat | Ready | Start | Finish | Kill | Ended | Phases | Leaving
 
 
 class _Hello(msgspec.Struct, frozen=True):
@@ -99,10 +107,7 @@ class _Proof(msgspec.Struct, frozen=True):
 
 
 class SupervisorLink:
-    """One connection, both sides known to each other.
-
-    Words may be sent from any thread; `close` too.
-    """
+    """One authenticated connection. `send` and `close` may be called from any thread."""
 
     def __init__(self, sock: socket.socket, *, key: bytes, leads: bool) -> None:
         """Take a connection over; see `greet` and `receive`.
@@ -114,7 +119,7 @@ class SupervisorLink:
         """
         self._sock = sock
         self._key = key
-        self._mine, self._theirs = (b"leader", b"hand") if leads else (b"hand", b"leader")
+        self._mine, self._theirs = (b"leader", b"follower") if leads else (b"follower", b"leader")
         self._sent = self._received = 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -126,17 +131,17 @@ class SupervisorLink:
         return str(self._sock.getsockname()[0])
 
     def run(self, on_word: Callable[[Word], None], on_gone: Callable[[str], None]) -> None:
-        """Begin to read, and to tell that this side lives, in threads of its own.
+        """Start the threads that read and that send heartbeats.
 
         Args:
             on_word: Called with every word of the other side.
             on_gone: Called once with the reason when it is gone; not after `close`.
         """
         for work in (self._beat, lambda: self._read(on_word, on_gone)):
-            threading.Thread(target=work, name="keeper-link", daemon=True).start()
+            threading.Thread(target=work, name="supervisor-link", daemon=True).start()
 
     def send(self, word: Word) -> None:
-        """Say a word; one that does not arrive is noticed by whoever reads."""
+        """Send a message; a broken connection is reported by the reading thread."""
         body = msgspec.json.encode(word)
         with self._lock, contextlib.suppress(OSError):
             code = self._code(self._mine, self._sent, body)
@@ -153,12 +158,12 @@ class SupervisorLink:
         frame = _read_frame(self._sock, most_bytes=MAX_CONTROL_BYTES)
         code, body = frame[:CODE_BYTES], frame[CODE_BYTES:]
         if not hmac.compare_digest(code, self._code(self._theirs, self._received, body)):
-            raise WireError("a word between keepers was not said by the other one")
+            raise WireError("a message between supervisors has a wrong code")
         self._received += 1
         return _decoded(body, Word)  # type: ignore[arg-type]  # a union is no class for mypy
 
     def close(self) -> None:
-        """Close the connection; nothing is told of it here."""
+        """Close the connection, without a call of `on_gone`."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -187,12 +192,12 @@ class SupervisorLink:
 
 
 def greet(sock: socket.socket, *, secret: str, name: str) -> SupervisorLink:
-    """Be a hand that has dialled its leader.
+    """Prove to the leader that this follower host knows the secret; return the connection.
 
     Args:
         sock: The connection.
         secret: What both know.
-        name: The hand's, e.g. `w0.1`.
+        name: The follower host's, e.g. `w0.1`.
 
     Raises:
         AuthError: who listens there does not know the secret.
@@ -201,17 +206,17 @@ def greet(sock: socket.socket, *, secret: str, name: str) -> SupervisorLink:
     """
     deadline = time.monotonic() + HANDSHAKE_S
     hello = _Hello(name, secrets.token_hex(16))
-    _say(sock, hello)
-    challenge = _hear(sock, _Challenge, deadline=deadline)
-    told = f"{name} {hello.nonce} {challenge.nonce}"
-    if not hmac.compare_digest(challenge.proof, _proof(secret, "leader", told)):
-        raise AuthError("who listens there is not the first machine of this island")
-    _say(sock, _Proof(_proof(secret, "hand", told)))
-    return SupervisorLink(sock, key=bytes.fromhex(_proof(secret, "words", told)), leads=False)
+    _write_message(sock, hello)
+    challenge = _read_message(sock, _Challenge, deadline=deadline)
+    transcript = f"{name} {hello.nonce} {challenge.nonce}"
+    if not hmac.compare_digest(challenge.proof, _proof(secret, "leader", transcript)):
+        raise AuthError("the process that listens there is not the first machine of this island")
+    _write_message(sock, _Proof(_proof(secret, "follower", transcript)))
+    return SupervisorLink(sock, key=bytes.fromhex(_proof(secret, "words", transcript)), leads=False)
 
 
 def receive(sock: socket.socket, *, secret: str) -> tuple[str, str, SupervisorLink]:
-    """Be the leader to whom somebody has connected; return its name, machine and the connection.
+    """Let a process that has connected prove itself; return its name, machine and connection.
 
     Args:
         sock: The connection.
@@ -223,29 +228,33 @@ def receive(sock: socket.socket, *, secret: str) -> tuple[str, str, SupervisorLi
         OSError: it says nothing, or the connection is broken.
     """
     deadline = time.monotonic() + HANDSHAKE_S
-    hello = _hear(sock, _Hello, deadline=deadline)
+    hello = _read_message(sock, _Hello, deadline=deadline)
     nonce = secrets.token_hex(16)
-    told = f"{hello.name} {hello.nonce} {nonce}"
-    _say(sock, _Challenge(nonce, _proof(secret, "leader", told)))
-    proof = _hear(sock, _Proof, deadline=deadline)
-    if not hmac.compare_digest(proof.proof, _proof(secret, "hand", told)):
-        raise AuthError("somebody who dialled is no hand of this island")
-    link = SupervisorLink(sock, key=bytes.fromhex(_proof(secret, "words", told)), leads=True)
+    transcript = f"{hello.name} {hello.nonce} {nonce}"
+    _write_message(sock, _Challenge(nonce, _proof(secret, "leader", transcript)))
+    proof = _read_message(sock, _Proof, deadline=deadline)
+    if not hmac.compare_digest(proof.proof, _proof(secret, "follower", transcript)):
+        raise AuthError("a process that dialled is not a follower host of this island")
+    link = SupervisorLink(sock, key=bytes.fromhex(_proof(secret, "words", transcript)), leads=True)
     here = link.receive()
     if not isinstance(here, Ready):
-        raise WireError("a hand begins with the name of its machine", given=type(here).__name__)
+        raise WireError(
+            "a follower host begins with the name of its machine", given=type(here).__name__
+        )
     return hello.name, here.machine, link
 
 
-def _proof(secret: str, side: str, told: str) -> str:
-    return hmac.new(secret.encode(), f"atoll island {side} {told}".encode(), "sha256").hexdigest()
+def _proof(secret: str, side: str, transcript: str) -> str:
+    return hmac.new(
+        secret.encode(), f"atoll island {side} {transcript}".encode(), "sha256"
+    ).hexdigest()
 
 
-def _say(sock: socket.socket, message: msgspec.Struct) -> None:
+def _write_message(sock: socket.socket, message: msgspec.Struct) -> None:
     _write(sock, msgspec.json.encode(message))
 
 
-def _hear(sock: socket.socket, kind: type[T], *, deadline: float) -> T:
+def _read_message(sock: socket.socket, kind: type[T], *, deadline: float) -> T:
     return _decoded(_read_frame(sock, most_bytes=STRANGER_BYTES, deadline=deadline), kind)
 
 
@@ -253,7 +262,7 @@ def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError("a keeper said what none says", given=str(error)) from error
+        raise WireError("a message between supervisors is malformed", given=str(error)) from error
 
 
 def _write(sock: socket.socket, body: bytes) -> None:
@@ -263,7 +272,7 @@ def _write(sock: socket.socket, body: bytes) -> None:
 def _read_frame(sock: socket.socket, *, most_bytes: int, deadline: float | None = None) -> bytes:
     size = int.from_bytes(_read_exactly(sock, 4, deadline), "big")
     if size > most_bytes:
-        raise FrameTooLarge("a frame between keepers is too large", given=size)
+        raise FrameTooLarge("a frame between supervisors is too large", given=size)
     return _read_exactly(sock, size, deadline)
 
 

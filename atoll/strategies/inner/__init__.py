@@ -1,4 +1,5 @@
-"""Strategies, inner: how one optimizer step is computed: on one rank, or on several of an island.
+"""How the ranks of one member compute a step: shards, copies, tensor and pipeline parallelism.
 
-It may import strategies. Start reading at `local.py`, then `worker.py`.
+May import what strategies may; knows no network and no hub.
+Start with base.py (what a rank has), worker.py (what it does), leader.py (how rank 0 leads).
 """

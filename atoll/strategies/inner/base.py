@@ -39,7 +39,7 @@ class Parts(Protocol):
         """Return the saved floating-point buffers, by name; equal on all ranks that have them."""
         ...
 
-    def rest(self) -> Mapping[str, Tensor]:
+    def untrained(self) -> Mapping[str, Tensor]:
         """Return what else of the model's state is here, by name.
 
         Frozen parameters, as trained ones lie, and saved buffers that are no floating-point

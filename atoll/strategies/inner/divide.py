@@ -14,7 +14,7 @@ from atoll.strategies.inner.whole import WholeParts
 
 def split_model(
     model: nn.Module,
-    recipe: InnerOptions,
+    options: InnerOptions,
     *,
     mesh: DeviceMesh,
     device: torch.device,
@@ -24,7 +24,7 @@ def split_model(
 
     Args:
         model: The whole model, equal on all ranks; it is taken over and changed.
-        recipe: What to do with it.
+        options: What to do with it.
         mesh: All four axes of `atoll.config.mesh.AXES`.
         device: What this rank computes on.
         sample: A few rows of (inputs, targets), on the first rank, by which a pipeline measures
@@ -34,9 +34,9 @@ def split_model(
         ConfigError: the device cannot compute in the precision, or the model cannot be divided
             like that.
     """
-    check_precision(recipe.precision, device)
+    check_precision(options.precision, device)
     if mesh["pipeline"].size() > 1:
         from atoll.strategies.inner.pipeline.pipeline import PipelineParts
 
-        return PipelineParts(model, recipe, mesh=mesh, device=device, sample=sample)
-    return WholeParts(model, recipe, mesh=mesh, device=device)
+        return PipelineParts(model, options, mesh=mesh, device=device, sample=sample)
+    return WholeParts(model, options, mesh=mesh, device=device)

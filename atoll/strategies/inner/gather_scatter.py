@@ -66,35 +66,35 @@ class Subgroups:
 
 
 class Transport:
-    """Knows which rank has a part of what; every method is collective.
+    """Moves whole tensors between rank 0 and the parts on all ranks; every method is collective.
 
     A part is a plain tensor, which is the whole one, or a DTensor.
     """
 
     def __init__(
-        self, parts: Mapping[str, Tensor], *, device: torch.device, circles: Subgroups
+        self, parts: Mapping[str, Tensor], *, device: torch.device, subgroups: Subgroups
     ) -> None:
-        """Tell the others what is here.
+        """Exchange with all ranks what each one has.
 
         Args:
             parts: What this rank has, by name.
             device: What tensors travel on.
-            circles: Groups that are there already.
+            subgroups: Groups that are there already.
         """
         self._parts, self._device = parts, device
         self._rank, ranks = dist.get_rank(), dist.get_world_size()
         own = {name: Kind(tuple(part.shape), part.dtype) for name, part in parts.items()}
-        told: list[dict[str, Kind]] = [own] * ranks
+        by_rank: list[dict[str, Kind]] = [own] * ranks
         if ranks > 1:
-            dist.all_gather_object(told, own)
-        self.kinds = {name: kind for found in told for name, kind in found.items()}
+            dist.all_gather_object(by_rank, own)
+        self.kinds = {name: kind for found in by_rank for name, kind in found.items()}
         """Every tensor that some rank has a part of; the same on all ranks."""
         self._holders = {
-            name: tuple(rank for rank, found in enumerate(told) if name in found)
+            name: tuple(rank for rank, found in enumerate(by_rank) if name in found)
             for name in self.kinds
         }
         self._buckets = self._packed()
-        self._groups = {b.ranks: circles.of(b.ranks) for b in self._buckets}
+        self._groups = {b.ranks: subgroups.of(b.ranks) for b in self._buckets}
 
     def _packed(self) -> list[_Bucket]:
         """Return what travels together: neighbours that the same ranks have, of one type."""
@@ -259,7 +259,7 @@ def trim_heap() -> None:
 
 
 def _glibc() -> Any:
-    """Return the C library if it is the one that has to be told."""
+    """Return the C library if it is glibc."""
     if not sys.platform.startswith("linux"):
         return None
     system = ctypes.CDLL(None)

@@ -29,7 +29,7 @@ class Length:
     finite: bool
     """Whether every number of it is finite on every rank."""
     loss: float = 0.0
-    """Sum of the ranks' shares of the loss, if they told them along."""
+    """Sum of the ranks' shares of the loss, if they were given."""
 
 
 class GradientNorm:
@@ -66,9 +66,9 @@ class GradientNorm:
         squares = _squares(counted, self._device)
         spoilt = ~torch.isfinite(squares + _squares(others, self._device))
         own = torch.zeros_like(squares) if share is None else share.to(squares)
-        told = torch.stack([squares, spoilt.double(), own])
-        dist.all_reduce(told)
-        total, bad, loss = told.tolist()
+        sums = torch.stack([squares, spoilt.double(), own])
+        dist.all_reduce(sums)
+        total, bad, loss = sums.tolist()
         return Length(math.sqrt(total) if total >= 0 else math.nan, bad == 0, loss)
 
 

@@ -1,8 +1,8 @@
-"""The whole model in the first rank's main memory, as a picture of what the ranks train.
+"""The whole model in the first rank's main memory, a copy of what the ranks train.
 
 Vectors in files that are mapped into memory, for a first rank on a machine with little memory.
 
-What is needed in rounds only (the picture, and what the outer strategy remembers) need not lie in
+The host model and the state of the outer strategy are needed in rounds only: they need not occupy
 memory for the hundreds of steps between two of them. In mapped files it is read when it is used,
 and the system takes the memory for something else in between. The numbers are the same to the bit.
 """
@@ -34,38 +34,38 @@ class HostModel:
     Both ways are exact, bit for bit. From the thread that trains only.
     """
 
-    def __init__(self, crew: CommandBroadcaster, *, vector: Tensor | None = None) -> None:
-        """Take the picture for true.
+    def __init__(self, broadcaster: CommandBroadcaster, *, vector: Tensor | None = None) -> None:
+        """Take the host model for up to date.
 
         Args:
-            crew: Who trains.
+            broadcaster: The ranks that train.
             vector: What `in_one_piece` returned for all that members agree on.
         """
-        self._crew, self._vector = crew, vector
+        self._broadcaster, self._vector = broadcaster, vector
         self._old = False
 
     def trained(self) -> None:
-        """Take note that the ranks went on: the picture is old."""
+        """Note that the ranks have trained: the host model is out of date."""
         self._old = True
 
     def pull(self) -> None:
-        """Bring what training has made of the model into the picture, if it did anything since."""
+        """Copy the trained parts into the host model, if the ranks have trained since."""
         if self._old:
-            self._crew.call(PULL)
+            self._broadcaster.call(PULL)
             self._old = False
 
     def push(self) -> None:
-        """Put the picture into the ranks' parts."""
-        self._crew.call(PUSH)
+        """Copy the host model into the ranks' parts."""
+        self._broadcaster.call(PUSH)
         self._old = False
 
     @property
     def vector(self) -> Tensor | None:
-        """The picture's memory; see :meth:`atoll.task.HeldElsewhere.vector`."""
+        """The host model's memory; see :meth:`atoll.task.HeldElsewhere.vector`."""
         return self._vector
 
     def spoil(self) -> None:
-        """Let the next `pull` bring the picture anew: somebody works in its memory."""
+        """Force the next `pull` to copy: the caller overwrites the host model's memory."""
         self._old = True
 
 
@@ -120,7 +120,7 @@ class HostModelOnDisk:
     def take(self, tensors: Iterable[Tensor], *, besides: Iterable[Tensor] = ()) -> None:
         """Move what tensors hold into files, in place, if it is large and not there yet.
 
-        Nobody else may use them meanwhile. Those that share their memory go on sharing it.
+        No other thread may use them meanwhile. Those that share their memory go on sharing it.
 
         Args:
             tensors: All that refer to the memory they are in; those of other devices stay.
@@ -150,7 +150,7 @@ class HostModelOnDisk:
         self._vectors = {key: v for key, v in self._vectors.items() if key in alive}
 
     def let_go(self) -> None:
-        """Take the pages out of this process; they come back from the file when they are used."""
+        """Take the pages out of this process; the next use reads them from the file."""
         if not sys.platform.startswith("linux"):
             return
         system = ctypes.CDLL(None, use_errno=True)

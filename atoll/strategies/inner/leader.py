@@ -24,20 +24,20 @@ class IslandLeader:
 
     def __init__(
         self,
-        crew: CommandBroadcaster,
-        picture: HostModel,
+        broadcaster: CommandBroadcaster,
+        host_model: HostModel,
         *,
         after_round: Callable[[Outer], None] | None = None,
     ) -> None:
-        """Lead the ranks of a crew, whose work makes the picture old.
+        """Lead the ranks; their steps make the host model out of date.
 
         Args:
-            crew: The ranks.
-            picture: Of their model.
+            broadcaster: The ranks.
+            host_model: Rank 0's copy of what they train.
             after_round: Called with the strategy before the first step, and before the first one
                 after every round; others cannot read the state meanwhile.
         """
-        self._crew, self._picture = crew, picture
+        self._broadcaster, self._host_model = broadcaster, host_model
         self._after_round, self._due = after_round, after_round is not None
 
     def step(self, task: Task, batch: tuple[Tensor, Tensor], outer: Outer) -> StepResult:
@@ -52,7 +52,7 @@ class IslandLeader:
             self._due = False
         looks_on = getattr(type(outer), "gradients", None) is not OuterDefaults.gradients
         verb, rates = (GRADIENTS, {}) if looks_on else (STEP, {"lr": _rates(task)})
-        done: Stepped = self._crew.call(verb, batch, **rates)
+        done: Stepped = self._broadcaster.call(verb, batch, **rates)
         if not (done.taken or done.overflowed):
             raise _refused(task, done)
         tokens = batch[1].numel()
@@ -63,9 +63,9 @@ class IslandLeader:
             if looks_on:  # two commands, as a method may move parameters in between
                 outer.gradients(task)
                 if done.taken:
-                    self._crew.call(UPDATE, lr=_rates(task))
+                    self._broadcaster.call(UPDATE, lr=_rates(task))
             if done.taken:
-                self._picture.trained()
+                self._host_model.trained()
             task.advance(taken=done.taken)
             sync = extend_history_hash(task, outer.sync(task))
         self._due = self._due or sync is not None

@@ -30,35 +30,35 @@ class Local:
     """
 
     def __init__(
-        self, loss_of: LossOf, *, clip: float = 0.0, recipe: InnerOptions | None = None
+        self, loss_of: LossOf, *, clip: float = 0.0, options: InnerOptions | None = None
     ) -> None:
         """Set how a step is computed.
 
         Args:
             loss_of: What computes losses.
             clip: The largest gradient norm, 0 for any.
-            recipe: Precision, accumulation, recomputation and compilation; none: nothing of it.
+            options: Precision, accumulation, recomputation and compilation; none: nothing of it.
         """
-        self._loss_of, self._clip, self._recipe = loss_of, clip, recipe or InnerOptions()
-        self.scaler = Scaler(self._recipe.precision)
+        self._loss_of, self._clip, self._options = loss_of, clip, options or InnerOptions()
+        self.scaler = Scaler(self._options.precision)
         """Of the loss, against underflow in fp16."""
-        self._rows = Rows(accumulate=self._recipe.accumulate)
+        self._rows = Rows(accumulate=self._options.accumulate)
         self._prepared: nn.Module | None = None
 
     def prepare(self, model: nn.Module) -> None:
-        """Change a model in place to what the recipe says; the first step does it otherwise.
+        """Change a model in place to what the options says; the first step does it otherwise.
 
         Raises:
             ConfigError: a word is unknown, or the device cannot compute in the precision.
         """
         if self._prepared is model:
             return
-        recipe, device = self._recipe, next(model.parameters(), torch.empty(0)).device
-        check_precision(recipe.precision, device)
+        options, device = self._options, next(model.parameters(), torch.empty(0)).device
+        check_precision(options.precision, device)
         units = [unit for piece in pieces(model, units_of(model)) for unit in piece]
-        apply_precision(model, recipe.precision, device)
-        apply_recompute(units, recipe.recompute)
-        if recipe.compile:
+        apply_precision(model, options.precision, device)
+        apply_recompute(units, options.recompute)
+        if options.compile:
             apply_compile(units)
         self._prepared = model
 

@@ -1,6 +1,6 @@
-"""Models without numbers: the form of a model, which gets memory piece by piece as it is cut.
+"""Models on the meta device, which get memory piece by piece as they are cut.
 
-So no rank of an island ever has the memory for a whole model but the first, whose picture it is.
+So only rank 0, which holds the host model, ever needs memory for the whole model.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def meta_copy(model: nn.Module) -> nn.Module:
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     """Return a model made without memory for its tensors, if it may be made like that.
 
-    A model that keeps tensors which are neither parameters nor buffers is made whole: nobody else
-    could bring them.
+    A model that keeps tensors which are neither parameters nor buffers is made whole: rank 0 sends
+    only what is in the state of a model.
     """
     with META:
         model = make()
@@ -44,13 +44,13 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 class MetaInit:
-    """What of a model has no memory yet."""
+    """Gives memory to the meta tensors of a model."""
 
     def __init__(self, device: torch.device) -> None:
         """Give memory of a device."""
         self._device = device
         self._made: dict[int, tuple[Tensor, Any]] = {}
-        """By the tensor without memory, which is kept, so that no other one gets its id."""
+        """By id of the meta tensor; the tensor is kept alive so that the id is not reused."""
 
     def give_memory(self, modules: Iterable[nn.Module]) -> None:
         """Give memory to what has none in modules and below, in place; the numbers are undefined.

@@ -46,7 +46,7 @@ class InnerOptions:
 
     @classmethod
     def of(cls, spec: JobSpec) -> InnerOptions:
-        """Return the recipe of a job."""
+        """Return the options of a job."""
         train, island = spec.train, spec.island
         return cls(
             shape=spec.mesh, precision=train.precision, accumulate=train.accumulate,

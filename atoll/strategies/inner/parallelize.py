@@ -28,7 +28,7 @@ def parallelize(
     *,
     model: nn.Module,
     mesh: DeviceMesh,
-    recipe: InnerOptions,
+    options: InnerOptions,
     device: torch.device,
     later: bool = False,
 ) -> nn.Module:
@@ -42,19 +42,19 @@ def parallelize(
         units: Its pieces.
         model: The whole model, whose names and tensor-parallel plan count.
         mesh: All four axes.
-        recipe: What to do.
+        options: What to do.
         device: What this rank computes on.
         later: Whether a whole model on several ranks is left for the caller to `replicate`.
     """
     if mesh["tensor"].size() > 1:
         from atoll.strategies.inner.tensor.tensor import apply_tensor
 
-        apply_tensor(module, model, mesh["tensor"], recipe)
+        apply_tensor(module, model, mesh["tensor"], options)
     own = [unit for piece in pieces(module, units) for unit in piece]
-    apply_recompute(own, recipe.recompute)
-    if recipe.compile:
+    apply_recompute(own, options.recompute)
+    if options.compile:
         apply_compile(own)
-    return apply_data(module, units, mesh=mesh, recipe=recipe, device=device, later=later)
+    return apply_data(module, units, mesh=mesh, options=options, device=device, later=later)
 
 
 def apply_data(
@@ -62,7 +62,7 @@ def apply_data(
     units: Sequence[nn.Module],
     *,
     mesh: DeviceMesh,
-    recipe: InnerOptions,
+    options: InnerOptions,
     device: torch.device,
     later: bool = False,
 ) -> nn.Module:
@@ -72,8 +72,8 @@ def apply_data(
         # Parameters cut along the tensor axis are no plain tensors, which buckets are made of.
         axes: Any = ("replicate", "shard") if replicas > 1 else "shard"
         shard(
-            module, units, mesh=mesh[axes], reshard=recipe.reshard, offload=recipe.offload,
-            dtype=dtype_of(recipe.precision),
+            module, units, mesh=mesh[axes], reshard=options.reshard, offload=options.offload,
+            dtype=dtype_of(options.precision),
         )  # fmt: skip
         return module
     MetaInit(device).give_memory([module])
@@ -83,10 +83,10 @@ def apply_data(
     return replicate(module, mesh.get_group("replicate"))
 
 
-def synced(module: nn.Module, *, last: bool, recipe: InnerOptions) -> AbstractContextManager[Any]:
+def synced(module: nn.Module, *, last: bool, options: InnerOptions) -> AbstractContextManager[Any]:
     """Return the context of one of several backward passes: only the last one ends the sum."""
     if isinstance(module, DistributedDataParallel):
         return without_sync(module, last=last)
     if isinstance(module, FSDPModule):
-        set_sync(cast(FSDPModule, module), last=last, reshard=recipe.reshard)
+        set_sync(cast(FSDPModule, module), last=last, reshard=options.reshard)
     return nullcontext()

@@ -99,7 +99,7 @@ def check_precision(word: str, device: torch.device) -> None:
 class Scaler:
     """The scale of the loss against underflow in fp16; 1 and without effect in other precisions.
 
-    Whoever uses it tells it whether a step's gradients were finite on all ranks: told the same,
+    The caller says whether a step's gradients were finite on all ranks; with equal answers
     the scalers of all ranks stay equal.
     """
 

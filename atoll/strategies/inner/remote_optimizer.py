@@ -32,18 +32,18 @@ class RemoteOptimizer(Optimizer):
         whole: Optimizer,
         *,
         names: Mapping[str, Tensor],
-        crew: CommandBroadcaster,
+        broadcaster: CommandBroadcaster,
         worker: Worker,
     ) -> None:
-        """Stand for an optimizer of the picture, which never steps itself.
+        """Stand for an optimizer of the host model, which never steps itself.
 
         Args:
             whole: That optimizer.
             names: Its parameters by name.
-            crew: Who has the state.
+            broadcaster: Who has the state.
             worker: This rank's part of them.
         """
-        self._whole, self._crew, self._worker = whole, crew, worker
+        self._whole, self._broadcaster, self._worker = whole, broadcaster, worker
         self._named = names
         self._ready = False
         super().__init__(whole.param_groups, whole.defaults)
@@ -79,12 +79,12 @@ class RemoteOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as that of an optimizer of the whole model; it is gathered for this."""
-        return self._as_whole(self._crew.call(TAKE))
+        return self._as_whole(self._broadcaster.call(TAKE))
 
-    def far_state_dict(self) -> dict[str, Any]:
+    def remote_state_dict(self) -> dict[str, Any]:
         """Return the same with a :class:`Far` for every large tensor; valid until the next step."""
-        fetch = partial(self._crew.call, FETCH)
-        return self._as_whole(remote_state(self._crew.call(OUTLINE), fetch=fetch))
+        fetch = partial(self._broadcaster.call, FETCH)
+        return self._as_whole(remote_state(self._broadcaster.call(OUTLINE), fetch=fetch))
 
     def _as_whole(self, found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         self._whole.state.clear()
@@ -102,19 +102,19 @@ class RemoteOptimizer(Optimizer):
         self._whole.state.clear()
         settings = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
         self._worker.offered = (state, settings)
-        self._crew.call(GIVE)
+        self._broadcaster.call(GIVE)
 
 
 class RemoteScaler:
     """`Task.scaler` of an island's first rank; see :class:`atoll.task.LossScale`.
 
     The scalers of all ranks are equal after every step: the first one's state is that of all, and
-    reading it asks nobody. Setting it is a command: from the thread that trains only.
+    reading it costs nothing. Setting it is a command: from the thread that trains only.
     """
 
-    def __init__(self, crew: CommandBroadcaster, worker: Worker) -> None:
+    def __init__(self, broadcaster: CommandBroadcaster, worker: Worker) -> None:
         """Stand for the scalers of all ranks; `worker` is this rank's part of them."""
-        self._crew, self._worker = crew, worker
+        self._broadcaster, self._worker = broadcaster, worker
 
     def state_dict(self) -> dict[str, float]:
         """Return the scale and how long it has been good; nothing where there is no scale."""
@@ -128,4 +128,4 @@ class RemoteScaler:
         """
         if state:
             scale, good_steps = checked_scale(state)
-            self._crew.call(SCALE, scale=scale, good_steps=good_steps)
+            self._broadcaster.call(SCALE, scale=scale, good_steps=good_steps)

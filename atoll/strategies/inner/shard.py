@@ -102,14 +102,14 @@ def shard(
         keep_full_precision(module)
     half = gathered_in(dtype)
     own = _large(_unshared(pieces(module, units)))
-    blanks = MetaInit(_device_of(mesh))
+    meta_init = MetaInit(_device_of(mesh))
     for piece in own:
-        blanks.give_memory(piece)
+        meta_init.give_memory(piece)
         together: Any = piece if len(piece) > 1 else piece[0]
         fully_shard(
             together, mesh=mesh, reshard_after_forward=reshard, offload_policy=keep, mp_policy=half
         )
-    blanks.give_memory([module])
+    meta_init.give_memory([module])
     # The rest is needed first and last: to give it back in between would gather it twice.
     rest = reshard and not own
     fully_shard(module, mesh=mesh, reshard_after_forward=rest, offload_policy=keep, mp_policy=half)

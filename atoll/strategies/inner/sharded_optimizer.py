@@ -154,7 +154,7 @@ class OptimizerState:
         *,
         steps_on: Mapping[str, Tensor] | None = None,
         device: torch.device,
-        circles: Subgroups,
+        subgroups: Subgroups,
     ) -> None:
         """Look at an optimizer.
 
@@ -163,11 +163,11 @@ class OptimizerState:
             parts: The parameters that are here, by their name in the whole model.
             steps_on: Under which tensors the optimizer knows them, if not these themselves.
             device: What tensors travel on.
-            circles: Groups that are there already.
+            subgroups: Groups that are there already.
         """
         self._optimizer, self._parts = optimizer, parts
         self._keys = steps_on if steps_on is not None else parts
-        self._device, self._circles = device, circles
+        self._device, self._subgroups = device, subgroups
         self._outlined: Transport | None = None
 
     def gather(self) -> dict[str, dict[str, Tensor]]:
@@ -207,7 +207,7 @@ class OptimizerState:
             for key, value in self._optimizer.state.get(self._keys[name], {}).items():
                 if isinstance(value, Tensor):
                     parts[name + _BETWEEN + key] = _as_the(value, of=part)
-        return Transport(parts, device=self._device, circles=self._circles)
+        return Transport(parts, device=self._device, subgroups=self._subgroups)
 
     def deal(
         self, state: State | None = None, groups: Sequence[Mapping[str, Any]] | None = None
@@ -219,10 +219,10 @@ class OptimizerState:
             groups: On the first rank: the settings of the parameter groups, without parameters.
         """
         self._outlined = None  # its parts are about to be replaced
-        told: list[Any] = [_kinds(state), [dict(group) for group in groups or ()]]
+        sent: list[Any] = [_kinds(state), [dict(group) for group in groups or ()]]
         if dist.get_world_size() > 1:
-            dist.broadcast_object_list(told, src=0)
-        kinds, settings = told
+            dist.broadcast_object_list(sent, src=0)
+        kinds, settings = sent
         blank: dict[str, Tensor] = {}
         for both, (shape, dtype) in kinds.items():
             part = self._parts.get(both.partition(_BETWEEN)[0])
@@ -233,7 +233,7 @@ class OptimizerState:
             wholes = {
                 name + _BETWEEN + key: v for name, own in state.items() for key, v in own.items()
             }
-        Transport(blank, device=self._device, circles=self._circles).deal(wholes)
+        Transport(blank, device=self._device, subgroups=self._subgroups).deal(wholes)
         self._load(blank, settings)
 
     def _load(self, parts: Mapping[str, Tensor], settings: Iterable[Mapping[str, Any]]) -> None:

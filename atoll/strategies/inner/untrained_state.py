@@ -38,45 +38,45 @@ class UntrainedState:
         self,
         parts: Mapping[str, Tensor],
         *,
-        picture: Mapping[str, Tensor] | None,
+        host_tensors: Mapping[str, Tensor] | None,
         device: torch.device,
-        circles: Subgroups,
+        subgroups: Subgroups,
     ) -> None:
         """Look at what is here.
 
         Args:
             parts: As `Parts.rest` returns it.
-            picture: On the first rank: the whole model, which is what parts are of now.
+            host_tensors: On the first rank: the whole model, which is what parts are of now.
             device: What tensors travel on.
-            circles: Groups that are there already.
+            subgroups: Groups that are there already.
         """
         self._device = device
         frozen = {n: t for n, t in parts.items() if isinstance(t, nn.Parameter)}
         counts = {n: t for n, t in parts.items() if n not in frozen}
-        self._frozen = Transport(frozen, device=device, circles=circles)
-        self._counts = Transport(counts, device=device, circles=circles)
-        self._dealt = _versions(picture)
+        self._frozen = Transport(frozen, device=device, subgroups=subgroups)
+        self._counts = Transport(counts, device=device, subgroups=subgroups)
+        self._dealt = _versions(host_tensors)
 
-    def gather(self, picture: Mapping[str, Tensor] | None) -> None:
-        """Bring counts into the picture, where there is one."""
+    def gather(self, host_tensors: Mapping[str, Tensor] | None) -> None:
+        """Copy the counts into rank 0's tensors."""
         for name, whole in self._counts.gather():
-            if picture is not None:
-                picture[name].detach().copy_(whole)
+            if host_tensors is not None:
+                host_tensors[name].detach().copy_(whole)
 
-    def deal(self, picture: Mapping[str, Tensor] | None) -> None:
-        """Put the first rank's picture into the parts: frozen ones only if they have changed."""
-        self._counts.deal(picture)
-        state = _versions(picture)
+    def deal(self, host_tensors: Mapping[str, Tensor] | None) -> None:
+        """Copy rank 0's tensors into the parts; frozen ones only if they have changed."""
+        self._counts.deal(host_tensors)
+        state = _versions(host_tensors)
         changed = torch.tensor(state != self._dealt, device=self._device)
         if dist.get_world_size() > 1:
             dist.broadcast(changed, src=0)
         if bool(changed):
-            self._frozen.deal(picture)
+            self._frozen.deal(host_tensors)
         self._dealt = state
 
 
-def _versions(picture: Mapping[str, Tensor] | None) -> list[tuple[int, int]]:
-    """Return which frozen parameters a picture has, and how often they have changed by now."""
-    held = picture.values() if picture is not None else ()
+def _versions(host_tensors: Mapping[str, Tensor] | None) -> list[tuple[int, int]]:
+    """Return which frozen parameters a host model has, and how often they have changed by now."""
+    held = host_tensors.values() if host_tensors is not None else ()
     frozen = [t for t in held if isinstance(t, nn.Parameter) and not t.requires_grad]
     return [(id(t), t._version) for t in frozen]

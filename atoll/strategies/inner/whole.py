@@ -30,20 +30,20 @@ class WholeParts:
     """
 
     def __init__(
-        self, model: nn.Module, recipe: InnerOptions, *, mesh: DeviceMesh, device: torch.device
+        self, model: nn.Module, options: InnerOptions, *, mesh: DeviceMesh, device: torch.device
     ) -> None:
         """Take a model over, equal on all ranks; collective.
 
         Raises:
-            ConfigError: the model has no criterion, or a word of the recipe is unknown.
+            ConfigError: the model has no criterion, or a word of the options is unknown.
         """
         self.mesh = mesh
-        self._model, self._recipe, self._device = model, recipe, device
+        self._model, self._options, self._device = model, options, device
         criterion_of(model)  # raises before anything is changed
-        self._rows = Rows.of(mesh, accumulate=recipe.accumulate)
-        apply_precision(model, recipe.precision, device)
+        self._rows = Rows.of(mesh, accumulate=options.accumulate)
+        apply_precision(model, options.precision, device)
         self._module = parallelize(
-            model, units_of(model), model=model, mesh=mesh, recipe=recipe, device=device,
+            model, units_of(model), model=model, mesh=mesh, options=options, device=device,
             later=True,
         )  # fmt: skip
         self._criterion = criterion_of(model)  # one for its part, where outputs are cut
@@ -51,7 +51,7 @@ class WholeParts:
         self._group: Any = mesh.get_group("replicate") if copied else None
         self._unused: bool | None = None
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._buffers, self._rest = saved_buffers(model), untrained_state(model)
+        self._buffers, self._untrained = saved_buffers(model), untrained_state(model)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return the trained parameters by name; see :meth:`Parts.parameters`."""
@@ -61,9 +61,9 @@ class WholeParts:
         """Return the saved floating-point buffers by name; see :meth:`Parts.buffers`."""
         return self._buffers
 
-    def rest(self) -> Mapping[str, Tensor]:
-        """Return what else of the model's state is here; see :meth:`Parts.rest`."""
-        return self._rest
+    def untrained(self) -> Mapping[str, Tensor]:
+        """Return what else of the model's state is here; see :meth:`Parts.untrained`."""
+        return self._untrained
 
     def train(self, mode: bool) -> None:
         """Switch dropout and the like on or off."""
@@ -81,7 +81,7 @@ class WholeParts:
         before = [buffer.clone() for buffer in self._buffers.values()]
         share, total = 1.0 / len(parts), torch.zeros((), device=self._device)
         for number, part in enumerate(parts, 1):
-            with synced(self._module, last=number == len(parts), recipe=self._recipe):
+            with synced(self._module, last=number == len(parts), options=self._options):
                 loss = self._loss(*part)
                 (loss * (scale * share)).backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach() * share

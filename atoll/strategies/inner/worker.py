@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from atoll.island.command_broadcaster import CommandBroadcaster
+from atoll.island.start_phase import StartPhase
 from atoll.strategies.inner.base import Parts
 from atoll.strategies.inner.divide import split_model
 from atoll.strategies.inner.gather_scatter import Subgroups, Transport, trim_heap
@@ -38,11 +39,9 @@ OUTLINE, FETCH = "outline the optimizer", "fetch from the optimizer"
 SEEDS_APART = 1_000_003
 """From the seed of one rank to that of the next."""
 
-MakeModel = Callable[[], nn.Module]
-"""Returns the whole model, the same on every rank but for its numbers: those of the first count.
-What has no memory gets it when it is divided."""
-MakeOptimizer = Callable[[nn.Module], Optimizer]
-"""Returns the optimizer of a whole model."""
+Make = Callable[[], tuple[nn.Module, Optimizer]]
+"""Returns the whole model and its optimizer: equal on all ranks but for the values, which are those
+of rank 0. Meta tensors get memory when the model is divided."""
 Divide = Callable[..., Parts]
 
 
@@ -64,32 +63,31 @@ class Worker:
 
     def __init__(
         self,
-        crew: CommandBroadcaster,
+        broadcaster: CommandBroadcaster,
         *,
         mesh: DeviceMesh,
         device: torch.device,
-        recipe: InnerOptions,
-        make_model: MakeModel,
-        make_optimizer: MakeOptimizer,
+        options: InnerOptions,
+        make: Make,
         divided: Divide = split_model,
     ) -> None:
         """Set what is done at every verb; nothing is built before the first command.
 
         Args:
-            crew: Who commands.
+            broadcaster: Who commands.
             mesh: All four axes.
             device: What this rank computes on.
-            recipe: How the model lies over the ranks, and how a step is computed.
-            make_model: Makes the whole model.
-            make_optimizer: Makes the optimizer of a whole model.
+            options: How the model lies over the ranks, and how a step is computed.
+            make: Makes the whole model and its optimizer.
             divided: Makes this rank's parts of it.
         """
-        self.mesh, self._device, self._recipe = mesh, device, recipe
-        self._make_model, self._make_optimizer, self._divide = make_model, make_optimizer, divided
-        self._circles = Subgroups()
-        self.scaler = Scaler(recipe.precision)
+        self.mesh, self._device, self._options = mesh, device, options
+        self._start = broadcaster.start
+        self._make, self._divide = make, divided
+        self._subgroups = Subgroups()
+        self.scaler = Scaler(options.precision)
         """Of the loss, against underflow; equal on all ranks."""
-        self.picture: Mapping[str, Tensor] | None = None
+        self.host_tensors: Mapping[str, Tensor] | None = None
         """On the first rank: the whole model's parameters and buffers by name."""
         self.offered: tuple[State, Sequence[Mapping[str, Any]]] | None = None
         """On the first rank: a state of the optimizer that all are about to take up."""
@@ -99,7 +97,7 @@ class Worker:
             SEED: self.seed, GRADIENTS: self.gradients, UPDATE: self.update, SCALE: self.rescale,
         }  # fmt: skip
         for verb, handler in verbs.items():
-            crew.on(verb, handler)
+            broadcaster.on(verb, handler)
 
     # ---------------------------------------------------------------------------- building
 
@@ -112,8 +110,8 @@ class Worker:
         Raises:
             ConfigError: the model cannot be divided like that, or its optimizer cannot.
         """
-        model = self._make_model()
-        optimizer = self._make_optimizer(model)
+        self._start.enter(StartPhase.BUILDING)
+        model, optimizer = self._make()
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
         state = {names[p]: dict(own) for p, own in optimizer.state.items()}
@@ -122,36 +120,39 @@ class Worker:
         optimizer.state.clear()
         del names
         more = bool(untrained_state(model))
+        self._start.enter(StartPhase.DIVIDING)
         given = {"sample": (sample[0], sample[1])} if sample else {}
         self._parts = self._divide(
-            model, self._recipe, mesh=self.mesh, device=self._device, **given
+            model, self._options, mesh=self.mesh, device=self._device, **given
         )
+        self._start.enter(StartPhase.FILLING)
         self._fill(model)
         del model
         parameters, buffers = self._parts.parameters(), self._parts.buffers()
         self._own = LocalShard(optimizer, parameters, groups=groups, state=state)
-        self._norm, self.scaler = GradientNorm(self._parts), Scaler(self._recipe.precision)
-        self._moments = OptimizerState(
+        self._norm, self.scaler = GradientNorm(self._parts), Scaler(self._options.precision)
+        self._optimizer_state = OptimizerState(
             optimizer, parameters, steps_on=self._own.steps_on, device=self._device,
-            circles=self._circles,
+            subgroups=self._subgroups,
         )  # fmt: skip
         self._transport = Transport(
-            {**parameters, **buffers}, device=self._device, circles=self._circles
+            {**parameters, **buffers}, device=self._device, subgroups=self._subgroups
         )
-        self._rest = None
+        self._untrained = None
         if more:  # most models are trained whole
-            self._rest = UntrainedState(
-                self._parts.rest(), picture=self.picture, device=self._device,
-                circles=self._circles,
+            self._untrained = UntrainedState(
+                self._parts.untrained(), host_tensors=self.host_tensors, device=self._device,
+                subgroups=self._subgroups,
             )  # fmt: skip
         self._parts.train(True)
+        self._start.enter(StartPhase.READY)
 
     def _fill(self, model: nn.Module) -> None:
         """Give all that is here of a divided model the first rank's numbers, frozen ones too."""
         parts = self._parts  # their names: shared weights are apart on stages that are cut further
-        held = {**parts.parameters(), **parts.rest(), **dict(model.named_buffers())}
+        held = {**parts.parameters(), **parts.untrained(), **dict(model.named_buffers())}
         here = {name: tensor for name, tensor in held.items() if not tensor.is_meta}
-        Transport(here, device=self._device, circles=self._circles).deal(self.picture)
+        Transport(here, device=self._device, subgroups=self._subgroups).deal(self.host_tensors)
         trim_heap()
 
     def seed(self, *, seed: int) -> None:
@@ -193,7 +194,7 @@ class Worker:
         length = self._norm.measure(share)  # one sum over the ranks for norm and loss
         loss, norm = length.loss, length.value / scaler.scale
         finite = length.finite and math.isfinite(norm) and math.isfinite(loss)
-        self._factor = clip_factor(norm, self._recipe.clip) / scaler.scale
+        self._factor = clip_factor(norm, self._options.clip) / scaler.scale
         usable = scaler.update(finite=finite)
         if finite and usable:
             return Stepped(loss, norm, taken=True, overflowed=False)
@@ -225,33 +226,33 @@ class Worker:
     # ------------------------------------------------------------------- giving and taking
 
     def pull(self) -> None:
-        """Bring the ranks' parts into the picture, where there is one."""
+        """Bring the ranks' parts into the host model, where there is one."""
         for name, whole in self._transport.gather():
-            if self.picture is not None:
-                self.picture[name].detach().copy_(whole)
-        if self._rest is not None:
-            self._rest.gather(self.picture)
+            if self.host_tensors is not None:
+                self.host_tensors[name].detach().copy_(whole)
+        if self._untrained is not None:
+            self._untrained.gather(self.host_tensors)
 
     def push(self) -> None:
-        """Put the first rank's picture into the ranks' parts."""
-        self._transport.deal(self.picture)
-        if self._rest is not None:
-            self._rest.deal(self.picture)
+        """Put the first rank's host model into the ranks' parts."""
+        self._transport.deal(self.host_tensors)
+        if self._untrained is not None:
+            self._untrained.deal(self.host_tensors)
 
     def take(self) -> dict[str, dict[str, Tensor]]:
         """Return the whole state of the optimizer on the first rank, and nothing on the others."""
-        return self._moments.gather()
+        return self._optimizer_state.gather()
 
     def outline(self) -> Outline:
         """Return what `take` would, but large tensors by their kind."""
-        return self._moments.outline()
+        return self._optimizer_state.outline()
 
     def fetch(self, *, name: str, key: str) -> Tensor | None:
         """Return one of them on the first rank."""
-        return self._moments.fetch(name, key)
+        return self._optimizer_state.fetch(name, key)
 
     def give(self) -> None:
         """Take up the state of the optimizer that the first rank was `offered`."""
         state, groups = self.offered if self.offered is not None else (None, None)
-        self._moments.deal(state, groups)
+        self._optimizer_state.deal(state, groups)
         self.offered = None

@@ -1,5 +1,5 @@
-"""Training with several ranks per member: the built-in trainer and scripts.
+"""The built-in trainer and scripts on the ranks of an island.
 
-May import island, strategies and the rest of train except the trainer.
-Start with `island_trainer.py`; for scripts with `script_ranks.py`.
+May import what train may.
+Start with island_trainer.py for the trainer, script_ranks.py for scripts.
 """

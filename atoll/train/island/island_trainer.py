@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
 
 from atoll.config import JobSpec
 from atoll.config.rank_environment import RankPlace
 from atoll.errors import ConfigError
 from atoll.island.command_broadcaster import CommandBroadcaster
+from atoll.island.start_phase import StartPhase, StartReport
 from atoll.island.world import build_mesh, device_of, world
 from atoll.strategies.base import Inner, Outer
 from atoll.strategies.inner.gather_scatter import limit_heap, trim_heap
@@ -42,31 +44,44 @@ STEPS_APART = 7_919
 
 
 class TrainerIsland:
-    """One rank's place in an island that runs the built-in trainer; the same on each of them."""
+    """One rank of an island that runs the built-in trainer; the same on every rank."""
 
     def __init__(
-        self, spec: JobSpec, crew: CommandBroadcaster, *, mesh: DeviceMesh, device: torch.device
+        self,
+        spec: JobSpec,
+        broadcaster: CommandBroadcaster,
+        *,
+        mesh: DeviceMesh,
+        device: torch.device,
     ) -> None:
-        """Take a place; nothing is built before the first rank says so.
+        """Be one rank; nothing is built before the first command.
 
         Args:
             spec: The job.
-            crew: All ranks.
+            broadcaster: All ranks.
             mesh: All four axes.
             device: What this rank computes on.
         """
-        self.crew, self._spec, self._mesh = crew, spec, mesh
+        self.broadcaster, self._spec, self._mesh = broadcaster, spec, mesh
         self._whole: Any = None
-        """On the first rank: the picture."""
+        """On the first rank: the host model."""
         self._disk: HostModelOnDisk | None = None
         self._gave_back = 0.0
         self._worker = Worker(
-            crew, mesh=mesh, device=device, recipe=InnerOptions.of(spec), make_model=self._made,
-            make_optimizer=lambda model: build_optimizer(model, spec.train),
-        )  # fmt: skip
+            broadcaster,
+            mesh=mesh,
+            device=device,
+            options=InnerOptions.of(spec),
+            make=self._make,
+        )
 
-    def _made(self) -> Any:
-        """Return a whole model to divide: its form, which gets the picture's numbers afterwards.
+    def _make(self) -> tuple[Any, Optimizer]:
+        """Return the whole model to divide, and its optimizer."""
+        model = self._model()
+        return model, build_optimizer(model, self._spec.train)
+
+    def _model(self) -> Any:
+        """Return the whole model to divide; it gets the host model's values afterwards.
 
         A pipeline computes with it before it is cut, on the first rank.
         """
@@ -80,7 +95,7 @@ class TrainerIsland:
     # -------------------------------------------------------------------- on the first rank
 
     def settle(self, built: Built, *, folder: Path) -> None:
-        """Let all ranks build their parts; from now on what was built is their picture.
+        """Let all ranks build their parts; what was built here becomes the host model.
 
         Args:
             built: The job, as this process has built it.
@@ -94,21 +109,22 @@ class TrainerIsland:
         self._disk = self._disk_in(folder, built)
         self._whole = model
         named = dict(model.named_parameters())
-        self._worker.picture = {  # what has two names on one rank may have the other on another
+        # All names: what has two on one rank may be known by the other one on another rank.
+        self._worker.host_tensors = {
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
         }
         new = self._disk.new if self._disk is not None else torch.empty
         vector = in_one_piece([*task.parameters(), *task.buffers()], new=new)
-        self.crew.call(BUILD, self._sample(built))
-        self._picture = HostModel(self.crew, vector=vector)
-        task.elsewhere = self._picture
+        self.broadcaster.call(BUILD, self._sample(built))
+        self._host_model = HostModel(self.broadcaster, vector=vector)
+        task.elsewhere = self._host_model
         task.optimizer = RemoteOptimizer(
-            task.optimizer, names=named, crew=self.crew, worker=self._worker
+            task.optimizer, names=named, broadcaster=self.broadcaster, worker=self._worker
         )
 
     def _disk_in(self, folder: Path, built: Built) -> HostModelOnDisk | None:
-        """Return where the picture and the strategy's vectors go; None: they stay in memory."""
+        """Return where the host model and the strategy's vectors go; None: main memory."""
         if self._spec.island.memory == RAM:
             return None
         if not isinstance(built.outer, PeriodicOuter):
@@ -147,50 +163,57 @@ class TrainerIsland:
             step: Where its training stands.
         """
         own = self._spec.job.seed * 1_000 + slot + 1  # at step 0 as without an island
-        self.crew.call(SEED, seed=own + STEPS_APART * step)
+        self.broadcaster.call(SEED, seed=own + STEPS_APART * step)
 
     @property
     def scaler(self) -> RemoteScaler:
         """The scale of the loss, on all ranks."""
-        return RemoteScaler(self.crew, self._worker)
+        return RemoteScaler(self.broadcaster, self._worker)
 
     def inner(self) -> Inner:
         """Return how a step is computed."""
-        return IslandLeader(self.crew, self._picture, after_round=self._rested)
+        return IslandLeader(self.broadcaster, self._host_model, after_round=self._rested)
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch, computed by all ranks."""
-        found: Tensor = self.crew.call(LOSS, [inputs, targets])
+        found: Tensor = self.broadcaster.call(LOSS, [inputs, targets])
         return found
 
 
 @contextlib.contextmanager
-def entered(spec: JobSpec, *, place: RankPlace) -> Iterator[TrainerIsland]:
+def entered(spec: JobSpec, *, place: RankPlace, start: StartReport) -> Iterator[TrainerIsland]:
     """Be a rank of an island inside; collective.
+
+    Args:
+        spec: The job.
+        place: Which rank this is.
+        start: Where it reports how far it has come at its start.
 
     Raises:
         ConfigError: the mesh has another number of ranks, or there is no device for this one.
     """
     limit_heap()
     device = device_of(place, wanted=spec.island.device)
+    start.enter(StartPhase.MEETING)
     with world(place, device=device, timeout_s=spec.island.timeout_s):
         mesh = build_mesh(spec.mesh, device=device)
-        crew = CommandBroadcaster(rank=place.rank, ranks=place.ranks)
-        yield TrainerIsland(spec, crew, mesh=mesh, device=device)
+        broadcaster = CommandBroadcaster(rank=place.rank, ranks=place.ranks, start=start)
+        start.enter(StartPhase.PREPARING if place.leads else StartPhase.WAITING)
+        yield TrainerIsland(spec, broadcaster, mesh=mesh, device=device)
 
 
 @contextlib.contextmanager
-def leading(spec: JobSpec, *, place: RankPlace) -> Iterator[TrainerIsland]:
-    """Be the first rank of an island inside; afterwards the others go home.
+def leading(spec: JobSpec, *, place: RankPlace, start: StartReport) -> Iterator[TrainerIsland]:
+    """Be the first rank of an island inside; afterwards the others end.
 
     Raises:
         ConfigError: the mesh has another number of ranks, or there is no device for this one.
     """
-    with entered(spec, place=place) as island:
+    with entered(spec, place=place, start=start) as island:
         try:
             yield island
         except BaseException:
             with contextlib.suppress(RuntimeError):  # what was raised first is what counts
-                island.crew.end()
+                island.broadcaster.end()
             raise
-        island.crew.end()
+        island.broadcaster.end()

@@ -16,15 +16,15 @@ class ScriptLeader:
     def __init__(
         self, ranks: ScriptRanks, *, meter: ScriptMeter, asked: Callable[[], None]
     ) -> None:
-        """Lead nobody yet.
+        """Lead the ranks of a script.
 
         Args:
             ranks: The island.
-            meter: Takes what all ranks tell.
+            meter: Takes what all ranks log.
             asked: Called when another rank's process was asked to leave.
         """
         self._ranks, self._meter, self._asked = ranks, meter, asked
-        self.picture: HostModel | None = None
+        self.host_model: HostModel | None = None
         """Of the model, once it is wrapped."""
 
     @contextmanager
@@ -36,21 +36,21 @@ class ScriptLeader:
 
     def arrive(self, *, overflowed: bool) -> bool:
         """Come to a step with all ranks; return whether gradients overflowed on any."""
-        self._ranks.note.overflowed = overflowed
+        self._ranks.report.overflowed = overflowed
         found = self._arrive("step")
         self._trained()
         return found
 
     def _arrive(self, place: str) -> bool:
-        told = self._ranks.arrive(place)
-        if told.loss is not None or told.tokens:
-            self._meter.log(loss=told.loss, tokens=told.tokens, values={})
-        if told.asked:
+        reply = self._ranks.arrive(place)
+        if reply.loss is not None or reply.tokens:
+            self._meter.log(loss=reply.loss, tokens=reply.tokens, values={})
+        if reply.asked:
             self._asked()
-        return told.overflowed
+        return reply.overflowed
 
     def midway(self, *, skipped: bool) -> None:
-        """Let them do their own optimizers' step, unless it is skipped, and come back."""
+        """Let them do their own optimizers' step, unless it is skipped, and return here."""
         self._ranks.go_on(midway=True, skipped=skipped)
         self._trained()
 
@@ -59,5 +59,5 @@ class ScriptLeader:
         self._ranks.go_on()
 
     def _trained(self) -> None:
-        if self.picture is not None:
-            self.picture.trained()
+        if self.host_model is not None:
+            self.host_model.trained()

@@ -1,4 +1,4 @@
-"""A script's own model, spread over the ranks of an island by the script, and its picture."""
+"""A script's own model, distributed over the ranks by the script, and its host model."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def host_model_of(module: nn.Module, *, known: dict[int, Any] | None = None) -> 
 class RankModel:
     """One rank's part of a script's model; every rank makes one, and all at once.
 
-    The first rank has the whole model besides, in `picture`. Verbs of the crew bring it up to date
-    and back; see :class:`atoll.task.HeldElsewhere`.
+    Rank 0 also has the whole model, in `host_model`. Commands copy it from and to the ranks;
+    see :class:`atoll.task.HeldElsewhere`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RankModel:
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        crew: CommandBroadcaster,
+        broadcaster: CommandBroadcaster,
         device: torch.device,
     ) -> None:
         """Look at a model that is spread already; collective.
@@ -86,23 +86,25 @@ class RankModel:
                 a part of each.
         """
         _check(model)
-        self._model, self._crew = model, crew
+        self._model, self._broadcaster = model, broadcaster
         self.reshard()  # else gathered copies would be taken for the parameters
         plain = unwrapped(model)
         self._names = {id(p): _plain(name) for name, p in plain.named_parameters()}
         parameters = {_plain(name): p for name, p in plain.named_parameters()}
         saved = {id(t) for t in model.state_dict(keep_vars=True).values() if isinstance(t, Tensor)}
         buffers = {_plain(n): b for n, b in plain.named_buffers() if id(b) in saved}
-        _check_alike([*parameters, *buffers], crew=crew)
-        circles = Subgroups()
-        self._transport = Transport({**parameters, **buffers}, device=device, circles=circles)
-        self._moments = OptimizerState(optimizer, parameters, device=device, circles=circles)
-        self.picture: nn.Module | None = host_model_of(model) if crew.leads else None
+        _check_alike([*parameters, *buffers], broadcaster=broadcaster)
+        subgroups = Subgroups()
+        self._transport = Transport({**parameters, **buffers}, device=device, subgroups=subgroups)
+        self._optimizer_state = OptimizerState(
+            optimizer, parameters, device=device, subgroups=subgroups
+        )
+        self.host_model: nn.Module | None = host_model_of(model) if broadcaster.leads else None
         self._entries: Mapping[str, Tensor] | None = None
-        if self.picture is not None:
+        if self.host_model is not None:
             self._entries = {
-                **dict(self.picture.named_parameters()),
-                **dict(self.picture.named_buffers()),
+                **dict(self.host_model.named_parameters()),
+                **dict(self.host_model.named_buffers()),
             }
         self.offered: tuple[State, Sequence[Mapping[str, Any]]] | None = None
         """On the first rank: a state of the optimizer that all are about to take up."""
@@ -110,23 +112,23 @@ class RankModel:
             (PULL, self._pull),
             (PUSH, self._push),
             (TAKE, self._take),
-            (OUTLINE, self._moments.outline),
-            (FETCH, self._moments.fetch),
+            (OUTLINE, self._optimizer_state.outline),
+            (FETCH, self._optimizer_state.fetch),
             (GIVE, self._give),
         ):
-            crew.on(verb, do)
+            broadcaster.on(verb, do)
         self._pull()
 
     @property
     def whole(self) -> nn.Module:
-        """The picture, on the first rank.
+        """The host model, on the first rank.
 
         Raises:
             ConfigError: this is another rank.
         """
-        if self.picture is None:
+        if self.host_model is None:
             raise ConfigError("only the first rank of an island has the whole model")
-        return self.picture
+        return self.host_model
 
     def has(self, model: nn.Module) -> bool:
         """Return whether a model is this one, with or without its wrappers."""
@@ -163,11 +165,11 @@ class RankModel:
         self._transport.deal(self._entries)
 
     def _take(self) -> dict[str, dict[str, Tensor]]:
-        return self._moments.gather()
+        return self._optimizer_state.gather()
 
     def _give(self) -> None:
         state, groups = self.offered if self.offered is not None else (None, None)
-        self._moments.deal(state, groups)
+        self._optimizer_state.deal(state, groups)
         self.offered = None
 
 
@@ -178,10 +180,12 @@ class ScriptOptimizer(WrapSpec):
     thread that trains only.
     """
 
-    def __init__(self, inner: Optimizer, *, model: RankModel, crew: CommandBroadcaster) -> None:
+    def __init__(
+        self, inner: Optimizer, *, model: RankModel, broadcaster: CommandBroadcaster
+    ) -> None:
         """Stand for a rank's optimizer."""
         super().__init__(inner)
-        self._model, self._crew = model, crew
+        self._model, self._broadcaster = model, broadcaster
         entries = dict(model.whole.named_parameters())
         groups = [
             {**_settings(g), "params": [entries[model.name_of(p)] for p in g["params"]]}
@@ -192,12 +196,12 @@ class ScriptOptimizer(WrapSpec):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as that of an optimizer of the whole model; it is gathered for this."""
-        return self._as_whole(self._crew.call(TAKE))
+        return self._as_whole(self._broadcaster.call(TAKE))
 
-    def far_state_dict(self) -> dict[str, Any]:
+    def remote_state_dict(self) -> dict[str, Any]:
         """Return the same with a :class:`Far` for every large tensor; valid until the next step."""
-        fetch = partial(self._crew.call, FETCH)
-        return self._as_whole(remote_state(self._crew.call(OUTLINE), fetch=fetch))
+        fetch = partial(self._broadcaster.call, FETCH)
+        return self._as_whole(remote_state(self._broadcaster.call(OUTLINE), fetch=fetch))
 
     def _as_whole(self, found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         for own, group in zip(self._whole.param_groups, self.inner.param_groups, strict=True):
@@ -216,7 +220,7 @@ class ScriptOptimizer(WrapSpec):
         state = {self._names[id(p)]: dict(own) for p, own in self._whole.state.items()}
         self._whole.state.clear()
         self._model.offered = (state, [_settings(group) for group in self._whole.param_groups])
-        self._crew.call(GIVE)
+        self._broadcaster.call(GIVE)
 
 
 def saved_model(wrapped: RankModel | None, model: nn.Module) -> RankModel:
@@ -258,14 +262,14 @@ def _check(model: nn.Module) -> None:
         )
 
 
-def _check_alike(names: Sequence[str], *, crew: CommandBroadcaster) -> None:
+def _check_alike(names: Sequence[str], *, broadcaster: CommandBroadcaster) -> None:
     """Refuse a model of which ranks have different parameters; the same error on every rank.
 
     Raises:
         ConfigError: they have.
     """
-    told = hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest()
-    rows = crew.gather(torch.tensor([int.from_bytes(told), len(names)]))
+    digest = hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest()
+    rows = broadcaster.gather(torch.tensor([int.from_bytes(digest), len(names)]))
     if len({tuple(row) for row in rows.tolist()}) > 1:
         raise ConfigError(
             "the ranks of an island have different parameters",

@@ -1,9 +1,9 @@
-"""The ranks of an island as a script has them: where they meet, and what they tell each other.
+"""The ranks of an island in a script: where they meet, and what they exchange there.
 
 A script runs on every rank at once, and all come to the same calls in the same order. At such a
-place every rank tells a few numbers first, so that one which came to another place is noticed
+place every rank first sends a few numbers, so that one which came to another place is noticed
 rather than waited for; then the first rank does what only a member of the job can do while the
-others serve it, until it lets them go on with its word: what a rank may know of the job.
+others serve it, until it lets them go on with a message: what ranks may know of the job.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from atoll.config import MeshShape, RankPlace
 from atoll.errors import ConfigError
 from atoll.island.command_broadcaster import CommandBroadcaster
+from atoll.island.start_phase import StartPhase, StartReport
 from atoll.island.world import build_mesh, device_of, world
 
 dist: Any = torch.distributed
@@ -28,7 +29,7 @@ dist: Any = torch.distributed
 
 GO_ON = "go on"
 PLACES = ("start", "wrap", "step", "finish", "save", "evaluating", "track", "end")
-"""Calls of a script at which ranks meet; their order is part of what ranks tell."""
+"""Calls of a script at which ranks meet; ranks send the number of theirs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,25 +44,25 @@ class RankMessage:
     round: int = 0
     stopping: bool = False
     midway: bool = False
-    """The place is not over: do your own optimizer's step and come back."""
+    """The place is not over: do the own optimizer's step, then return here."""
     skipped: bool = False
     """That step is left out."""
 
 
 @dataclasses.dataclass(slots=True)
 class RankReport:
-    """What a rank tells when it comes to a place."""
+    """What a rank sends when it comes to a place."""
 
     overflowed: bool = False
     """Its gradients overflowed in half precision."""
     asked: bool = False
     """Its process was asked to leave."""
     losses: float = 0.0
-    """Sum of the losses it was told since the last place."""
+    """Sum of the losses logged since the last place."""
     count: int = 0
-    """Of how many."""
+    """Number of these losses."""
     tokens: int = 0
-    """Tokens it was told since."""
+    """Tokens logged since."""
 
     def add(self, *, loss: float | Tensor | None, tokens: int) -> None:
         """Take what a script logs."""
@@ -71,19 +72,19 @@ class RankReport:
         self.tokens += tokens
 
     def row(self, place: str) -> Tensor:
-        """Return the note as numbers."""
+        """Return the report as numbers."""
         values = [PLACES.index(place), self.overflowed, self.asked, self.losses, self.count]
         return torch.tensor([float(v) for v in [*values, self.tokens]], dtype=torch.float64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reply:
-    """What all ranks told together."""
+    """What all ranks sent, put together."""
 
     overflowed: bool
     asked: bool
     loss: float | None
-    """Mean over those that told one."""
+    """Mean over the ranks that logged one."""
     tokens: int
     """Of all rows, each counted once."""
 
@@ -91,23 +92,30 @@ class Reply:
 class _Continue(Exception):
     """The first rank lets this one go on."""
 
-    def __init__(self, word: RankMessage) -> None:
-        self.word = word
+    def __init__(self, message: RankMessage) -> None:
+        self.message = message
 
 
 class ScriptRanks:
     """One rank's view of its island. From the thread that trains only."""
 
     def __init__(
-        self, place: RankPlace, *, shape: MeshShape, device: str = "auto", timeout_s: float = 300.0
+        self,
+        place: RankPlace,
+        *,
+        shape: MeshShape,
+        device: str = "auto",
+        timeout_s: float = 300.0,
+        start: StartReport | None = None,
     ) -> None:
-        """Meet nobody yet, so that the script may make its own process group.
+        """Connect to no rank yet, so that the script may make its own process group.
 
         Args:
             place: Which rank this is.
             shape: How the ranks lie: which of them see the same rows.
             device: `cpu`, `cuda` or `auto`.
             timeout_s: How long one collective may take.
+            start: Where this rank reports how far it has come at its start.
 
         Raises:
             ConfigError: the mesh has another number of ranks.
@@ -119,15 +127,16 @@ class ScriptRanks:
             )  # fmt: skip
         self.place, self.shape = place, shape
         self._wanted, self._timeout_s = device, timeout_s
+        self._start = start or StartReport()
         self._stack = ExitStack()
-        self._crew: CommandBroadcaster | None = None
+        self._broadcaster: CommandBroadcaster | None = None
         self._mesh: DeviceMesh | None = None
-        self.word: RankMessage | None = None
-        """The newest; None before the ranks have met."""
-        self.tell: Callable[[], RankMessage] = RankMessage
-        """On the first rank: makes the word."""
-        self.note = RankReport()
-        """What this rank tells at the next place."""
+        self.message: RankMessage | None = None
+        """The newest message of rank 0; None before the ranks have met."""
+        self.make_message: Callable[[], RankMessage] = RankMessage
+        """On rank 0: makes the message to the others."""
+        self.report = RankReport()
+        """What this rank sends at the next place."""
 
     @classmethod
     def alone(cls) -> ScriptRanks:
@@ -137,7 +146,7 @@ class ScriptRanks:
     @property
     def met(self) -> bool:
         """Whether the ranks have met."""
-        return self._crew is not None
+        return self._broadcaster is not None
 
     @property
     def leads(self) -> bool:
@@ -161,19 +170,20 @@ class ScriptRanks:
     # ------------------------------------------------------------------------- meeting
 
     @property
-    def crew(self) -> CommandBroadcaster:
+    def broadcaster(self) -> CommandBroadcaster:
         """How the first rank leads; the ranks MUST have met."""
-        if self._crew is None:
+        if self._broadcaster is None:
             raise ConfigError(
                 "the ranks of this island have not met yet",
                 remedy="call run.mesh, run.shard or run.wrap on every rank before",
             )
-        return self._crew
+        return self._broadcaster
 
     def meet(self) -> None:
         """Come together, if that has not happened: every rank calls it."""
-        if self._crew is not None:
+        if self._broadcaster is not None:
             return
+        self._start.enter(StartPhase.MEETING)
         if not dist.is_initialized():
             self._stack.enter_context(self._world())
         if dist.get_world_size() != self.place.ranks:
@@ -181,10 +191,11 @@ class ScriptRanks:
                 "the process group of the script is not that of its island",
                 given=f"{dist.get_world_size()} ranks", expected=f"{self.place.ranks}",
             )  # fmt: skip
-        self._crew = CommandBroadcaster(rank=self.place.rank, ranks=self.place.ranks)
-        self._crew.on(GO_ON, self._go_on)
+        self._broadcaster = CommandBroadcaster(rank=self.place.rank, ranks=self.place.ranks)
+        self._broadcaster.on(GO_ON, self._go_on)
         self.arrive("start")
         self.go_on()
+        self._start.enter(StartPhase.READY)
 
     def _world(self) -> AbstractContextManager[None]:
         if self.place.ranks == 1:
@@ -200,14 +211,14 @@ class ScriptRanks:
         return self._mesh
 
     def arrive(self, place: str) -> Reply:
-        """Come to a place, tell this rank's note and hear those of all; every rank calls it.
+        """Exchange reports with all ranks at a place; every rank calls it.
 
         Raises:
             ConfigError: a rank has come to another place.
         """
         self.meet()
-        note, self.note = self.note, RankReport(asked=self.note.asked)
-        rows = self.crew.gather(note.row(place)).tolist()
+        report, self.report = self.report, RankReport(asked=self.report.asked)
+        rows = self.broadcaster.gather(report.row(place)).tolist()
         places = [PLACES[int(row[0])] for row in rows]
         if len(set(places)) > 1:
             raise ConfigError(
@@ -217,7 +228,7 @@ class ScriptRanks:
                 remedy="give every rank as many batches: run.shard does",
             )
         counted = sum(row[4] for row in rows)
-        tokens: dict[int, float] = {}  # ranks that see the same rows may all tell of them
+        tokens: dict[int, float] = {}  # ranks that see the same rows may all count them
         for rank, row in enumerate(rows):
             share = self._share_of(rank)
             tokens[share] = max(tokens.get(share, 0.0), row[5])
@@ -236,14 +247,14 @@ class ScriptRanks:
             skipped: See there.
         """
         if self.leads:
-            self.word = dataclasses.replace(self.tell(), midway=midway, skipped=skipped)
-            self.crew.call(GO_ON, **dataclasses.asdict(self.word))
-            return self.word
+            self.message = dataclasses.replace(self.make_message(), midway=midway, skipped=skipped)
+            self.broadcaster.call(GO_ON, **dataclasses.asdict(self.message))
+            return self.message
         try:
-            self.crew.serve()
-        except _Continue as told:
-            self.word = told.word
-            return self.word
+            self.broadcaster.serve()
+        except _Continue as ending:
+            self.message = ending.message
+            return self.message
         raise ConfigError(
             "the first rank has left the script before this one",
             expected="the same calls in the same order on every rank",
@@ -256,10 +267,10 @@ class ScriptRanks:
     def part(self) -> None:
         """Part after everything went well: every rank calls it, after it has arrived at `end`."""
         if self.leads:
-            self.crew.end()
+            self.broadcaster.end()
         else:
-            self.crew.serve()
-        self.crew.part()
+            self.broadcaster.serve()
+        self.broadcaster.part()
         self._stack.close()
 
 

@@ -76,9 +76,16 @@ def test_further_machines_of_a_member_stand_behind_it() -> None:
         {**row, "member": "w1", "slot": 1, "node": "lap3"},
         {**row, "member": "w0", "node": "lap1"},
     ]
-    hand = {**row, "member": "w0.1", "node": "lap2", "hand_of": "w0", "step": None, "values": {}}
+    follower = {
+        **row,
+        "member": "w0.1",
+        "node": "lap2",
+        "follower_of": "w0",
+        "step": None,
+        "values": {},
+    }
     view = job(
-        "island", "running", nodes_wanted=2, machines=2, members=members, hands=[hand],
+        "island", "running", nodes_wanted=2, machines=2, members=members, followers=[follower],
         island="shard=2 on 2 machines", started=1.0, places=["lap1", "lap2", "lap3"],
     )  # fmt: skip
     text = shown(job_table(view), width=120)

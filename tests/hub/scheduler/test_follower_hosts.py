@@ -19,7 +19,7 @@ from atoll.net.http.client import HubClient
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Done, Drain, Finished, Launch, RendezvousAddress, Stop
 from atoll.wire.states import MemberState
-from tests.hub.cluster import Cluster, hand_of, spec
+from tests.hub.cluster import Cluster, follower_of, spec
 from tests.hub.nodes.test_membership import commands, job_of, options, registered, told, until
 from tests.hub.peer import member
 
@@ -53,10 +53,10 @@ def test_each_island_gets_its_machines_and_hands_are_no_members(
     assert len({launch.token for launch in launched.values()}) == 4
     record = job_of(hub, job)
     assert sorted(record.members) == ["w0", "w1"]
-    assert sorted(record.hands) == ["w0.1", "w1.1"]
+    assert sorted(record.followers) == ["w0.1", "w1.1"]
     four.tell("b", launched["b"], "starting")
     four.tell("b", launched["b"], "running")
-    assert hand_of(hub, job, "w0.1").state == "running"
+    assert follower_of(hub, job, "w0.1").state == "running"
 
 
 def test_job_starts_with_as_many_islands_as_fit(hub: HubServer, client: HubClient) -> None:
@@ -69,7 +69,7 @@ def test_job_starts_with_as_many_islands_as_fit(hub: HubServer, client: HubClien
     cluster.join("c")  # of no use alone
     until(lambda: len(client.nodes()) == 3)
     assert sorted(job_of(hub, job).processes, key=lambda p: p.member) == [
-        job_of(hub, job).members["w0"], hand_of(hub, job, "w0.1"),
+        job_of(hub, job).members["w0"], follower_of(hub, job, "w0.1"),
     ]  # fmt: skip
     cluster.join("d")
     assert (cluster.launch("c").member, cluster.launch("d").member) == ("w1", "w1.1")
@@ -89,10 +89,10 @@ def test_hand_that_failed_is_launched_again_with_another_token(
     again = cluster.launch("b")
     assert (again.member, again.attempt) == ("w0.1", 2)
     assert again.token != first.token
-    assert hand_of(hub, job, "w0.1").failures == 1
+    assert follower_of(hub, job, "w0.1").failures == 1
     assert job_of(hub, job).members["w0"].state == "assigned", "its member goes on waiting"
     cluster.tell("b", first, "exited", exit_code=1)  # of a process that was replaced
-    assert hand_of(hub, job, "w0.1").state == "assigned"
+    assert follower_of(hub, job, "w0.1").state == "assigned"
     cluster.close()
 
 
@@ -123,7 +123,7 @@ def test_follower_of_a_leaving_node_moves(hub: HubServer, client: HubClient) -> 
     assert isinstance(cluster.agents["b"].request(Drain(draining=True, reason="night")), Done)
     cluster.tell("b", first, "exited", exit_code=EXIT_LEFT)
     assert cluster.launch("spare").attempt == 2
-    assert hand_of(hub, job, "w0.1").failures == 0
+    assert follower_of(hub, job, "w0.1").failures == 0
     assert told(hub, job, "member-left") == ["w0.1 has left"]
     cluster.close()
 
@@ -136,17 +136,17 @@ def test_only_a_restarted_agents_followers_are_lost(
         launch = four.launch(name)
         four.tell(name, launch, "running" if "." in launch.member else "starting")
     four.agents["b"].close()
-    until(lambda: hand_of(hub, job, "w0.1").state == "lost")
+    until(lambda: follower_of(hub, job, "w0.1").state == "lost")
     four.back("b", incarnation="i2")
     again = four.launch("b")
     assert (again.member, again.attempt) == ("w0.1", 2)
     assert hub.hub is not None
     hub.call(hub.hub.stores.jobs.update_member(job, "w1", state="running"))  # its island works
     four.agents["d"].close()
-    until(lambda: hand_of(hub, job, "w1.1").state == "lost")
+    until(lambda: follower_of(hub, job, "w1.1").state == "lost")
     four.back("d")
-    until(lambda: hand_of(hub, job, "w1.1").state == "running")
-    assert hand_of(hub, job, "w1.1").attempt == 1
+    until(lambda: follower_of(hub, job, "w1.1").state == "running")
+    assert follower_of(hub, job, "w1.1").attempt == 1
     until(lambda: told(hub, job, "member-back") == ["w1.1 is back with d"])
 
 
@@ -189,27 +189,27 @@ def test_island_with_a_failing_follower_is_given_up(
     assert client.job(job)["reason"] == "every member was lost"
     assert client.resume(job) == job
     until(lambda: client.job(job)["state"] == "running")
-    assert [h.failures for h in job_of(hub, job).hands.values()] == [0, 0]
+    assert [h.failures for h in job_of(hub, job).followers.values()] == [0, 0]
 
 
 def test_followers_end_with_their_job_and_rendezvous(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a", "b")
     job = client.submit(spec(islands=1))
-    leader, hand = cluster.launch("a"), cluster.launch("b")
-    cluster.tell("b", hand, "running")
+    leader, follower = cluster.launch("a"), cluster.launch("b")
+    cluster.tell("b", follower, "running")
     with HubClient(hub.url, leader.token) as process:
-        process.open_gate(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
+        process.publish_rendezvous(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
     with member(hub, leader) as peer:
         registered(peer)
         client.stop(job, grace_s=30.0)
-        assert hand_of(hub, job, "w0.1").state == "running", "its member has a round to finish"
+        assert follower_of(hub, job, "w0.1").state == "running", "its member has a round to finish"
         assert isinstance(peer.request(Finished(True, {})), Done)
     assert cluster.stop("b").member == "w0.1"
     assert client.job(job)["state"] == "stopped"
     assert hub.hub is not None
-    assert hub.hub.scheduler.hands.gates.get(job, "w0") is None
-    with HubClient(hub.url, hand.token) as process, pytest.raises(AuthError):
-        process.gate(job, "w0")
+    assert hub.hub.scheduler.followers.rendezvous.get(job, "w0") is None
+    with HubClient(hub.url, follower.token) as process, pytest.raises(AuthError):
+        process.find_rendezvous(job, "w0")
     assert client.nodes()[1]["running"] == []
     cluster.close()
 
@@ -224,7 +224,7 @@ def test_hands_go_when_their_member_is_scaled_away(
         registered(sent)
         client.scale(job, least=1, most=1)
         assert four.stop("c").member == "w1"
-        assert hand_of(hub, job, "w1.1").state == "assigned", "until its member has left"
+        assert follower_of(hub, job, "w1.1").state == "assigned", "until its member has left"
         four.tell("c", launched["c"], "exited", exit_code=EXIT_LEFT)
         assert four.stop("d").member == "w1.1"
         four.tell("d", launched["d"], "exited", exit_code=EXIT_LEFT)
@@ -246,8 +246,8 @@ def test_hands_live_on_while_the_hub_is_restarted(tmp_path: Path) -> None:
         until(lambda: [n["node"] for n in client.nodes()] == ["b"])
         hub.call(hub.hub.membership.reckon())  # who is not back is lost now
         assert job_of(hub, job).members["w0"].state == "lost"
-        hand = hand_of(hub, job, "w0.1")
-        assert (hand.state, hand.attempt) == ("running", 1)
+        follower = follower_of(hub, job, "w0.1")
+        assert (follower.state, follower.attempt) == ("running", 1)
         cluster.close()
 
 
@@ -258,7 +258,7 @@ def test_views_tell_hands_apart_from_members(
     four.tell("d", [four.launch(name) for name in "abcd"][-1], "running")
     view = client.job(job)
     assert [m["member"] for m in view["members"]] == ["w0", "w1"]
-    told_of = [(h["member"], h["hand_of"], h["node"], h["state"]) for h in view["hands"]]
+    told_of = [(h["member"], h["follower_of"], h["node"], h["state"]) for h in view["followers"]]
     assert told_of == [("w0.1", "w0", "b", "assigned"), ("w1.1", "w1", "d", "running")]
     assert (view["machines"], view["island"]) == (2, "shard=2 on 2 machines")
     assert view["places"] == ["a", "b", "c", "d"]
@@ -269,18 +269,18 @@ def test_views_tell_hands_apart_from_members(
 
 @pytest.mark.parametrize(("state", "believed"), [("running", True), ("starting", False)])
 def test_silent_follower_counts_while_its_island_runs(state: str, *, believed: bool) -> None:
-    hand = Member(member="w0.1", slot=0, node="b", state=MemberState.LOST)
+    follower = Member(member="w0.1", slot=0, node="b", state=MemberState.LOST)
     leader = Member(member="w0", slot=0, node="a", state=MemberState(state))
     island = parse_spec('[strategy]\ninner = "fsdp"\n[island]\nranks = 2\nmachines = 2')
-    members, hands = {"w0": leader}, {"w0.1": hand}
-    job = Job(job="j", created=0.0, spec=island, members=members, hands=hands)
-    assert may_live_unheard(job, hand) is believed
+    members, followers = {"w0": leader}, {"w0.1": follower}
+    job = Job(job="j", created=0.0, spec=island, members=members, followers=followers)
+    assert may_live_unheard(job, follower) is believed
     clock = VirtualClock()
     relaunches = RestartPolicy(clock=clock)
-    due = relaunches.due("j", hand, node_is_there=False, may_return=False, silent=believed)
+    due = relaunches.due("j", follower, node_is_there=False, may_return=False, silent=believed)
     assert due is not believed
     clock.advance(AWAY_S)
-    assert relaunches.due("j", hand, node_is_there=False, may_return=False, silent=believed)
+    assert relaunches.due("j", follower, node_is_there=False, may_return=False, silent=believed)
 
 
 def test_island_gives_way_when_two_wait_for_a_machine_each(
@@ -299,8 +299,8 @@ def test_island_gives_way_when_two_wait_for_a_machine_each(
     four.back("b", incarnation="i2")
     four.back("d", incarnation="i2")
     record = job_of(hub, job)
-    until(lambda: record.members["w1"].attempt == record.hands["w1.1"].attempt == 2)
-    assert {record.members["w1"].node, record.hands["w1.1"].node} == {"b", "d"}
+    until(lambda: record.members["w1"].attempt == record.followers["w1.1"].attempt == 2)
+    assert {record.members["w1"].node, record.followers["w1.1"].node} == {"b", "d"}
     assert len(told(hub, job, "island-gives-way")) == 1
 
 
@@ -312,5 +312,8 @@ def test_stall_reason_clears_when_the_machine_is_back(hub: HubServer, client: Hu
     until(lambda: "just now: needs 1 nodes, 0 are free" in client.job(job)["reason"])
     cluster.back("b")
     until(lambda: client.job(job)["reason"] == "")
-    assert (hand_of(hub, job, "w0.1").state, hand_of(hub, job, "w0.1").attempt) == ("running", 1)
+    assert (follower_of(hub, job, "w0.1").state, follower_of(hub, job, "w0.1").attempt) == (
+        "running",
+        1,
+    )
     cluster.close()

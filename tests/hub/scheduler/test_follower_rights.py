@@ -1,4 +1,4 @@
-"""What a hand may do at the hub, and the node that it runs on: no more than for itself."""
+"""What a follower may do at the hub, and the node that it runs on: no more than for itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import Failure, LogLines, ProcessState, Register, RendezvousAddress
 from atoll.wire.states import ProcessPhase
-from tests.hub.cluster import Cluster, hand_of, spec
+from tests.hub.cluster import Cluster, follower_of, spec
 from tests.hub.nodes.test_membership import options
 from tests.hub.peer import member
 
@@ -36,24 +36,24 @@ def four(hub: HubServer) -> Iterator[Cluster]:
     cluster.close()
 
 
-def test_relaunched_member_closes_its_old_rendezvous(hub: HubServer, client: HubClient) -> None:
+def test_a_new_launch_of_a_member_drops_its_rendezvous(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a", "b")
     job = client.submit(spec(islands=1))
-    leader, hand = cluster.launch("a"), cluster.launch("b")
-    with HubClient(hub.url, leader.token) as old, HubClient(hub.url, hand.token) as asking:
-        old.open_gate(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
+    leader, follower = cluster.launch("a"), cluster.launch("b")
+    with HubClient(hub.url, leader.token) as old, HubClient(hub.url, follower.token) as asking:
+        old.publish_rendezvous(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
         cluster.tell("a", leader, "exited", exit_code=1, error={"kind": "RankLost", "what": "x"})
         again = cluster.launch("a")
         assert (again.member, again.attempt) == ("w0", 2)
-        assert asking.gate(job, "w0") is None
+        assert asking.find_rendezvous(job, "w0") is None
         with pytest.raises(AuthError):
-            old.open_gate(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
-        assert asking.gate(job, "w0") is None
-    assert hand_of(hub, job, "w0.1").attempt == 1, "it waits for the new gate"
+            old.publish_rendezvous(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
+        assert asking.find_rendezvous(job, "w0") is None
+    assert follower_of(hub, job, "w0.1").attempt == 1, "it waits for the new rendezvous"
     cluster.close()
 
 
-def test_lines_of_a_hand_come_from_its_own_node_only(
+def test_lines_of_a_follower_come_from_its_own_node_only(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec(islands=1))
@@ -68,28 +68,28 @@ def test_lines_of_a_hand_come_from_its_own_node_only(
     assert [line["text"] for line in lines] == ["rank 1 is here"]
 
 
-def test_hand_that_speaks_to_the_hub_is_no_member(
+def test_a_follower_that_speaks_to_the_hub_is_no_member(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     client.submit(spec(islands=1))
     four.launch("a")
-    with member(hub, four.launch("b")) as hand:
-        answer = hand.request(Register())
+    with member(hub, four.launch("b")) as follower:
+        answer = follower.request(Register())
         assert isinstance(answer, Failure)
         assert answer.error["kind"] == "AuthError"
 
 
-def test_evicted_nodes_followers_lose_their_rights(
+def test_a_banned_nodes_followers_lose_their_rights(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec(islands=1))
-    hand = four.launch("b")
+    follower = four.launch("b")
     client.revoke_node("b")
-    with HubClient(hub.url, hand.token) as process, pytest.raises(AuthError):
-        process.gate(job, "w0")
+    with HubClient(hub.url, follower.token) as process, pytest.raises(AuthError):
+        process.find_rendezvous(job, "w0")
 
 
-def test_node_uploads_only_its_own_followers_files(hub: HubServer, client: HubClient) -> None:
+def test_a_node_uploads_only_what_its_own_follower_left(hub: HubServer, client: HubClient) -> None:
     assert hub.hub is not None
     cluster = Cluster(hub, "a")
     secret = hub.ticket.rpartition("/")[2]

@@ -15,7 +15,7 @@ from tests.hub.nodes.test_membership import launches, options
 from tests.hub.peer import node
 
 SPEC = '[job]\nname = "g"\nnodes = 2\ncommand = ["true"]\n'
-GATE = RendezvousAddress("10.0.0.7:4711", "a-secret-of-this-island")
+ADDRESS = RendezvousAddress("10.0.0.7:4711", "a-secret-of-this-island")
 
 
 @pytest.fixture
@@ -39,44 +39,53 @@ def as_process(hub: HubServer, job: str, member: str) -> HubClient:
     return HubClient(hub.url, hub.call(auth.issue_job_token(job, member=member, attempt=1)))
 
 
-def test_member_opens_its_gate_and_its_hands_see_the_newest(hub: HubServer, running: str) -> None:
-    with as_process(hub, running, "w1") as leader, as_process(hub, running, "w1.1") as hand:
-        assert hand.gate(running, "w1") is None
-        leader.open_gate(running, "w1", RendezvousAddress("10.0.0.7:1", "older"))
-        leader.open_gate(running, "w1", GATE)
-        assert hand.gate(running, "w1") == leader.gate(running, "w1") == GATE
+def test_followers_find_the_newest_address_of_their_member(hub: HubServer, running: str) -> None:
+    with as_process(hub, running, "w1") as leader, as_process(hub, running, "w1.1") as follower:
+        assert follower.find_rendezvous(running, "w1") is None
+        leader.publish_rendezvous(running, "w1", RendezvousAddress("10.0.0.7:1", "older"))
+        leader.publish_rendezvous(running, "w1", ADDRESS)
+        assert (
+            follower.find_rendezvous(running, "w1")
+            == leader.find_rendezvous(running, "w1")
+            == ADDRESS
+        )
 
 
-def test_gate_is_for_nobody_else(hub: HubServer, running: str) -> None:
+def test_only_processes_of_the_island_see_its_address(hub: HubServer, running: str) -> None:
     with as_process(hub, running, "w1") as leader:
-        leader.open_gate(running, "w1", GATE)
-    with as_process(hub, running, "w1.1") as hand, pytest.raises(AuthError):
-        hand.open_gate(running, "w1", GATE)
+        leader.publish_rendezvous(running, "w1", ADDRESS)
+    with as_process(hub, running, "w1.1") as follower, pytest.raises(AuthError):
+        follower.publish_rendezvous(running, "w1", ADDRESS)
     for other in ("w0", "w0.1", "reducer", ""):
         with as_process(hub, running, other) as process:
             with pytest.raises(AuthError):
-                process.gate(running, "w1")
+                process.find_rendezvous(running, "w1")
             with pytest.raises(AuthError):
-                process.open_gate(running, "w1", GATE)
+                process.publish_rendezvous(running, "w1", ADDRESS)
     with HubClient(hub.url, hub.operator_token) as person:
         with pytest.raises(AuthError):
-            person.gate(running, "w1")
-        assert GATE.secret not in str(person.job(running)) + str(person.events(running))
+            person.find_rendezvous(running, "w1")
+        assert ADDRESS.secret not in str(person.job(running)) + str(person.events(running))
 
 
 @pytest.mark.parametrize(
-    "gate",
+    "address",
     [RendezvousAddress("", "s"), RendezvousAddress("h:1", ""), RendezvousAddress("h" * 300, "s")],
 )
-def test_what_is_no_gate_is_refused(hub: HubServer, running: str, gate: RendezvousAddress) -> None:
-    with as_process(hub, running, "w0") as leader, pytest.raises(ConfigError, match="no gate"):
-        leader.open_gate(running, "w0", gate)
+def test_a_malformed_address_is_refused(
+    hub: HubServer, running: str, address: RendezvousAddress
+) -> None:
+    with (
+        as_process(hub, running, "w0") as leader,
+        pytest.raises(ConfigError, match="no rendezvous"),
+    ):
+        leader.publish_rendezvous(running, "w0", address)
 
 
-def test_job_that_does_not_run_has_no_gates(hub: HubServer) -> None:
+def test_a_job_that_does_not_run_has_no_rendezvous(hub: HubServer) -> None:
     with HubClient(hub.url, hub.operator_token) as client:
         job = client.submit(SPEC)
     with as_process(hub, job, "w0") as leader, pytest.raises(HubError, match="does not run"):
-        leader.open_gate(job, "w0", GATE)
+        leader.publish_rendezvous(job, "w0", ADDRESS)
     with as_process(hub, job, "w0") as leader, pytest.raises(AtollError):
-        leader.gate("no-such-job", "w0")
+        leader.find_rendezvous("no-such-job", "w0")

@@ -170,10 +170,10 @@ def _cut(model: nn.Module, axes: dict[str, int], *, known: bool, **words: Any) -
     """Divide a model of which the first rank alone has data; return its cuts or what was said."""
     mesh = build_mesh(MeshShape(**axes), device=CPU)
     sample = batch_for(model) if known and mesh.get_rank() == 0 else None
-    recipe = InnerOptions(shape=MeshShape(**axes), **words)
+    options = InnerOptions(shape=MeshShape(**axes), **words)
     found: Any
     try:
-        parts = split_model(model, recipe, mesh=mesh, device=CPU, sample=sample)
+        parts = split_model(model, options, mesh=mesh, device=CPU, sample=sample)
         assert isinstance(parts, PipelineParts)
         parts.backward(*batch_for(model))
         found = parts.cuts

@@ -130,7 +130,7 @@ def _offloaded() -> tuple[list[str], dict[str, Tensor]]:
     return heard.lines, gradients(parts)
 
 
-def test_offload_without_accelerators_warns(ranks: Ranks) -> None:
+def test_offload_without_accelerators_logs_that_it_is_ignored(ranks: Ranks) -> None:
     _, expected = plain("gpt")
     for lines, found in ranks.run(2, _offloaded):
         assert len(lines) == 1

@@ -180,10 +180,10 @@ def _vector(task: Task) -> Tensor:
 
 
 def _step(
-    recipe: InnerOptions, *, model: Callable[[], nn.Module] = perceptron, rows: int = 8
+    options: InnerOptions, *, model: Callable[[], nn.Module] = perceptron, rows: int = 8
 ) -> Tensor:
     task = _task(model())
-    Local(language_model_loss, clip=0.5, recipe=recipe).step(
+    Local(language_model_loss, clip=0.5, options=options).step(
         task, batch_for(task.model, rows=rows), _watching()
     )
     return _vector(task)
@@ -218,7 +218,7 @@ def test_one_process_computes_in_half_precision() -> None:
 def test_one_process_leaves_a_step_out_that_overflows() -> None:
     model = gpt().float()
     task, outer = _task(model), _watching()
-    inner = Local(language_model_loss, recipe=InnerOptions(precision="fp16"))
+    inner = Local(language_model_loss, options=InnerOptions(precision="fp16"))
     inputs, targets = batch_for(model)
     good = model.criterion
 
@@ -243,7 +243,7 @@ def test_one_process_leaves_a_step_out_that_overflows() -> None:
 
 def test_one_process_skips_what_others_skip() -> None:
     task = _task(gpt().float())
-    inner = Local(language_model_loss, recipe=InnerOptions(precision="fp16"))
+    inner = Local(language_model_loss, options=InnerOptions(precision="fp16"))
     start = _vector(task)
     inner.step(task, batch_for(task.model), _watching(skips=True))
     assert torch.equal(_vector(task), start)
@@ -252,7 +252,7 @@ def test_one_process_skips_what_others_skip() -> None:
 
 def test_a_loss_that_no_scale_saves_is_refused() -> None:
     task = _task(gpt().float())
-    inner = Local(language_model_loss, recipe=InnerOptions(precision="fp16"))
+    inner = Local(language_model_loss, options=InnerOptions(precision="fp16"))
     with torch.no_grad():
         task.parameters()[0].fill_(math.nan)
     batch, outer = batch_for(task.model), _watching()

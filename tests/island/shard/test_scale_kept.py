@@ -59,13 +59,13 @@ def _train(given: Tables, folder: Path, stop_at: int, resume_round: int) -> Stat
     if spec.mesh.ranks == 1:
         job(spec, folder, members=1, resume_round=resume_round, **settings)
         return {}
-    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
-    island = TrainerIsland(spec, crew, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
-    if crew.leads:
+    broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    island = TrainerIsland(spec, broadcaster, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
+    if broadcaster.leads:
         job(spec, folder, members=1, island=island, resume_round=resume_round, **settings)
-        crew.end()
+        broadcaster.end()
     else:
-        crew.serve()
+        broadcaster.serve()
     return island.scaler.state_dict()
 
 
@@ -105,7 +105,7 @@ def give(member: Member) -> tuple[Part, Part]:
     assert member.task.scaler is not None
     member.task.scaler.load_state_dict(STOOD)
     member.train(2)
-    told = count_calls(member) if member.crew is not None else []
+    told = count_calls(member) if member.broadcaster is not None else []
     parts = CommittedState(member.task, outer).parts()
     assert told == [], "others read from threads, in which no rank can be asked"
     return parts
@@ -131,7 +131,7 @@ def _take(axes: dict[str, int], shared: Part, inner: Part, spoilt: Part) -> Stat
     return keep[0].scaler.state_dict()
 
 
-def test_islands_and_plain_members_exchange_loss_scales(ranks: Ranks) -> None:
+def test_islands_and_plain_members_share_the_loss_scale(ranks: Ranks) -> None:
     after = {"scale": 512.0, "good_steps": 5}
     shared, inner = ranks.run(4, _give, SQUARE)[0]
     plain = by_itself(NAME, table(), precision="fp16")
@@ -149,7 +149,7 @@ def _bent(text: str) -> str:
     return text.replace("512.0", "500.0")
 
 
-def test_other_precisions_exchange_no_loss_scale() -> None:
+def test_other_precisions_neither_give_nor_take_a_scale() -> None:
     shared, inner = give(by_itself(NAME, table(), precision="fp16"))
     plain = by_itself(NAME, table(), precision="bf16")
     outer, _ = diloco(plain)

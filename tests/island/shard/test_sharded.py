@@ -257,7 +257,7 @@ def _one_cannot_write(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_failure_of_one_rank_leaves_no_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_failed_rank_fails_all_and_leaves_no_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
     assert all(
         "other cannot be saved" in told for told in ranks.run(2, _one_cannot_write, tmp_path)
     )

@@ -105,7 +105,7 @@ class TestWhereFrom:
             ("MixtralForCausalLM", {"num_local_experts": 2}, r"mlp\.experts.*'packed_colwise'"),
         ],
     )
-    def test_unknown_transformers_split_is_refused_by_name(
+    def test_unknown_transformers_plans_are_refused_by_name(
         self, kind: str, options: dict[str, int], part: str
     ) -> None:
         import transformers
@@ -133,7 +133,7 @@ class TestWhereFrom:
             for name, word in (("up_proj", "column"), ("down_proj", "row"))
         }
 
-    def test_layers_with_whole_features_are_gathered(self) -> None:
+    def test_gather_and_slice_split_layers_with_whole_features(self) -> None:
         model = build_model("transformers", config=family("phi3"), context=8)
         words = plan_of(model, recipe()).words
         assert words["model.layers.0.self_attn.qkv_proj"] == "gather"

@@ -80,7 +80,7 @@ def test_half_a_block_costs_one_sum_forward_and_one_backward(ranks: Ranks, kind:
     assert found.elements == {"sum": 4 * LAYERS * ROWS * LENGTH * WIDTH}
 
 
-def test_sequence_sum_is_a_gather_and_a_scatter(ranks: Ranks) -> None:
+def test_under_sequence_a_sum_is_a_gather_and_a_scatter(ranks: Ranks) -> None:
     recipe = {"vocabulary": False, "sequence": True}
     (found, *_) = ranks.run(2, together, Case(recipe=recipe))
     # Once per model: pieces are put together before the output layer, and cut behind the embedding.
@@ -285,7 +285,7 @@ def test_a_tied_matrix_is_split_in_one_way(ranks: Ranks) -> None:
     assert "embedding: whole, head: (Shard(dim=0),)" in told
 
 
-def test_indivisible_sequence_is_refused_with_its_length(ranks: Ranks) -> None:
+def test_an_uneven_sequence_is_refused_with_its_length(ranks: Ranks) -> None:
     case = Case(kind="vit", options={"image": 6}, recipe={"sequence": True})
     (told, _) = ranks.run(2, _refused_image, case)
     assert "9 positions, 2 tensor ranks" in told

@@ -64,14 +64,16 @@ def held(tensors: Iterable[Tensor]) -> int:
 
 
 def _measured(spec: JobSpec) -> dict[str, int]:
-    recipe = InnerOptions.of(spec)
+    options = InnerOptions.of(spec)
     model: Any = whole_model(spec)
     inputs, targets = sample(sizes_of(spec), model, rows=spec.train.batch)
     optimizer = build_optimizer(model, spec.train)
     names = {p: name for name, p in model.named_parameters()}
     groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     device = torch.device("cpu")
-    parts = split_model(model, recipe, mesh=build_mesh(recipe.shape, device=device), device=device)
+    parts = split_model(
+        model, options, mesh=build_mesh(options.shape, device=device), device=device
+    )
     own = LocalShard(optimizer, parts.parameters(), groups=groups, state={})
     for _ in range(2):  # buckets are arranged anew after the first pass
         parts.backward(inputs, targets)

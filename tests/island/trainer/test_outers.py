@@ -74,13 +74,15 @@ def _train(task: Task, inner: Inner, group: Group, words: dict[str, Any]) -> Ten
 
 
 def _together(
-    words: dict[str, Any], crew: CommandBroadcaster | None = None, worker: Worker | None = None
+    words: dict[str, Any],
+    broadcaster: CommandBroadcaster | None = None,
+    worker: Worker | None = None,
 ) -> Any:
-    """Train two members; the first is an island if there is a crew."""
+    """Train two members; the first is an island if there is a broadcaster."""
     tasks = [task_of(MODELS[MODEL](), TRAIN) for _ in range(2)]
     inners: list[Inner] = [Local(language_model_loss, clip=TRAIN.clip) for _ in range(2)]
-    if crew is not None and worker is not None:
-        inners[0] = lead(tasks[0], crew, worker)
+    if broadcaster is not None and worker is not None:
+        inners[0] = lead(tasks[0], broadcaster, worker)
 
     def body(group: Group) -> Tensor:
         slot = int(group.me[1:])
@@ -92,15 +94,15 @@ def _together(
 
 def _all(cases: dict[str, dict[str, Any]], axes: dict[str, int]) -> Any:
     """Return what the two members end with, by case; on the first rank."""
-    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
-    worker = worker_of(crew, MODELS[MODEL], TRAIN, axes)
-    if not crew.leads:
-        crew.serve()
+    broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    worker = worker_of(broadcaster, MODELS[MODEL], TRAIN, axes)
+    if not broadcaster.leads:
+        broadcaster.serve()
         return None
     try:
-        return {name: _together(words, crew, worker) for name, words in cases.items()}
+        return {name: _together(words, broadcaster, worker) for name, words in cases.items()}
     finally:
-        crew.end()
+        broadcaster.end()
 
 
 @pytest.fixture(scope="module")

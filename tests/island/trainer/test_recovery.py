@@ -35,7 +35,7 @@ def give(member: Member) -> tuple[Part, Part]:
     """Return the committed state of a member that is a step ahead of it."""
     outer, _ = diloco(member)
     member.train(2 * EVERY + 1)
-    told = count_calls(member) if member.crew is not None else []
+    told = count_calls(member) if member.broadcaster is not None else []
     parts = CommittedState(member.task, outer).parts()
     assert told == [], "others read from threads, in which no rank can be asked"
     return parts
@@ -80,7 +80,7 @@ def test_an_island_gives_what_members_agree_on_and_no_optimizer(ranks: Ranks) ->
         torch.testing.assert_close(found["parameters"][name], tensor, rtol=1e-6, atol=1e-7)
 
 
-def test_island_recovers_from_a_plain_member(ranks: Ranks) -> None:
+def test_an_island_takes_over_the_state_of_a_plain_member(ranks: Ranks) -> None:
     donor = by_itself(NAME, table())
     shared, inner = give(donor)
     found = ranks.run(2, _take, shared, inner)[0]

@@ -108,11 +108,11 @@ class _OneByOne:
 def _job(given: Tables, folder: Path, members: int, stop_at: int, resume_round: int) -> Any:
     """Be a rank of the first member; the first rank returns the results of all members."""
     spec = read_spec(given)
-    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
     mesh = build_mesh(spec.mesh, device=CPU)
-    island = TrainerIsland(spec, crew, mesh=mesh, device=CPU)
-    if not crew.leads:
-        crew.serve()
+    island = TrainerIsland(spec, broadcaster, mesh=mesh, device=CPU)
+    if not broadcaster.leads:
+        broadcaster.serve()
         return None
     settings: dict[str, Any] = {"store": DirectoryStore(folder / "store")}
     if stop_at:
@@ -122,7 +122,7 @@ def _job(given: Tables, folder: Path, members: int, stop_at: int, resume_round: 
             spec, folder, members=members, island=island, resume_round=resume_round, **settings
         )
     finally:
-        crew.end()
+        broadcaster.end()
 
 
 def _after(steps: int) -> Any:
@@ -142,7 +142,9 @@ def close(found: dict[str, Tensor], expected: dict[str, Tensor], within: float =
 
 
 @pytest.mark.parametrize(
-    "mesh", [{"shard": 2}, SQUARE, {"pipeline": 2}, {"tensor": 2}], ids=lambda m: " ".join(m)
+    "mesh",
+    [{"shard": 2}, SQUARE, {"pipeline": 2}, {"tensor": 2}, {"pipeline": 2, "tensor": 2}],
+    ids=" ".join,
 )
 def test_an_island_and_a_plain_member_train_one_model(
     ranks: Ranks, corpus: str, tmp_path: Path, mesh: dict[str, int]
@@ -161,6 +163,18 @@ def test_an_island_and_a_plain_member_train_one_model(
     assert first["sample"].startswith("def ")
     model, _ = load_model(tmp_path / "there" / "w0" / "model.safetensors")
     assert sum(p.numel() for p in model.parameters()) == first["parameters"]
+
+
+@pytest.mark.parametrize("vocabulary", [True, False])
+def test_untied_models_begin_under_pipeline_and_tensor(
+    ranks: Ranks, corpus: str, tmp_path: Path, vocabulary: bool
+) -> None:
+    untied: Tables = {"model": {"name": "llama", "tie": False}, "job": {"nodes": 1}}
+    given = tables(corpus, {"pipeline": 2, "tensor": 2}, **untied)
+    given["island"]["vocabulary"] = vocabulary
+    ranks.run(4, _job, given, tmp_path / "there", 1, 0, -1)
+    job(read_spec(tables(corpus, **untied)), tmp_path / "here", members=1)
+    close(weights(tmp_path / "there"), weights(tmp_path / "here"))
 
 
 def test_a_run_goes_on_under_other_meshes_and_in_one_process(
@@ -202,18 +216,18 @@ def test_a_process_alone_does_not_pretend_to_be_an_island(corpus: str, tmp_path:
 def _unfit(given: Tables) -> str:
     """Return what a job is refused with at its start; nobody waits for anybody afterwards."""
     spec = read_spec(given)
-    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
-    island = TrainerIsland(spec, crew, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
+    broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    island = TrainerIsland(spec, broadcaster, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
     try:
-        if crew.leads:
+        if broadcaster.leads:
             train_job(spec, group=SingleGroup(), directory=Path(), island=island)
         else:
-            crew.serve()
+            broadcaster.serve()
     except ConfigError as error:
         return str(error)
     finally:
-        if crew.leads:
-            crew.end()
+        if broadcaster.leads:
+            broadcaster.end()
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Several machines of one island on this one: keepers as real processes, and a real hub."""
+"""Several machines of one island on this one: supervisors as real processes, and a real hub."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def wait_for_all():
 """
 
 
-class GateHub:
+class RendezvousHub:
     """A hub with a running job, which can be ended and started again at the same place."""
 
     def __init__(self, folder: Path) -> None:
@@ -73,8 +73,8 @@ class GateHub:
 
 
 @contextlib.contextmanager
-def gate_hub(folder: Path) -> Iterator[GateHub]:
-    hub = GateHub(folder)
+def rendezvous_hub(folder: Path) -> Iterator[RendezvousHub]:
+    hub = RendezvousHub(folder)
     try:
         yield hub
     finally:
@@ -82,7 +82,7 @@ def gate_hub(folder: Path) -> Iterator[GateHub]:
 
 
 class Machine:
-    """A keeper that runs, and what it has printed."""
+    """A supervisor that runs, and what it has printed."""
 
     def __init__(self, process: ChildProcess, lines: list[str]) -> None:
         self.process, self.lines = process, lines
@@ -103,7 +103,7 @@ class Machines:
     """The machines of the island of w1, each with a folder of its own."""
 
     def __init__(
-        self, hub: GateHub, root: Path, script: str, *, ranks: int = 4, machines: int = 2,
+        self, hub: RendezvousHub, root: Path, script: str, *, ranks: int = 4, machines: int = 2,
         **island: Any,
     ) -> None:  # fmt: skip
         self._hub, self._root = hub, root
@@ -143,7 +143,7 @@ class Machines:
 
 @contextlib.asynccontextmanager
 async def machines_of(
-    hub: GateHub, root: Path, script: str, **island: Any
+    hub: RendezvousHub, root: Path, script: str, **island: Any
 ) -> AsyncIterator[Machines]:
     """Yield the machines of an island; all that is left of them is killed in the end."""
     made = Machines(hub, root, script, **island)

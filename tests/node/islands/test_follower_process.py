@@ -1,4 +1,4 @@
-"""A hand from the command to the report of its end, as the agent of its node sees it."""
+"""A follower host from the command to the report of its end, as the agent of its node sees it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ machines = 2
 """
 
 
-def test_agent_reports_that_a_follower_runs_and_leaves(tmp_path: Path) -> None:
+def test_the_agent_reports_a_follower_that_runs_and_leaves(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with lone_agent(tmp_path) as (agent, hub):
             hub.put(launch(parse_spec(SPEC), member="w1.1"))

@@ -11,13 +11,19 @@ import pytest
 
 from atoll.errors import RankLost, ScriptError
 from atoll.wire.limits import EXIT_LEFT
-from tests.node.islands.island_machines import GateHub, all_here, gate_hub, kill, machines_of
+from tests.node.islands.island_machines import (
+    RendezvousHub,
+    all_here,
+    kill,
+    machines_of,
+    rendezvous_hub,
+)
 from tests.node.launchers.ordering import run, until
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[GateHub]:
-    with gate_hub(tmp_path / "hub") as made:
+def hub(tmp_path: Path) -> Iterator[RendezvousHub]:
+    with rendezvous_hub(tmp_path / "hub") as made:
         yield made
 
 
@@ -29,45 +35,49 @@ print("told", *(os.environ[name] for name in names), flush=True)
 """
 
 
-def test_machines_form_one_island_and_follower_waits(hub: GateHub, tmp_path: Path) -> None:
+def test_ranks_of_all_machines_are_one_island(hub: RendezvousHub, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with machines_of(hub, tmp_path, SHOWS) as machines:
-            hand, leader = await machines.start("w1.1"), await machines.start("w1")
+            follower, leader = await machines.start("w1.1"), await machines.start("w1")
             assert (await leader.end()).code == 0
-            await until(lambda: hand.said("waiting for the first machine of w1"))
-            for first, one in ((0, leader), (2, hand)):
+            await until(lambda: follower.said("waiting for the first machine of w1"))
+            for first, one in ((0, leader), (2, follower)):
                 told = sorted(line[line.index("told ") :] for line in one.lines if "told " in line)
                 assert told == [
                     f"told {first + local} 4 {local} 2 {first // 2} 2 127.0.0.1 w1 lo"
                     for local in (0, 1)
                 ]
-            assert hand.said("[rank 3] told") == 1
+            assert follower.said("[rank 3] told") == 1
             again = await machines.start("w1")
             assert (await again.end()).code == 0
-            assert hand.said("told ") == 4
-            await hand.process.stop(grace_s=10.0)
-            assert (await hand.end()).code == EXIT_LEFT
+            assert follower.said("told ") == 4
+            await follower.process.stop(grace_s=10.0)
+            assert (await follower.end()).code == EXIT_LEFT
 
     run(scenario())
 
 
-def test_restarted_hub_still_waits_for_a_follower(hub: GateHub, tmp_path: Path) -> None:
+def test_a_late_follower_is_awaited_also_by_a_restarted_hub(
+    hub: RendezvousHub, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with machines_of(hub, tmp_path, "wait_for_all()") as machines:
             leader = await machines.start("w1")
             with hub.as_process("w1.1") as client:
-                await until(lambda: client.gate(hub.job, "w1"))
+                await until(lambda: client.find_rendezvous(hub.job, "w1"))
             await asyncio.to_thread(hub.restart)
-            hand = await machines.start("w1.1")
+            follower = await machines.start("w1.1")
             assert (await leader.end()).code == 0
-            assert sorted(hand.ranks()) == [2, 3]
+            assert sorted(follower.ranks()) == [2, 3]
 
     run(scenario())
 
 
-@pytest.mark.parametrize("victim", ["rank of hand", "hand", "rank of leader", "leader"])
-def test_any_kill_ends_all_ranks_and_island_forms_anew(
-    hub: GateHub, tmp_path: Path, victim: str
+@pytest.mark.parametrize(
+    "victim", ["rank of follower host", "follower host", "rank of leader", "leader"]
+)
+def test_a_killed_process_ends_all_ranks_and_they_start_anew(
+    hub: RendezvousHub, tmp_path: Path, victim: str
 ) -> None:
     script = f"""
 wait_for_all()
@@ -77,30 +87,30 @@ if not os.path.exists({str(tmp_path / "again")!r}):
 
     async def scenario() -> None:
         async with machines_of(hub, tmp_path, script) as machines:
-            hand, leader = await machines.start("w1.1"), await machines.start("w1")
-            ranks = await all_here(hand, leader)
-            pids = {"hand": hand.process.pid, "leader": leader.process.pid}
+            follower, leader = await machines.start("w1.1"), await machines.start("w1")
+            ranks = await all_here(follower, leader)
+            pids = {"follower host": follower.process.pid, "leader": leader.process.pid}
             began = time.monotonic()
-            kill({**pids, "rank of hand": ranks[3], "rank of leader": ranks[1]}[victim])
+            kill({**pids, "rank of follower host": ranks[3], "rank of leader": ranks[1]}[victim])
             ended = await leader.end()
             await until(lambda: not machines.living())
             assert time.monotonic() - began < 6
             check(victim, ended.code, str(ended.error))
-            if victim == "hand":
-                await hand.end()
-                hand = await machines.start("w1.1")
+            if victim == "follower host":
+                await follower.end()
+                follower = await machines.start("w1.1")
             (tmp_path / "again").touch()
             again = await machines.start("w1")
             assert (await again.end()).code == 0
-            assert sorted(hand.ranks()) == [2, 3]
+            assert sorted(follower.ranks()) == [2, 3]
 
     def check(victim: str, code: int, error: str) -> None:
-        if victim == "rank of hand":
+        if victim == "rank of follower host":
             assert "rank 3 of the 4 of w1 (w1.1 on " in error
             assert "SIGKILL" in error
         elif victim == "rank of leader":
             assert "rank 1 of the 4 of w1 was killed" in error
-        elif victim == "hand":
+        elif victim == "follower host":
             assert code == 1
             assert "a machine of an island is gone; given: w1.1 on " in error
             assert "with ranks 2 to 3 of 4" in error
@@ -110,7 +120,7 @@ if not os.path.exists({str(tmp_path / "again")!r}):
     run(scenario())
 
 
-def test_remote_ranks_error_is_reported_as_the_cause(hub: GateHub, tmp_path: Path) -> None:
+def test_the_error_of_a_remote_rank_is_the_cause(hub: RendezvousHub, tmp_path: Path) -> None:
     script = """
 wait_for_all()
 if rank == 2:
@@ -144,30 +154,32 @@ sys.exit(75 if rank == 0 else 0)
 """
 
 
-@pytest.mark.parametrize("asked", ["leader", "hand"])
+@pytest.mark.parametrize("asked", ["leader", "follower host"])
 def test_island_leaves_as_one_whichever_machine_is_asked(
-    hub: GateHub, tmp_path: Path, asked: str
+    hub: RendezvousHub, tmp_path: Path, asked: str
 ) -> None:
     script = f"shared = {str(tmp_path / 'shared')!r}\n" + LEAVES
 
     async def scenario() -> None:
         async with machines_of(hub, tmp_path, script) as machines:
-            hand, leader = await machines.start("w1.1"), await machines.start("w1")
-            both = {"hand": hand, "leader": leader}
-            await until(lambda: hand.said("ready") + leader.said("ready") == 4)
+            follower, leader = await machines.start("w1.1"), await machines.start("w1")
+            both = {"follower host": follower, "leader": leader}
+            await until(lambda: follower.said("ready") + leader.said("ready") == 4)
             await both[asked].process.stop(grace_s=20.0)
             assert (await leader.end()).code == EXIT_LEFT
-            assert hand.said("leaves") + leader.said("leaves") == 4, "no rank was killed"
+            assert follower.said("leaves") + leader.said("leaves") == 4, "no rank was killed"
             await until(lambda: not machines.living())
-            if asked == "leader":  # the hand stays: its own agent ends it
-                assert not hand.said("was asked")
-                await hand.process.stop(grace_s=10.0)
-            assert (await hand.end()).code == EXIT_LEFT
+            if asked == "leader":  # the follower host stays: its own agent ends it
+                assert not follower.said("was asked")
+                await follower.process.stop(grace_s=10.0)
+            assert (await follower.end()).code == EXIT_LEFT
 
     run(scenario())
 
 
-def test_taken_port_restarts_ranks_of_all_machines(hub: GateHub, tmp_path: Path) -> None:
+def test_a_taken_port_starts_the_ranks_of_all_machines_anew(
+    hub: RendezvousHub, tmp_path: Path
+) -> None:
     script = f"""
 wait_for_all()
 once = {str(tmp_path / "once")!r}
@@ -181,9 +193,9 @@ if not os.path.exists(once):
 
     async def scenario() -> None:
         async with machines_of(hub, tmp_path, script) as machines:
-            hand, leader = await machines.start("w1.1"), await machines.start("w1")
+            follower, leader = await machines.start("w1.1"), await machines.start("w1")
             assert (await leader.end()).code == 0
             assert leader.said("was taken meanwhile") == 1
-            assert hand.said("here 3") == 2
+            assert follower.said("here 3") == 2
 
     run(scenario())

@@ -27,6 +27,7 @@ from atoll.config import (
     rank_place,
 )
 from atoll.errors import AtollError, OutOfMemory, RankLost, ScriptError
+from atoll.island.start_phase import RankPhase, StartPhase
 from atoll.node.islands.failure_cause import RankExit, explain, root_cause
 from atoll.node.islands.restart_history import STEADY_S, RestartHistory, with_shape
 from atoll.node.launchers.launcher import Exit
@@ -178,7 +179,7 @@ def test_rank_of_somebody_elses_program_is_none_of_an_island() -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_killed_rank_ends_the_others_and_is_named(tmp_path: Path, victim: int) -> None:
+def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, victim: int) -> None:
     async def scenario() -> Exit:
         async with started(island_of("time.sleep(60)", ranks=3), tmp_path) as (process, lines):
             found = await all_here(lines, ranks=3)
@@ -214,7 +215,7 @@ raise RuntimeError("[/x/gloo/transport/tcp/pair.cc:534] Connection closed by pee
     assert f"rank {victim} of 3" in str(ended.error.given)
 
 
-def test_rendezvous_timeout_is_not_the_programs_fault(tmp_path: Path) -> None:
+def test_ranks_that_time_out_are_no_fault_of_the_program(tmp_path: Path) -> None:
     script = "raise RuntimeError('[/x/gloo/transport/tcp/pair.cc:9] Timed out waiting 100ms')"
     ended, _ = run(to_end(island_of(script), tmp_path))
     assert isinstance(ended.error, RankLost)
@@ -265,7 +266,7 @@ sys.exit({EXIT_LEFT} if rank == 0 else 0)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_first_ranks_exit_status_is_the_islands(tmp_path: Path, stopped: bool) -> None:
+def test_rank_0_is_asked_to_leave_and_its_status_counts(tmp_path: Path, stopped: bool) -> None:
     async def scenario() -> Exit:
         async with started(island_of(LEAVES), tmp_path) as (process, lines):
             found = await all_here(lines)
@@ -303,7 +304,7 @@ time.sleep(60)
     run(scenario())
 
 
-def test_keeper_that_is_killed_takes_its_ranks_with_it(tmp_path: Path) -> None:
+def test_ranks_die_with_their_supervisor(tmp_path: Path) -> None:
     async def scenario() -> Exit:
         async with started(island_of("time.sleep(60)", ranks=3), tmp_path) as (process, lines):
             found = await all_here(lines, ranks=3)
@@ -313,6 +314,39 @@ def test_keeper_that_is_killed_takes_its_ranks_with_it(tmp_path: Path) -> None:
             return ended
 
     assert run(scenario()).code == -signal.SIGKILL
+
+
+# -------------------------------------------------------------------------- a rank stays away
+
+WAITS = """
+from pathlib import Path
+from atoll.island.start_phase import StartPhase, StartReport
+start = StartReport(Path(os.environ["ATOLL_DIRECTORY"]), rank=rank)
+if rank == {late}:
+    time.sleep(60)
+start.enter(StartPhase.{phase})
+time.sleep(0.1 * rank)
+raise RuntimeError("Timed out waiting for another rank")
+"""
+
+
+@pytest.mark.parametrize(
+    ("late", "phase", "told"),
+    [
+        (1, "MEETING", "rank 1 is behind; ranks 0, 2: meeting the other ranks; rank 1: loading"),
+        (3, "DIVIDING", "no rank is ahead, they wait for each other; ranks 0, 1, 2: dividing"),
+    ],
+)
+def test_a_rank_that_stays_away_at_the_start_is_named(
+    tmp_path: Path, late: int, phase: str, told: str
+) -> None:
+    command = island_of(WAITS.format(late=late, phase=phase), ranks=3, timeout_s=20.0)
+    ended, _ = run(to_end(command, tmp_path))
+    assert ended.code == 1
+    assert isinstance(ended.error, RankLost)
+    assert "did not begin together" in ended.error.what
+    assert told in str(ended.error)
+    assert "timeout_s = 20" in str(ended.error)
 
 
 # ------------------------------------------------------------------------------ fewer ranks
@@ -328,7 +362,7 @@ time.sleep(60 if ranks > 1 else 0)
 
 
 @pytest.mark.parametrize(("on_loss", "sizes"), [("wait", [3, 3, 3]), ("shrink", [3, 3, 2, 1])])
-def test_islands_that_keep_losing_ranks_may_shrink(
+def test_islands_that_keep_losing_ranks_shrink_if_they_may(
     tmp_path: Path, on_loss: str, sizes: list[int]
 ) -> None:
     command = island_of(SHRINKS, ranks=3, on_loss=on_loss)
@@ -361,7 +395,7 @@ def job_with(inner: str, *, batch: int = 12, on_loss: str = "shrink", **axes: in
         (job_with("pipeline", pipeline=3), 5, MeshShape(pipeline=3)),
     ],
 )
-def test_next_start_uses_a_valid_mesh_of_remaining_ranks(
+def test_the_next_start_has_the_remaining_ranks_in_a_mesh(
     spec: JobSpec, row: int, shape: MeshShape
 ) -> None:
     assert RestartHistory(row).shape(spec) == shape
@@ -371,14 +405,14 @@ def test_next_start_uses_a_valid_mesh_of_remaining_ranks(
 
 
 def test_losses_count_only_in_a_row_without_long_work(tmp_path: Path) -> None:
-    losses = RestartHistory()
+    history = RestartHistory()
     for _ in range(2):
-        losses = losses.after(died=True, lacked_memory=False, worked_s=1.0)
-    assert losses == RestartHistory(2)
-    losses.write(tmp_path)
-    assert RestartHistory.read(tmp_path) == losses
-    assert losses.after(died=True, lacked_memory=False, worked_s=STEADY_S) == RestartHistory(1)
-    assert losses.after(died=False, lacked_memory=False, worked_s=1.0) == RestartHistory()
+        history = history.after(died=True, lacked_memory=False, worked_s=1.0)
+    assert history == RestartHistory(2)
+    history.write(tmp_path)
+    assert RestartHistory.read(tmp_path) == history
+    assert history.after(died=True, lacked_memory=False, worked_s=STEADY_S) == RestartHistory(1)
+    assert history.after(died=False, lacked_memory=False, worked_s=1.0) == RestartHistory()
     assert RestartHistory().after(
         died=True, lacked_memory=True, worked_s=STEADY_S
     ) == RestartHistory(2)
@@ -390,6 +424,7 @@ def test_first_end_of_its_own_accord_is_the_cause() -> None:
     left, killed = RankExit(1, 0), RankExit(3, -9, oom_kills=1)
     assert root_cause([left, lost, own, killed]) == own
     assert root_cause([left, lost]) == lost
-    told: AtollError = explain(killed, member="w0", ranks=4)
+    ready = dict.fromkeys(range(4), RankPhase(StartPhase.READY))
+    told: AtollError = explain(killed, member="w0", phases=ready, timeout_s=1.0)
     assert isinstance(told, OutOfMemory)
     assert "rank 3 of the 4 of w0" in told.what

@@ -41,32 +41,32 @@ from atoll.node.islands.supervisor_link import (
 )
 from atoll.node.machine import bandwidth, interfaces
 from atoll.wire.messages import RendezvousAddress
-from tests.node.islands.island_machines import GateHub, gate_hub
+from tests.node.islands.island_machines import RendezvousHub, rendezvous_hub
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[GateHub]:
-    with gate_hub(tmp_path / "hub") as made:
+def hub(tmp_path: Path) -> Iterator[RendezvousHub]:
+    with rendezvous_hub(tmp_path / "hub") as made:
         yield made
 
 
 @dataclass
 class Opened:
-    """A gate, what it has told, and the hub where it is told of."""
+    """A rendezvous server, its events, and the hub where it is published."""
 
-    gate: RendezvousServer
+    server: RendezvousServer
     news: NewsQueue
-    hub: GateHub
+    hub: RendezvousHub
 
     def dial(self) -> socket.socket:
         with self.hub.as_process("w1.1") as client:
-            found = told(client.gate, self.hub.job, "w1")
+            found = told(client.find_rendezvous, self.hub.job, "w1")
         host, _, port = found.dial.split()[0].rpartition(":")
         return socket.create_connection((host, int(port)), timeout=5)
 
     def secret(self) -> str:
         with self.hub.as_process("w1.1") as client:
-            return str(told(client.gate, self.hub.job, "w1").secret.partition(".")[0])
+            return str(told(client.find_rendezvous, self.hub.job, "w1").secret.partition(".")[0])
 
     def come(self, name: str = "w1.1") -> SupervisorLink:
         link = greet(self.dial(), secret=self.secret(), name=name)
@@ -75,7 +75,7 @@ class Opened:
 
 
 def told(ask: Any, *arguments: str) -> RendezvousAddress:
-    """Wait until the hub knows of a gate."""
+    """Wait until the hub knows of a rendezvous server."""
     deadline = time.monotonic() + 10
     while (found := ask(*arguments)) is None:
         assert time.monotonic() < deadline
@@ -84,7 +84,7 @@ def told(ask: Any, *arguments: str) -> RendezvousAddress:
     return found
 
 
-def environment_of(hub: GateHub, member: str, folder: Path) -> WorkerEnvironment:
+def environment_of(hub: RendezvousHub, member: str, folder: Path) -> WorkerEnvironment:
     return WorkerEnvironment(
         hub=hub.url, token=hub.token(member), job=hub.job, member=member, directory=folder,
         spec=folder / "job.toml",
@@ -92,10 +92,12 @@ def environment_of(hub: GateHub, member: str, folder: Path) -> WorkerEnvironment
 
 
 @pytest.fixture
-def opened(hub: GateHub, tmp_path: Path) -> Iterator[Opened]:
+def opened(hub: RendezvousHub, tmp_path: Path) -> Iterator[Opened]:
     news: NewsQueue = queue.SimpleQueue()
-    with RendezvousServer(environment_of(hub, "w1", tmp_path), machines=3, tell=news.put) as gate:
-        yield Opened(gate, news, hub)
+    with RendezvousServer(
+        environment_of(hub, "w1", tmp_path), machines=3, on_news=news.put
+    ) as server:
+        yield Opened(server, news, hub)
 
 
 def start(count: int = 1) -> Start:
@@ -114,23 +116,23 @@ def next_of(news: Any, kind: type) -> Any:
 # ------------------------------------------------------------------------------- getting in
 
 
-def test_hand_that_knows_the_secret_is_in_and_words_go_both_ways(opened: Opened) -> None:
-    assert opened.gate.missing() == ["w1.1", "w1.2"]
+def test_with_the_secret_messages_go_both_ways(opened: Opened) -> None:
+    assert opened.server.missing() == ["w1.1", "w1.2"]
     link = opened.come("w1.2")
-    hand = next_of(opened.news, Joined).hand
-    assert (hand.part, hand.name) == (2, "w1.2 on far")
-    assert opened.gate.missing() == ["w1.1"]
+    follower = next_of(opened.news, Joined).follower
+    assert (follower.part, follower.name) == (2, "w1.2 on far")
+    assert opened.server.missing() == ["w1.1"]
     heard: queue.SimpleQueue[Word | str] = queue.SimpleQueue()
     link.run(heard.put, heard.put)
-    hand.link.send(start())
-    hand.link.send(Kill())
+    follower.link.send(start())
+    follower.link.send(Kill())
     assert [heard.get(timeout=5), heard.get(timeout=5)] == [start(), Kill()]
     ended = Ended(number=0, rank=1, code=3, error={"kind": "JobError", "what": "x"})
     link.send(ended)
-    assert next_of(opened.news, Received) == Received(hand, ended)
+    assert next_of(opened.news, Received) == Received(follower, ended)
     link.close()
-    assert next_of(opened.news, Left).hand is hand
-    assert opened.gate.missing() == ["w1.1", "w1.2"]
+    assert next_of(opened.news, Left).follower is follower
+    assert opened.server.missing() == ["w1.1", "w1.2"]
 
 
 def test_strangers_get_nothing_and_hold_nobody_up(opened: Opened) -> None:
@@ -139,11 +141,11 @@ def test_strangers_get_nothing_and_hold_nobody_up(opened: Opened) -> None:
             silent.enter_context(opened.dial())
         others_come(opened)
         opened.come().close()
-        assert next_of(opened.news, Joined).hand.part == 1
+        assert next_of(opened.news, Joined).follower.part == 1
 
 
 def others_come(opened: Opened) -> None:
-    """Dial as those do who have no business at a gate."""
+    """Dial as those do who have no business at a rendezvous server."""
     with opened.dial() as garbage:
         garbage.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert is_closed(garbage)
@@ -153,11 +155,11 @@ def others_come(opened: Opened) -> None:
     with opened.dial() as liar, pytest.raises(AuthError, match="not the first machine"):
         greet(liar, secret="guessed", name="w1.1")
     with opened.dial() as repeater:  # proves what it was told itself
-        supervisor_link._say(repeater, supervisor_link._Hello("w1.1", "00"))
-        challenge = supervisor_link._hear(
+        supervisor_link._write_message(repeater, supervisor_link._Hello("w1.1", "00"))
+        challenge = supervisor_link._read_message(
             repeater, supervisor_link._Challenge, deadline=time.monotonic() + 5
         )
-        supervisor_link._say(repeater, supervisor_link._Proof(challenge.proof))
+        supervisor_link._write_message(repeater, supervisor_link._Proof(challenge.proof))
         assert is_closed(repeater)
     for name in ("w0.1", "w1.3", "w1", "w1.x", ""):
         other = opened.come(name)
@@ -174,14 +176,14 @@ def is_closed(sock: socket.socket) -> bool:
         return True
 
 
-def test_forged_or_replayed_message_closes_the_connection(opened: Opened) -> None:
+def test_changed_repeated_or_added_messages_end_the_link(opened: Opened) -> None:
     for meddle in ("change", "repeat", "add"):
         sock = opened.dial()
         link = greet(sock, secret=opened.secret(), name="w1.1")
         link.send(Ready("far"))
-        hand = next_of(opened.news, Joined).hand
+        follower = next_of(opened.news, Joined).follower
         body = msgspec.json.encode(Kill())
-        code = link._code(b"hand", 1, body)
+        code = link._code(b"follower", 1, body)
         frames = {
             "change": [code + msgspec.json.encode(start())],
             "repeat": [code + body, code + body],
@@ -192,18 +194,18 @@ def test_forged_or_replayed_message_closes_the_connection(opened: Opened) -> Non
         if meddle == "repeat":
             assert next_of(opened.news, Received).word == Kill()
         gone = next_of(opened.news, Left)
-        assert gone.hand is hand
-        assert "not said by the other one" in gone.why
+        assert gone.follower is follower
+        assert "has a wrong code" in gone.why
         link.close()
 
 
-def test_side_without_heartbeats_is_gone(
+def test_a_silent_side_is_gone_and_one_with_heartbeats_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervisor_link, "DEAD_AFTER_S", 0.5)
     monkeypatch.setattr(supervisor_link, "HEARTBEAT_S", 0.1)
     near, far = socket.socketpair()
-    leader, hand = (
+    leader, follower = (
         SupervisorLink(near, key=b"k", leads=True),
         SupervisorLink(far, key=b"k", leads=False),
     )
@@ -213,7 +215,7 @@ def test_side_without_heartbeats_is_gone(
 
     def beat() -> None:
         while not stop.wait(0.1):
-            hand.send(supervisor_link.Beat())
+            follower.send(supervisor_link.Beat())
 
     beating = threading.Thread(target=beat)
     beating.start()
@@ -222,26 +224,26 @@ def test_side_without_heartbeats_is_gone(
     stop.set()
     beating.join()
     assert gone.get(timeout=5).startswith("no word for")
-    hand.close()
+    follower.close()
 
 
-def test_restarted_follower_replaces_the_one_before(opened: Opened) -> None:
+def test_a_restarted_follower_replaces_the_one_before(opened: Opened) -> None:
     first = opened.come()
-    former = next_of(opened.news, Joined).hand
+    former = next_of(opened.news, Joined).follower
     second = opened.come()
-    assert next_of(opened.news, Left).hand is former
-    assert next_of(opened.news, Joined).hand is opened.gate.hands()[1]
+    assert next_of(opened.news, Left).follower is former
+    assert next_of(opened.news, Joined).follower is opened.server.followers()[1]
     for link in (first, second):
         link.close()
 
 
-def test_rendezvous_is_renewed_while_followers_miss(
+def test_the_address_is_renewed_while_followers_are_missing(
     opened: Opened,
 ) -> None:
     with opened.hub.as_process("w1.1") as client:
-        before = told(client.gate, opened.hub.job, "w1")
+        before = told(client.find_rendezvous, opened.hub.job, "w1")
         deadline = time.monotonic() + 10
-        while (after := told(client.gate, opened.hub.job, "w1")) == before:
+        while (after := told(client.find_rendezvous, opened.hub.job, "w1")) == before:
             assert time.monotonic() < deadline
             time.sleep(0.05)
     assert after.dial == before.dial
@@ -251,8 +253,8 @@ def test_rendezvous_is_renewed_while_followers_miss(
 # ---------------------------------------------------------------------------- no way to it
 
 
-def test_unreachable_leader_is_reported_if_alive(
-    hub: GateHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_unreachable_first_machine_is_an_error_if_it_lives(
+    hub: RendezvousHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous_client, "NO_WAY_S", 0.0)
     with socket.socket() as nobody:
@@ -260,13 +262,13 @@ def test_unreachable_leader_is_reported_if_alive(
         dial = f"127.0.0.1:{nobody.getsockname()[1]}"
         with hub.as_process("w1") as leader, hub.as_process("w1.1") as client:
             search = RendezvousClient(environment_of(hub, "w1.1", tmp_path), client)
-            assert search.look() is None  # there is no gate
-            leader.open_gate(hub.job, "w1", RendezvousAddress(dial, "key.1"))
+            assert search.look() is None  # there is no rendezvous server
+            leader.publish_rendezvous(hub.job, "w1", RendezvousAddress(dial, "key.1"))
             for _ in range(4):
                 assert search.look() is None  # its leader may be gone for long
-            leader.open_gate(hub.job, "w1", RendezvousAddress(dial, "key.2"))
+            leader.publish_rendezvous(hub.job, "w1", RendezvousAddress(dial, "key.2"))
             assert search.look() is None
-            leader.open_gate(hub.job, "w1", RendezvousAddress(dial, "key.3"))
+            leader.publish_rendezvous(hub.job, "w1", RendezvousAddress(dial, "key.3"))
             with pytest.raises(JobError, match="no way to the first machine") as caught:
                 search.look()
     text = str(caught.value)
@@ -275,10 +277,10 @@ def test_unreachable_leader_is_reported_if_alive(
     assert "machines = 1" in text
 
 
-def test_gate_of_a_leader_that_is_gone_is_passed_by(opened: Opened, tmp_path: Path) -> None:
+def test_the_address_of_a_leader_that_is_gone_is_ignored(opened: Opened, tmp_path: Path) -> None:
     environment = environment_of(opened.hub, "w1.1", tmp_path)
     with opened.hub.as_process("w1.1") as client:
-        told(client.gate, opened.hub.job, "w1")
+        told(client.find_rendezvous, opened.hub.job, "w1")
         search = RendezvousClient(environment, client)
         link = search.look()
         assert link is not None
@@ -305,7 +307,7 @@ def formed(
     opened: Opened, spec: JobSpec, *, row: int = 0, first: bool = False
 ) -> Rendezvous | None:
     return gather(
-        opened.gate,
+        opened.server,
         spec,
         RestartHistory(row),
         first=first,
@@ -314,29 +316,29 @@ def formed(
     )
 
 
-def test_island_starts_with_machines_that_are_in_time(
+def test_an_island_starts_with_the_machines_that_are_in_time(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "HANDS_S", 0.3)
+    monkeypatch.setattr(rendezvous, "FOLLOWERS_S", 0.3)
     links = [opened.come("w1.2")]
     next_of(opened.news, Joined)
     two = formed(opened, job())
     assert two is not None
     assert (two.shape, two.runs) == (MeshShape(shard=4), [range(2), range(2, 4)])
-    assert [hand.part for hand in two.hands] == [2]
+    assert [follower.part for follower in two.followers] == [2]
     assert two.address == "127.0.0.1"
     links.append(opened.come("w1.1"))
     next_of(opened.news, Joined)
     all_ = formed(opened, job(on_loss="wait"), first=True)
     assert all_ is not None
     assert all_.runs == [range(2), range(2, 4), range(4, 6)]
-    assert [hand.part for hand in all_.hands] == [1, 2]
+    assert [follower.part for follower in all_.followers] == [1, 2]
     fewer = formed(opened, job(), row=3)  # ranks were lost again and again, machines were not
     assert fewer is not None
     assert fewer.runs == [range(2), range(2, 3), range(3, 4)]  # 5 would not divide the rows
     least = formed(opened, job(ranks=3), row=9)
     assert least is not None
-    assert (least.runs, least.hands) == ([range(1)], ())
+    assert (least.runs, least.followers) == ([range(1)], ())
     for link in links:
         link.close()
 
@@ -349,11 +351,11 @@ def test_island_starts_with_machines_that_are_in_time(
 def test_island_waits_while_it_may_not_or_cannot_start_with_less(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, spec: JobSpec
 ) -> None:
-    monkeypatch.setattr(rendezvous, "HANDS_S", 0.0)
+    monkeypatch.setattr(rendezvous, "FOLLOWERS_S", 0.0)
     deadline = time.monotonic() + 0.5
     first = spec == job()
     found = gather(
-        opened.gate, spec, RestartHistory(), first=first, news=opened.news,
+        opened.server, spec, RestartHistory(), first=first, news=opened.news,
         is_asked=lambda: time.monotonic() > deadline,
     )  # fmt: skip
     assert found is None
@@ -369,7 +371,7 @@ def test_ranks_are_dealt_in_runs_as_evenly_as_can_be() -> None:
 
 
 def test_hub_on_this_machine_is_where_others_find_it_too(
-    hub: GateHub, monkeypatch: pytest.MonkeyPatch
+    hub: RendezvousHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interfaces, "_own_addresses", lambda: ["127.0.0.2", "192.0.2.1"])
     assert interfaces.meeting_addresses(hub.url) == ["127.0.0.1"]
@@ -384,18 +386,18 @@ def test_hub_on_this_machine_is_where_others_find_it_too(
     assert interfaces.interface_of("192.0.2.7") == ""
 
 
-def test_gate_of_a_machine_without_a_network_says_so(
-    hub: GateHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_machine_without_a_network_cannot_be_the_first(
+    hub: RendezvousHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bandwidth, "own_address", lambda url: "")
     environment = environment_of(hub, "w1", tmp_path)
     with (
         pytest.raises(JobError, match="cannot be dialled by the others"),
-        RendezvousServer(environment, machines=2, tell=lambda news: None),
+        RendezvousServer(environment, machines=2, on_news=lambda news: None),
     ):
         pass
 
 
-def test_word_that_no_keeper_says_is_refused() -> None:
+def test_a_malformed_message_is_refused() -> None:
     with pytest.raises(WireError):
-        supervisor_link._decoded(b'{"type": "launch"}', supervisor_link.Topology)
+        supervisor_link._decoded(b'{"type": "launch"}', supervisor_link.Finish)

@@ -1,4 +1,5 @@
-"""Strategies, inner pipeline: pipeline stages of a model: cuts, schedules and their timing.
+"""A model cut into stages, which a batch goes through in microbatches.
 
-It may import strategies/inner. Start reading at `pipeline.py`.
+May import the inner room; nothing outside of it imports this but divide.py.
+Start with pipeline.py; cuts.py decides where, shapes.py what crosses a border.
 """

@@ -55,10 +55,10 @@ def measure_bubble(
     try:
         for step in range(steps + 1):
             parts.backward(inputs, targets)
-            told: list[Any] = [None] * shape.ranks
-            dist.all_gather_object(told, (watch.wall_s, dict(watch.spent_s)), group=group)
+            by_rank: list[Any] = [None] * shape.ranks
+            dist.all_gather_object(by_rank, (watch.wall_s, dict(watch.spent_s)), group=group)
             if step:
-                seen.append((max(wall for wall, _ in told), [spent for _, spent in told]))
+                seen.append((max(wall for wall, _ in by_rank), [spent for _, spent in by_rank]))
     finally:
         watch.on = False
     runs = [(wall, [sum(spent.values()) for spent in ranks]) for wall, ranks in seen]

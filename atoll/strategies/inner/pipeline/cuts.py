@@ -1,6 +1,6 @@
 """Where a model is cut into stages of a pipeline: so that the slowest is as fast as can be.
 
-Every rank has to cut alike: the first one measures, and tells the others what it found.
+Every rank has to cut alike: rank 0 measures and sends the others the result.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class PipelineParts:
     def __init__(
         self,
         model: nn.Module,
-        recipe: InnerOptions,
+        options: InnerOptions,
         *,
         mesh: DeviceMesh,
         device: torch.device,
@@ -80,7 +80,7 @@ class PipelineParts:
 
         Args:
             model: In main memory; what of it is not on this rank is let go.
-            recipe: What to do.
+            options: What to do.
             mesh: All four axes.
             device: What this rank computes on.
             sample: A few rows of (inputs, targets) on the first rank, to measure the units with.
@@ -89,19 +89,19 @@ class PipelineParts:
             ConfigError: the model cannot be cut like that, or the schedule cannot work like that.
         """
         self.mesh = mesh
-        self._recipe, self._device = recipe, device
+        self._options, self._device = options, device
         self._group = mesh.get_group("pipeline")
         self._rank = mesh.get_local_rank("pipeline")
         self._rows = Rows.of(mesh)
-        self.shape = PipelineShape(recipe.schedule, mesh["pipeline"].size(), recipe.chunks)
-        if recipe.microbatches:
-            check_microbatches(self.shape, recipe.microbatches)
+        self.shape = PipelineShape(options.schedule, mesh["pipeline"].size(), options.chunks)
+        if options.microbatches:
+            check_microbatches(self.shape, options.microbatches)
         # The criterion alone: with its method the whole model would stay in memory. Tensor
         # parallelism may put its own in the same place.
         vars(model)["criterion"] = criterion_alone(model)
         units, sure = chain_of(model)
         check_stages(len(units), self.shape)
-        self.cuts = _agreed_cuts(model, units, sure, recipe, self.shape, device, sample)
+        self.cuts = _agreed_cuts(model, units, sure, options, self.shape, device, sample)
         """Units before which the model is cut."""
         stages = cut_up(units, self.cuts)
         names = names_of(model)
@@ -109,7 +109,7 @@ class PipelineParts:
         saved, rest = saved_buffers(model), untrained_state(model)
         numbers = range(self._rank, self.shape.stages, self.shape.ranks)
         own = {
-            number: Stage(stages[number], names=names, precision=recipe.precision, device=device)
+            number: Stage(stages[number], names=names, precision=options.precision, device=device)
             for number in numbers
         }
         ties = shared(stages, names)
@@ -117,7 +117,7 @@ class PipelineParts:
         trains = [any(p.requires_grad for u in units for p in u.parameters()) for units in stages]
         self._modules = {
             number: parallelize(
-                stage, list(stage.chain), model=model, mesh=mesh, recipe=recipe, device=device
+                stage, list(stage.chain), model=model, mesh=mesh, options=options, device=device
             )
             for number, stage in own.items()
         }
@@ -125,14 +125,16 @@ class PipelineParts:
         found = {n: p for stage in own.values() for n, p in stage.trained().items()}
         self._parameters = {name: found[name] for name in sorted(found, key=order.__getitem__)}
         self._buffers = {n: b for stage in own.values() for n, b in stage.among(saved).items()}
-        self._rest = {n: t for stage in own.values() for n, t in stage.among(rest).items()}
+        self._untrained = {n: t for stage in own.values() for n, t in stage.among(rest).items()}
         self._tied = TiedGradients(holders, self._parameters, mesh=mesh, device=device)
         self._learns = [any(trains[:number]) for number in range(self.shape.stages + 1)]
-        self._borders = StageShapes(self._modules, self.shape, group=self._group, device=device)
+        self._stage_shapes = StageShapes(
+            self._modules, self.shape, group=self._group, device=device
+        )
         self._schedules: dict[Any, Any] = {}
         self._factor = 1.0
         self.watch = Watch(device)
-        """What the stages of this rank do, if it is told to look."""
+        """Times of this rank's stages, while it is on."""
         # Before the first exchange between neighbours, all ranks of a row must have met once.
         dist.all_reduce(torch.zeros(1, device=device), group=self._group)
 
@@ -144,9 +146,9 @@ class PipelineParts:
         """Return the saved floating-point buffers by name; see :meth:`Parts.buffers`."""
         return self._buffers
 
-    def rest(self) -> Mapping[str, Tensor]:
-        """Return what else of the model's state is here; see :meth:`Parts.rest`."""
-        return self._rest
+    def untrained(self) -> Mapping[str, Tensor]:
+        """Return what else of the model's state is here; see :meth:`Parts.untrained`."""
+        return self._untrained
 
     def train(self, mode: bool) -> None:
         """Switch dropout and the like on or off."""
@@ -159,19 +161,19 @@ class PipelineParts:
         Raises:
             ConfigError: the rows of the batch cannot be dealt out evenly.
         """
-        recipe = self._recipe
-        share = rows // (self._rows.ranks * recipe.accumulate)
-        number = microbatches_of(self.shape, wanted=recipe.microbatches, rows=share)
-        replace(self._rows, accumulate=recipe.accumulate, microbatches=number).check(rows)
+        options = self._options
+        share = rows // (self._rows.ranks * options.accumulate)
+        number = microbatches_of(self.shape, wanted=options.microbatches, rows=share)
+        replace(self._rows, accumulate=options.accumulate, microbatches=number).check(rows)
         return number
 
     def passes(self, rows: int) -> int:
         """Return how many microbatches go through the pipeline one after the other.
 
-        What is accumulated goes through in one go, which leaves less time without work. Only
-        `gpipe` would then keep too much at a time: it does one part after the other.
+        Accumulation steps go through together, which leaves less time without work; except for
+        `gpipe`, which would hold too many activations and runs them one by one.
         """
-        together = 1 if self.shape.schedule == GPIPE else self._recipe.accumulate
+        together = 1 if self.shape.schedule == GPIPE else self._options.accumulate
         return self.microbatches(rows) * together
 
     def backward(
@@ -179,7 +181,7 @@ class PipelineParts:
     ) -> Tensor:
         """Compute gradients of a batch; see :meth:`Parts.backward`."""
         number, passes = self.microbatches(len(inputs)), self.passes(len(inputs))
-        parts = self._recipe.accumulate
+        parts = self._options.accumulate
         runs = number * parts // passes
         mine = self._rows.share(inputs, targets)
         for parameter in self._parameters.values():
@@ -194,7 +196,7 @@ class PipelineParts:
         average_changes(self._buffers.values(), before, mesh=self.mesh)
         if not summed:  # only the last ranks of rows have a part of it
             return total / (scale * (self.mesh.size() // self.shape.ranks))
-        return self._told(total / scale)
+        return self._data_mean(total / scale)
 
     @torch.no_grad()
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -211,13 +213,13 @@ class PipelineParts:
         counts = [min(max(rows - first - k * each, 0), each) for k in range(number)]
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         expected = targets[at].to(self._device).chunk(number)
-        outputs = self._borders.forward(inputs[at].to(self._device), microbatches=number)
+        outputs = self._stage_shapes.forward(inputs[at].to(self._device), microbatches=number)
         for part, right, count in zip(outputs, expected, counts, strict=False):
             if count:
-                part = widened(part[:count], self._recipe.precision)
+                part = widened(part[:count], self._options.precision)
                 total += self._criterion(part, right[:count]) * (count / rows * share.ranks)
-        self._let_go()
-        return self._told(total)
+        self._reshard()
+        return self._data_mean(total)
 
     # --------------------------------------------------------------------------- one batch
 
@@ -239,20 +241,20 @@ class PipelineParts:
         """Return torch's schedule for microbatches of a shape; collective if it is new."""
         key = (tuple(part.shape), part.dtype, microbatches)
         if key not in self._schedules:
-            kinds = self._borders.kinds(part)
-            self._let_go()
+            kinds = self._stage_shapes.kinds(part)
+            self._reshard()
             if len(self._schedules) == KEPT:
                 del self._schedules[next(iter(self._schedules))]
             self._schedules[key] = self._new_schedule(part, kinds, microbatches)
         return self._schedules[key]
 
     def _new_schedule(self, part: Tensor, kinds: list[Kinds], microbatches: int) -> Any:
-        borders = [kinds_of((part,)), *kinds]
+        kinds_between = [kinds_of((part,)), *kinds]
         stages = [
             WatchedStage(
                 module, number, self.shape.stages, self._device,
-                input_args=empties(borders[number], learns=self._learns[number]),
-                output_args=empties(borders[number + 1], learns=self._learns[number + 1]),
+                input_args=empties(kinds_between[number], learns=self._learns[number]),
+                output_args=empties(kinds_between[number + 1], learns=self._learns[number + 1]),
                 group=self._group, watch=self.watch,
             )
             for number, module in self._modules.items()
@@ -265,16 +267,16 @@ class PipelineParts:
 
     def _scaled_loss(self, outputs: Any, targets: Tensor) -> Tensor:
         with self.watch.busy(self.shape.stages - 1, forward=True):
-            loss = self._criterion(widened(outputs, self._recipe.precision), targets)
+            loss = self._criterion(widened(outputs, self._options.precision), targets)
             return loss * self._factor
 
-    def _told(self, total: Tensor) -> Tensor:
+    def _data_mean(self, total: Tensor) -> Tensor:
         """Return the mean over the ranks that see data of what the last ranks of rows have."""
         last = self.shape.ranks - 1
         dist.broadcast(total, group_src=last, group=self._group)
         return sum_over_data(total, self.mesh) / self._rows.ranks
 
-    def _let_go(self) -> None:
+    def _reshard(self) -> None:
         """Give back what was gathered: it would outlive a change of the shards."""
         for stage in self._modules.values():
             for module in stage.modules():
@@ -286,7 +288,7 @@ def _agreed_cuts(
     model: nn.Module,
     units: list[nn.Module],
     sure: bool,
-    recipe: InnerOptions,
+    options: InnerOptions,
     shape: PipelineShape,
     device: torch.device,
     sample: tuple[Tensor, Tensor] | None,
@@ -301,25 +303,25 @@ def _agreed_cuts(
         try:
             if not sure:
                 check_chain(model, units, sample[0] if sample else None)
-            if recipe.cuts:
-                found = check_cuts(recipe.cuts, units=len(units), stages=shape.stages)
+            if options.cuts:
+                found = check_cuts(options.cuts, units=len(units), stages=shape.stages)
             elif sample is not None:
-                share = len(sample[0]) // (recipe.shape.data * recipe.accumulate)
-                number = microbatches_of(shape, wanted=recipe.microbatches, rows=share)
+                share = len(sample[0]) // (options.shape.data * options.accumulate)
+                number = microbatches_of(shape, wanted=options.microbatches, rows=share)
                 costs = profile(
                     units, criterion_of(model), *(t[: max(1, share // number)] for t in sample),
-                    device=device, precision=recipe.precision,
+                    device=device, precision=options.precision,
                 )  # fmt: skip
                 found = balanced(costs, stages=shape.stages)
             else:
                 found = cuts_by_size(units, stages=shape.stages)
         except AtollError as error:
             found = error
-    told = [found]
-    dist.broadcast_object_list(told, src=0, device=device)
-    if isinstance(told[0], AtollError):
-        raise told[0]
-    return tuple(told[0])
+    agreed = [found]
+    dist.broadcast_object_list(agreed, src=0, device=device)
+    if isinstance(agreed[0], AtollError):
+        raise agreed[0]
+    return tuple(agreed[0])
 
 
 def _ranks_of(ties: Mapping[str, list[int]], shape: PipelineShape) -> dict[str, list[int]]:

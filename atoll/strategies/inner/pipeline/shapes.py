@@ -31,7 +31,7 @@ def kinds_of(tensors: Sequence[Tensor]) -> Kinds:
 
 
 def empties(kinds: Kinds, *, learns: bool) -> tuple[Tensor, ...]:
-    """Return tensors without memory; `learns` says whether gradients are to come back."""
+    """Return tensors without memory; `learns` says whether they get gradients."""
     return tuple(
         torch.empty(shape, dtype=dtype, device="meta").requires_grad_(
             learns and dtype.is_floating_point
@@ -69,19 +69,22 @@ class StageShapes:
         modes = {number: module.training for number, module in self._modules.items()}
         found: list[Kinds] = []
         for number in range(self._shape.stages):
-            told: list[Any] = [None]
+            by_rank: list[Any] = [None]
             if number in self._modules:
                 values = tuple(
                     torch.zeros(shape, dtype=dtype, device=self._device)
                     for shape, dtype in (found[-1] if found else ())
                 )
                 module = self._modules[number].eval()
-                told = [kinds_of(as_tuple(module(*(values or (part,)))))]
+                by_rank = [kinds_of(as_tuple(module(*(values or (part,)))))]
                 module.train(modes[number])
             dist.broadcast_object_list(
-                told, group_src=number % self._shape.ranks, group=self._group, device=self._device
+                by_rank,
+                group_src=number % self._shape.ranks,
+                group=self._group,
+                device=self._device,
             )
-            found.append(told[0])
+            found.append(by_rank[0])
         self._known[key] = found
         return found
 
@@ -133,9 +136,6 @@ class StageShapes:
         return dist.isend(tensor, group_dst=(number + 1) % self._shape.ranks, group=self._group)
 
 
-"""Without types: torch's stubs leave out most of what is used here."""
-
-
 class TiedGradients:
     """Copies of one weight on several ranks of a pipeline; with equal gradients they stay equal."""
 
@@ -165,12 +165,12 @@ class TiedGradients:
         }
         for name, group in self._groups.items():
             shape = local_of(parameters[name]).shape
-            told: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(told, tuple(shape), group=group)
-            if len(set(told)) > 1:
+            by_rank: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(by_rank, tuple(shape), group=group)
+            if len(set(by_rank)) > 1:
                 raise ConfigError(
                     "a weight that stages of a pipeline share is cut differently on each",
-                    given=f"{name}: {' and '.join(map(str, told))}",
+                    given=f"{name}: {' and '.join(map(str, by_rank))}",
                     expected="the same piece on every stage",
                     remedy="a plan in [island] that treats both modules alike",
                 )

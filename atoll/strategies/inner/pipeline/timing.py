@@ -64,7 +64,7 @@ class Watch:
         self.most_held = max(self.most_held, self.held)
 
     def _now(self) -> float:
-        """Return the time in seconds; if it is on, when the device has done all it was told."""
+        """Return the time in seconds; if it is on, when the device has finished all queued work."""
         if self.on and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()

@@ -1,4 +1,5 @@
-"""Strategies, inner tensor: tensor parallelism: a plan per architecture, vocabulary and sequence.
+"""Layers split over ranks: heads, features, vocabulary and sequence.
 
-It may import strategies/inner. Start reading at `tensor.py`, then `plans.py`.
+May import the inner room; nothing outside of it imports this but parallelize.py.
+Start with plans.py (which layer is split how), then tensor.py (how that is done).
 """

@@ -72,18 +72,18 @@ class TensorPlan:
         return word in self.words.values()
 
 
-def plan_of(model: nn.Module, recipe: InnerOptions) -> TensorPlan:
+def plan_of(model: nn.Module, options: InnerOptions) -> TensorPlan:
     """Return the plan of a model: the job file's, else its own, else what `transformers` knows.
 
     Args:
         model: The whole model.
-        recipe: Says how many tensor ranks there are, and what is split.
+        options: Says how many tensor ranks there are, and what is split.
 
     Raises:
         ConfigError: there is no plan, a pattern fits no module, or something cannot be divided; the
             message has the nearest that works.
     """
-    patterns = _patterns(model, recipe)
+    patterns = _patterns(model, options)
     words = _matched(patterns, model)
     for name, word in words.items():
         _refuse_unless_fitting(name, word, model.get_submodule(name))
@@ -94,18 +94,18 @@ def plan_of(model: nn.Module, recipe: InnerOptions) -> TensorPlan:
             given=", ".join(f"{pattern!r} = {word!r}" for pattern, word in patterns.items()),
             expected="a row layer behind every column layer",
         )
-    if recipe.sequence and not values & ALONG_THE_SEQUENCE:
+    if options.sequence and not values & ALONG_THE_SEQUENCE:
         raise ConfigError(
             "the tensor plan does not say what is split along the sequence",
             given=f"sequence = true, {type(model).__name__}",
             expected="a plan with the words cut and sequence",
             remedy="sequence = false in [island]",
         )
-    _refuse_unless_divisible(words, model, recipe)
+    _refuse_unless_divisible(words, model, options)
     return TensorPlan(words=words)
 
 
-def splits(model: nn.Module, recipe: InnerOptions) -> Mapping[str, int]:
+def splits(model: nn.Module, options: InnerOptions) -> Mapping[str, int]:
     """Return the dimension along which each split parameter is cut, by its name in the model.
 
     The others are whole on every tensor rank. Nothing is sent, and no memory is needed: the model
@@ -114,12 +114,12 @@ def splits(model: nn.Module, recipe: InnerOptions) -> Mapping[str, int]:
     Raises:
         ConfigError: see :func:`plan_of`.
     """
-    if recipe.shape.tensor == 1:
+    if options.shape.tensor == 1:
         return {}
     found: dict[nn.Parameter, int] = {}
-    for name, word in plan_of(model, recipe).words.items():
+    for name, word in plan_of(model, options).words.items():
         for kind, parameter in model.get_submodule(name).named_parameters(recurse=False):
-            if word in {"column", "gather"} or (word == "vocabulary" and recipe.vocabulary):
+            if word in {"column", "gather"} or (word == "vocabulary" and options.vocabulary):
                 found[parameter] = 0
             elif word in {"row", "slice"} and kind == "weight":
                 found[parameter] = 1
@@ -129,14 +129,14 @@ def splits(model: nn.Module, recipe: InnerOptions) -> Mapping[str, int]:
 # --------------------------------------------------------------------------------- where from
 
 
-def _patterns(model: nn.Module, recipe: InnerOptions) -> Mapping[str, str]:
-    if recipe.plan:
-        return _flat(recipe.plan)
+def _patterns(model: nn.Module, options: InnerOptions) -> Mapping[str, str]:
+    if options.plan:
+        return _flat(options.plan)
     own: Any = getattr(model, "tensor_plan", None)
     found = dict(own()) if callable(own) else {}
     found = found or _of_transformers(model) or _well_known(model)
     if not found and any(isinstance(part, nn.Conv2d) for part in model.modules()):
-        shape = recipe.shape
+        shape = options.shape
         nearest = replace(shape, shard=shape.shard * shape.tensor, tensor=1)
         raise ConfigError(
             "convolutions are not split over tensor ranks: they are small, and what would be sent "
@@ -281,9 +281,9 @@ def _refuse_unless_fitting(name: str, word: str, module: nn.Module) -> None:
 
 
 def _refuse_unless_divisible(
-    words: Mapping[str, str], model: nn.Module, recipe: InnerOptions
+    words: Mapping[str, str], model: nn.Module, options: InnerOptions
 ) -> None:
-    ranks = recipe.shape.tensor
+    ranks = options.shape.tensor
     # Between gather and slice layers, as in attention whose norms need all heads, all are whole.
     split = "column" in words.values() and "gather" not in words.values()
     sizes = _heads(model) if split else {}
@@ -293,7 +293,7 @@ def _refuse_unless_divisible(
             sizes[f"output features of {name}"] = module.out_features
         elif word in {"row", "slice"}:
             sizes[f"input features of {name}"] = module.in_features
-        elif word == "vocabulary" and recipe.vocabulary:
+        elif word == "vocabulary" and options.vocabulary:
             rows = getattr(module, "num_embeddings", None) or module.out_features
             sizes[f"tokens of {name}"] = rows
     for what, size in sizes.items():

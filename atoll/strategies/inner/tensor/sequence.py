@@ -77,7 +77,7 @@ class SequenceSharded:
     """Random numbers that differ from rank to rank, while outside they stay equal.
 
     Each stretch begins with a seed that comes from torch's own stream, which all ranks of a split
-    share; so whoever repeats a forward pass with the stream set back gets the same numbers again.
+    share; so a repeated forward pass with the stream set back draws the same numbers.
     """
 
     def __init__(self, rank: int) -> None:

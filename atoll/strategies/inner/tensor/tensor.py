@@ -42,7 +42,7 @@ HEADS_DIMENSION = 2
 
 
 def apply_tensor(
-    module: nn.Module, model: nn.Module, mesh: DeviceMesh, recipe: InnerOptions
+    module: nn.Module, model: nn.Module, mesh: DeviceMesh, options: InnerOptions
 ) -> None:
     """Split the layers of a module over the tensor axis, in place; collective.
 
@@ -54,24 +54,24 @@ def apply_tensor(
         module: The whole model, or a part of it, e.g. a stage of a pipeline; equal on all ranks.
         model: The whole model, whose names, plan and criterion count.
         mesh: The tensor axis.
-        recipe: What is split, and a plan of the job file.
+        options: What is split, and a plan of the job file.
 
     Raises:
         ConfigError: see :func:`plan_of`; or a shared matrix is split in one place only.
     """
     if mesh.size() == 1:
         return
-    plan = plan_of(model, recipe)
+    plan = plan_of(model, options)
     words = {model.get_submodule(name): word for name, word in plan.words.items()}
     shared = _shared(module)
     split = _Split(
-        mesh, recipe, apart=SequenceSharded(mesh.get_local_rank()) if drops(model) else None
+        mesh, options, apart=SequenceSharded(mesh.get_local_rank()) if drops(model) else None
     )
     for part in module.modules():
         if part in words:
             split.apply(part, words[part])
     _tie(shared, {part: name for name, part in model.named_modules()})
-    if recipe.vocabulary:
+    if options.vocabulary:
         _split_loss(module, model, plan, mesh)
 
 
@@ -79,12 +79,12 @@ class _Split:
     """Applies words of a plan to modules."""
 
     def __init__(
-        self, mesh: DeviceMesh, recipe: InnerOptions, *, apart: SequenceSharded | None
+        self, mesh: DeviceMesh, options: InnerOptions, *, apart: SequenceSharded | None
     ) -> None:
-        self._mesh, self._recipe, self._apart = mesh, recipe, apart
-        self._entrance = _SplitInput(mesh, sequence=recipe.sequence, apart=apart)
-        self._whole = _SplitInput(mesh, sequence=recipe.sequence, apart=None)
-        between = Shard(SEQUENCE) if recipe.sequence else Replicate()
+        self._mesh, self._options, self._apart = mesh, options, apart
+        self._entrance = _SplitInput(mesh, sequence=options.sequence, apart=apart)
+        self._whole = _SplitInput(mesh, sequence=options.sequence, apart=None)
+        between = Shard(SEQUENCE) if options.sequence else Replicate()
         self._between: Placement = between
 
     def apply(self, part: nn.Module, word: str) -> None:
@@ -107,21 +107,21 @@ class _Split:
             self._style(part, SequenceParallel(sequence_dim=HEADS_DIMENSION, use_local_output=True))
         elif word == "vocabulary":
             self._vocabulary(part)
-        elif self._recipe.sequence and word != "replicate":
+        elif self._options.sequence and word != "replicate":
             self._along(part, word)
 
     def _vocabulary(self, part: nn.Module) -> None:
         if isinstance(part, nn.Embedding):
-            if self._recipe.vocabulary:
+            if self._options.vocabulary:
                 self._style(part, RowwiseParallel(input_layouts=Replicate()))
                 part.register_forward_hook(_handed_out)
-        elif self._recipe.vocabulary:
-            entrance = _SplitInput(self._mesh, sequence=self._recipe.sequence, apart=None)
+        elif self._options.vocabulary:
+            entrance = _SplitInput(self._mesh, sequence=self._options.sequence, apart=None)
             part.register_forward_pre_hook(entrance.enter)
             part.register_forward_hook(lambda *_: entrance.forget())
             self._style(part, ColwiseParallel())
             part.register_forward_hook(_handed_out)
-        elif self._recipe.sequence:
+        elif self._options.sequence:
             part.register_forward_pre_hook(lambda _, given: (whole_of(given[0], self._mesh),))
 
     def _along(self, part: nn.Module, word: str) -> None:
@@ -158,17 +158,17 @@ class _SplitInput:
     def __init__(self, mesh: DeviceMesh, *, sequence: bool, apart: SequenceSharded | None) -> None:
         self._mesh, self._sequence, self._apart = mesh, sequence, apart
         self._given: Tensor | None = None
-        self._spread: DTensor | None = None
+        self._distributed: DTensor | None = None
 
     def enter(self, part: nn.Module, given: tuple[Any, ...]) -> Any:
         """Be the hook before a column layer."""
         x, *others = given
         if x is not self._given:
             inside = self._given is not None  # another input of the same split
-            self._given, self._spread = x, self._whole(x)
+            self._given, self._distributed = x, self._whole(x)
             if self._apart is not None and part.training and not inside:
                 self._apart.enter(x.device)
-        return (self._spread, *others)
+        return (self._distributed, *others)
 
     def leave(self, part: nn.Module, given: tuple[Any, ...]) -> None:
         """Be the hook before a row layer."""
@@ -178,7 +178,7 @@ class _SplitInput:
 
     def forget(self) -> None:
         """Let the tensor go."""
-        self._given = self._spread = None
+        self._given = self._distributed = None
 
     def _whole(self, x: Tensor) -> DTensor:
         kind = x.device.type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -66,23 +67,29 @@ class _VocabularyParallel(TorchFunctionMode):
 def split_cross_entropy(
     input: Tensor,
     target: Tensor,
-    weight: Tensor | None = None,
-    size_average: None = None,
-    ignore_index: int = -100,
-    reduce: None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    *,
+    *more: Any,
     group: Any,
     tokens: int,
+    **named: Any,
 ) -> Tensor:
     """Return `functional.cross_entropy` of logits whose second dimension is split over a group.
 
-    Two sums go round per call: the largest logit of each row, then three numbers of it.
+    Two all-reduces per call: the largest logit of each row, then three numbers of it.
+
+    Args:
+        input: This rank's slice of the logits.
+        target: The right tokens.
+        more: Further arguments of `cross_entropy`.
+        group: The tensor ranks.
+        tokens: In the whole vocabulary.
+        named: Further arguments of `cross_entropy` by name.
 
     Raises:
         ConfigError: classes have weights, targets are chances, or the slice has another size.
     """
+    call = inspect.signature(functional.cross_entropy).bind(input, target, *more, **named)
+    call.apply_defaults()
+    weight, reduction = call.arguments["weight"], call.arguments["reduction"]
     logits = input.movedim(1, -1) if input.dim() > 1 else input
     share, rest = divmod(tokens, dist.get_world_size(group))
     if weight is not None or target.is_floating_point() or rest or logits.shape[-1] != share:
@@ -94,9 +101,9 @@ def split_cross_entropy(
             remedy="vocabulary = false in [island]",
         )
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # as autocast would
-    counted = target != ignore_index
+    counted = target != call.arguments["ignore_index"]
     apply: Any = _CrossEntropy.apply
-    losses: Tensor = apply(wide, target.where(counted, 0), group, label_smoothing)
+    losses: Tensor = apply(wide, target.where(counted, 0), group, call.arguments["label_smoothing"])
     losses = losses * counted
     if reduction == "none":
         return losses

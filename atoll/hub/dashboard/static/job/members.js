@@ -17,8 +17,8 @@ export class MembersPart {
   }
 
   update() {
-    const { members, hands = [] } = this.data.view;
-    const processes = members.flatMap((member) => [member, ...hands.filter((hand) => hand.hand_of === member.member)]);
+    const { members, followers = [] } = this.data.view;
+    const processes = members.flatMap((member) => [member, ...followers.filter((one) => one.follower_of === member.member)]);
     this.table.show(processes);
     const troubled = processes.filter(({ tail, error }) => tail?.length || error);
     const signature = JSON.stringify(troubled.map(({ member, attempt, tail, error }) => [member, attempt, tail, error]));

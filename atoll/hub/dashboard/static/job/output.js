@@ -41,8 +41,8 @@ export class OutputPart {
   }
 
   #showMembers() {
-    const { members = [], hands = [] } = this.data.view ?? {};
-    const names = [...members, ...hands].map(({ member }) => member);
+    const { members = [], followers = [] } = this.data.view ?? {};
+    const names = [...members, ...followers].map(({ member }) => member);
     const known = [...this.members.options].slice(1).map(({ value }) => value);
     if (names.join() === known.join()) return;
     this.members.replaceChildren(this.members.options[0], ...names.map((name) => element("option", { value: name }, name)));
