@@ -16,7 +16,8 @@ import torch
 from atoll.codec.registry import make_codec
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.run_round import agree
+from atoll.group.period import PeriodReport
+from atoll.group.run_round import mean_exchange, run_round
 from atoll.strategies.vectors.flat import length
 
 SIZES = (1_000_000, 10_000_000, 50_000_000)
@@ -40,9 +41,11 @@ def exchange_ms(vector: torch.Tensor) -> float:
     def body(group: Group) -> None:
         for round_ in range(ROUNDS):
             began = time.perf_counter()
-            agree(
-                group, [vector], codec=make_codec("int8"), weight=1.0, base="b", round_=round_
-            )  # fmt: skip
+            run_round(
+                group,
+                mean_exchange(group, [vector], codec=make_codec("int8"), weight=1.0),
+                PeriodReport(round_, "b"),
+            )
             seconds.append(time.perf_counter() - began)
 
     groups.together(body, timeout_s=300.0)

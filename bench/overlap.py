@@ -102,8 +102,9 @@ class Rounds:
 
     def one(self) -> None:
         """Hold a round as overlapped strategies do."""
-        work = self._round_client.start(self._task, self.exchange, base="bench")
-        self._round_client.obey(self._task, work.wait(), ahead=True)
+        report = self._round_client.report(self._task, base="bench")
+        work = self._round_client.start(self.exchange, report)
+        self._round_client.apply_verdict(self._task, work.wait(), ahead=True)
         self._task.round += 1
 
 

@@ -31,6 +31,7 @@ import torch.distributed
 
 from atoll.codec.registry import make_codec
 from atoll.group.hub import HubGroup
+from atoll.group.period import PeriodReport
 from atoll.group.routes.rendezvous_store import RendezvousStore
 from atoll.ids import session_id
 from atoll.net.endpoint import parse_ticket
@@ -123,7 +124,7 @@ def time_codec(
     """Time one codec; the first round warms up and is not counted."""
     codec, seconds, cpu, nbytes = make_codec(name), [], [], 0
     for _ in range(rounds + 1):
-        group.join(group.committed_round, base="base")
+        group.join(PeriodReport(group.committed_round, "base"))
         began, busy = time.perf_counter(), time.process_time()
         reduced = group.reduce([mine], codec=codec, weight=1.0).wait()
         seconds.append(time.perf_counter() - began)
@@ -139,7 +140,7 @@ def time_plain(
 ) -> Timing:
     """Time torch.distributed's own all-reduce among the same members."""
     dist: Any = torch.distributed
-    plan = group.join(group.committed_round, base="base")
+    plan = group.join(PeriodReport(group.committed_round, "base"))
     host, _, _ = plan.store.rpartition(":")
     timeout = timedelta(seconds=60)
     store = RendezvousStore(

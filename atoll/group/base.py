@@ -1,7 +1,7 @@
 """What strategies know about the other members: join a round, reduce, commit.
 
 A round is a transaction. `join` says who takes part, `reduce` gives every member the same mean,
-`commit` asks the hub for one durable verdict: either everybody applies the result or nobody does.
+`commit` asks the hub for one durable verdict: either all members apply the result, or none does.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from atoll.clock import RealClock
 from atoll.codec.base import Codec, Packet
 from atoll.errors import DeadlineExceeded
 from atoll.group.in_process.servers import ServerRequest
+from atoll.group.period import PeriodReport
 from atoll.group.policy import GroupPolicy
 from atoll.reducer.all_to_all import PeerMessage as PeerMessage
-from atoll.wire.messages import Lease, MemberStats, RoundPlan, Sources, Verdict
+from atoll.wire.messages import Lease, RoundPlan, Sources, Verdict
 from atoll.wire.parameter_server_messages import Ask
 
 T = TypeVar("T")
@@ -141,7 +142,7 @@ class AllToAllResult:
     received_bytes: int
     """Bytes that came from others, likewise."""
     digest: str
-    """BLAKE2b over what everybody gave to others: the same on every member."""
+    """BLAKE2b over the messages of all members: the same on every member."""
 
     @property
     def contributors(self) -> tuple[str, ...]:
@@ -221,13 +222,13 @@ class Group(Protocol):
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
         """Return who has the committed state, and set `committed_round` to it.
 
-        Rounds wait, a bounded time, for whoever asked. If nobody is left who stands on the state
+        Rounds wait, a bounded time, for the member that asked. If no member holds the state
         the whole run is set back to its newest checkpoint, and there are no peers.
 
         Args:
             failed: Members that gave nothing usable in this recovery.
             ready: It can be loaded at once. A member that is still starting and only fetches ahead
-                says no, and nobody waits for it.
+                says no, and no round waits for it.
         """
         ...
 
@@ -252,7 +253,7 @@ class Group(Protocol):
         ...
 
     def leave(self, reason: str = "", *, timeout_s: float = 5.0) -> None:
-        """Leave for good; nobody waits for this member afterwards. From any thread.
+        """Leave for good: no round waits for this member afterwards. From any thread.
 
         A join under way is withdrawn at once. A round under way gets most of the time to end by
         itself, then it is abandoned. Calls that wait then raise GroupLeft, as does every later one.
@@ -263,28 +264,11 @@ class Group(Protocol):
         """
         ...
 
-    def join(
-        self,
-        round_: int,
-        *,
-        base: str,
-        tokens: int = 0,
-        steps: int = 0,
-        busy_s: float = 0.0,
-        lease: Lease | None = None,
-        account: MemberStats | None = None,
-        deadline: float | None = None,
-    ) -> RoundPlan:
+    def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
         """Wait for the others and return who takes part.
 
         Args:
-            round_: The round to take part in; must be `committed_round`.
-            base: Digest of the committed state this member stands on.
-            tokens: Tokens trained in all, for the record.
-            steps: Optimizer steps of this member since the last round.
-            busy_s: Seconds they took.
-            lease: Where this member's data stands now; counts if the round is committed with it.
-            account: What else it tells of the period, for people; decides nothing.
+            report: The period that ends with the round.
             deadline: Monotonic time at which to give up. None: while the group is paused, because
                 too few members are there, there is no end to it.
 
@@ -301,7 +285,7 @@ class Group(Protocol):
         """Begin the weighted mean over all members of the plan.
 
         The values are copied before this returns. Values that are not finite are left out of
-        the mean by everybody. The mean is over the weights received, never the world size.
+        the mean on every member. The mean is over the weights received, never the world size.
 
         Args:
             xs: Tensors of the same shapes on every member.
@@ -315,7 +299,7 @@ class Group(Protocol):
         """Begin to give packets to named members and to get what others have for this one.
 
         The packets are not looked at on the way; values that are not finite are the receiver's
-        business. A member that is lost meanwhile is left out by everybody.
+        business. A member that is lost meanwhile is left out on every member.
 
         Args:
             parcels: What to give to whom; called on every member, even with nothing to give.
@@ -338,7 +322,7 @@ class Group(Protocol):
             reduced: What the exchanges gave; None votes against.
             ok: Whether this member can apply it.
             reason: Why not, for people.
-            lease: As in `join`.
+            lease: Position in this member's data, if it has moved since the join.
             resting: Surrounds the wait, but not what changes the codec after it.
 
         Raises:

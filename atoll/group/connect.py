@@ -33,7 +33,7 @@ class Connection:
 
         Raises:
             StorageFull: the hub's disk is full.
-            HubUnreachable: nobody answers.
+            HubUnreachable: the hub does not answer.
         """
         environment = self.environment
         endpoint = endpoint_of(environment)
@@ -55,13 +55,13 @@ def connect_group(
     """Open the session of a member and register it with its job.
 
     Args:
-        environment: What the node agent told this process.
+        environment: Settings from the node agent.
         route: `auto`, `direct` or `relay`.
         serve: Starts what hands the committed state to newcomers, given the member's session;
             returns the host:port where it listens.
 
-    A member whose bandwidth its machine's owner limits can be dialled by nobody, so that
-    everything it sends passes the limit.
+    A member on a machine with a bandwidth limit cannot be dialled, so that all it sends passes
+    the limit.
 
     Raises:
         HubUnreachable: no hub answers there.

@@ -33,11 +33,13 @@ from atoll.group.base import (
 from atoll.group.hub_requests import HubRequests
 from atoll.group.in_process.servers import ServerRequest
 from atoll.group.parameter_server_client import ParameterServerCalls
+from atoll.group.period import PeriodReport
 from atoll.group.policy import GroupPolicy
 from atoll.group.routes.allgather_mean import AllgatherMean
 from atoll.group.routes.exchange_queue import ExchangeQueue, QueuedExchange
 from atoll.group.routes.rendezvous_store import own_address, probe_peers
-from atoll.group.routes.routes import AllToAllRequest, ReduceRequest, Routes
+from atoll.group.routes.requests import AllToAllRequest, ReduceRequest
+from atoll.group.routes.routes import Routes
 from atoll.group.single import own_packets, own_values
 from atoll.net.sync_link import SyncLink
 from atoll.wire.messages import (
@@ -46,7 +48,6 @@ from atoll.wire.messages import (
     Lease,
     Leaving,
     MemberLost,
-    MemberStats,
     Message,
     Recover,
     Register,
@@ -69,7 +70,6 @@ FINISH_SHARE = 0.6
 """Share of the time to leave in which a round that is under way may still end."""
 QUESTIONS = (Roster, RoundJoin, RoundVote, Recover, Standing)
 """What a member that has left asks no more."""
-
 KEPT_BYTES = 64 << 20
 """A larger vector is not kept from one round to the next: memory counts for more than its pages."""
 
@@ -203,23 +203,9 @@ class HubGroup:
 
     # ---------------------------------------------------------------- transaction
 
-    def join(
-        self,
-        round_: int,
-        *,
-        base: str,
-        tokens: int = 0,
-        steps: int = 0,
-        busy_s: float = 0.0,
-        lease: Lease | None = None,
-        account: MemberStats | None = None,
-        deadline: float | None = None,
-    ) -> RoundPlan:
+    def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
         """Wait for the plan of a round; see :meth:`Group.join`."""
-        request = RoundJoin(
-            round=round_, base=base, reachable=self._look_around(), tokens=tokens, steps=steps,
-            busy_s=busy_s, account=account, lease=lease,
-        )  # fmt: skip
+        request = report.as_join(reachable=self._look_around())
         plan = self._talk.ask(request, RoundPlan, deadline=deadline)
         with self._lock:
             self._lost = {entry for entry in self._lost if entry[0] >= plan.epoch}
@@ -253,8 +239,11 @@ class HubGroup:
 
         def mean(turn: QueuedExchange) -> Reduced:
             out = self._routes.exchange(
-                ReduceRequest(plan, vector, codec, weight, key, turn.serial, turn.phase, policy)
-            )
+                ReduceRequest(
+                    plan=plan, vector=vector, codec=codec, weight=weight, key=key, policy=policy,
+                    serial=turn.serial, phase=turn.phase,
+                )
+            )  # fmt: skip
             return Reduced(
                 tensors=unflatten(out.vector, like), contributors=out.contributors,
                 weight=out.weight, sent_bytes=out.sent_bytes, received_bytes=out.received_bytes,
@@ -264,7 +253,7 @@ class HubGroup:
         def gathered(turn: QueuedExchange) -> Reduced:
             by = AllgatherMean(self.me, codec, policy.spec(key), plan.round, like)
             parcels = by.parcels(vector, key=key, members=plan.members)
-            return by.reduced(self._routes.swap(AllToAllRequest(plan, parcels, weight, *turn)))
+            return by.reduced(self._all_to_all(plan, parcels, weight, turn))
 
         exchange = gathered if codec.needs_allgather else mean
         return self._turns.begin(plan, exchange, swaps=codec.needs_allgather)
@@ -275,10 +264,18 @@ class HubGroup:
         if plan.route == "alone":
             return Work.of(own_packets(given, me=self.me, weight=weight))
 
-        def swap(turn: QueuedExchange) -> AllToAllResult:
-            return self._routes.swap(AllToAllRequest(plan, given, weight, *turn))
+        return self._turns.begin(
+            plan, lambda turn: self._all_to_all(plan, given, weight, turn), swaps=True
+        )
 
-        return self._turns.begin(plan, swap, swaps=True)
+    def _all_to_all(
+        self, plan: RoundPlan, parcels: Sequence[PeerMessage], weight: float, turn: QueuedExchange
+    ) -> AllToAllResult:
+        return self._routes.swap(
+            AllToAllRequest(
+                plan=plan, parcels=parcels, weight=weight, serial=turn.serial, phase=turn.phase
+            )
+        )
 
     def _joined(self) -> RoundPlan:
         if self._plan is None:

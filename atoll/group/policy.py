@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from atoll.errors import ConfigError, unknown
@@ -23,7 +24,7 @@ COLLECTIVES = ("auto", "ring", "butterfly", "tree", "hierarchical", "star")
 """Ways of a mean between members that can dial each other."""
 
 ADD_ON_THE_WAY = ("ring", "butterfly", "tree", "hierarchical")
-"""Those in which nobody sees the members' values apart: partial sums travel."""
+"""Those in which partial sums travel: no member sees the values of another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +63,14 @@ class GroupPolicy:
                 remedy='collective = "auto"',
             )
 
-    @property
+    @cached_property
     def rule(self) -> Rule:
-        """The aggregate, read."""
+        """The aggregate, parsed once: every reduce asks for it."""
         return parse_aggregate(self.aggregate)
+
+    @cached_property
+    def _admission(self) -> Rule:
+        return parse_admission(self.admission)
 
     @property
     def robust(self) -> bool:
@@ -79,7 +84,7 @@ class GroupPolicy:
 
     @property
     def _filters(self) -> bool:
-        return parse_admission(self.admission).name != "finite"
+        return self._admission.name != "finite"
 
     @property
     def members_needed(self) -> int:
@@ -92,7 +97,7 @@ class GroupPolicy:
         Args:
             key: Names the vector.
         """
-        return AggregationPolicy(self.rule, parse_admission(self.admission), key).spec
+        return AggregationPolicy(self.rule, self._admission, key).spec
 
     def check_direct(self) -> None:
         """Refuse to go without the reducer where a rule needs whole vectors, or a memory.
@@ -146,7 +151,7 @@ def exactly(group: HasPolicy) -> Iterator[None]:
 
     What members find out together about their state (are all equal? which codec is it to be?) is
     no update: norms mean nothing there, and every other rule than these two would change it. Where
-    the group trusts nobody it is the coordinate median: equal values of a majority stay what they
+    the policy is robust it is the coordinate median: equal values of a majority stay what they
     are, whatever the others say.
     """
     before = group.policy

@@ -1,4 +1,8 @@
-"""The whole transaction of a round: join, reduce, commit; again, with the same values, on abort."""
+"""One round: join, reduce, commit; made again with the same values when it is aborted.
+
+The three verbs are those of :class:`atoll.group.base.Group`. Nothing changes the model before the
+verdict is there, so an aborted attempt costs time and no training.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,8 @@ from atoll.errors import (
     PeerRefused,
 )
 from atoll.group.base import Decidable, Group, Reduced, Resting
-from atoll.wire.messages import Lease, MemberStats, RoundPlan, Verdict
+from atoll.group.period import PeriodReport
+from atoll.wire.messages import Lease, RoundPlan, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +44,19 @@ _AGAIN = (PeerLost, PeerRefused, EpochChanged, DeadlineExceeded)
 
 T = TypeVar("T", bound=Decidable)
 
+Exchange = Callable[[RoundPlan], T]
+"""Reduces, or passes messages, between the members of a plan; returns the result.
 
-@dataclass(frozen=True)  # with slots, Python 3.11 cannot make instances of `Transacted[Reduced]`
+It MUST NOT change state: it is called again, with another plan, when an attempt was aborted.
+"""
+
+
+@dataclass(frozen=True)  # with slots, Python 3.11 cannot make instances of `CommittedRound[T]`
 class CommittedRound(Generic[T]):
     """A committed round."""
 
     reduced: T
-    """What its exchanges came to."""
+    """The result of its exchange."""
     plan: RoundPlan
     verdict: Verdict
     seconds: dict[str, float]
@@ -60,99 +71,32 @@ class CommittedRound(Generic[T]):
     """Share of a period's steps that this member does until the next round."""
 
 
-Agreed = CommittedRound[Reduced]
+CommittedMean = CommittedRound[Reduced]
 """A committed round of one mean."""
-
-
-def agree(
-    group: Group,
-    xs: Sequence[Tensor],
-    *,
-    codec: Codec,
-    weight: float,
-    base: str,
-    round_: int,
-    key: str = "x",
-    tokens: int = 0,
-    steps: int = 0,
-    busy_s: float = 0.0,
-    lease: Lease | None = None,
-    account: MemberStats | None = None,
-    resting: Resting = nullcontext,
-    stalled_s: float = STALLED_S,
-    clock: Clock | None = None,
-) -> Agreed:
-    """Return the mean that all members committed in this round.
-
-    An attempt that fails because somebody went away is made again with the same values, so that
-    no work is lost. The caller applies the result only after this returns. Members may come and go
-    as often as they like; only a group that stays the same and still cannot commit is given up.
-
-    Args:
-        group: The members.
-        xs: Values of this member.
-        codec: How they are encoded on the wire.
-        weight: Weight of this member's values.
-        base: Digest of the committed state this member stands on.
-        round_: The round; must be `group.committed_round`.
-        key: Names the codec's residual state.
-        tokens: Tokens trained in all, for the record.
-        steps: Optimizer steps of this member since the last round.
-        busy_s: Seconds they took.
-        lease: Where this member's data stands now.
-        account: What people should know of the period; decides nothing.
-        resting: Surrounds every wait: others may read the state meanwhile.
-        stalled_s: How long to try without any change of the members.
-        clock: Source of time for the seconds.
-
-    Raises:
-        LeftBehind: the others committed without this member; it has to recover.
-        GroupLeft: this member leaves.
-        GroupError: no attempt was committed, or this member does not fit the others.
-    """
-
-    def mean(_: RoundPlan) -> Reduced:
-        work = group.reduce(xs, codec=codec, weight=weight, key=key)
-        with resting():
-            return work.wait()
-
-    return run_round(
-        group, mean, base=base, round_=round_, tokens=tokens, steps=steps, busy_s=busy_s,
-        lease=lease, account=account, resting=resting, stalled_s=stalled_s, clock=clock,
-    )  # fmt: skip
 
 
 def run_round(
     group: Group,
-    exchange: Callable[[RoundPlan], T],
+    exchange: Exchange[T],
+    report: PeriodReport,
     *,
-    base: str,
-    round_: int,
-    tokens: int = 0,
-    steps: int = 0,
-    busy_s: float = 0.0,
-    lease: Lease | None = None,
-    account: MemberStats | None = None,
     resting: Resting = nullcontext,
     stalled_s: float = STALLED_S,
     clock: Clock | None = None,
 ) -> CommittedRound[T]:
-    """Return what all members committed in this round, whatever they exchange in it.
+    """Return the round that all members committed.
+
+    An attempt that fails because a member went away is made again with the same values. Members may
+    come and go any number of times; only a group that stays the same and still cannot commit gives
+    up. The caller applies the result after this returns.
 
     Args:
         group: The members.
-        exchange: Reduces and swaps with the members of a plan; waits inside `resting`. It is called
-            anew, with another plan, when an attempt was not committed, and MUST NOT change state.
-        base: Digest of the committed state this member stands on.
-        round_: The round; must be `group.committed_round`.
-        tokens: As in :func:`agree`.
-        steps: As in :func:`agree`.
-        busy_s: As in :func:`agree`.
-        lease: As in :func:`agree`.
-        account: As in :func:`agree`.
-        resting: As in :func:`agree`.
-        stalled_s: As in :func:`agree`.
-        clock: As in :func:`agree`.
+        exchange: Computes the result with the members of a plan, e.g. :func:`mean_exchange`.
+        report: The period that ends with this round.
+        resting: Surrounds each wait: others may read the state meanwhile.
+        stalled_s: How long to try without any change of the members.
+        clock: Source of time for the seconds.
 
     Raises:
         LeftBehind: the others committed without this member; it has to recover.
@@ -164,21 +108,23 @@ def run_round(
     while True:
         attempts.begin("join")
         with resting():
-            plan = group.join(
-                round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, lease=lease,
-                account=account,
-            )  # fmt: skip
+            plan = group.join(report)
+
         attempts.begin("reduce")
-        reduced, trouble = _exchanged(exchange, plan)
+        reduced, trouble = _reduce(exchange, plan)
+
+        # A member without a result votes too: the others learn at once that this attempt is lost
+        # instead of waiting for its vote.
         attempts.begin("commit")
         reason = str(trouble) if trouble is not None else ""
         try:
-            verdict = _commit(group, plan, reduced, reason=reason, lease=lease, resting=resting)
+            verdict = _commit(group, plan, reduced, reason, report.lease, resting)
         except LeftBehind:
             if trouble is None or isinstance(trouble, _AGAIN):
                 raise
             raise trouble from None  # to recover would not help: the next round ends the same way
         attempts.begin("")
+
         if trouble is not None and not isinstance(trouble, _AGAIN):
             raise trouble
         if verdict.committed and reduced is not None:
@@ -187,10 +133,30 @@ def run_round(
                 group.sent_bytes - sent, group.received_bytes - received,
                 verdict.leases.get(group.me), verdict.pace.get(group.me, 1.0),
             )  # fmt: skip
+        # The first repetition is immediate (a lost member explains the abort); later ones back off.
         pause_s = attempts.failed(plan, verdict.reason or reason)
         if pause_s:
             with resting():
                 threading.Event().wait(pause_s)
+
+
+def mean_exchange(
+    group: Group,
+    xs: Sequence[Tensor],
+    *,
+    codec: Codec,
+    weight: float,
+    key: str = "x",
+    resting: Resting = nullcontext,
+) -> Exchange[Reduced]:
+    """Return the exchange that is one weighted mean of `xs`; see :meth:`Group.reduce`."""
+
+    def mean(_: RoundPlan) -> Reduced:
+        work = group.reduce(xs, codec=codec, weight=weight, key=key)
+        with resting():
+            return work.wait()
+
+    return mean
 
 
 @dataclass(slots=True)
@@ -238,9 +204,7 @@ class _Attempts:
         return 0.0 if self._same == 1 else min(LONGEST_PAUSE_S, 0.05 * 2.0**self._same)
 
 
-def _exchanged(
-    exchange: Callable[[RoundPlan], T], plan: RoundPlan
-) -> tuple[T | None, AtollError | None]:
+def _reduce(exchange: Exchange[T], plan: RoundPlan) -> tuple[T | None, AtollError | None]:
     """Return the result, or what went wrong."""
     try:
         return exchange(plan), None
@@ -252,7 +216,6 @@ def _commit(
     group: Group,
     plan: RoundPlan,
     reduced: Decidable | None,
-    *,
     reason: str,
     lease: Lease | None,
     resting: Resting,

@@ -11,8 +11,9 @@ from atoll.codec.base import Codec, Packet
 from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.base import AllToAllResult, Decidable, PeerMessage, Reduced, Resting, Work
 from atoll.group.in_process.servers import LocalServers, ServerRequest
+from atoll.group.period import PeriodReport
 from atoll.group.policy import GroupPolicy
-from atoll.wire.messages import Lease, MemberStats, RoundPlan, Sources, Verdict
+from atoll.wire.messages import Lease, RoundPlan, Sources, Verdict
 from atoll.wire.parameter_server_messages import Ask
 
 ALONE_DIGEST = "alone"
@@ -37,7 +38,7 @@ class SingleGroup:
         self._servers = LocalServers()
 
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
-        """Return that nobody else has the state; see :meth:`Group.recover`."""
+        """Return no donors: there are no other members; see :meth:`Group.recover`."""
         return Sources(round=self.committed_round)
 
     def standing(
@@ -49,36 +50,25 @@ class SingleGroup:
         seconds: float = 0.0,
         nbytes: int = 0,
     ) -> None:
-        """Do nothing: nobody wants to know."""
+        """Do nothing: there are no other members."""
 
     def leave(self, reason: str = "", *, timeout_s: float = 5.0) -> None:
         """Let every later join raise GroupLeft."""
         self.leaving = True
 
-    def join(
-        self,
-        round_: int,
-        *,
-        base: str,
-        tokens: int = 0,
-        steps: int = 0,
-        busy_s: float = 0.0,
-        lease: Lease | None = None,
-        account: MemberStats | None = None,
-        deadline: float | None = None,
-    ) -> RoundPlan:
+    def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
         """Return the plan of a round of one; see :meth:`Group.join`."""
         if self.leaving:
             raise GroupLeft("this member has left", given=self.me)
-        if round_ != self.committed_round:
+        if report.round != self.committed_round:
             raise LeftBehind(
                 "this is not the next round",
-                given=f"round {round_}",
+                given=f"round {report.round}",
                 expected=f"committed round {self.committed_round}",
             )
         self.epoch += 1
         return RoundPlan(
-            job="", round=round_, epoch=self.epoch, members=[self.me], route="alone",
+            job="", round=report.round, epoch=self.epoch, members=[self.me], route="alone",
             stopping=self.stopping,
         )  # fmt: skip
 

@@ -98,9 +98,9 @@ class Hub:
             reconnect_grace_s=options.reconnect_grace_s,
             dead_after_s=options.dead_after_s,
         )
-        book = RoundStore(database=stores.database, jobs=stores.jobs, clock=clock)
+        round_store = RoundStore(database=stores.database, jobs=stores.jobs, clock=clock)
         self.rounds = RoundService(
-            book=book,
+            store=round_store,
             events=stores.events,
             clock=clock,
             wire=self.sessions,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from atoll.errors import ConfigError, PeerLost, unknown
@@ -222,6 +223,7 @@ class AggregationPolicy:
         return f"{self.aggregate.spec}/{self.admission.spec}/{self.key}"
 
 
+@lru_cache(maxsize=64)  # members send the same text with each reduce
 def parse_policy(text: str) -> AggregationPolicy:
     """Return the policy that came with a contribution.
 

@@ -1,4 +1,5 @@
-"""Rounds: the pure state machine of one job's rounds. It knows no sockets, clocks or stores.
+"""The round machine: who takes part in a round, and what was decided; no sockets, files or clock.
 
-It may import errors, ids and wire. Start reading at `machine.py`, then `quorum.py`.
+May import errors, ids and wire only: the hub and the in-process group both run on it.
+Start reading at `machine.py`, then `quorum.py` (a plan) and `checks.py` (a verdict).
 """

@@ -10,7 +10,7 @@ from atoll.rounds.effects import MemberDropped
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote
 
 SLACK_S = 15.0
-"""Time for votes to arrive beyond one and a half times what the reduce may take."""
+"""Time for votes to arrive, beyond one and a half times what the reduce may take."""
 
 
 @dataclass
@@ -20,29 +20,30 @@ class Attempt:
     plan: RoundPlan
     planned_at: float
     joins: Mapping[str, RoundJoin] = field(default_factory=dict)
-    """What its members told when they joined; empty after a restart of the hub."""
+    """Reports of its members when they joined; empty after a restart of the hub."""
     votes: dict[str, RoundVote] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
-    """Members that are not waited for any more, whether they voted or not."""
+    """Members that are no longer waited for, whether they voted or not."""
 
     def attends(self, member: str) -> bool:
-        """Return whether a member is in it and still counts."""
+        """Return whether a member takes part and is still waited for."""
         return member in self.plan.members and member not in self.left
 
     def missing(self) -> list[str]:
-        """Return the members whose votes are awaited."""
+        """Return the members with votes that are awaited."""
         return [m for m in self.plan.members if m not in self.left and m not in self.votes]
 
-    def hopeless(self, unwell: Container[str]) -> bool:
-        """Return whether it is aborted whatever is still to come.
+    def hopeless(self, voted_against: Container[str]) -> bool:
+        """Return whether it will be aborted whatever the missing votes are.
 
-        Others wait for the contribution of a member that votes against it, up to the time-out. One
-        that voted against the last attempt, too, does not count beside others that have a result.
+        A member that votes against may have contributed nothing, and the others would wait for it
+        up to the time-out. One that voted against the last attempt too does not decide alone: it
+        would hold up the others for ever.
         """
-        return any(not v.ok and m not in unwell for m, v in self.counted().items())
+        return any(not v.ok and m not in voted_against for m, v in self.counted().items())
 
     def overdue(self, now: float) -> bool:
-        """Return whether votes that are still missing are not awaited any more."""
+        """Return whether missing votes are no longer awaited."""
         return now >= self.planned_at + 1.5 * self.plan.timeout_s + SLACK_S
 
     def counted(self) -> dict[str, RoundVote]:
@@ -50,7 +51,7 @@ class Attempt:
         return {m: self.votes[m] for m in self.plan.members if m in self.votes.keys() - self.left}
 
     def take(self, member: str, vote: RoundVote) -> None:
-        """Note a vote; the first one of a member counts, also after it was taken for lost.
+        """Note a vote; the first one of a member counts, even if it was taken for lost.
 
         Raises:
             GroupError: it cannot be about this attempt.
@@ -59,14 +60,14 @@ class Attempt:
         if vote.round != plan.round or not set(vote.contributors) <= set(plan.members):
             raise GroupError(
                 "this vote does not belong to its attempt",
-                given=f"round {vote.round} with {', '.join(vote.contributors) or 'nobody'}",
+                given=f"round {vote.round} with {', '.join(vote.contributors) or 'no members'}",
                 expected=f"round {plan.round} with members of {', '.join(plan.members)}",
             )
         self.left.discard(member)
         self.votes.setdefault(member, vote)
 
     def leave(self, member: str, *, tell_members: bool = True) -> list[MemberDropped]:
-        """Wait for a member no more; return whom to tell."""
+        """Stop waiting for a member; return the notice for the others."""
         if not self.attends(member):
             return []
         self.left.add(member)

@@ -18,16 +18,16 @@ ODD = "its result differs from that of the others"
 
 
 def majority_base(bases: Mapping[str, str]) -> str:
-    """Return the digest that most members stand on; in a tie, that of the lowest slot."""
+    """Return the digest of most members; in a tie, that of the lowest slot."""
     counts = Counter(bases.values())
     most = max(counts.values())
     return next(bases[m] for m in sorted(bases, key=slot_of) if counts[bases[m]] == most)
 
 
 def outliers(votes: Mapping[str, RoundVote]) -> list[str]:
-    """Return those that hold another result than more than half of all who voted well.
+    """Return the members with another result than the majority of those that have one.
 
-    They are left out and take over the state of the others. Without such a majority nobody is odd,
+    They are left out and take over the state of the others. Without a majority there is no outlier,
     and the attempt is aborted.
     """
     results = {m: (v.digest, tuple(v.contributors)) for m, v in votes.items() if v.ok}
@@ -37,19 +37,19 @@ def outliers(votes: Mapping[str, RoundVote]) -> list[str]:
     return [m for m in results if results[m] != result] if 2 * count > len(results) else []
 
 
-def minority(votes: Mapping[str, RoundVote], unwell: Container[str]) -> dict[str, str]:
-    """Return who is left out of the verdict though it voted, and why.
+def minority(votes: Mapping[str, RoundVote], voted_against: Container[str]) -> dict[str, str]:
+    """Return the voters that are left out of the verdict, and why.
 
-    Nobody may hold up the others twice: whoever voted against the last attempt of the round, too,
-    does not count beside others that hold a result, nor does one whose result is odd.
+    No member may hold up the others twice: one that voted against the last attempt of the round too
+    does not count beside others that have a result; nor does an outlier.
 
     Args:
         votes: Votes that count so far.
-        unwell: Who voted against the last attempt of this round.
+        voted_against: Members that voted against the last attempt of this round.
     """
     out: dict[str, str] = {}
     if any(vote.ok for vote in votes.values()):
-        again = [m for m, vote in votes.items() if not vote.ok and m in unwell]
+        again = [m for m, vote in votes.items() if not vote.ok and m in voted_against]
         out = {m: votes[m].reason or "not ok twice" for m in again}
     return out | dict.fromkeys(outliers(votes), ODD)
 
@@ -66,12 +66,12 @@ def tally(
         least: With fewer members the run pauses: nothing is committed by what is left of them.
     """
     counted = {m: votes[m] for m in plan.members if m in votes and m not in set(left)}
-    unwell = [f"{m}: {vote.reason or 'not ok'}" for m, vote in counted.items() if not vote.ok]
+    against = [f"{m}: {vote.reason or 'not ok'}" for m, vote in counted.items() if not vote.ok]
     results = {(vote.digest, tuple(vote.contributors)) for vote in counted.values()}
     if not counted:
         reason = "every member was lost before it voted"
-    elif unwell:
-        reason = "; ".join(unwell)
+    elif against:
+        reason = "; ".join(against)
     elif len(results) > 1:
         reason = f"{DIFFERENT}: " + ", ".join(
             f"{m} {vote.digest[:8]}" for m, vote in counted.items()
@@ -86,12 +86,12 @@ def tally(
 
 
 LEAVING, RECOVERING = "this member is leaving", "this member takes over the state"
-"""Why a wait in a join ended though nothing was wrong."""
+"""Why a wait in a join ended though there was no fault."""
 
 
 @dataclass(frozen=True)
 class AheadOfHub:
-    """Members that stand on a later round than the record, as after a restore of an older file."""
+    """Members that are on a later round than the record, as after a restore of an older file."""
 
     round: int
     base: str
@@ -101,8 +101,8 @@ class AheadOfHub:
 def ahead_of(joins: Mapping[str, RoundJoin], committed_round: int) -> AheadOfHub | None:
     """Return the state that the members which joined later rounds agree on.
 
-    Most have it, or it is the one after that of most: the verdict that only some of them heard
-    before the hub was lost. A claim of more than that proves nothing.
+    That is the majority's state, or its successor if only some members received the last verdict
+    before the hub was lost. A claim of a later round proves nothing.
     """
     later = {m: (j.round, j.base) for m, j in joins.items() if j.round > committed_round}
     if not later:
@@ -156,7 +156,7 @@ def diverged_history(base: str, committed_round: int) -> LeftBehind:
 
 
 def wrong_lease(wrong: str) -> LeftBehind:
-    """Return the error for a member that trains on data which others were given."""
+    """Return the error for a member that trained on the data slot of another."""
     return LeftBehind(
         "this member trained on a stretch of the data that is not its own",
         given=wrong,

@@ -1,10 +1,8 @@
-"""What a verdict changes beside the count of rounds: leases, pace, patience, and the route.
+"""What a commit changes beside the count of rounds: data leases, pace, time-outs and the route.
 
-How many steps each member does in a period, so that all arrive together.
-
-The number of steps follows the measured speed (DyLU, Liu et al. 2024, arXiv:2401.09135), here as a
-share of the fastest member's, clamped to a quarter and with a dead band, so that noise of a
-measurement changes nothing.
+The pace says how many steps each member does in a period, so that all arrive together. It follows
+the measured speed (DyLU, Liu et al. 2024, arXiv:2401.09135), here as a share of the fastest
+member's, clamped to a quarter and with a dead band, so that measurement noise changes nothing.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ LEAST_LEFT = 0.1
 """A newcomer does nothing in a period of which less than this share is left."""
 
 
-def learn_steps(measures: RoundTimings, joins: Mapping[str, RoundJoin]) -> None:
-    """Take the speed of every member that told it into the running means."""
+def learn_steps(timings: RoundTimings, joins: Mapping[str, RoundJoin]) -> None:
+    """Take the reported speeds into the running means."""
     for member, join in joins.items():
         if join.steps > 0 and join.busy_s > 0:
-            old, new = measures.step_s.get(member), join.busy_s / join.steps
-            measures.step_s[member] = mean(old, new, weight=STEP_EMA)
-            measures.reports[member] = measures.reports.get(member, 0) + 1
-            measures.busy_s[member] = measures.busy_s.get(member, 0.0) + join.busy_s
+            old, new = timings.step_s.get(member), join.busy_s / join.steps
+            timings.step_s[member] = mean(old, new, weight=STEP_EMA)
+            timings.reports[member] = timings.reports.get(member, 0) + 1
+            timings.busy_s[member] = timings.busy_s.get(member, 0.0) + join.busy_s
 
 
 def share_of(own_s: float, fastest_s: float) -> float:
@@ -61,15 +59,15 @@ def assign_steps(step_s: Mapping[str, float], members: Iterable[str]) -> dict[st
     return {member: share for member, share in shares.items() if share < 1.0}
 
 
-def too_slow(measures: RoundTimings, members: Iterable[str]) -> dict[str, float]:
-    """Return how many times slower than the fastest those are that cannot arrive in time.
+def too_slow(timings: RoundTimings, members: Iterable[str]) -> dict[str, float]:
+    """Return, for members too slow for any pace, how many times slower than the fastest they are.
 
-    Single steps are noisy: only members are judged of which enough is known.
+    Single steps are noisy: members with too few measurements are not judged.
     """
     known = {
-        m: measures.step_s[m]
+        m: timings.step_s[m]
         for m in members
-        if measures.reports.get(m, 0) >= SURE_REPORTS and measures.busy_s.get(m, 0.0) >= SURE_S
+        if timings.reports.get(m, 0) >= SURE_REPORTS and timings.busy_s.get(m, 0.0) >= SURE_S
     }
     fastest = min(known.values(), default=0.0)
     return {m: own / fastest for m, own in known.items() if fastest and own * SLOWEST > fastest}
@@ -92,17 +90,17 @@ FAST_ROUTES = frozenset({"direct", "hierarchical"})
 """Routes on which members dial each other; the relay replaces them for a while if they fail."""
 
 MAX_RELAY_ROUNDS = 64
-"""Longest time that a route which failed is left alone."""
+"""Longest time, in rounds, for which a route that failed is not used."""
 
 MAX_PATIENCE = 8.0
 
 
 @dataclass
 class CommitLog:
-    """What is learned from the rounds of one job."""
+    """Timings, data leases and route history of one job."""
 
-    measures: RoundTimings = field(default_factory=RoundTimings)
-    leases: DataSlots = field(default_factory=lambda: DataSlots(0))
+    timings: RoundTimings = field(default_factory=RoundTimings)
+    data_slots: DataSlots = field(default_factory=lambda: DataSlots(0))
     paced: bool = True
     """Slower members do fewer steps."""
     committed_at: float | None = None
@@ -115,7 +113,7 @@ class CommitLog:
     def commit(
         self, attempt: Attempt, verdict: Verdict, trainers: list[str], now: float
     ) -> tuple[Verdict, list[EventRaised]]:
-        """Take a committed attempt into the books.
+        """Record a committed attempt.
 
         Args:
             attempt: The attempt.
@@ -126,15 +124,15 @@ class CommitLog:
         Returns:
             The verdict with leases and pace in it, and what people should know.
         """
-        measures, route = self.measures, attempt.plan.route
-        seconds, known = now - attempt.planned_at, measures.duration_s.get(route)
-        measures.duration_s[route] = patience.mean(known, seconds)
+        timings, route = self.timings, attempt.plan.route
+        seconds, known = now - attempt.planned_at, timings.duration_s.get(route)
+        timings.duration_s[route] = patience.mean(known, seconds)
         if self.committed_at is not None:
-            measures.period_s = patience.mean(measures.period_s, now - self.committed_at)
+            timings.period_s = patience.mean(timings.period_s, now - self.committed_at)
         self.committed_at, self.patience = now, 1.0
         if route in FAST_ROUTES:
             self._relay_rounds = 0
-        learn_steps(measures, attempt.joins)
+        learn_steps(timings, attempt.joins)
         reached = _reached(attempt, verdict)
         notes = self._take_cursors(reached)
         told = Verdict(
@@ -143,13 +141,13 @@ class CommitLog:
             True,
             verdict.digest,
             verdict.contributors,
-            leases=self.leases.renew(trainers) if reached else {},
-            pace=assign_steps(measures.step_s, trainers) if self.paced else {},
+            leases=self.data_slots.renew(trainers) if reached else {},
+            pace=assign_steps(timings.step_s, trainers) if self.paced else {},
         )
         return told, notes + self._note_slow(trainers)
 
     def abort(self, attempt: Attempt) -> None:
-        """Draw the lessons of an aborted attempt; one that a loss explains teaches nothing."""
+        """Wait longer, and avoid the route, after an abort that no lost member explains."""
         if attempt.left:
             return
         self.patience = min(MAX_PATIENCE, 2 * self.patience)
@@ -163,47 +161,47 @@ class CommitLog:
 
     def timeout_s(self, route: str) -> float:
         """Return how long a reduce may take."""
-        return patience.timeout_s(self.measures, route, patience=self.patience)
+        return patience.timeout_s(self.timings, route, patience=self.patience)
 
     def newcomer_pace(self, member: str, trainers: list[str], *, now: float, whole: bool) -> float:
         """Return the share of a period's steps for a member that begins now.
 
         Args:
-            member: Who.
-            trainers: Those it trains with.
+            member: The newcomer.
+            trainers: Members that train with it.
             now: Present time.
             whole: The period begins with it.
         """
         everyone = {*trainers, member}
-        shares = assign_steps(self.measures.step_s, everyone) if self.paced else {}
+        shares = assign_steps(self.timings.step_s, everyone) if self.paced else {}
         share = shares.get(member, 1.0)
         if whole:
             return share
         if self.committed_at is None:
             return 0.0
         elapsed_s = now - self.committed_at
-        return newcomer_pace(share, period_s=self.measures.period_s, elapsed_s=elapsed_s)
+        return newcomer_pace(share, period_s=self.timings.period_s, elapsed_s=elapsed_s)
 
     def set_back(self, cursors: Mapping[int, dict[str, int]]) -> None:
         """Go on from an earlier round."""
         self.committed_at, self._relay_until = None, 0
-        self.leases.set_back(cursors)
+        self.data_slots.set_back(cursors)
 
     def _take_cursors(self, reached: Mapping[str, Lease]) -> list[EventRaised]:
-        """Note how far the contributors have read; whatever else was read is dealt again."""
+        """Advance the cursors of the contributors; what others have read is assigned again."""
         notes: list[EventRaised] = []
         for member in sorted(reached, key=lambda m: (reached[m].slot != slot_of(m), slot_of(m))):
-            wrong = self.leases.wrong(member, reached[member])
+            wrong = self.data_slots.wrong(member, reached[member])
             if wrong:
                 text = f"the data position of {member} is refused: {wrong}"
                 notes.append(EventRaised("refused", text, member))
             else:
-                self.leases.take_over(member, reached[member])
+                self.data_slots.take_over(member, reached[member])
         return notes
 
     def _note_slow(self, trainers: list[str]) -> list[EventRaised]:
         """Name, once, the members that cannot arrive with the others at any pace."""
-        slow = too_slow(self.measures, trainers)
+        slow = too_slow(self.timings, trainers)
         fresh = {m: ratio for m, ratio in slow.items() if m not in self._told_slow}
         self._told_slow |= fresh.keys()
         return [

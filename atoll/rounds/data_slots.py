@@ -1,9 +1,9 @@
-"""Who trains on which stretch of the data, and how far each stretch is.
+"""Data slots: which member trains on which part of the data, and how far each part is read.
 
-The data is dealt into as many slots as a job has places. Nobody holds two slots and no slot has two
-holders; a slot without a holder waits, and the ones that are furthest behind are given out first.
-What a member did counts only with the verdict that its contribution is in: the cursor of a lost or
-late member stays where it was, and its data is dealt again.
+The data has as many slots as the job can have members. A member leases one slot, and a slot has one
+holder at most; slots without a holder wait, and those furthest behind are leased first. A cursor
+moves only with the verdict that contains the contribution: the cursor of a lost or late member
+stays where it was, and its data is trained on again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class DataSlots:
         return Lease(slot, dict(self.cursors.get(slot, {})))
 
     def wrong(self, member: str, lease: Lease) -> str:
-        """Return why a member cannot stand there with its data, or nothing if it can."""
+        """Return why a lease cannot be this member's, or nothing if it can."""
         holder = next((m for m, slot in self.held.items() if slot == lease.slot), member)
         if not 0 <= lease.slot < self.slots:
             return f"slot {lease.slot} does not exist, there are {self.slots}"
@@ -102,6 +102,6 @@ class DataSlots:
         return {member: self.lease(member) for member in self.held}
 
     def set_back(self, cursors: Mapping[int, Cursor]) -> None:
-        """Begin again from an earlier record; nobody holds anything."""
+        """Begin again from earlier cursors; no slot is held."""
         self.cursors = {slot: dict(cursor) for slot, cursor in cursors.items()}
         self.held = {}

@@ -1,4 +1,4 @@
-"""What follows from an occurrence in a round: values that say what is to be done, in order."""
+"""Effects of an occurrence in a round: values that say what the caller has to do, in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Planned:
 
     plan: RoundPlan
     joins: Mapping[str, RoundJoin] = field(default_factory=dict)
-    """What its members told when they joined."""
+    """Reports of its members when they joined."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Decided:
     seconds: float
     cursors: Mapping[int, Cursor] = field(default_factory=dict)
     """Where every slot of the data stands after it."""
-    measures: RoundTimings = field(default_factory=RoundTimings)
+    timings: RoundTimings = field(default_factory=RoundTimings)
     contributed: tuple[str, ...] = ()
     """Members whose launches count as successful by it."""
 
@@ -67,7 +67,7 @@ class Paused:
 
 @dataclass(frozen=True)
 class EventRaised:
-    """Something people should know; `alarm`: it should not happen at all."""
+    """An event for people; `alarm`: it should not happen at all."""
 
     kind: str
     text: str

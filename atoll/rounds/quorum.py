@@ -9,10 +9,10 @@ from atoll.rounds.attempt import Attempt
 from atoll.rounds.checks import AheadOfHub, ahead_of, differs, majority_base, shortage, wrong_lease
 from atoll.rounds.effects import Effect, EventRaised, Paused, Planned, Refused, StateAdopted
 from atoll.rounds.routing import Route, choose_route, make_plan
-from atoll.rounds.state import JobState, present
+from atoll.rounds.state import JobState, RoundMemberState, present
 
 EPOCH_LEAP = 1_000_000
-"""Epochs skipped when a round is adopted: those that the lost record gave out are not known."""
+"""Epochs skipped when a round is adopted: those assigned by the lost record are not known."""
 
 EMPTY_S = 2.0
 """A job without members for this long is paused; one that ends is over by then."""
@@ -20,7 +20,7 @@ EMPTY_S = 2.0
 
 @dataclass
 class Quorum(JobState):
-    """Decides when those who wait are enough, who of them meets, and by which route."""
+    """Decides when enough members wait, which of them take part, and by which route."""
 
     def gather(self, now: float) -> list[Effect]:
         """Return the next plan if it is time for it, and what comes before it."""
@@ -31,7 +31,7 @@ class Quorum(JobState):
         effects = self._settle_ahead(now)
         if not self.joins or any(j.round > self.committed_round for j in self.joins.values()):
             return effects
-        short = shortage(len(present(self.roll, self.joins)), self.min_nodes)
+        short = shortage(len(present(self.members, self.joins)), self.min_nodes)
         if short:
             return effects + self._pause(short)
         effects += self._unpause(now)
@@ -45,7 +45,7 @@ class Quorum(JobState):
         if short:
             return effects + self._pause(short)
         self._learn_from_abort()
-        relay_only = self.progress.relay_only(self.committed_round)
+        relay_only = self.commit_log.relay_only(self.committed_round)
         route = choose_route(self.preference, self.joins, self.dials, relay_only=relay_only)
         if route.needs_reducer and not self.reducer_ready:
             return effects
@@ -54,8 +54,8 @@ class Quorum(JobState):
     # ---------------------------------------------------------------- too few, too early
 
     def _see_if_empty(self, now: float) -> list[Effect]:
-        """Say that nobody is left, unless that is how the job ends."""
-        if not self.roll.all_gone():
+        """Pause when no member is left, unless that is how the job ends."""
+        if not self.members.all_gone():
             self.empty_at = None
             return []
         self.empty_at = now if self.empty_at is None else self.empty_at
@@ -66,41 +66,41 @@ class Quorum(JobState):
     def _pause(self, short: str) -> list[Effect]:
         if self.paused == short:
             return []
-        self.paused, self.progress.committed_at = short, None
+        self.paused, self.commit_log.committed_at = short, None
         return [Paused(short), EventRaised("paused", f"paused: {short}")]
 
     def _unpause(self, now: float) -> list[Effect]:
         if not self.paused:
             return []
-        self.paused, self.lobby.not_before = "", now
+        self.paused, self.pending.not_before = "", now
         return [Paused(""), EventRaised("unpaused", "enough members are there: the run goes on")]
 
     def _too_few_to_start(self, now: float) -> bool:
         least = self.min_nodes or self.nodes_wanted
-        waiting = now < self.lobby.since() + self.first_grace_s
+        waiting = now < self.pending.since() + self.first_grace_s
         return self.starting and len(self.joins) < least and waiting
 
     def _give_up_waiting(self, member: str) -> list[Effect]:
-        if self.roll.standing[member] != "recovering":
-            self.lobby.late.add(member)
+        if self.members.states[member] != RoundMemberState.RECOVERING:
+            self.pending.late.add(member)
             return self.leave_out(member, "it did not join in time")
-        self.roll.too_slow(member, self.committed_round)
+        self.members.too_slow(member, self.committed_round)
         text = f"{member} takes over the state too slowly: round {self.committed_round} goes on"
         return [EventRaised("too-slow-to-recover", text, member)]
 
     # ------------------------------------------------------------- another state than ours
 
     def _settle_ahead(self, now: float) -> list[Effect]:
-        """See whether the record is behind the members, or a member ahead of the group."""
+        """Decide whether the record is behind the members, or a member ahead of the group."""
         ahead = ahead_of(self.joins, self.committed_round)
         if ahead is None:
             return []
         claims = [m for m, j in self.joins.items() if j.round > self.committed_round]
-        if len(claims) < len(self.joins) or self.roll.stands - set(claims):
+        if len(claims) < len(self.joins) or self.members.up_to_date - set(claims):
             self.unproved = False
             return [effect for member in claims for effect in self.refuse(member)]
-        missing = set(self.roll.awaited()) - set(claims)
-        if missing and (now < self.lobby.since() + self.grace_s() or len(claims) < 2):
+        missing = set(self.members.awaited()) - set(claims)
+        if missing and (now < self.pending.since() + self.grace_s() or len(claims) < 2):
             return []
         return self._adopt(ahead)
 
@@ -112,9 +112,9 @@ class Quorum(JobState):
         )
         self.committed_round, self.unproved, self.starting = ahead.round, False, False
         self.epoch += EPOCH_LEAP
-        self.roll.committed(ahead.members)
-        self.roll.bases = dict.fromkeys(ahead.members, ahead.base)
-        self.progress.leases.held = {}
+        self.members.committed(ahead.members)
+        self.members.bases = dict.fromkeys(ahead.members, ahead.base)
+        self.commit_log.data_slots.held = {}
         odd = [m for m, join in self.joins.items() if join.round != ahead.round]
         refused = [effect for member in odd for effect in self.refuse(member)]
         for member in ahead.members:
@@ -123,16 +123,19 @@ class Quorum(JobState):
 
     def _claim_slot(self, member: str) -> list[Effect]:
         """Take over which data a member trains on, unless another has the same."""
-        lease, leases = self.joins[member].lease, self.progress.leases
+        lease, leases = self.joins[member].lease, self.commit_log.data_slots
         wrong = leases.wrong(member, lease) if lease is not None else ""
         if wrong:
-            return [Refused(member, wrong_lease(wrong)), *self.step_aside(member, "away")]
+            return [
+                Refused(member, wrong_lease(wrong)),
+                *self.step_aside(member, RoundMemberState.AWAY),
+            ]
         if lease is not None:
             leases.held[member] = lease.slot
         return []
 
     def _refuse_different(self) -> list[Effect]:
-        """Let those go on that stand on what most stand on; the others must heal first."""
+        """Refuse members with another state than the majority; they must recover first."""
         base = majority_base({m: join.base for m, join in self.joins.items()})
         effects: list[Effect] = []
         for member in [m for m, join in self.joins.items() if join.base != base]:
@@ -142,8 +145,8 @@ class Quorum(JobState):
                 Refused(member, error),
                 EventRaised("replica-differs", text, member, alarm=True),
             ]
-            effects += self.step_aside(member, "away")
-            self.roll.forget(member)
+            effects += self.step_aside(member, RoundMemberState.AWAY)
+            self.members.forget(member)
         return effects
 
     # ------------------------------------------------------------------------- the plan
@@ -155,11 +158,11 @@ class Quorum(JobState):
         """
         attempt, self.aborted = self.aborted, None
         if attempt is not None and set(attempt.plan.members) <= self.joins.keys():
-            self.progress.abort(attempt)
+            self.commit_log.abort(attempt)
 
     def _make_plan(self, route: Route, now: float) -> Planned:
-        spread_s = self.lobby.spread_s(starting=self.starting)
-        patience.learn_spread(self.progress.measures, spread_s)
+        spread_s = self.pending.spread_s(starting=self.starting)
+        patience.learn_spread(self.commit_log.timings, spread_s)
         self.epoch += 1
         self.starting = False
         plan = make_plan(
@@ -167,9 +170,9 @@ class Quorum(JobState):
             job=self.job,
             round_=self.committed_round,
             epoch=self.epoch,
-            members=self.lobby.members(),
-            timeout_s=self.progress.timeout_s(route.name),
+            members=self.pending.members(),
+            timeout_s=self.timeout_s(route.name),
             stopping=self.stopping,
         )
-        self.attempt = Attempt(plan, now, self.lobby.leave_for(plan.round))
+        self.attempt = Attempt(plan, now, self.pending.leave_for(plan.round))
         return Planned(plan, self.attempt.joins)

@@ -7,6 +7,8 @@ hub that was restarted is as patient as before.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 EMA = 0.3
@@ -40,46 +42,58 @@ class RoundTimings(msgspec.Struct, kw_only=True):
     """Seconds of work, in all, from which its speed is known."""
 
 
+@dataclass(frozen=True)
+class FixedWaits:
+    """Waits that are chosen instead of measured, for members that share one process."""
+
+    grace_s: float
+    """How long the rest is awaited after the first join of a round."""
+    hold_s: float
+    """How long a round waits for a member that takes over the state."""
+    timeout_s: float
+    """How long a reduce may take."""
+
+
 def mean(old: float | None, new: float, *, weight: float = EMA) -> float:
     """Return the running mean with one more measurement in it."""
     return new if old is None else (1 - weight) * old + weight * new
 
 
-def learn_spread(measures: RoundTimings, spread_s: float) -> None:
+def learn_spread(timings: RoundTimings, spread_s: float) -> None:
     """Take a measured spread of joins into the mean; a pause within a round is no spread."""
-    if measures.period_s is not None:
-        spread_s = min(spread_s, 2 * measures.period_s)
-    measures.spread_s = mean(measures.spread_s, spread_s)
+    if timings.period_s is not None:
+        spread_s = min(spread_s, 2 * timings.period_s)
+    timings.spread_s = mean(timings.spread_s, spread_s)
 
 
-def grace_s(measures: RoundTimings, *, first_s: float) -> float:
+def grace_s(timings: RoundTimings, *, first_s: float) -> float:
     """Return how long joins are waited for after the first one came.
 
     Args:
-        measures: Of the job.
+        timings: Of the job.
         first_s: What holds before anything was committed.
     """
-    if measures.spread_s is None or not measures.duration_s:
+    if timings.spread_s is None or not timings.duration_s:
         return first_s
-    share_s = min(MAX_PERIOD_SHARE_S, (measures.period_s or 0.0) / 4)
-    return MIN_GRACE_S + 3 * measures.spread_s + share_s
+    share_s = min(MAX_PERIOD_SHARE_S, (timings.period_s or 0.0) / 4)
+    return MIN_GRACE_S + 3 * timings.spread_s + share_s
 
 
-def hold_s(measures: RoundTimings) -> float:
+def hold_s(timings: RoundTimings) -> float:
     """Return how long a round waits for a member that takes over the state."""
-    return min(MAX_HOLD_S, max(MIN_HOLD_S, measures.period_s or 0.0))
+    return min(MAX_HOLD_S, max(MIN_HOLD_S, timings.period_s or 0.0))
 
 
-def broken_s(measures: RoundTimings) -> float:
+def broken_s(timings: RoundTimings) -> float:
     """Return how long an awaited member may be without a connection.
 
     A tenth of a period is cheap beside what the member would lose if the round went on without it.
     """
-    return min(MAX_BROKEN_S, max(BROKEN_S, (measures.period_s or 0.0) / 10))
+    return min(MAX_BROKEN_S, max(BROKEN_S, (timings.period_s or 0.0) / 10))
 
 
-def timeout_s(measures: RoundTimings, route: str, *, patience: float = 1.0) -> float:
+def timeout_s(timings: RoundTimings, route: str, *, patience: float = 1.0) -> float:
     """Return how long a reduce on a route may take; `patience` grows with failed attempts."""
-    duration = measures.duration_s.get(route)
+    duration = timings.duration_s.get(route)
     usual = FIRST_TIMEOUT_S if duration is None else MIN_TIMEOUT_S + 4 * duration
     return min(MAX_TIMEOUT_S, usual * patience)

@@ -14,7 +14,8 @@ from torch import Tensor
 from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, GroupError, LeftBehind
 from atoll.group.base import Group, Reduced
-from atoll.group.run_round import Agreed, agree
+from atoll.group.period import PeriodReport
+from atoll.group.run_round import CommittedMean, mean_exchange, run_round
 from atoll.wire.messages import Verdict
 from tests.patience import PROMPT_S
 
@@ -71,11 +72,12 @@ def one_round(
     weight: float = 1.0,
     codec: str = "fp32",
     round_: int | None = None,
-) -> Agreed:
-    return agree(
-        group, xs, codec=make_codec(codec), weight=weight, base="base",
-        round_=group.committed_round if round_ is None else round_,
-    )  # fmt: skip
+) -> CommittedMean:
+    return run_round(
+        group,
+        mean_exchange(group, xs, codec=make_codec(codec), weight=weight),
+        PeriodReport(group.committed_round if round_ is None else round_, "base"),
+    )
 
 
 def assert_same_everywhere(results: Sequence[Reduced]) -> None:
@@ -197,7 +199,7 @@ class GroupSuite:
                 found.append(one_round(group, xs, round_=round_, codec="bf16").reduced)
             assert group.committed_round == 4
             with pytest.raises(LeftBehind):
-                group.join(1, base="base")
+                group.join(PeriodReport(1, "base"))
             return found
 
         for results in zip(*together(build(2), member), strict=True):
@@ -207,13 +209,18 @@ class GroupSuite:
     def test_aborted_round_is_made_again_with_the_same_result(
         self, build: Build, codec: str
     ) -> None:
-        def member(group: Group) -> tuple[Verdict, Reduced, Agreed]:
+        reduced = threading.Barrier(2)  # a vote against would end the other's reduce
+
+        def member(group: Group) -> tuple[Verdict, Reduced, CommittedMean]:
             mine = make_codec(codec)
             xs = values(group.me, (2000,))
-            group.join(0, base="base")
+            group.join(PeriodReport(0, "base"))
             first = group.reduce(xs, codec=mine, weight=1.0).wait()
+            reduced.wait(PROMPT_S)
             verdict = group.commit(first, ok=group.me != "w1", reason="the disk is full")
-            again = agree(group, xs, codec=mine, weight=1.0, base="base", round_=0)
+            again = run_round(
+                group, mean_exchange(group, xs, codec=mine, weight=1.0), PeriodReport(0, "base")
+            )
             return verdict, first, again
 
         for verdict, first, again in together(build(2), member):
@@ -226,9 +233,9 @@ class GroupSuite:
         """Killed before it sent anything: the survivors average what they have."""
         world = build(3)
 
-        def member(group: Group) -> Agreed | None:
+        def member(group: Group) -> CommittedMean | None:
             if group.me == "w2":
-                group.join(0, base="base")
+                group.join(PeriodReport(0, "base"))
                 world.die(group)
                 return None
             return one_round(group, values(group.me, (2000,)), weight=2.0)
@@ -242,11 +249,11 @@ class GroupSuite:
     def test_peer_lost_before_its_vote_does_not_undo_the_round(self, build: Build) -> None:
         world = build(3)
 
-        def member(group: Group) -> Agreed | None:
+        def member(group: Group) -> CommittedMean | None:
             xs = values(group.me, (2000,))
             if group.me != "w2":
                 return one_round(group, xs)
-            group.join(0, base="base")
+            group.join(PeriodReport(0, "base"))
             group.reduce(xs, codec=make_codec("fp32"), weight=1.0).wait()
             world.die(group)
             return None
@@ -262,7 +269,7 @@ class GroupSuite:
         both = threading.Barrier(3)
 
         def member(group: Group) -> tuple[BaseException | None, Verdict, float]:
-            group.join(0, base="base")
+            group.join(PeriodReport(0, "base"))
             began = time.monotonic()
             error: BaseException | None = None
             if group.me != "w1":
@@ -287,7 +294,7 @@ class GroupSuite:
         size, n = 300_000, 3
         encoded = make_codec(codec).nbytes(size)
 
-        def member(group: Group) -> Agreed:
+        def member(group: Group) -> CommittedMean:
             return one_round(group, values(group.me, (size,)), codec=codec)
 
         for agreed in together(build(n), member):

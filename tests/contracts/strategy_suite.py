@@ -114,14 +114,17 @@ def start_run(
 
 
 def train_together(
-    options: Any, *, members: int, steps: int, ids: Sequence[str] | None = None, **settings: Any
+    options: Any, *, members: int, steps: int, slots: Sequence[int] | None = None, **settings: Any
 ) -> list[Run]:
-    """Train in threads of one process and return every member's run, finished."""
-    groups = MemoryGroups(members, ids=ids)
+    """Train in threads of one process and return every member's run, finished.
+
+    `slots` names the data that each member trains on, in slot order; each its own if left out.
+    """
+    groups = MemoryGroups(members)
 
     def body(group: Group) -> Run:
         slot = int(group.me[1:])
-        run = start_run(options, group, slot, **settings)
+        run = start_run(options, group, slot if slots is None else slots[slot], **settings)
         run.train(steps)
         run.note(run.outer.finish(run.task))
         return run
@@ -300,7 +303,7 @@ class StrategySuite:
 
     def test_the_order_of_members_only_reassociates_sums(self) -> None:
         straight = train_together(self.options, members=3, steps=self.steps)
-        permuted = train_together(self.options, members=3, steps=self.steps, ids=["w2", "w0", "w1"])
+        permuted = train_together(self.options, members=3, steps=self.steps, slots=(2, 0, 1))
         assert (straight[0].vector() - permuted[1].vector()).abs().max() < self.tolerance
 
     def test_buffers_are_equal_on_all_members(self) -> None:

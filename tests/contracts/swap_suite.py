@@ -13,6 +13,7 @@ from atoll.codec.base import Packet, Stateless, check_packet, check_vector, outp
 from atoll.codec.registry import make_codec
 from atoll.errors import GroupError
 from atoll.group.base import AllToAllResult, Group, PeerMessage, Reduced
+from atoll.group.period import PeriodReport
 from atoll.group.run_round import CommittedRound, run_round
 from atoll.wire.messages import RoundPlan
 from tests.contracts.group_suite import Build, World, mean64, together, values
@@ -84,9 +85,10 @@ def swap_once(
     group: Group, parcels: Sequence[PeerMessage], weight: float = 1.0
 ) -> CommittedRound[AllToAllResult]:
     return run_round(
-        group, lambda _: group.swap(parcels, weight=weight).wait(),
-        base="base", round_=group.committed_round,
-    )  # fmt: skip
+        group,
+        lambda _: group.swap(parcels, weight=weight).wait(),
+        PeriodReport(group.committed_round, "base"),
+    )
 
 
 def mine(member: str, size: int = 100, *, seed: int = 0) -> Tensor:
@@ -200,7 +202,7 @@ class SwapSuite:
                 first = mean_once(group, mine(group.me))
                 return Both(first, mean_once(group, first.tensors[0] + mine(group.me, seed=1)))
 
-            return run_round(group, exchange, base="base", round_=0)
+            return run_round(group, exchange, PeriodReport(0, "base"))
 
         results = together(build(3), member)
         assert len({result.reduced.digest for result in results}) == 1
@@ -222,7 +224,7 @@ class SwapSuite:
                 mean = group.reduce([mine(group.me, BIG)], codec=codec, weight=1.0)
                 return Both(swap.wait(), mean.wait())
 
-            return run_round(group, exchange, base="base", round_=0)
+            return run_round(group, exchange, PeriodReport(0, "base"))
 
         results = together(build(2), member)
         assert len({result.reduced.digest for result in results}) == 1
@@ -259,11 +261,11 @@ class SwapSuite:
                 return Both(first, step(False))
 
             if group.me == "w1":
-                exchange_plan = group.join(0, base="base")
+                exchange_plan = group.join(PeriodReport(0, "base"))
                 with pytest.raises(GroupError):
                     exchange(exchange_plan)
                 return None
-            return run_round(group, exchange, base="base", round_=0)
+            return run_round(group, exchange, PeriodReport(0, "base"))
 
         left = [result for result in together(world, member) if result is not None]
         assert len({result.reduced.digest for result in left}) == 1
@@ -291,7 +293,7 @@ class SwapSuite:
                     got = AllToAllResult({}, got.weights, 0, 0, world_full.what)
                 return got
 
-            return run_round(group, exchange, base="base", round_=0), attempts
+            return run_round(group, exchange, PeriodReport(0, "base")), attempts
 
         for result, attempts in together(build(2), member):
             assert attempts == result.attempts == 2
@@ -310,7 +312,7 @@ class SwapSuite:
                 weight = 1.0 + int(group.me[1:])
                 return group.reduce(xs, codec=codecs[group.me], weight=weight).wait()
 
-            return run_round(group, exchange, base="base", round_=0)
+            return run_round(group, exchange, PeriodReport(0, "base"))
 
         results = together(build(3), member)
         assert len({result.reduced.digest for result in results}) == 1
@@ -336,7 +338,7 @@ class SwapSuite:
                 group.reduce([mine(group.me)], codec=first, weight=1.0).wait()
                 return Both(a, b)
 
-            run_round(group, exchange, base="base", round_=0)
+            run_round(group, exchange, PeriodReport(0, "base"))
             return [first.settled, second.settled]
 
         assert together(build(2), member) == [[[True], [True]], [[True], [True]]]
@@ -345,7 +347,7 @@ class SwapSuite:
         world: World = build(2, timeout_s=3.0)
 
         def member(group: Group) -> str:
-            group.join(0, base="base")
+            group.join(PeriodReport(0, "base"))
             try:
                 if group.me == "w0":
                     group.swap([PeerMessage(("w1",), packet_of(mine("w0")))]).wait()

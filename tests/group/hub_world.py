@@ -13,6 +13,7 @@ import msgspec
 from atoll.errors import AtollError
 from atoll.group.base import Group, Work
 from atoll.group.hub import HubGroup
+from atoll.group.period import PeriodReport
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.ids import session_id
@@ -23,8 +24,6 @@ from atoll.reducer.server import Reducer
 from atoll.wire.messages import (
     Finished,
     Launch,
-    Lease,
-    MemberStats,
     NodeInfo,
     QueueAck,
     QueueClaim,
@@ -67,22 +66,8 @@ class CappedGroup(HubGroup):
         found = super()._look_around()
         return found if self.reaches is None else [m for m in found if m in self.reaches]
 
-    def join(
-        self,
-        round_: int,
-        *,
-        base: str,
-        tokens: int = 0,
-        steps: int = 0,
-        busy_s: float = 0.0,
-        lease: Lease | None = None,
-        account: MemberStats | None = None,
-        deadline: float | None = None,
-    ) -> RoundPlan:
-        plan = super().join(
-            round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, lease=lease,
-            account=account, deadline=deadline,
-        )  # fmt: skip
+    def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
+        plan = super().join(report, deadline=deadline)
         self._plan = plan = msgspec.structs.replace(plan, timeout_s=min(plan.timeout_s, self.cap_s))
         return plan
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from atoll.group.base import AllToAllResult, Group, PeerMessage
+from atoll.group.period import PeriodReport
 from atoll.group.run_round import run_round
 from atoll.hub.server import HubServer
 from tests.contracts.group_suite import together
@@ -82,7 +83,7 @@ def test_rounds_of_swaps_follow_each_other(world: Callable[..., HubWorld], route
                 seen.extend(float(vector_in(p)) for (p,) in got.packets.values())
                 return got
 
-            run_round(group, exchange, base="base", round_=round_)
+            run_round(group, exchange, PeriodReport(round_, "base"))
         return seen
 
     assert together(here, member) == [expected(slot) for slot in range(3)]

@@ -24,13 +24,16 @@ from atoll.errors import (
 )
 from atoll.group.base import Work
 from atoll.group.collectives.collectives import BoundedProcessGroup, Exchanged, weighted_mean
+from atoll.group.period import PeriodReport
 from atoll.group.routes.direct import DirectGroup, DirectRoute
 from atoll.group.routes.hierarchical import reduce_by_sites
 from atoll.group.routes.relay import RelayedMean, RelayExchange
+from atoll.group.routes.requests import ReduceRequest
 from atoll.hub.server import HubServer
 from atoll.net.dispatcher import Relayed
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink
+from atoll.reducer.mean import Share
 from atoll.wire.chunks import ChunkHead, pack_chunk, unpack_chunk
 from atoll.wire.messages import RoundPlan
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
@@ -111,7 +114,7 @@ def test_forged_result_is_refused_by_name_and_told(
     here.forge = forge
 
     def member(group: Any) -> str:
-        group.join(0, base="base")
+        group.join(PeriodReport(0, "base"))
         work = group.reduce([torch.ones(SIZE)], codec=make_codec("fp32"), weight=1.0)
         with pytest.raises((PeerRefused, EpochChanged)) as caught:  # the other was quicker
             work.wait(PATIENCE_S)
@@ -132,12 +135,12 @@ def test_forged_result_is_refused_by_name_and_told(
 def test_result_of_another_epoch_is_ignored(node: NodeInName) -> None:
     here = ForgedWorld(node, 2, route="relay")
     here.forge = {"epoch": 99}
-    plans = here.run(lambda group: group.join(0, base="base"))
+    plans = here.run(lambda group: group.join(PeriodReport(0, "base")))
     plan = plans[0]
     assert isinstance(plan, RoundPlan)
     packet = make_codec("fp32").encode(torch.ones(SIZE), key="x")
     exchange = RelayExchange(
-        here.links["w0"], plan, packet, weight=1.0, deadline=time.monotonic() + 1.0
+        here.links["w0"], plan, Share("w0", packet, 1.0), deadline=time.monotonic() + 1.0
     )
     with pytest.raises(DeadlineExceeded):
         exchange.run()
@@ -267,11 +270,11 @@ def by_sites(
     plan = site_plan(routes)
 
     def member(index: int) -> Exchanged:
-        return reduce_by_sites(
-            plan, torch.full((3000,), value), me=f"w{index}", direct=routes[index],
-            upstairs=upstairs, serial=routes[index].begin(), codec=make_codec(codec), weight=2.0,
-            key="x",
+        request = ReduceRequest(
+            plan=plan, vector=torch.full((3000,), value), codec=make_codec(codec), weight=2.0,
+            key="x", serial=routes[index].begin(),
         )  # fmt: skip
+        return reduce_by_sites(request, me=f"w{index}", direct=routes[index], via_reducer=upstairs)
 
     work = [Work.start(lambda i=i: member(i), name="member") for i in range(len(routes))]  # type: ignore[misc]
     found: list[Exchanged | BaseException] = []
@@ -369,7 +372,9 @@ def test_member_without_a_site_is_refused(routes: Callable[[int], list[DirectRou
     (route,) = routes(1)
     with pytest.raises(WireError, match="no site"):
         reduce_by_sites(
-            site_plan([route], sites=[["w5"]]), torch.ones(3), me="w0", direct=route,
-            upstairs=lambda *_: pytest.fail("nobody to ask"), serial=route.begin(),
-            codec=make_codec("fp32"), weight=1.0, key="x",
+            ReduceRequest(
+                plan=site_plan([route], sites=[["w5"]]), vector=torch.ones(3),
+                codec=make_codec("fp32"), weight=1.0, key="x", serial=route.begin(),
+            ),
+            me="w0", direct=route, via_reducer=lambda *_: pytest.fail("nobody to ask"),
         )  # fmt: skip

@@ -13,26 +13,28 @@ from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, GroupLeft, LeftBehind, PeerLost
 from atoll.group.base import Group, Work
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.run_round import Agreed, CommittedRound, agree
+from atoll.group.period import PeriodReport
+from atoll.group.run_round import CommittedMean, CommittedRound, mean_exchange, run_round
 from atoll.wire.messages import Lease, Registered
 from tests.patience import PATIENCE_S, PROMPT_S
 
 
-def meet(group: Group, *, lease: Lease | None = None, value: float = 1.0) -> Agreed:
-    return agree(
-        group, [torch.full((3,), value)], codec=make_codec("fp32"), weight=1.0, base="b",
-        round_=group.committed_round, lease=lease,
-    )  # fmt: skip
+def meet(group: Group, *, lease: Lease | None = None, value: float = 1.0) -> CommittedMean:
+    return run_round(
+        group,
+        mean_exchange(group, [torch.full((3,), value)], codec=make_codec("fp32"), weight=1.0),
+        PeriodReport(group.committed_round, "b", lease=lease),
+    )
 
 
-def later(function: Callable[[], Agreed]) -> Work[Agreed]:
+def later(function: Callable[[], CommittedMean]) -> Work[CommittedMean]:
     return Work.start(function, name="later")
 
 
 def joined(groups: MemoryGroups, member: str) -> None:
     """Wait until a member waits in a join."""
     deadline = time.monotonic() + PATIENCE_S
-    while member not in groups._joins:
+    while member not in groups.coordinator.machine.joins:
         assert time.monotonic() < deadline
         threading.Event().wait(0.002)
 
@@ -71,12 +73,12 @@ def test_rounds_wait_for_who_recovers_and_only_so_long() -> None:
     assert [each.wait(PATIENCE_S).plan.members for each in work] == [["w0", "w1"]] * 2
     assert 0.3 <= time.monotonic() - began < PROMPT_S
     with pytest.raises(LeftBehind):
-        new.join(2, base="b")
+        new.join(PeriodReport(2, "b"))
 
 
 def test_state_without_holders_comes_from_the_checkpoint() -> None:
     groups = MemoryGroups(2, timeout_s=PATIENCE_S)
-    groups.checkpoint_round = 1
+    groups.coordinator.checkpoint_round = 1
     for _ in range(3):
         groups.together(meet)
     for member in ("w0", "w1"):
@@ -105,9 +107,9 @@ def test_frozen_member_delays_no_round_and_learns_of_it() -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S)
     frozen = threading.Event()
 
-    def member(group: Group) -> Agreed:
+    def member(group: Group) -> CommittedMean:
         if group.me == "w2":
-            group.join(0, base="b")
+            group.join(PeriodReport(0, "b"))
             groups.lose("w2")
             assert frozen.wait(PATIENCE_S)
         return meet(group)
@@ -124,7 +126,7 @@ def test_paused_group_waits_and_continues_by_itself() -> None:
     groups.kill("w1")
     work = later(lambda: meet(groups[0]))
     deadline = time.monotonic() + PATIENCE_S
-    while not groups.paused:
+    while not groups.coordinator.machine.paused:
         assert time.monotonic() < deadline
         threading.Event().wait(0.005)
     with pytest.raises(DeadlineExceeded):
@@ -132,7 +134,7 @@ def test_paused_group_waits_and_continues_by_itself() -> None:
     new = groups.add("w1")
     assert meet(new).plan.members == ["w0", "w1"]
     assert work.wait(PATIENCE_S).plan.members == ["w0", "w1"]
-    assert not groups.paused
+    assert not groups.coordinator.machine.paused
 
 
 def test_waiting_member_can_leave_a_paused_group() -> None:
@@ -144,14 +146,14 @@ def test_waiting_member_can_leave_a_paused_group() -> None:
     with pytest.raises(GroupLeft, match="preempted"):
         work.wait(PATIENCE_S)
     with pytest.raises(GroupLeft):
-        groups[0].join(0, base="b")
+        groups[0].join(PeriodReport(0, "b"))
 
 
 def test_leaving_lets_the_round_under_way_end() -> None:
     groups = MemoryGroups(2, timeout_s=PATIENCE_S)
 
-    def member(group: Group) -> Agreed:
-        plan = group.join(0, base="b")
+    def member(group: Group) -> CommittedMean:
+        plan = group.join(PeriodReport(0, "b"))
         reduced = group.reduce([torch.ones(2)], codec=make_codec("fp32"), weight=1.0).wait()
         if group.me == "w1":
             work = Work.start(lambda: group.leave("preempted"), name="leave")
@@ -160,7 +162,7 @@ def test_leaving_lets_the_round_under_way_end() -> None:
         verdict = group.commit(reduced)
         if group.me == "w1":
             work.wait(PATIENCE_S)
-        return Agreed(reduced, plan, verdict, {}, 1, 0, 0)
+        return CommittedMean(reduced, plan, verdict, {}, 1, 0, 0)
 
     assert all(agreed.verdict.committed for agreed in groups.together(member))
     assert meet(groups[0]).plan.members == ["w0"]
@@ -171,11 +173,11 @@ def test_leaving_abandons_a_round_that_does_not_end() -> None:
     groups_joined = threading.Barrier(2)
 
     def absent() -> None:
-        groups[1].join(0, base="b")
+        groups[1].join(PeriodReport(0, "b"))
         groups_joined.wait(PATIENCE_S)
 
     stuck = Work.start(absent, name="absent")
-    plan = groups[0].join(0, base="b")
+    plan = groups[0].join(PeriodReport(0, "b"))
     groups_joined.wait(PATIENCE_S)
     stuck.wait(PATIENCE_S)
     work = groups[0].reduce([torch.ones(2)], codec=make_codec("fp32"), weight=1.0)
@@ -206,9 +208,9 @@ def test_newcomer_killed_while_it_recovers_holds_nobody_up(phase: str) -> None:
 def test_vote_against_a_round_frees_the_others_at_once() -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
-    def member(group: Group) -> Agreed:
+    def member(group: Group) -> CommittedMean:
         if group.me == "w1":
-            group.join(0, base="b")
+            group.join(PeriodReport(0, "b"))
             assert not group.commit(None, ok=False, reason="no room").committed
         return meet(group)
 
@@ -220,10 +222,10 @@ def test_vote_against_a_round_frees_the_others_at_once() -> None:
 def test_nobody_holds_up_the_others_twice() -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
-    def member(group: Group) -> Agreed:
+    def member(group: Group) -> CommittedMean:
         for _ in range(2):
             if group.me == "w1":
-                group.join(0, base="b")
+                group.join(PeriodReport(0, "b"))
                 group.commit(None, ok=False, reason="never well")
         return meet(group)
 
@@ -241,14 +243,14 @@ def cursor(offset: int) -> dict[str, int]:
 def test_leases_follow_contributors_without_duplicates() -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S, grace_s=0.2)
 
-    def first(group: Group) -> Agreed:
+    def first(group: Group) -> CommittedMean:
         return meet(group, lease=Lease(int(group.me[1:]), cursor(10 + int(group.me[1:]))))
 
     dealt = groups.together(first)[0].verdict.leases
     assert dealt == {f"w{i}": Lease(i, cursor(10 + i)) for i in range(3)}
     groups.kill("w1")
 
-    def second(group: Group, behind: int) -> Agreed:
+    def second(group: Group, behind: int) -> CommittedMean:
         lease = dealt[group.me]
         return meet(group, lease=Lease(lease.slot, cursor(behind)))
 
@@ -266,7 +268,7 @@ def test_leases_follow_contributors_without_duplicates() -> None:
 
 def test_pace_of_a_test_is_told_with_the_verdict() -> None:
     groups = MemoryGroups(2, timeout_s=PATIENCE_S)
-    groups.paces = {"w1": 0.5}
+    groups.coordinator.paces = {"w1": 0.5}
     assert [agreed.pace for agreed in groups.together(meet)] == [1.0, 0.5]
 
 

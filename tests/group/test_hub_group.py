@@ -12,10 +12,12 @@ import torch
 from atoll.codec.registry import make_codec
 from atoll.errors import EpochChanged, GroupError
 from atoll.group.base import Group
+from atoll.group.period import PeriodReport
 from atoll.group.routes.relay import RelayExchange
-from atoll.group.run_round import Agreed, CommittedRound, agree
+from atoll.group.run_round import CommittedMean, CommittedRound, mean_exchange, run_round
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
+from atoll.reducer.mean import Share
 from atoll.wire.chunks import ChunkHead, pack_chunk
 from tests.contracts.group_suite import (
     Build,
@@ -78,7 +80,7 @@ class TestHierarchical(GroupSuite, SwapSuite):
         return lambda n, **options: world(n, route="auto", sites=sites, **options)
 
 
-def big(group: Group) -> Agreed:
+def big(group: Group) -> CommittedMean:
     return one_round(group, values(group.me, (SIZE,)))
 
 
@@ -104,10 +106,10 @@ def test_member_lost_while_it_sends_is_left_out_of_every_piece(
     here = world(3, route="relay", proxied=["w2"])
     here.proxies["w2"].cut_after(2_000_000, forever=True)
 
-    def member(group: Group) -> Agreed | None:
+    def member(group: Group) -> CommittedMean | None:
         if group.me != "w2":
             return big(group)
-        plan = group.join(0, base="base")
+        plan = group.join(PeriodReport(0, "base"))
         work = group.reduce(values(group.me, (SIZE,)), codec=make_codec("fp32"), weight=9.0)
         here.proxies["w2"].was_cut.wait(PATIENCE_S)
         here.die(group)
@@ -129,9 +131,9 @@ def test_lost_reducer_aborts_and_the_next_one_finishes_the_round(
 ) -> None:
     here = world(2, route="relay")
 
-    def member(group: Group) -> Agreed:
+    def member(group: Group) -> CommittedMean:
         if group.me == "w1":
-            group.join(0, base="base")
+            group.join(PeriodReport(0, "base"))
             here.links.pop("reducer").close()
             here.start_reducer()
         return big(group)
@@ -146,8 +148,8 @@ def test_slow_member_delays_nobody_elses_result(world: Callable[..., HubWorld]) 
     here = world(3, route="relay", proxied=["w2"])
     done: dict[str, float] = {}
 
-    def member(group: Group) -> Agreed:
-        group.join(0, base="base")
+    def member(group: Group) -> CommittedMean:
+        group.join(PeriodReport(0, "base"))
         if group.me == "w2":
             here.proxies["w2"].down_bps = 8_000_000.0
         began = time.monotonic()
@@ -156,8 +158,10 @@ def test_slow_member_delays_nobody_elses_result(world: Callable[..., HubWorld]) 
         ).wait()
         done[group.me] = time.monotonic() - began
         group.commit(reduced)
-        return agree(
-            group, [torch.ones(1)], codec=make_codec("fp32"), weight=1.0, base="b", round_=1
+        return run_round(
+            group,
+            mean_exchange(group, [torch.ones(1)], codec=make_codec("fp32"), weight=1.0),
+            PeriodReport(1, "b"),
         )
 
     together(here, member)
@@ -165,7 +169,7 @@ def test_slow_member_delays_nobody_elses_result(world: Callable[..., HubWorld]) 
 
 
 def test_odd_codec_is_refused_and_the_others_go_on(world: Callable[..., HubWorld]) -> None:
-    def member(group: Group) -> Agreed:
+    def member(group: Group) -> CommittedMean:
         return one_round(
             group, values(group.me, (999,)), codec="int8" if group.me == "w1" else "fp32"
         )
@@ -181,11 +185,11 @@ def test_odd_codec_is_refused_and_the_others_go_on(world: Callable[..., HubWorld
 
 def test_epoch_that_the_reducer_does_not_know_is_an_error(world: Callable[..., HubWorld]) -> None:
     here = world(2, route="relay")
-    plan = together(here, lambda group: group.join(0, base="base"))[0]
+    plan = together(here, lambda group: group.join(PeriodReport(0, "base")))[0]
     wrong = msgspec.structs.replace(plan, epoch=plan.epoch + 7)
     packet = make_codec("fp32").encode(torch.ones(5), key="x")
     exchange = RelayExchange(
-        here.links["w0"], wrong, packet, weight=1.0, deadline=time.monotonic() + PATIENCE_S
+        here.links["w0"], wrong, Share("w0", packet, 1.0), deadline=time.monotonic() + PATIENCE_S
     )
     with pytest.raises(EpochChanged):
         exchange.run()
@@ -195,8 +199,8 @@ def test_pieces_cut_short_are_asked_for_again(world: Callable[..., HubWorld]) ->
     """Garbage from a member's session is dropped; its real contribution still counts."""
     here = world(2, route="relay")
 
-    def member(group: Group) -> Agreed:
-        plan = group.join(0, base="base")
+    def member(group: Group) -> CommittedMean:
+        plan = group.join(PeriodReport(0, "base"))
         if group.me == "w1":
             head = ChunkHead(
                 kind="contribute", epoch=plan.epoch, round=0, index=0, count=1, total_bytes=400,
@@ -230,7 +234,7 @@ def test_people_are_told_whose_values_were_left_out(
 ) -> None:
     here = world(2, route="relay")
 
-    def member(group: Group) -> Agreed:
+    def member(group: Group) -> CommittedMean:
         bad = float("nan") if group.me == "w1" else 1.0
         return one_round(group, [torch.full((4,), bad)])
 

@@ -10,7 +10,8 @@ from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, LeftBehind, PeerLost
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroup, MemoryGroups
-from atoll.group.run_round import Agreed, CommittedRound, agree
+from atoll.group.period import PeriodReport
+from atoll.group.run_round import CommittedMean, CommittedRound, mean_exchange, run_round
 from tests.contracts.group_suite import Build, GroupSuite, assert_same_everywhere, values
 from tests.contracts.swap_suite import SwapSuite
 from tests.patience import PATIENCE_S
@@ -37,9 +38,11 @@ class TestMemory(GroupSuite, SwapSuite):
         return lambda n, *, timeout_s=PATIENCE_S: MemoryWorld(n, timeout_s)
 
 
-def round_of(group: Group) -> Agreed:
-    return agree(
-        group, values(group.me, (64,)), codec=make_codec("fp32"), weight=1.0, base="b", round_=0
+def round_of(group: Group) -> CommittedMean:
+    return run_round(
+        group,
+        mean_exchange(group, values(group.me, (64,)), codec=make_codec("fp32"), weight=1.0),
+        PeriodReport(0, "b"),
     )
 
 
@@ -63,11 +66,10 @@ def test_member_killed_at_every_phase(phase: str, expected: tuple[str, ...]) -> 
     assert first.reduced.contributors == expected
 
 
-def test_ids_may_be_permuted_and_order_the_sum() -> None:
-    ids = ["w2", "w0", "w1"]
-    results = MemoryGroups(3, ids=ids).together(round_of)
-    a, b, c = (values(name, (64,))[0] for name in ids)
-    assert results[0].reduced.contributors == tuple(ids)
+def test_sum_is_in_slot_order_however_members_are_named() -> None:
+    results = MemoryGroups(3, ids=["w2", "w0", "w1"]).together(round_of)
+    a, b, c = (values(f"w{slot}", (64,))[0] for slot in range(3))
+    assert results[0].reduced.contributors == ("w0", "w1", "w2")
     assert torch.equal(results[0].reduced.tensors[0], ((a + b) + c) / 3)
 
 
@@ -76,19 +78,23 @@ def test_newcomer_takes_part_in_the_next_round() -> None:
     groups.together(round_of)
     groups.add()
 
-    def second(group: Group) -> Agreed:
-        return agree(
-            group, [torch.ones(3)], codec=make_codec("fp32"), weight=1.0, base="b", round_=1
+    def second(group: Group) -> CommittedMean:
+        return run_round(
+            group,
+            mean_exchange(group, [torch.ones(3)], codec=make_codec("fp32"), weight=1.0),
+            PeriodReport(1, "b"),
         )
 
     assert groups.together(second)[2].reduced.contributors == ("w0", "w1", "w2")
 
 
 def test_member_on_another_state_is_left_behind() -> None:
-    def member(group: Group) -> Agreed:
+    def member(group: Group) -> CommittedMean:
         base = "other" if group.me == "w1" else "same"
-        return agree(
-            group, [torch.ones(3)], codec=make_codec("fp32"), weight=1.0, base=base, round_=0
+        return run_round(
+            group,
+            mean_exchange(group, [torch.ones(3)], codec=make_codec("fp32"), weight=1.0),
+            PeriodReport(0, base),
         )
 
     first, odd, last = MemoryGroups(3, timeout_s=PATIENCE_S).run(member)
@@ -106,15 +112,17 @@ def test_stop_is_told_with_the_next_plan() -> None:
 
 
 def test_odd_codec_fails_its_member_and_not_the_others() -> None:
-    def member(group: Group) -> Agreed:
+    def member(group: Group) -> CommittedMean:
         codec = "int8" if group.me == "w1" else "fp32"
-        return agree(
-            group, [torch.ones(9)], codec=make_codec(codec), weight=1.0, base="b", round_=0
+        return run_round(
+            group,
+            mean_exchange(group, [torch.ones(9)], codec=make_codec(codec), weight=1.0),
+            PeriodReport(0, "b"),
         )
 
     groups = MemoryGroups(3, timeout_s=2.0)
 
-    def leaving(group: Group) -> Agreed:
+    def leaving(group: Group) -> CommittedMean:
         try:
             return member(group)
         except Exception:

@@ -15,7 +15,8 @@ from atoll.codec.registry import make_codec
 from atoll.errors import GroupLeft, HubError
 from atoll.group.base import Group, Work
 from atoll.group.hub import HubGroup
-from atoll.group.run_round import Agreed
+from atoll.group.period import PeriodReport
+from atoll.group.run_round import CommittedMean
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import Lease
@@ -55,7 +56,7 @@ def kinds(hub: HubServer, job: str) -> list[str]:
         return [event["kind"] for event in client.events(job)["events"]]
 
 
-def meet(group: Group) -> Agreed:
+def meet(group: Group) -> CommittedMean:
     return one_round(group, values(group.me, (500,)))
 
 
@@ -73,7 +74,7 @@ def test_waiting_member_leaves_at_once(world: Callable[..., HubWorld], route: st
         waiting.wait(PATIENCE_S)
     assert time.monotonic() - began < PROMPT_S
     with pytest.raises(GroupLeft):
-        leaver.join(1, base="base")
+        leaver.join(PeriodReport(1, "base"))
     work = [Work.start(lambda g=g: meet(g), name=g.me) for g in here.groups[:2]]  # type: ignore[misc]
     for each in work:
         agreed = each.wait(PATIENCE_S)
@@ -89,7 +90,7 @@ def test_round_under_way_ends_before_a_member_leaves(
     leaving: list[Work[None]] = []
 
     def member(group: Group) -> bool:
-        group.join(0, base="base")
+        group.join(PeriodReport(0, "base"))
         work = group.reduce(values(group.me, (500,)), codec=make_codec("fp32"), weight=1.0)
         if group.me == "w2":
             leaving.append(Work.start(lambda: group.leave("preempted"), name="leave"))
@@ -98,7 +99,7 @@ def test_round_under_way_ends_before_a_member_leaves(
     assert together(here, member) == [True, True, True]
     leaving[0].wait(PATIENCE_S)
     with pytest.raises(GroupLeft):
-        here.groups[2].join(1, base="base")
+        here.groups[2].join(PeriodReport(1, "base"))
 
 
 @pytest.mark.parametrize("route", ["relay", "direct", "auto"])
@@ -112,7 +113,7 @@ def test_endless_round_is_abandoned_within_five_seconds(
     times: dict[str, float] = {}
 
     def member(group: Group) -> str:
-        plan = group.join(0, base="base")
+        plan = group.join(PeriodReport(0, "base"))
         if group.me == "w1":
             released.wait(PATIENCE_S)
             return plan.route
@@ -138,7 +139,7 @@ def test_recovering_member_is_told_who_stands_and_told_of(
 ) -> None:
     here = world(3)
 
-    def first(group: Group) -> Agreed:
+    def first(group: Group) -> CommittedMean:
         assert isinstance(group, HubGroup)
         group.register(state=[f"127.0.0.1:{1000 + int(group.me[1:])}"])
         return meet(group)
@@ -160,9 +161,9 @@ def test_recovering_member_is_told_who_stands_and_told_of(
 def test_leases_and_pace_come_with_the_verdict(world: Callable[..., HubWorld]) -> None:
     here = world(2)
 
-    def member(group: Group) -> Agreed:
+    def member(group: Group) -> CommittedMean:
         slot = int(group.me[1:])
-        group.join(0, base="base", steps=10, busy_s=1.0, lease=Lease(slot, cursor(slot)))
+        group.join(PeriodReport(0, "base", steps=10, busy_s=1.0, lease=Lease(slot, cursor(slot))))
         reduced = group.reduce([torch.ones(3)], codec=make_codec("fp32"), weight=1.0).wait()
         verdict = group.commit(reduced, lease=Lease(slot, cursor(slot)))
         assert verdict.leases == {f"w{i}": Lease(i, cursor(i)) for i in range(2)}
@@ -184,7 +185,7 @@ def test_leaving_without_a_hub_takes_no_longer(tmp_path: Path) -> None:
     here.groups[0].leave("preempted", timeout_s=1.0)
     assert time.monotonic() - began < PROMPT_S
     with pytest.raises(GroupLeft):
-        here.groups[0].join(1, base="base")
+        here.groups[0].join(PeriodReport(1, "base"))
     here.close()
     node.link.close()
 

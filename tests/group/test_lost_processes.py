@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from atoll.group.base import Work
-from atoll.group.run_round import Agreed
+from atoll.group.run_round import CommittedMean
 from atoll.hub.server import HubServer
 from tests import warm
 from tests.contracts.group_suite import assert_same_everywhere, one_round, values
@@ -135,7 +135,7 @@ def test_the_others_commit_the_round(
 ) -> None:
     here, process, pipe = world(route, victim, moment, fault)
 
-    def member(group: Any) -> Agreed:
+    def member(group: Any) -> CommittedMean:
         if moment != "connecting":
             one_round(group, values(group.me, (SIZE,)))
         return one_round(group, values(group.me, (SIZE,)))

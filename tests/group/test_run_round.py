@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -12,9 +12,10 @@ from atoll.clock import VirtualClock
 from atoll.codec.registry import make_codec
 from atoll.errors import GroupError, GroupLeft, LeftBehind, PeerLost, PeerRefused
 from atoll.gate import Gate
-from atoll.group.base import Decidable, Group, Reduced, Work
+from atoll.group.base import Decidable, Group, Reduced, Resting, Work
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.run_round import Agreed, agree
+from atoll.group.period import PeriodReport
+from atoll.group.run_round import STALLED_S, CommittedMean, mean_exchange, run_round
 from atoll.group.single import SingleGroup
 from atoll.wire.messages import Lease, RoundPlan, Verdict
 from tests.patience import PATIENCE_S
@@ -27,8 +28,8 @@ class Scripted(SingleGroup):
         super().__init__()
         self.clock, self.script, self.number = clock, list(script), 0
 
-    def join(self, round_: int, **options: Any) -> RoundPlan:
-        plan = super().join(round_, base="b")
+    def join(self, report: PeriodReport, **options: Any) -> RoundPlan:
+        plan = super().join(report)
         if self.number >= len(self.script):
             return plan
         members, took_s = self.script[self.number]
@@ -44,11 +45,19 @@ class Scripted(SingleGroup):
         return super().reduce(*arguments, **options)
 
 
-def try_it(group: Group, clock: VirtualClock, **options: Any) -> Agreed:
-    return agree(
-        group, [torch.ones(2)], codec=make_codec("fp32"), weight=1.0, base="b",
-        round_=group.committed_round, clock=clock, **options,
-    )  # fmt: skip
+def try_it(
+    group: Group,
+    clock: VirtualClock,
+    *,
+    resting: Resting = nullcontext,
+    stalled_s: float = STALLED_S,
+    **period: Any,
+) -> CommittedMean:
+    mean = mean_exchange(
+        group, [torch.ones(2)], codec=make_codec("fp32"), weight=1.0, resting=resting
+    )
+    report = PeriodReport(group.committed_round, "b", **period)
+    return run_round(group, mean, report, resting=resting, stalled_s=stalled_s, clock=clock)
 
 
 def test_members_that_come_and_go_are_no_reason_to_give_up() -> None:
@@ -78,9 +87,9 @@ def test_every_wait_rests_and_nothing_else() -> None:
         def _note(self, what: str) -> None:
             seen.append(f"{what} {'resting' if getattr(inside, 'rests', False) else 'moving'}")
 
-        def join(self, round_: int, **options: Any) -> RoundPlan:
+        def join(self, report: PeriodReport, **options: Any) -> RoundPlan:
             self._note("join")
-            return super().join(round_, base="b")
+            return super().join(report)
 
         def reduce(self, *arguments: Any, **options: Any) -> Work[Reduced]:
             self._note("reduce")
@@ -109,15 +118,23 @@ def test_donor_reads_state_while_its_member_waits() -> None:
     groups = MemoryGroups(2, timeout_s=PATIENCE_S)
     gate, read = Gate(), threading.Event()
 
-    def waiting() -> Agreed:
+    def waiting() -> CommittedMean:
         with gate.moving():
-            return agree(
-                groups[0], [torch.ones(2)], codec=make_codec("fp32"), weight=1.0, base="b",
-                round_=0, resting=gate.resting,
-            )  # fmt: skip
+            return run_round(
+                groups[0],
+                mean_exchange(
+                    groups[0],
+                    [torch.ones(2)],
+                    codec=make_codec("fp32"),
+                    weight=1.0,
+                    resting=gate.resting,
+                ),
+                PeriodReport(0, "b"),
+                resting=gate.resting,
+            )
 
     work = Work.start(waiting, name="waits")
-    while "w0" not in groups._joins:
+    while "w0" not in groups.coordinator.machine.joins:
         threading.Event().wait(0.002)
     with gate.still(timeout_s=PATIENCE_S):
         read.set()
@@ -129,7 +146,7 @@ def test_donor_reads_state_while_its_member_waits() -> None:
 def test_lease_travels_and_comes_back() -> None:
     groups = MemoryGroups(2, timeout_s=PATIENCE_S)
 
-    def member(group: Group) -> Agreed:
+    def member(group: Group) -> CommittedMean:
         slot = int(group.me[1:])
         return try_it(group, VirtualClock(), steps=5, busy_s=2.0, lease=Lease(slot, {"offset": 4}))
 

@@ -9,14 +9,17 @@ import torch
 from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, LeftBehind, PeerLost
 from atoll.group.base import Group, Work, flatten, unflatten
-from atoll.group.run_round import agree
+from atoll.group.period import PeriodReport
+from atoll.group.run_round import mean_exchange, run_round
 from atoll.group.single import SingleGroup
 
 
 def test_values_come_back_exactly_whatever_the_codec() -> None:
     group: Group = SingleGroup()
     x = torch.randn(3, 7)
-    agreed = agree(group, [x], codec=make_codec("int8"), weight=5.0, base="b", round_=0)
+    agreed = run_round(
+        group, mean_exchange(group, [x], codec=make_codec("int8"), weight=5.0), PeriodReport(0, "b")
+    )
     (found,) = agreed.reduced.tensors
     assert torch.equal(found, x)
     assert found.data_ptr() != x.data_ptr()
@@ -29,8 +32,8 @@ def test_values_come_back_exactly_whatever_the_codec() -> None:
 def test_rounds_count_up_and_others_are_refused() -> None:
     group = SingleGroup(committed_round=4)
     with pytest.raises(LeftBehind):
-        group.join(3, base="b")
-    group.join(4, base="b")
+        group.join(PeriodReport(3, "b"))
+    group.join(PeriodReport(4, "b"))
     assert not group.commit(None).committed
     assert group.committed_round == 4
 

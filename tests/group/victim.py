@@ -16,6 +16,7 @@ import atoll.group.routes.relay
 import atoll.group.routes.rendezvous_store
 from atoll.codec.registry import make_codec
 from atoll.group.hub import HubGroup
+from atoll.group.period import PeriodReport
 from atoll.ids import session_id
 from atoll.net.sync_link import connect
 from tests.contracts.group_suite import one_round
@@ -80,7 +81,7 @@ def be_a_member(victim: Victim, tell: Connection) -> None:
         _armed.append(True)
         if victim.moment == "joining":
             hit()
-        group.join(group.committed_round, base="base")
+        group.join(PeriodReport(group.committed_round, "base"))
         reduced = group.reduce(
             [torch.ones(victim.size)], codec=make_codec("fp32"), weight=1.0
         ).wait()

@@ -9,8 +9,9 @@ import torch
 from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, GroupError
 from atoll.group.base import Group
+from atoll.group.period import PeriodReport
 from atoll.group.policy import GroupPolicy
-from atoll.group.run_round import Agreed
+from atoll.group.run_round import CommittedMean
 from atoll.net.http.client import HubClient
 from tests.contracts.group_suite import assert_same_everywhere, one_round, values
 from tests.group.hub_world import NodeInName, start_hub
@@ -36,7 +37,7 @@ def test_attacker_is_excluded_over_a_real_hub(world: ProcessWorld) -> None:
     """All are on one machine, yet the values go to the reducer, which sees all of them apart."""
     policy = GroupPolicy(aggregate="geometric-median", admission="norms")
 
-    def member(group: Group) -> list[Agreed]:
+    def member(group: Group) -> list[CommittedMean]:
         group.policy = policy
         done = []
         for round_ in range(ROUNDS):
@@ -76,7 +77,7 @@ def test_too_many_attackers_stop_the_rounds(
     def member(group: Group) -> str:
         group.policy = GroupPolicy(admission="norms")
         factor = 1e6 if group.me in ("w3", "w4") else 1.0
-        group.join(0, base="base")
+        group.join(PeriodReport(0, "base"))
         (x,) = values(group.me, (SIZE,))
         with pytest.raises(AtollError) as caught:
             group.reduce([x * factor], codec=make_codec("fp32"), weight=1.0).wait()

@@ -9,6 +9,7 @@ from atoll.rounds.commit import CommitLog
 from atoll.rounds.data_slots import DataSlots
 from atoll.rounds.effects import Decided, Effect, MemberDropped, Planned, Refused, StateAdopted
 from atoll.rounds.machine import RoundMachine
+from atoll.rounds.state import RoundMemberState
 from atoll.wire.messages import Lease, RoundJoin, RoundPlan, RoundVote, Verdict
 
 STEP_S = 2.0
@@ -60,7 +61,7 @@ class Group:
             min_nodes=self.least,
             preference="relay",
             reducer_ready=True,
-            progress=CommitLog(leases=DataSlots(self.count)),
+            commit_log=CommitLog(data_slots=DataSlots(self.count)),
         )
         for slot in range(self.count):
             self.machine.expect(f"w{slot}")
@@ -109,7 +110,7 @@ class Group:
             assert agreed
             assert all(v.contributors == verdict.contributors for v in agreed)
             assert self.machine.committed_round == verdict.round + 1
-            there = max(len(verdict.contributors), len(self.machine.roll.stands))
+            there = max(len(verdict.contributors), len(self.machine.members.up_to_date))
             assert there >= self.least, "fewer than the least number met"
         for member in plan.members:
             process = self.processes.get(member)
@@ -138,9 +139,9 @@ class Group:
     def restart(self) -> None:
         """The hub dies and starts again from its record."""
         old = self.machine
-        progress = CommitLog(old.progress.measures, DataSlots(self.count))
-        progress.leases.cursors = dict(old.progress.leases.cursors)
-        progress.leases.held = dict(old.progress.leases.held)
+        commit_log = CommitLog(old.commit_log.timings, DataSlots(self.count))
+        commit_log.data_slots.cursors = dict(old.commit_log.data_slots.cursors)
+        commit_log.data_slots.held = dict(old.commit_log.data_slots.held)
         self.machine = RoundMachine(
             "j",
             nodes_wanted=self.count,
@@ -152,17 +153,17 @@ class Group:
             starting=old.starting,
             unproved=True,
             paused=old.paused,
-            progress=progress,
+            commit_log=commit_log,
         )
-        self.machine.roll.outsiders = set(old.roll.outsiders)
+        self.machine.members.outsiders = set(old.members.outsiders)
         for member in self.cut_off:
-            self.machine.roll.standing[member] = "gone"
-            if old.roll.knows(member):
-                self.machine.roll.recorded.add(member)
+            self.machine.members.states[member] = RoundMemberState.GONE
+            if old.members.knows(member):
+                self.machine.members.recorded.add(member)
         for member, process in self.processes.items():
-            self.machine.roll.standing[member] = "live"
+            self.machine.members.states[member] = RoundMemberState.LIVE
             if self.machine.recovers:
-                self.machine.roll.recorded.add(member)
+                self.machine.members.recorded.add(member)
             if process.doing in ("joining", "reducing"):
                 process.doing = "training"  # it asks again
         if old.attempt is not None and old.plan is not None:
@@ -268,7 +269,7 @@ class Group:
         """Take the committed state over from a source that has it."""
         if self.machine.plan is not None:
             return  # the answer waits for the verdict
-        holders = self.machine.roll.holders(member, [])
+        holders = self.machine.members.holders(member, [])
         usable = [
             m
             for m in holders
@@ -282,7 +283,7 @@ class Group:
             process.round, process.state = donor.round, donor.state
         else:
             self.rewind(process)
-        process.lease = self.machine.progress.leases.lease(member)
+        process.lease = self.machine.commit_log.data_slots.lease(member)
         try:
             effects = self.machine.stand(member, process.round, process.state, self.now)
         except LeftBehind:
@@ -293,7 +294,7 @@ class Group:
 
     def rewind(self, process: Process) -> None:
         assert not any(
-            p.round == self.machine.committed_round and m in self.machine.roll.stands
+            p.round == self.machine.committed_round and m in self.machine.members.up_to_date
             for m, p in self.processes.items()
         ), "somebody had the state"
         round_, state, counted = self.checkpoint

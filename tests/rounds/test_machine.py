@@ -35,7 +35,7 @@ def test_epoch_has_one_verdict_and_equal_replicas(
     actions: list[tuple[str, int, bool]],
 ) -> None:
     group = play(actions)
-    held = list(group.machine.progress.leases.held.values())
+    held = list(group.machine.commit_log.data_slots.held.values())
     assert len(held) == len(set(held))
 
 

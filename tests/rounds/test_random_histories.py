@@ -37,7 +37,7 @@ class Model:
         self.machine = rounds_of(old.nodes_wanted)
         self.machine.committed_round, self.machine.epoch = old.committed_round, old.epoch
         self.machine.starting = old.starting
-        for member in list(self.machine.roll.standing):
+        for member in list(self.machine.members.states):
             if member not in self.alive:
                 self.machine.gone(member, self.now)
         if old.plan is not None:

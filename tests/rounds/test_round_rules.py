@@ -316,10 +316,10 @@ def test_timeout_follows_the_routes_measured_duration() -> None:
     machine = rounds_of(1)
     assert join_all(machine, ["w0"], 0.0).timeout_s == 120.0
     commit_all(machine, RoundPlan("j", 0, 1, ["w0"], "alone"), 5.0)
-    assert machine.progress.timeout_s("alone") == pytest.approx(25.0)
-    assert machine.progress.timeout_s("relay") == 120.0
+    assert machine.commit_log.timeout_s("alone") == pytest.approx(25.0)
+    assert machine.commit_log.timeout_s("relay") == 120.0
     commit_all(machine, join_all(machine, ["w0"], 10.0), 10_000.0)
-    assert machine.progress.timeout_s("alone") == 300.0
+    assert machine.commit_log.timeout_s("alone") == 300.0
 
 
 def test_replaced_process_waits_for_the_next_attempt() -> None:

@@ -48,8 +48,8 @@ def start(group: Group, *, seconds: float, model: nn.Module | None = None) -> Ru
         Average(every=1), group, int(group.me[1:]), codec="feedback(auto)", model=model,
         optimizer=sgd, begin=False,
     )  # fmt: skip
-    meeting = run.outer._round_client  # type: ignore[attr-defined]
-    meeting._choosing._clock = Stretched(seconds)
+    round_client = run.outer._round_client  # type: ignore[attr-defined]
+    round_client._selection._clock = Stretched(seconds)
     run.outer.begin(run.task)
     return run
 

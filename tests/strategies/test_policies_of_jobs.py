@@ -12,6 +12,7 @@ from atoll.config import parse_spec
 from atoll.errors import AtollError, ConfigError, GroupError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.period import PeriodReport
 from atoll.group.policy import GroupPolicy
 from atoll.hub.server import HubServer
 from atoll.methods.every_step import EveryStep
@@ -144,7 +145,7 @@ def test_rule_with_too_few_members_waits() -> None:
         if group.me == "w4":
             group.close()
             return "gone"
-        group.join(run.task.round, base=run.outer.committed(run.task).base)
+        group.join(PeriodReport(run.task.round, run.outer.committed(run.task).base))
         with pytest.raises(GroupError, match="too few contributions for the aggregate krum:1"):
             group.reduce([torch.ones(3)], codec=make_codec("fp32"), weight=1.0).wait()
         return group.commit(None, ok=False, reason="nothing").reason

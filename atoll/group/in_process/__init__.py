@@ -1,4 +1,5 @@
-"""Group, in process: a group whose members are threads of one process, for tests and simulations.
+"""Members on threads of one process: the round machine behind a lock, for tests and experiments.
 
-It may import group and routes. Start reading at `groups.py`.
+May import what `atoll/group` may; the rest of `atoll/group` imports only `servers.py` of it.
+Start reading at `groups.py` (how it is used), then `coordinator.py`.
 """

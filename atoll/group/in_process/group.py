@@ -21,15 +21,16 @@ from atoll.group.base import (
     flatten,
     unflatten,
 )
-from atoll.group.in_process.attempt import Attempt, Vote
+from atoll.group.in_process.coordinator import Coordinator
+from atoll.group.in_process.exchanges import AttemptExchanges
 from atoll.group.in_process.servers import ServerRequest
-from atoll.group.in_process.table import MemoryTable
+from atoll.group.period import PeriodReport
 from atoll.group.policy import GroupPolicy
 from atoll.group.routes.all_to_all import as_all_to_all_result
 from atoll.group.routes.allgather_mean import AllgatherMean
 from atoll.reducer.all_to_all import DeliveredMessage, Outgoing
 from atoll.reducer.mean import Share, result_digest
-from atoll.wire.messages import Lease, MemberStats, Registered, RoundPlan, Sources, Verdict
+from atoll.wire.messages import Lease, Registered, RoundPlan, RoundVote, Sources, Verdict
 from atoll.wire.parameter_server_messages import Ask
 
 FINISH_SHARE = 0.6
@@ -39,8 +40,8 @@ FINISH_SHARE = 0.6
 class MemoryGroup:
     """One member's view of a :class:`MemoryGroups`; see :class:`atoll.group.base.Group`."""
 
-    def __init__(self, table: MemoryTable, me: str, committed_round: int = 0) -> None:
-        """Belong to `table` as `me`."""
+    def __init__(self, coordinator: Coordinator, me: str, committed_round: int = 0) -> None:
+        """Be the member `me`."""
         self.me = me
         self.members: tuple[str, ...] = ()
         self.epoch = 0
@@ -51,21 +52,21 @@ class MemoryGroup:
         self.received_bytes = 0
         self.upload_s: float | None = None
         self.policy = GroupPolicy()
-        self._table = table
-        self._attempt: Attempt | None = None
+        self._coordinator = coordinator
+        self._attempt: AttemptExchanges | None = None
         self._exchanges = 0
         """Exchanges begun since the join."""
         self._codecs: list[Codec] = []
 
     def register(self, *, state: Sequence[str] = ()) -> Registered:
         """Tell where the own state is served, and learn where the group stands."""
-        registered = self._table.register(self.me, state)
+        registered = self._coordinator.register(self.me, state)
         self.committed_round, self.stopping = registered.committed_round, registered.stopping
         return registered
 
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
         """Return who has the committed state; see :meth:`Group.recover`."""
-        sources = self._table.recover(self.me, failed, ready=ready)
+        sources = self._coordinator.recover(self.me, failed, ready=ready)
         self.committed_round = sources.round
         return sources
 
@@ -79,33 +80,21 @@ class MemoryGroup:
         nbytes: int = 0,
     ) -> None:
         """Tell that this member holds the committed state; see :meth:`Group.standing`."""
-        self._table.stand(self.me, round_)
+        self._coordinator.stand(self.me, round_, base)
 
     def leave(self, reason: str = "", *, timeout_s: float = 5.0) -> None:
         """Leave for good; see :meth:`Group.leave`."""
         self.leaving = True
-        self._table.open_attempt(self.me, FINISH_SHARE * timeout_s)
-        self._table.leave(self.me, reason)
+        self._coordinator.leave(self.me, reason, patience_s=FINISH_SHARE * timeout_s)
 
-    def join(
-        self,
-        round_: int,
-        *,
-        base: str,
-        tokens: int = 0,
-        steps: int = 0,
-        busy_s: float = 0.0,
-        lease: Lease | None = None,
-        account: MemberStats | None = None,
-        deadline: float | None = None,
-    ) -> RoundPlan:
+    def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
         """Wait for all living members; see :meth:`Group.join`."""
         if self.leaving:
             raise GroupLeft("this member has left the group", given=self.me)
         timeout_s = None
         if deadline is not None:
             timeout_s = max(0.0, deadline - RealClock().monotonic())
-        self._attempt = attempt = self._table.join(self.me, round_, base, timeout_s, lease, account)
+        self._attempt = attempt = self._coordinator.join(self.me, report, timeout_s=timeout_s)
         plan, self._exchanges = attempt.plan, 0
         self.members, self.epoch, self.stopping = tuple(plan.members), plan.epoch, plan.stopping
         return plan
@@ -141,19 +130,24 @@ class MemoryGroup:
         )
 
     def _alone(
-        self, attempt: Attempt, number: int, vector: Tensor, like: Sequence[Tensor], weight: float
+        self,
+        attempt: AttemptExchanges,
+        number: int,
+        vector: Tensor,
+        like: Sequence[Tensor],
+        weight: float,
     ) -> Reduced:
         share = Share(self.me, make_codec("fp32").encode(vector, key="alone"), weight or 1.0)
-        self._table.contribute(attempt, number, share)
+        self._coordinator.contribute(attempt, number, share)
         return Reduced(
             tensors=unflatten(vector, like), contributors=(self.me,), weight=weight,
             sent_bytes=0, received_bytes=0, digest="alone",
         )  # fmt: skip
 
     def _exchange(
-        self, attempt: Attempt, number: int, share: Share, like: Sequence[Tensor]
+        self, attempt: AttemptExchanges, number: int, share: Share, like: Sequence[Tensor]
     ) -> Reduced:
-        mean = self._table.contribute(attempt, number, share)
+        mean = self._coordinator.contribute(attempt, number, share)
         vector = make_codec(mean.packet.codec).decode(mean.packet)
         sent, received = len(share.packet.data), len(mean.packet.data)
         self.sent_bytes += sent
@@ -173,10 +167,10 @@ class MemoryGroup:
         )
 
     def _swapped(
-        self, attempt: Attempt, number: int, parcels: Sequence[PeerMessage], weight: float
+        self, attempt: AttemptExchanges, number: int, parcels: Sequence[PeerMessage], weight: float
     ) -> AllToAllResult:
         gift = Outgoing.of(self.me, parcels, weight=weight, members=attempt.plan.members)
-        dealt = self._table.give(attempt, number, gift)
+        dealt = self._coordinator.hand_in(attempt, number, gift)
         found = DeliveredMessage(dealt.packets_for(self.me), dealt.weights, dealt.digest)
         received = sum(len(p.data) for packets in found.packets.values() for p in packets)
         self.sent_bytes += gift.nbytes
@@ -196,15 +190,18 @@ class MemoryGroup:
     ) -> Verdict:
         """Vote and return the verdict; see :meth:`Group.commit`."""
         attempt = self._joined()
-        ok = ok and reduced is not None
-        digest = reduced.digest if reduced is not None else ""
+        plan, ok = attempt.plan, ok and reduced is not None
+        vote = RoundVote(
+            round=plan.round, epoch=plan.epoch, ok=ok, reason="" if ok else reason or "no result",
+            digest=reduced.digest if reduced is not None else "",
+            contributors=list(reduced.contributors) if reduced is not None else [],
+            lease=lease,
+        )  # fmt: skip
         committed = counted = False
         try:
             with resting():
-                contributors = reduced.contributors if reduced is not None else ()
-                vote = Vote(ok, digest, reason or "no result", contributors)
-                verdict = self._table.vote(attempt, self.me, vote)
-            committed = verdict.committed and ok and verdict.digest == digest
+                verdict = self._coordinator.vote(attempt, self.me, vote)
+            committed = verdict.committed and ok and verdict.digest == vote.digest
             counted = committed and self.me in verdict.contributors
         finally:
             codecs, self._codecs = self._codecs, []
@@ -213,7 +210,7 @@ class MemoryGroup:
         if verdict.committed and not committed:
             raise LeftBehind(
                 "the group committed a result that this member does not have",
-                given=digest or "no result", expected=verdict.digest,
+                given=vote.digest or "no result", expected=verdict.digest,
             )  # fmt: skip
         if committed:
             self.committed_round = verdict.round + 1
@@ -225,7 +222,7 @@ class MemoryGroup:
         """Ask a parameter server; see :meth:`Group.ask_server`."""
 
         def asked() -> ServerRequest:
-            found = self._table.servers.ask(self.me, server, ask, packet)
+            found = self._coordinator.servers.ask(self.me, server, ask, packet)
             self.sent_bytes += found.sent_bytes
             self.received_bytes += found.received_bytes
             return found
@@ -234,15 +231,15 @@ class MemoryGroup:
 
     def close(self) -> None:
         """Go away: the others wait for this member no more."""
-        self._table.leave(self.me, "it has closed its group")
+        self._coordinator.leave(self.me, "it has closed its group", patience_s=0.0)
 
-    def _begin(self) -> tuple[Attempt, int]:
+    def _begin(self) -> tuple[AttemptExchanges, int]:
         """Return the attempt and the number of a new exchange in it."""
         attempt, number = self._joined(), self._exchanges
         self._exchanges += 1
         return attempt, number
 
-    def _joined(self) -> Attempt:
+    def _joined(self) -> AttemptExchanges:
         if self._attempt is None:
             raise GroupError("reduce and commit come after join", given="no plan")
         return self._attempt

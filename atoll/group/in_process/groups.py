@@ -7,15 +7,17 @@ there is one verdict per attempt. Members can come, leave, lag, recover and be k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from atoll.clock import RealClock
 from atoll.errors import ConfigError
 from atoll.group.base import Group, Work
+from atoll.group.in_process.coordinator import Coordinator
 from atoll.group.in_process.group import MemoryGroup
-from atoll.group.in_process.table import MemoryTable
 from atoll.ids import member_id
+from atoll.rounds.timing import FixedWaits
 
 __all__ = ["MemoryGroup", "MemoryGroups"]
 
@@ -24,8 +26,8 @@ T = TypeVar("T")
 PHASES = ("now", "join", "send", "sent", "commit", "recover", "standing")
 
 
-class MemoryGroups(MemoryTable):
-    """The table that the members of one process meet at."""
+class MemoryGroups:
+    """The members of one process, in slot order, and ways to lose them."""
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class MemoryGroups(MemoryTable):
         Args:
             n: How many, >= 1.
             timeout_s: Longest wait in a join, a reduce or a commit.
-            ids: Their names in member order; w0, w1, ... when left out.
+            ids: Their names; w0, w1, ... when left out. A name ends with the number of its slot.
             start_round: Rounds that were committed before.
             min_members: With fewer live members no round is planned; a join then has no time-out.
             grace_s: How long live members are awaited after the first one joined; who is not there
@@ -56,11 +58,11 @@ class MemoryGroups(MemoryTable):
                 "a group needs one name per member", given=f"{n} members, {names}",
                 expected="at least one member, all names different",
             )  # fmt: skip
-        super().__init__(
-            names, timeout_s=timeout_s, start_round=start_round, min_members=min_members,
-            grace_s=grace_s, hold_s=hold_s,
-        )  # fmt: skip
-        self._groups = [MemoryGroup(self, name, start_round) for name in names]
+        waits = FixedWaits(math.inf if grace_s is None else grace_s, hold_s, timeout_s)
+        self.coordinator = Coordinator(
+            names, waits=waits, start_round=start_round, min_members=min_members
+        )
+        self._groups = [MemoryGroup(self.coordinator, name, start_round) for name in names]
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -105,36 +107,30 @@ class MemoryGroups(MemoryTable):
             at: `now`, or when it comes to `join`, `send` (before its contribution is there),
                 `sent` (after), `commit`, `recover` or `standing`.
         """
-        if at not in PHASES or member not in self._order:
+        if at not in PHASES or member not in self.coordinator.order:
             raise ConfigError(
                 "this member cannot be killed like that", given=f"{member} at {at}",
-                expected=f"one of {self._order} at one of {PHASES}",
+                expected=f"one of {self.coordinator.order} at one of {PHASES}",
             )  # fmt: skip
-        with self._changed:
-            if at == "now":
-                self._kill(member)
-            else:
-                self._doomed[member] = at
+        self.coordinator.kill(member, at=at)
+
+    def lose(self, member: str) -> None:
+        """Stop waiting for a member, as for one that is frozen; its own calls find out."""
+        self.coordinator.silent(member)
 
     def stop(self) -> None:
         """Let the next plan say that the job ends."""
-        with self._changed:
-            self._stopping = True
+        self.coordinator.stop()
 
     def add(self, member: str | None = None) -> MemoryGroup:
         """Return a newcomer, or a new process of a member that ended; the next plan waits for it.
 
         One that calls `recover` first is awaited as recovering members are.
         """
-        with self._changed:
-            name = member if member is not None else member_id(len(self._order))
-            if name in self._order and name not in self._ended:
-                raise ConfigError("a living member has this name", given=name)
-            if name not in self._order:
-                self._order.append(name)
-                self._leases.num_slots = max(self._leases.num_slots, len(self._order))
-            self._ended.pop(name, None)
-            self._standing[name] = "live"
-            group = MemoryGroup(self, name, self._committed)
-            self._groups = [each for each in self._groups if each.me != name] + [group]
-            return group
+        try:
+            name = self.coordinator.add(member)
+        except KeyError:
+            raise ConfigError("a living member has this name", given=member) from None
+        group = MemoryGroup(self.coordinator, name, self.coordinator.machine.committed_round)
+        self._groups = [each for each in self._groups if each.me != name] + [group]
+        return group

@@ -78,10 +78,10 @@ class MemoryServers:
         is_awaited: Callable[[str], bool],
         timeout_s: float,
     ) -> None:
-        """Serve the members of a table.
+        """Serve the members of a coordinator.
 
         Args:
-            changed: The table's lock; it is told of what may let somebody go on.
+            changed: The coordinator's lock; notified when a waiting member may go on.
             order: All members in slot order; it may grow.
             ended: Who will not come back, and why.
             is_awaited: Whether a member lives and is not taken for gone; called with the lock held.

@@ -1,4 +1,4 @@
-"""Means of vectors whose codec has no packet for a mean: all get all packets, everybody sums.
+"""Means of vectors whose codec has no packet for a mean: all get all packets, each sums.
 
 Sparse packets of several members do not add up to one of the same size. So each member's packet
 goes to all others as it is, and every member decodes them and sums in member order: the same
@@ -35,11 +35,11 @@ class AllgatherMean:
     """In whose shapes the mean is wanted."""
 
     def parcels(self, vector: Tensor, *, key: str, members: Sequence[str]) -> list[PeerMessage]:
-        """Return what this member gives: its values, encoded, for everybody."""
+        """Return this member's encoded values, addressed to all."""
         return [PeerMessage(tuple(members), self.codec.encode(vector, key=key))]
 
     def reduced(self, got: AllToAllResult) -> Reduced:
-        """Return the mean over what everybody gave.
+        """Return the mean over all contributions.
 
         Raises:
             GroupError: nothing is usable, or this member does not fit the others.

@@ -14,21 +14,18 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed
-from torch import Tensor
 
 from atoll.clock import RealClock
-from atoll.codec.base import Codec
 from atoll.errors import DeadlineExceeded, GroupError, PeerLost
 from atoll.group.collectives.collectives import (
-    PLAIN,
     BoundedProcessGroup,
     Exchanged,
     check_weight,
     weighted_mean,
 )
-from atoll.group.policy import GroupPolicy
 from atoll.group.routes.all_to_all import all_to_all_direct
 from atoll.group.routes.rendezvous_store import RendezvousBoard, RendezvousStore
+from atoll.group.routes.requests import ReduceRequest
 from atoll.reducer.all_to_all import DeliveredMessage, Outgoing
 from atoll.wire.messages import RoundPlan
 
@@ -99,30 +96,8 @@ class DirectRoute:
             store.close()  # frees a thread that waits for members who do not come
         return serial
 
-    def exchange(
-        self,
-        plan: RoundPlan,
-        vector: Tensor,
-        *,
-        serial: int,
-        codec: Codec,
-        weight: float,
-        key: str,
-        policy: GroupPolicy = PLAIN,
-        anew: bool = True,
-    ) -> Exchanged:
+    def exchange(self, request: ReduceRequest) -> Exchanged:
         """Return what the values of the plan's members come to, by default their weighted mean.
-
-        Args:
-            plan: Who takes part.
-            vector: Own values, float32, shape (n,).
-            serial: What :meth:`begin` returned.
-            codec: How values are encoded on the wire.
-            weight: Weight of the own values.
-            key: Names the codec's residual state.
-            policy: What is done with the values.
-            anew: Whether connections may be made: only in the first exchange of a plan, so that
-                nobody does one exchange with others who are at another.
 
         Raises:
             PeerLost: a member's connection broke, or the aggregate needs more members.
@@ -130,14 +105,15 @@ class DirectRoute:
             GroupError: nothing was left to average.
         """
         out = self.meet(
-            DirectGroup.of(plan),
+            DirectGroup.of(request.plan),
             lambda wires: weighted_mean(
-                wires, vector, codec=codec, weight=weight, key=key, policy=policy
+                wires, request.vector, codec=request.codec, weight=request.weight,
+                key=request.key, policy=request.policy,
             ),
-            serial=serial,
-            anew=anew,
-        )
-        return check_weight(out, plan.members)
+            serial=request.serial,
+            anew=request.phase == 0,
+        )  # fmt: skip
+        return check_weight(out, request.plan.members)
 
     def swap(
         self, plan: RoundPlan, gift: Outgoing, *, serial: int, anew: bool = True
@@ -148,7 +124,7 @@ class DirectRoute:
             plan: Who takes part.
             gift: What this member has for them.
             serial: What :meth:`begin` returned.
-            anew: As in :meth:`exchange`.
+            anew: Whether connections may be made: only in the first exchange of a plan.
 
         Raises:
             PeerLost: a member's connection broke.
@@ -256,7 +232,7 @@ class DirectRoute:
             self._check(serial)
             group, self._group, self._key = self._group, None, None
         if group is not None:
-            # Its destructor waits for operations under way; nobody else should.
+            # Its destructor waits for operations under way; this thread must not.
             threading.Thread(target=lambda held: held.clear(), args=([group],), daemon=True).start()
 
     def _check(self, serial: int) -> None:

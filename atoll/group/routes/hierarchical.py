@@ -19,10 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
-from torch import Tensor
 
-from atoll.codec.base import Codec, Packet
-from atoll.codec.registry import make_codec
+from atoll.codec.base import Packet
 from atoll.errors import AtollError, GroupError, PeerLost, PeerRefused, WireError, from_dict
 from atoll.group.collectives.collectives import (
     BoundedProcessGroup,
@@ -31,8 +29,8 @@ from atoll.group.collectives.collectives import (
     weighted_mean,
 )
 from atoll.group.routes.direct import DirectGroup, DirectRoute
-from atoll.group.routes.relay import RelayedMean, check_result
-from atoll.reducer.mean import is_finite, result_digest
+from atoll.group.routes.relay import RelayedMean, check_result, decode_mean
+from atoll.group.routes.requests import ReduceRequest
 from atoll.wire.chunks import MAX_HEAD_BYTES
 from atoll.wire.frames import Buffer
 from atoll.wire.malformed import MALFORMED
@@ -41,7 +39,7 @@ from atoll.wire.messages import RoundPlan
 _LENGTHS = struct.Struct("!qq")
 """Bytes of the head and of the data that a delegate hands to its site."""
 
-Upstairs = Callable[[Packet, float, Sequence[str]], RelayedMean]
+ViaReducer = Callable[[Packet, float, Sequence[str]], RelayedMean]
 """Sends a packet with its weight and contributors to the reducer and returns the mean."""
 
 
@@ -71,47 +69,34 @@ def site_of(plan: RoundPlan, member: str) -> tuple[tuple[str, ...], str]:
 
 
 def reduce_by_sites(
-    plan: RoundPlan,
-    vector: Tensor,
-    *,
-    me: str,
-    direct: DirectRoute | None,
-    upstairs: Upstairs,
-    serial: int,
-    codec: Codec,
-    weight: float,
-    key: str,
+    request: ReduceRequest, *, me: str, direct: DirectRoute | None, via_reducer: ViaReducer
 ) -> Exchanged:
     """Return the weighted mean over all members of the plan.
 
     Args:
-        plan: Who takes part, and the sites.
-        vector: Own values, float32, shape (n,).
+        request: The reduce; its plan names the sites.
         me: Own member id.
         direct: Meets the members of the own site; None if this member cannot be dialled.
-        upstairs: Talks to the reducer.
-        serial: What :meth:`DirectRoute.begin` returned.
-        codec: How values are encoded on the wire.
-        weight: Weight of the own values.
-        key: Names the codec's residual state.
+        via_reducer: Talks to the reducer.
 
     Raises:
-        PeerLost: a member of the site, its delegate's way or the reducer was lost.
+        PeerLost: a member of the site, its delegate's connection or the reducer was lost.
         PeerRefused: the result does not fit.
         DeadlineExceeded: it took longer than `plan.timeout_s`.
         GroupError: nothing was left to average, or the contribution was refused.
     """
+    plan, vector, codec, key = request.plan, request.vector, request.codec, request.key
     site, board = site_of(plan, me)
     if len(site) == 1:
-        mean = upstairs(codec.encode(vector, key=key), weight, (me,))
-        return decoded(mean, len(vector), sent=mean.sent_bytes, received=mean.received_bytes)
+        mean = via_reducer(codec.encode(vector, key=key), request.weight, (me,))
+        return decode_mean(mean, len(vector), sent=mean.sent_bytes, received=mean.received_bytes)
     if direct is None:
         raise GroupError("this member cannot be dialled", given="a site of several members")
     meeting = replace(DirectGroup.of(plan), members=site, board=board)
     inside = direct.meet(
         meeting,
-        lambda wires: weighted_mean(wires, vector, codec=codec, weight=weight, key=key),
-        serial=serial,
+        lambda wires: weighted_mean(wires, vector, codec=codec, weight=request.weight, key=key),
+        serial=request.serial,
     )
     answer: RelayedMean | AtollError | None = None
     if me == site[0]:
@@ -119,38 +104,19 @@ def reduce_by_sites(
             codec.base.mean_codec().encode(inside.vector, key=key), sizes=(len(vector),)
         )
         try:
-            answer = upstairs(packet, inside.weight, inside.contributors)
+            answer = via_reducer(packet, inside.weight, inside.contributors)
         except AtollError as error:
             answer = error
     most = codec.base.nbytes(len(vector))
     mean = direct.meet(
         meeting, lambda wires: _hand_down(wires, answer, elements=len(vector), most=most),
-        serial=serial, anew=False,
+        serial=request.serial, anew=False,
     )  # fmt: skip
     check_result(plan, mean.contributors, mean.weight)
-    return decoded(
+    return decode_mean(
         mean, len(vector), sent=inside.sent_bytes + mean.sent_bytes,
         received=inside.received_bytes + mean.received_bytes,
     )  # fmt: skip
-
-
-def decoded(mean: RelayedMean, elements: int, *, sent: int, received: int) -> Exchanged:
-    """Return a mean of the reducer as what an exchange gives.
-
-    Raises:
-        PeerRefused: it is not finite, or not as long as it has to be.
-    """
-    try:
-        vector = make_codec(mean.packet.codec).decode(mean.packet)
-    except AtollError as error:
-        raise PeerRefused("the result of a round cannot be decoded", given=str(error)) from error
-    if vector.numel() != elements or not is_finite(vector):
-        raise PeerRefused(
-            "the result of a round is not usable",
-            given=f"{vector.numel()} values, not all finite", expected=f"{elements} finite values",
-        )  # fmt: skip
-    digest = result_digest(mean.packet.data, mean.contributors)
-    return Exchanged(vector, mean.contributors, mean.weight, digest, sent, received)
 
 
 def _hand_down(

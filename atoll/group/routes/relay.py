@@ -18,10 +18,12 @@ import msgspec
 
 from atoll.clock import RealClock
 from atoll.codec.base import Packet
+from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost, PeerRefused, WireError, from_dict
+from atoll.group.collectives.collectives import Exchanged
 from atoll.net.dispatcher import Inbox, Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
-from atoll.reducer.mean import is_weight
+from atoll.reducer.mean import Share, is_finite, is_weight, result_digest
 from atoll.wire.chunks import ALL_TO_ALL, ChunkHead, count_pieces, pack_chunk, unpack_chunk
 from atoll.wire.frames import HEADER_BYTES, Buffer
 from atoll.wire.limits import CHUNK_BYTES
@@ -77,28 +79,23 @@ class RelayExchange:
         self,
         link: SyncLink,
         plan: RoundPlan,
-        packet: Packet,
+        share: Share,
         *,
-        weight: float,
         deadline: float,
-        contributors: Sequence[str] = (),
         phase: int = 0,
-        policy: str = "",
         reducer_lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Prepare to send `packet` to `plan.reducer`.
+        """Prepare to send `share` to `plan.reducer`.
 
         Args:
             link: The member's session with the hub.
             plan: Names the epoch and the reducer.
-            packet: The encoded contribution.
-            weight: Its weight.
+            share: The contribution; it names contributors if this member speaks for its site.
             deadline: Monotonic time at which to give up.
-            contributors: Whose values are in it, for a member that speaks for its site.
             phase: Number of the exchange within the epoch.
-            policy: What the reducer is to do beyond averaging.
             reducer_lost: Whether the hub said so before this object listened.
         """
+        packet = share.packet
         self._link, self._plan, self._packet = link, plan, packet
         self._deadline, self._reducer_lost = deadline, reducer_lost
         self._data = memoryview(packet.data)
@@ -106,7 +103,8 @@ class RelayExchange:
         self._head = ChunkHead(
             kind="contribute", epoch=plan.epoch, round=plan.round, index=0, count=self._count,
             total_bytes=len(self._data), codec=packet.codec, sizes=list(packet.sizes),
-            weight=weight, contributors=list(contributors), phase=phase, policy=policy,
+            weight=share.weight, contributors=list(share.contributors or ()), phase=phase,
+            policy=share.policy,
         )  # fmt: skip
         self._result: _Result | None = None
         self._under_way: list[Future[int]] = []
@@ -304,7 +302,7 @@ def check_result(plan: RoundPlan, contributors: Sequence[str], weight: float) ->
     """Refuse a result that no contributions of a plan can have.
 
     Raises:
-        PeerRefused: it names others than the plan's members, nobody, or no usable weight.
+        PeerRefused: it names others than the plan's members, no members, or no usable weight.
     """
     check_contributors(plan, contributors)
     check_weight(weight, len(contributors))
@@ -314,7 +312,7 @@ def check_contributors(plan: RoundPlan, contributors: Sequence[str]) -> None:
     """Refuse a result that names others than the plan's members, in their order.
 
     Raises:
-        PeerRefused: it does, or names nobody.
+        PeerRefused: it does, or names no members.
     """
     named = [member for member in plan.members if member in set(contributors)]
     if not named or named != list(contributors):
@@ -341,3 +339,22 @@ def _refusal(piece: memoryview) -> AtollError:
         return from_dict(msgspec.msgpack.decode(piece, type=dict[str, str]))
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         return WireError("a refusal of the reducer is malformed", given=str(error))
+
+
+def decode_mean(mean: RelayedMean, elements: int, *, sent: int, received: int) -> Exchanged:
+    """Return a mean of the reducer as what an exchange gives.
+
+    Raises:
+        PeerRefused: it is not finite, or not as long as it has to be.
+    """
+    try:
+        vector = make_codec(mean.packet.codec).decode(mean.packet)
+    except AtollError as error:
+        raise PeerRefused("the result of a round cannot be decoded", given=str(error)) from error
+    if vector.numel() != elements or not is_finite(vector):
+        raise PeerRefused(
+            "the result of a round is not usable",
+            given=f"{vector.numel()} values, not all finite", expected=f"{elements} finite values",
+        )  # fmt: skip
+    digest = result_digest(mean.packet.data, mean.contributors)
+    return Exchanged(vector, mean.contributors, mean.weight, digest, sent, received)

@@ -178,7 +178,7 @@ class RendezvousBoard:
         self._thread.start()
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving."""
         self._closed = True
         with suppress(OSError):  # wakes the thread that accepts
             socket.create_connection(self._address, timeout=1.0).close()
@@ -232,7 +232,7 @@ class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,mis
             deadline: Monotonic time at which every wait ends.
 
         Raises:
-            PeerLost: nobody answers there.
+            PeerLost: no member answers there.
         """
         super().__init__()
         self._prefix, self._deadline = prefix, deadline
@@ -247,7 +247,7 @@ class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,mis
         return max(0.001, self._deadline - RealClock().monotonic())
 
     def close(self) -> None:
-        """End the connection; whoever waits on another thread gets PeerLost at once."""
+        """End the connection; a wait on another thread raises PeerLost at once."""
         with suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
         self._line.close()

@@ -3,55 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor
-
 from atoll.clock import RealClock
-from atoll.codec.base import Codec, Packet
+from atoll.codec.base import Packet
 from atoll.errors import GroupError, WireError
-from atoll.group.base import AllToAllResult, PeerMessage
+from atoll.group.base import AllToAllResult
 from atoll.group.collectives.collectives import Exchanged
-from atoll.group.policy import GroupPolicy
 from atoll.group.routes.all_to_all import all_to_all_relay, as_all_to_all_result, upload_of
 from atoll.group.routes.direct import DirectRoute
-from atoll.group.routes.hierarchical import decoded, reduce_by_sites, site_of
-from atoll.group.routes.relay import REDUCER, RelayedMean, RelayExchange
+from atoll.group.routes.hierarchical import reduce_by_sites, site_of
+from atoll.group.routes.relay import REDUCER, RelayedMean, RelayExchange, decode_mean
+from atoll.group.routes.requests import AllToAllRequest, ReduceRequest
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.all_to_all import Outgoing
+from atoll.reducer.mean import Share
 from atoll.wire.messages import RoundPlan
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceRequest:
-    """What one reduce has to do."""
-
-    plan: RoundPlan
-    vector: Tensor
-    """Own values, float32, shape (n,)."""
-    codec: Codec
-    weight: float
-    key: str
-    serial: int
-    """What :meth:`Routes.begin` returned for its plan."""
-    phase: int
-    """Number of the exchange within the plan."""
-    policy: GroupPolicy
-    """What is done with the values."""
-
-
-@dataclass(frozen=True, slots=True)
-class AllToAllRequest:
-    """What one swap has to do."""
-
-    plan: RoundPlan
-    parcels: Sequence[PeerMessage]
-    weight: float
-    serial: int
-    """What :meth:`Routes.begin` returned for its plan."""
-    phase: int = 0
-    """Number of the exchange within the plan."""
 
 
 class Routes:
@@ -89,7 +56,7 @@ class Routes:
         """Return the number of a new meeting; one that is still under way is given up."""
         return self._direct.begin() if self._direct is not None else 0
 
-    def exchange(self, errand: ReduceRequest) -> Exchanged:
+    def exchange(self, request: ReduceRequest) -> Exchanged:
         """Return the mean over the plan's members; blocks until it is there.
 
         Raises:
@@ -98,48 +65,33 @@ class Routes:
             DeadlineExceeded: it took longer than the plan allows.
             GroupError: nothing was left to average, or this member does not fit the others.
         """
-        route = errand.plan.route
+        route = request.plan.route
         if route == "direct":
-            return self._by_dialling(errand)
+            return self._dialled().exchange(request)
         if route == "relay":
-            return self._by_relay(errand)
+            packet = request.codec.encode(request.vector, key=request.key)
+            mean = self._via_reducer(request, packet, request.weight, ())
+            elements = len(request.vector)
+            return decode_mean(mean, elements, sent=mean.sent_bytes, received=mean.received_bytes)
         if route == "hierarchical":
-            return self._by_sites(errand)
+            via_reducer = partial(self._via_reducer, request)
+            return reduce_by_sites(
+                request, me=self._me, direct=self._direct, via_reducer=via_reducer
+            )
         raise WireError(
             "unknown route", given=route, expected="alone, direct, relay or hierarchical"
         )
 
-    def _by_dialling(self, errand: ReduceRequest) -> Exchanged:
+    def _dialled(self) -> DirectRoute:
         if self._direct is None:
-            raise _not_dialled()
-        return self._direct.exchange(
-            errand.plan, errand.vector, serial=errand.serial, codec=errand.codec,
-            weight=errand.weight, key=errand.key, policy=errand.policy, anew=errand.phase == 0,
-        )  # fmt: skip
+            raise GroupError("this member cannot be dialled", given="route relay", expected="auto")
+        return self._direct
 
-    def _by_relay(self, errand: ReduceRequest) -> Exchanged:
-        plan, packet = errand.plan, errand.codec.encode(errand.vector, key=errand.key)
-        mean = self._upstairs(
-            plan, errand.phase, errand.policy.spec(errand.key), packet, errand.weight, ()
-        )
-        elements = len(errand.vector)
-        return decoded(mean, elements, sent=mean.sent_bytes, received=mean.received_bytes)
-
-    def _by_sites(self, errand: ReduceRequest) -> Exchanged:
-        return reduce_by_sites(
-            errand.plan, errand.vector, me=self._me, direct=self._direct,
-            serial=errand.serial,
-            upstairs=partial(
-                self._upstairs, errand.plan, errand.phase, errand.policy.spec(errand.key)
-            ),
-            codec=errand.codec, weight=errand.weight, key=errand.key,
-        )  # fmt: skip
-
-    def swap(self, errand: AllToAllRequest) -> AllToAllResult:
+    def swap(self, request: AllToAllRequest) -> AllToAllResult:
         """Return what the plan's members have for this one; blocks until it is there.
 
-        On the hierarchical route everybody goes through the reducer: what two members have for each
-        other is nobody else's business.
+        On the hierarchical route all messages go through the reducer: members of a site must not
+        see the messages of another pair.
 
         Raises:
             PeerLost: a member or the reducer was lost.
@@ -147,36 +99,34 @@ class Routes:
             DeadlineExceeded: it took longer than the plan allows.
             PeerRefused: what came is of no use.
         """
-        plan, me = errand.plan, self._me
-        gift = Outgoing.of(me, errand.parcels, weight=errand.weight, members=plan.members)
+        plan, me = request.plan, self._me
+        parcels = Outgoing.of(me, request.parcels, weight=request.weight, members=plan.members)
         if plan.route == "direct":
-            if self._direct is None:
-                raise _not_dialled()
-            found, sent, received = self._direct.swap(
-                plan, gift, serial=errand.serial, anew=errand.phase == 0
+            found, sent, received = self._dialled().swap(
+                plan, parcels, serial=request.serial, anew=request.phase == 0
             )
         else:
-            answer = self._upstairs(plan, errand.phase, "", upload_of(gift), errand.weight, ())
+            answer = self._via_reducer(request, upload_of(parcels), request.weight, ())
             found = all_to_all_relay(answer, me=me, members=plan.members)
             sent, received = answer.sent_bytes, answer.received_bytes
         return as_all_to_all_result(
-            errand.parcels, found, me=me, sent_bytes=sent, received_bytes=received
+            request.parcels, found, me=me, sent_bytes=sent, received_bytes=received
         )
 
-    def _upstairs(
+    def _via_reducer(
         self,
-        plan: RoundPlan,
-        phase: int,
-        policy: str,
+        request: ReduceRequest | AllToAllRequest,
         packet: Packet,
         weight: float,
         contributors: Sequence[str],
     ) -> RelayedMean:
-        """Send a packet to the reducer and return the mean, or what the others had."""
+        """Send a packet to the reducer and return its result."""
+        plan, policy = request.plan, ""
+        if isinstance(request, ReduceRequest):
+            policy = request.policy.spec(request.key)
         exchange = RelayExchange(
-            self._link, plan, packet, weight=weight, contributors=contributors, phase=phase,
-            policy=policy,
-            deadline=RealClock().monotonic() + plan.timeout_s,
+            self._link, plan, Share(self._me, packet, weight, tuple(contributors), policy),
+            phase=request.phase, deadline=RealClock().monotonic() + plan.timeout_s,
             reducer_lost=lambda: self._is_lost(plan, REDUCER),
         )  # fmt: skip
         mean = exchange.run()
@@ -198,7 +148,3 @@ class Routes:
         """Drop connections to other members. A process that lost a peer ends with `os._exit`."""
         if self._direct is not None:
             self._direct.close()
-
-
-def _not_dialled() -> GroupError:
-    return GroupError("this member cannot be dialled", given="route relay", expected="auto")

@@ -69,7 +69,7 @@ class HubLive:
 
     async def rounds(self, job: str, *, after: int = 0, limit: int = 200) -> list[dict[str, Any]]:
         """Return decided attempts of rounds, oldest first."""
-        return await self._rounds.book.history(job, after=after, limit=limit)
+        return await self._rounds.store.history(job, after=after, limit=limit)
 
     async def submit(self, job: str) -> None:
         """Place a new job, or leave it waiting."""

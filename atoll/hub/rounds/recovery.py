@@ -1,7 +1,7 @@
 """Answers members that lack the committed state: who has it, and what to train on with it.
 
-When nobody has it any more, the run is set back to its newest complete checkpoint, durably and with
-an alarm: what was trained after it is lost, and nothing else.
+When no member has it any more, the run is set back to its newest complete checkpoint, durably and
+with an alarm: what was trained after it is lost, and nothing else.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ class RecoveryCoordinator:
         Raises:
             GroupError: the state is not needed any more, the job is ending.
         """
-        room = self._rooms(job)
+        runtime = self._runtimes(job)
         if body.ready:
-            async with room.lock:
-                effects = room.machine.recover(member, self._clock.monotonic())
-                room.refuse(member, GroupError(RECOVERING, given=member))
-                await self._rounds.carry_out(room, effects)
+            async with runtime.lock:
+                effects = runtime.machine.recover(member, self._clock.monotonic())
+                runtime.refuse(member, GroupError(RECOVERING, given=member))
+                await self._rounds.carry_out(runtime, effects)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(VERDICT_WAIT_S):
-                    await room.decided.wait()
+                    await runtime.decided.wait()
         deadline = self._clock.monotonic() + RETURN_S
         while True:
-            async with room.lock:
+            async with runtime.lock:
                 if not self._rounds.has(job):
                     raise GroupError(ENDED, given=job)
-                named = room.machine.roll.holders(member, body.failed)
-                holders = [m for m in named if self._rounds.is_here(room, m)]
+                named = runtime.machine.members.holders(member, body.failed)
+                holders = [m for m in named if self._rounds.is_here(runtime, m)]
                 late = self._clock.monotonic() >= deadline
-                if holders or late or not self._may_return(room):
-                    checkpoint = -1 if holders else await self._set_back(room, member)
-                    return self._sources(room.machine, member, holders, checkpoint)
+                if holders or late or not self._may_return(runtime):
+                    checkpoint = -1 if holders else await self._set_back(runtime, member)
+                    return self._sources(runtime.machine, member, holders, checkpoint)
             await asyncio.sleep(POLL_S)
 
     async def standing(self, job: str, member: str, body: Standing) -> None:
@@ -83,33 +83,33 @@ class RecoveryCoordinator:
         Raises:
             LeftBehind: it stands on another state than the group; it must recover again.
         """
-        room = self._rooms(job)
-        async with room.lock:
+        runtime = self._runtimes(job)
+        async with runtime.lock:
             now = self._clock.monotonic()
-            effects = room.machine.stand(member, body.round, body.base, now)
+            effects = runtime.machine.stand(member, body.round, body.base, now)
             origin = ", ".join(body.sources) or "nobody"
             text = (
                 f"{member} took over round {body.round} from {origin}:"
                 f" {body.nbytes / 1e6:.1f} MB in {body.seconds:.1f} s"
             )
             await self._events.add(job, "recovered", text, member=member)
-            await self._rounds.carry_out(room, effects)
+            await self._rounds.carry_out(runtime, effects)
 
-    def _may_return(self, room: RoundRuntime) -> bool:
+    def _may_return(self, runtime: RoundRuntime) -> bool:
         """Return whether a process that had the state may still live, unheard."""
-        members = self._jobs.get(room.job).members
-        missed = [members[m] for m in room.machine.roll.missed() if m in members]
+        members = self._jobs.get(runtime.job).members
+        missed = [members[m] for m in runtime.machine.members.missed() if m in members]
         return any(  # a live one is just coming back
             (m.live or m.state == MemberState.LOST) and m.exit_code is None for m in missed
         )
 
-    def _rooms(self, job: str) -> RoundRuntime:
-        return self._rounds.room(job)
+    def _runtimes(self, job: str) -> RoundRuntime:
+        return self._rounds.runtime(job)
 
     def _sources(
         self, machine: RoundMachine, member: str, holders: list[str], checkpoint: int
     ) -> Sources:
-        record, leases = self._jobs.get(machine.job), machine.progress.leases
+        record, leases = self._jobs.get(machine.job), machine.commit_log.data_slots
         pace = machine.newcomer(member, self._clock.monotonic(), whole=not holders)
         return Sources(
             round=machine.committed_round,
@@ -119,22 +119,22 @@ class RecoveryCoordinator:
             lease=leases.lease(member) if leases.cursors else None,
         )
 
-    async def _set_back(self, room: RoundRuntime, member: str) -> int:
+    async def _set_back(self, runtime: RoundRuntime, member: str) -> int:
         """Go back to the newest complete checkpoint, and return its round (-1: the beginning)."""
-        machine, record = room.machine, self._jobs.get(room.job)
+        machine, record = runtime.machine, self._jobs.get(runtime.job)
         if any(m.state == MemberState.DONE for m in record.members.values()):
             raise GroupError("the job is ending: all that have its state are done", given=member)
-        checkpoint = await self._checkpoints.newest(room.job)
+        checkpoint = await self._checkpoints.newest(runtime.job)
         round_ = max(0, checkpoint)
         if round_ == machine.committed_round:
             return checkpoint
         before = machine.committed_round
-        cursors = await self._rounds.book.cursors_at(room.job, round_)
-        await self._checkpoints.begin(room.job, resume_round=checkpoint)
+        cursors = await self._rounds.store.cursors_at(runtime.job, round_)
+        await self._checkpoints.begin(runtime.job, resume_round=checkpoint)
         machine.rewind(round_, cursors)
-        outsiders = machine.roll.outsiders & record.members.keys()
-        await self._rounds.book.set_round(
-            room.job,
+        outsiders = machine.members.outsiders & record.members.keys()
+        await self._rounds.store.set_round(
+            runtime.job,
             round_,
             cursors,
             start_round=machine.start_round,
@@ -144,5 +144,5 @@ class RecoveryCoordinator:
             f"no member has the state of round {before} any more:"
             f" the run goes back to round {round_}"
         )
-        await self._events.add(room.job, "alarm:rewound", text, member=member)
+        await self._events.add(runtime.job, "alarm:rewound", text, member=member)
         return checkpoint

@@ -17,6 +17,7 @@ from atoll.rounds.checks import LEAVING, RECOVERING
 from atoll.rounds.commit import CommitLog
 from atoll.rounds.data_slots import DataSlots
 from atoll.rounds.machine import RoundMachine
+from atoll.rounds.state import RoundMemberState
 from atoll.wire.messages import RoundPlan, Verdict
 from atoll.wire.states import MemberState
 
@@ -24,7 +25,7 @@ KEPT_VERDICTS = 64
 
 ENDED = "the job has ended"
 QUIET = frozenset({ENDED, LEAVING, RECOVERING})
-"""Ends of a wait that are nobody's fault."""
+"""Ends of a wait that are no fault."""
 
 
 @dataclass(eq=False)
@@ -35,7 +36,7 @@ class RoundRuntime:
     opened_at: float
     """Monotonic time at which this life of the hub took the job up."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held from an occurrence until its consequences are durable and told."""
+    """Held from an occurrence until its effects are stored and sent."""
     plans: dict[str, asyncio.Future[RoundPlan]] = field(default_factory=dict)
     votes: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
@@ -97,20 +98,20 @@ Rows = list[tuple[RoundPlan, Verdict | None]]
 
 
 async def restore_runtime(
-    job: Job, *, book: RoundStore, now: float, fresh: bool, first_grace_s: float
+    job: Job, *, store: RoundStore, now: float, fresh: bool, first_grace_s: float
 ) -> RoundRuntime:
     """Return the rounds of a job.
 
     Args:
         job: Its record.
-        book: Where plans and verdicts are kept.
+        store: Where plans and verdicts are kept.
         now: Present time.
         fresh: It starts now; attempts without a verdict are aborted. Else they are taken up.
         first_grace_s: How long the first round waits for members that are still starting.
     """
     if fresh:
-        await book.abandon(job.job)
-    rows = await book.newest(job.job, limit=KEPT_VERDICTS)
+        await store.abandon(job.job)
+    rows = await store.newest(job.job, limit=KEPT_VERDICTS)
     machine = RoundMachine(
         job.job,
         nodes_wanted=job.nodes_wanted - len(job.aside),
@@ -125,68 +126,72 @@ async def restore_runtime(
         unproved=not fresh,
         stopping=job.stopping,
         paused=job.paused,
-        progress=CommitLog(
+        commit_log=CommitLog(
             job.measures,
             DataSlots(job.slots, dict(job.leases)),
             paced=job.spec.train.pace == "measured",
         ),
     )
-    room = RoundRuntime(machine, now)
-    room.verdicts = {plan.epoch: verdict for plan, verdict in rows if verdict is not None}
-    room.decided.set()
+    runtime = RoundRuntime(machine, now)
+    runtime.verdicts = {plan.epoch: verdict for plan, verdict in rows if verdict is not None}
+    runtime.decided.set()
     _enrol(machine, job, fresh=fresh)
     if fresh and job.leases:
-        machine.progress.leases.renew(machine.roll.standing)
+        machine.commit_log.data_slots.renew(machine.members.states)
     if not fresh:
         _recall(machine, rows)
-        await _reopen(room, rows, book, now)
-    return room
+        await _reopen(runtime, rows, store, now)
+    return runtime
 
 
 def _enrol(machine: RoundMachine, job: Job, *, fresh: bool) -> None:
     """Take over from the record who lives, and where each can be dialled."""
     for member in job.members.values():
-        name, roll = member.member, machine.roll
+        name, members = member.member, machine.members
         if name in machine.aside:
             continue
         machine.dials[name] = member.dial
         if member.live:
             machine.expect(name)
             if member.leaving:
-                roll.leaving.add(name)
+                members.leaving.add(name)
             if member.incarnation and not fresh:
-                roll.standing[name] = "live"
+                members.states[name] = RoundMemberState.LIVE
         elif member.state == MemberState.LOST and not fresh:
-            roll.standing[name] = "gone"  # it may come back yet
+            members.states[name] = RoundMemberState.GONE  # it may come back yet
         if job.outsiders.get(name) == member.attempt and not fresh:
-            roll.outsiders.add(name)
+            members.outsiders.add(name)
 
 
 def _recall(machine: RoundMachine, rows: Rows) -> None:
     """Take over from the record who stands on the committed state, and holds which data.
 
-    Without a verdict on it (it was adopted, or the run was set back) everybody may.
+    Without a verdict on it (it was adopted, or the run was set back) every member may.
     """
     committed = [(plan, v) for plan, v in rows if v is not None and v.committed]
     if committed and committed[0][1].round + 1 == machine.committed_round:
         plan, verdict = committed[0]
-        machine.roll.recorded = set(plan.members) & set(verdict.contributors)
+        machine.members.recorded = set(plan.members) & set(verdict.contributors)
         held = {m: lease.slot for m, lease in verdict.leases.items()}
-        machine.progress.leases.held = held
+        machine.commit_log.data_slots.held = held
     else:
-        there = {m for m, s in machine.roll.standing.items() if s in ("live", "gone")}
-        machine.roll.recorded = there - machine.roll.outsiders
+        there = {
+            m
+            for m, s in machine.members.states.items()
+            if s in (RoundMemberState.LIVE, RoundMemberState.GONE)
+        }
+        machine.members.recorded = there - machine.members.outsiders
 
 
-async def _reopen(room: RoundRuntime, rows: Rows, book: RoundStore, now: float) -> None:
+async def _reopen(runtime: RoundRuntime, rows: Rows, store: RoundStore, now: float) -> None:
     """Take up the attempt that was open."""
     if not rows or rows[0][1] is not None:
         return
-    machine, plan = room.machine, rows[0][0]
-    if plan.round < machine.committed_round:  # decided, but neither stored nor told
+    machine, plan = runtime.machine, rows[0][0]
+    if plan.round < machine.committed_round:  # decided, but neither stored nor sent
         machine.committed_round = plan.round
-        cursors = await book.cursors_at(machine.job, plan.round)
-        await book.set_round(machine.job, plan.round, cursors)
-        machine.progress.set_back(cursors)
-    machine.reopen(plan, now, await book.joins_of(plan))
-    room.decided.clear()
+        cursors = await store.cursors_at(machine.job, plan.round)
+        await store.set_round(machine.job, plan.round, cursors)
+        machine.commit_log.set_back(cursors)
+    machine.reopen(plan, now, await store.joins_of(plan))
+    runtime.decided.clear()

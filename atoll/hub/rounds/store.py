@@ -192,7 +192,7 @@ class RoundStore:
         That is the job's progress, leases and measurements, and where the time went.
         """
         verdict, record = decided.verdict, self._jobs.get(job)
-        record.measures = decided.measures
+        record.measures = decided.timings
         if verdict.committed:
             record.committed_round = verdict.round + 1
             record.leases = dict(decided.cursors)

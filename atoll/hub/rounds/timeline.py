@@ -8,7 +8,7 @@ the hub saw. None of this decides anything.
 What a member tells of its period, made fit to be shown: absurd figures are left out and named.
 
 An account is for people. Nothing that is decided about a round may depend on it, so a member that
-lies in it harms nobody.
+lies in it does no harm.
 
 The table of timelines: where the time of each decided attempt went. Old ones are thinned.
 

@@ -70,9 +70,9 @@ class Scaling:
         anew = dealt and most > job.slots
         await self._jobs.scale(job.job, least=least, most=most, deal=job.slots if dealt else most)
         if self._rounds.has(job.job):
-            room = self._rounds.room(job.job)
-            async with room.lock:
-                room.machine.nodes_wanted, room.machine.min_nodes = most, least
+            runtime = self._rounds.runtime(job.job)
+            async with runtime.lock:
+                runtime.machine.nodes_wanted, runtime.machine.min_nodes = most, least
         text = f"{least or most} to {most} members from now on"
         if anew:
             text += "; the data is dealt anew: members save, and start again"

@@ -177,7 +177,7 @@ class Scheduler:
         if spec:
             record = await self._jobs.replace_spec(job, spec)
         if record.nodes_wanted != nodes:
-            await self._rounds.book.forget_leases(job)
+            await self._rounds.store.forget_leases(job)
         await self._begin_again(record, why="it is being placed")
         await self.schedule()
         return job
@@ -188,11 +188,11 @@ class Scheduler:
         round_ = await self._checkpoints.newest(job)
         await self._checkpoints.begin(job, resume_round=round_)
         start = max(0, round_)
-        cursors = await self._rounds.book.cursors_at(job, start)
+        cursors = await self._rounds.store.cursors_at(job, start)
         for member in record.processes:
             member.state, member.error, member.failures = MemberState.STOPPED, None, 0
             member.leaving, member.retried = False, 0
-        await self._rounds.book.set_round(
+        await self._rounds.store.set_round(
             job, start, cursors,
             start_round=start, resume_round=round_, stopping=False, paused="", outsiders={},
             rescaling=False,
@@ -323,7 +323,7 @@ class Scheduler:
         await self._stores.auth.revoke_job(job)
         if again:
             await self._jobs.update(job, deal=0)
-            await self._rounds.book.forget_leases(job)
+            await self._rounds.store.forget_leases(job)
             await self._begin_again(record, why="it starts again with other members")
 
     async def _end_critic(self, job: Job) -> None:

@@ -251,7 +251,7 @@ class Checkpoints:
         """Return the members of that committed round that still live."""
         record = self._jobs.get(job)
         live = {m.member for m in record.members.values() if m.live}
-        return live & set(await self._rounds.book.members_of(job, round_) or live)
+        return live & set(await self._rounds.store.members_of(job, round_) or live)
 
     async def _parts(self, job: str, round_: int) -> list[Row]:
         def find(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:

@@ -145,7 +145,8 @@ class CocktailOuter(EveryStepBase):
         passing, exchange, norm, weight = self._prepared(task)
         floor = ExchangeContext(self._round_client.group, nullcontext, weight)
         passing.work = self._round_client.start(
-            task, lambda plan: exchange(floor, plan), base=self._base, norm=norm
+            lambda plan: exchange(floor, plan),
+            self._round_client.report(task, base=self._base, norm=norm),
         )
         task.free_period()
         passing.prepare_s = self._clock.monotonic() - entered
@@ -199,7 +200,7 @@ class CocktailOuter(EveryStepBase):
             with task.gate.resting():
                 agreed = passing.work.wait()
             waited_s = self._clock.monotonic() - entered
-            self._round_client.obey(task, agreed, ahead=True)
+            self._round_client.apply_verdict(task, agreed, ahead=True)
             hidden_s = max(0.0, sum(agreed.seconds.values()) - waited_s)
             seconds |= {"prepare": passing.prepare_s, "reduce": waited_s, HIDDEN: hidden_s}
         taken = passing.loaded
@@ -239,7 +240,7 @@ class CocktailOuter(EveryStepBase):
         number = task.round
         task.round = number + 1 if agreed is not None else self._round_client.group.committed_round
         apply_s = self._clock.monotonic() - began
-        self._round_client.applied(apply_s)
+        self._round_client.note_applied(apply_s)
         return self._told(number, taken, agreed, seconds | {"apply": apply_s})
 
     def _told(

@@ -117,10 +117,10 @@ class DecentralizedOuter(OuterDefaults, ABC):
         now = self._flat.read(self._scratch)
         self._check(now, task)
         number, prepare_s = task.round, self._clock.monotonic() - entered
-        agreed = self._round_client.hold(
-            task, [now], codec=make_codec("fp32"), weight=self._own_weight, base=self._base,
-            key="finish",
-        )  # fmt: skip
+        exchange = self._round_client.mean_of(
+            task, [now], codec=make_codec("fp32"), weight=self._own_weight, key="finish"
+        )
+        agreed = self._round_client.run(task, exchange, base=self._base)
         began = self._clock.monotonic()
         mean = agreed.reduced.tensors[0]
         moved = length(mean - now)

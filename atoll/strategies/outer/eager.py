@@ -34,6 +34,8 @@ from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
+from atoll.group.period import PeriodReport
+from atoll.group.run_round import Exchange
 from atoll.methods.overlapped import Eager
 from atoll.strategies.base import SyncResult, Traffic
 from atoll.strategies.codec_selection import codec_state, load_codec_state
@@ -42,7 +44,6 @@ from atoll.strategies.outer.overlapped import OverlappedOuter, in_a_row, started
 from atoll.strategies.outer.periodic import WeightRule, finite_length, start_volume
 from atoll.strategies.rounds.background_round import BackgroundRound, Means, RoundResult
 from atoll.strategies.rounds.initial_sync import broadcast_start
-from atoll.strategies.rounds.round_client import Exchange, PeriodReport
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.flat import digest, pseudo_gradient
 from atoll.task import Task
@@ -81,7 +82,8 @@ class EagerOuter(OverlappedOuter):
         """The own pseudo-gradient that is, or will be, under way; None: there is none."""
         self._weight = 0.0
         self._norm: float | None = None
-        self._told: PeriodReport | None = None
+        self._report: PeriodReport | None = None
+        """Of the period whose contribution is sent with the next round."""
 
     def _new_optimizer(self) -> OuterSGD:
         return OuterSGD(lr=self.options.outer_lr, momentum=self.options.outer_momentum)
@@ -101,7 +103,7 @@ class EagerOuter(OverlappedOuter):
         self._theta = self._start.clone()
         self._own_optimizer.load_state_dict(self._common_optimizer.state_dict())
         self._sent, self._share = None, 1.0 / len(self._round_client.group.members or ("",))
-        self._weight, self._norm, self._told = 0.0, None, None
+        self._weight, self._norm, self._report = 0.0, None, None
         self._weigher.reset(task)
         self._taken = task.step
 
@@ -136,12 +138,16 @@ class EagerOuter(OverlappedOuter):
         """Begin the round that this period is for, with its first step."""
         if self._flight is None and task.step >= self.shared_steps:
             entered = self._clock.monotonic()
-            work = self._round_client.start(
-                task, self._exchange(task, waiting=False), base=self._base, norm=self._norm,
-                period=self._told,
-            )  # fmt: skip
-            self._told = None
+            report = self._report_now(task)
+            work = self._round_client.start(self._exchange(task, waiting=False), report)
             self._flight = BackgroundRound(task.step, self._clock.monotonic() - entered, work)
+
+    def _report_now(self, task: Task) -> PeriodReport:
+        """Return the report for the round that begins now, made when its contribution was."""
+        report, self._report = self._report, None
+        if report is None:
+            return self._round_client.report(task, base=self._base, norm=self._norm)
+        return self._round_client.renew(report, task, base=self._base)
 
     def sync(self, task: Task) -> SyncResult | None:
         """Take the round of the period that ends here, and let the own share go ahead."""
@@ -150,7 +156,7 @@ class EagerOuter(OverlappedOuter):
         if task.step == self.shared_steps:
             return self.begin(task)
         delta, norm = self._delta(task)
-        self._told = self._round_client.period(task)
+        self._report = self._round_client.report(task, base=self._base, norm=norm)
         number, landed = self._land(task, self._flight)
         began = self._clock.monotonic()
         mean = self._mean_of(landed)
@@ -210,7 +216,7 @@ class EagerOuter(OverlappedOuter):
             self._flight = None
             return number, landed
         exchange = self._exchange(task, waiting=True)
-        agreed = self._round_client.hold_with(task, exchange, base=self._base, norm=self._norm)
+        agreed = self._round_client.run(task, exchange, base=self._base, norm=self._norm)
         task.round += 1
         return number, RoundResult.of(agreed, agreed.seconds)
 

@@ -39,7 +39,7 @@ from atoll.strategies.codec_selection import codec_state, load_codec_state
 from atoll.strategies.outer.base import SCALINGS, OuterDefaults, ScaledRate
 from atoll.strategies.outer.periodic import WeightRule, outcome, start_volume
 from atoll.strategies.rounds.initial_sync import broadcast_start
-from atoll.strategies.rounds.round_client import RoundClient
+from atoll.strategies.rounds.round_client import RoundClient, restore_mean
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.flat import Flat, digest, length
 from atoll.task import Task
@@ -126,10 +126,11 @@ class EveryStepOuter(OuterDefaults):
         number, prepare_s = task.round, self._clock.monotonic() - entered
         task.period.done += 1  # the step whose gradients these are
         try:
-            agreed = self._round_client.hold(
-                task, [vector], codec=self._codec, weight=self._weight(task), base=self._base,
-                key="gradient", norm=norm,
-            )  # fmt: skip
+            exchange = self._round_client.mean_of(
+                task, [vector], codec=self._codec, weight=self._weight(task), key="gradient"
+            )
+            agreed = self._round_client.run(task, exchange, base=self._base, norm=norm)
+            agreed = restore_mean(agreed, codec=self._codec, key="gradient")
         finally:
             task.free_period()
         began = self._clock.monotonic()
@@ -145,7 +146,7 @@ class EveryStepOuter(OuterDefaults):
         self._weigher.reset(task)
         task.round = number + 1
         apply_s = self._clock.monotonic() - began
-        self._round_client.applied(apply_s)
+        self._round_client.note_applied(apply_s)
         seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}
         self._last = outcome(
             agreed, number, seconds, digest=self._base, delta_norm=float(mean.norm())

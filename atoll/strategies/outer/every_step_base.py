@@ -133,7 +133,7 @@ class EveryStepBase(OuterDefaults):
     ) -> CommittedRound[ExchangeResult[V]]:
         """Return what all members committed."""
         floor = ExchangeContext(self._round_client.group, task.gate.resting, weight)
-        return self._round_client.hold_with(
+        return self._round_client.run(
             task, lambda plan: exchange(floor, plan), base=self._base, norm=norm
         )
 
@@ -258,7 +258,7 @@ class GradientRounds(EveryStepBase, ABC, Generic[V]):
         if not task.skipped:
             delta_norm = self.apply(task, value, counted=self._counts(agreed.reduced.contributors))
         apply_s = self._clock.monotonic() - began
-        self._round_client.applied(apply_s)
+        self._round_client.note_applied(apply_s)
         seconds = {"prepare": prepare_s, "apply": apply_s}
         self._last = self._note(task, agreed, seconds=seconds, norm=delta_norm)
 

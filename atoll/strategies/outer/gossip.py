@@ -37,12 +37,12 @@ from torch import Tensor
 
 from atoll.clock import Clock
 from atoll.errors import ConfigError, unknown
+from atoll.group.run_round import Exchange
 from atoll.methods.decentralized import Gossip
 from atoll.strategies.base import SyncResult, Traffic
 from atoll.strategies.graphs import GRAPHS, UNEVEN, mixing, neighbours, pushing
 from atoll.strategies.outer.decentralized import DecentralizedOuter
 from atoll.strategies.rounds.all_to_all import AllToAllVectors
-from atoll.strategies.rounds.round_client import Exchange
 from atoll.strategies.traffic import all_to_all_volume
 from atoll.strategies.vectors.flat import length
 from atoll.task import Task
@@ -109,9 +109,7 @@ class GossipOuter(DecentralizedOuter):
         self._check(self._before, task)
         number, prepare_s = task.round, self._clock.monotonic() - entered
         try:
-            agreed = self._round_client.hold_with(
-                task, self._exchange(task), base=self._base, norm=norm
-            )
+            agreed = self._round_client.run(task, self._exchange(task), base=self._base, norm=norm)
         except BaseException:
             self._swaps.finish(committed=False)
             raise
@@ -126,7 +124,7 @@ class GossipOuter(DecentralizedOuter):
         self._mass = mixed.mass
         self._advance(task, mixed.digest)
         apply_s = self._clock.monotonic() - began
-        self._round_client.applied(apply_s)
+        self._round_client.note_applied(apply_s)
         return SyncResult(
             round=number, contributors=mixed.contributors, weight=mixed.weight,
             seconds={**agreed.seconds, "prepare": prepare_s, "apply": apply_s},

@@ -31,12 +31,12 @@ from torch import Tensor
 
 from atoll.clock import Clock
 from atoll.errors import ConfigError
+from atoll.group.run_round import Exchange
 from atoll.methods.decentralized import NoLoCo
 from atoll.strategies.base import SyncResult, Traffic
 from atoll.strategies.graphs import pairs
 from atoll.strategies.outer.decentralized import DecentralizedOuter
 from atoll.strategies.rounds.all_to_all import AllToAllVectors
-from atoll.strategies.rounds.round_client import Exchange
 from atoll.strategies.traffic import all_to_all_volume
 from atoll.strategies.vectors.flat import length, pseudo_gradient
 from atoll.task import Task
@@ -100,7 +100,7 @@ class NoLoCoOuter(DecentralizedOuter):
         norm = self._check(delta, task)
         number, prepare_s = task.round, self._clock.monotonic() - entered
         try:
-            agreed = self._round_client.hold_with(
+            agreed = self._round_client.run(
                 task, self._exchange(task, delta), base=self._base, norm=norm
             )
         except BaseException:
@@ -112,7 +112,7 @@ class NoLoCoOuter(DecentralizedOuter):
         moved = self._apply(paired)
         self._advance(task, paired.digest)
         apply_s = self._clock.monotonic() - began
-        self._round_client.applied(apply_s)
+        self._round_client.note_applied(apply_s)
         return SyncResult(
             round=number, contributors=paired.contributors, weight=paired.weight,
             seconds={**agreed.seconds, "prepare": prepare_s, "apply": apply_s},

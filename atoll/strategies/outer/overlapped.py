@@ -18,7 +18,7 @@ from torch import Tensor
 from atoll.clock import Clock, RealClock
 from atoll.codec.base import Codec
 from atoll.group.base import Group
-from atoll.group.run_round import Agreed
+from atoll.group.run_round import CommittedMean
 from atoll.strategies.base import Committed, SyncResult
 from atoll.strategies.codec_selection import codec_state
 from atoll.strategies.outer.base import SHARED_STATE, OuterDefaults, as_carrier
@@ -111,7 +111,7 @@ class OverlappedOuter(OuterDefaults, ABC):
     ) -> SyncResult:
         """Return a round that was taken; applying its result began at `began`."""
         apply_s = self._clock.monotonic() - began
-        self._round_client.applied(apply_s)
+        self._round_client.note_applied(apply_s)
         return SyncResult(
             round=number, contributors=landed.contributors, weight=landed.weight,
             seconds={**landed.seconds, "apply": apply_s}, sent_bytes=landed.sent_bytes,
@@ -120,7 +120,7 @@ class OverlappedOuter(OuterDefaults, ABC):
         )  # fmt: skip
 
 
-def started(rounds: Sequence[Agreed], *, number: int, digest: str) -> SyncResult:
+def started(rounds: Sequence[CommittedMean], *, number: int, digest: str) -> SyncResult:
     """Return the rounds of a same start as one result."""
     last = rounds[-1]
     return SyncResult(

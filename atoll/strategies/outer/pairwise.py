@@ -36,7 +36,7 @@ from torch import Tensor
 from atoll.clock import Clock
 from atoll.errors import AtollError, ConfigError
 from atoll.group.base import Work
-from atoll.group.run_round import CommittedRound
+from atoll.group.run_round import CommittedRound, Exchange
 from atoll.methods.decentralized import Pairwise
 from atoll.strategies.base import HIDDEN, Committed, SyncResult, Traffic
 from atoll.strategies.graphs import pairs
@@ -44,7 +44,6 @@ from atoll.strategies.outer.base import SHARED_STATE
 from atoll.strategies.outer.decentralized import DecentralizedOuter
 from atoll.strategies.outer.overlapped import in_a_row
 from atoll.strategies.rounds.all_to_all import AllToAllVectors
-from atoll.strategies.rounds.round_client import Exchange
 from atoll.strategies.traffic import all_to_all_volume
 from atoll.strategies.vectors.flat import length
 from atoll.task import Task
@@ -124,7 +123,8 @@ class PairwiseOuter(DecentralizedOuter):
         self._check(before, task)
         self._due = task.step + self._every
         work = self._round_client.start(
-            task, self._exchange(before, telling=1.0 + task.step), base=self._base
+            self._exchange(before, telling=1.0 + task.step),
+            self._round_client.report(task, base=self._base),
         )
         self._flight = _PairExchange(task.step, self._clock.monotonic() - entered, work)
 
@@ -151,9 +151,7 @@ class PairwiseOuter(DecentralizedOuter):
     def _attend(self, task: Task) -> tuple[SyncResult, Mapping[str, float]]:
         """Be at a meeting without values; return it, and what all have told."""
         number = task.round
-        agreed = self._round_client.hold_with(
-            task, self._exchange(None, telling=DONE), base=self._base
-        )
+        agreed = self._round_client.run(task, self._exchange(None, telling=DONE), base=self._base)
         met = agreed.reduced
         self._swaps.finish(committed=False)  # nothing was encoded
         self._note(task, met)
@@ -176,7 +174,7 @@ class PairwiseOuter(DecentralizedOuter):
             except BaseException:
                 self._swaps.finish(committed=False)
                 raise
-            self._round_client.obey(task, agreed, ahead=True)
+            self._round_client.apply_verdict(task, agreed, ahead=True)
         met = agreed.reduced if agreed is not None else flight.loaded
         if met is None:
             raise RuntimeError("a meeting is either under way or loaded")

@@ -1,12 +1,13 @@
-"""What outer strategies have in common that combine parameters now and then.
+"""Base of the outer strategies that average parameters from time to time, e.g. DiLoCo.
 
-A subclass says when a round is due and what the agreed mean does to the common state.
+Members train apart from a common state. When a round is due each sends its pseudo-gradient
+`start - now`; the mean of all moves the common state, and all go on from there. A subclass says
+when a round is due (`next_due`) and how the mean moves the common state (`update`).
 
 The common state is one flat float32 vector: the trained parameters, then the floating-point
-buffers. What crosses the network is the difference `start - now`, never the parameters: it is small
-and centred on zero, so coarse codecs lose little. Buffers (running means of BatchNorm) are averaged
-plainly by every method: extrapolating a variance could make it negative. The optimizer's own state
-stays local.
+buffers. Differences travel, never parameters: they are small and centred on zero, so coarse codecs
+lose little. Buffers (running means of BatchNorm) are averaged plainly by every method:
+extrapolating a variance could make it negative. The inner optimizer's state stays local.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class WeightRule:
         self.tokens = 0
 
     def weight(self, task: Task) -> float:
-        """Return the weight now; steps stand in where nobody counts tokens."""
+        """Return the weight now; steps stand in where tokens are not counted."""
         steps = task.step - self.step
         if self.kind in ("equal", FEDNOVA):
             return float(steps > 0)
@@ -75,7 +76,7 @@ class WeightRule:
         return period.done if period.start == self.step else task.step - self.step
 
     def reset(self, task: Task) -> None:
-        """A round was committed: count from here."""
+        """Count from here: a round was committed."""
         self.step, self.tokens = task.step, task.tokens
 
     def state(self) -> Tensor:
@@ -83,12 +84,12 @@ class WeightRule:
         return torch.tensor([self.step, self.tokens])
 
     def load(self, state: Tensor) -> None:
-        """Take up the counters."""
+        """Load the counters."""
         self.step, self.tokens = (int(value) for value in state.tolist())
 
 
 class PeriodicOuter(OuterDefaults, ABC):
-    """Rounds about parameters; see the module's docstring."""
+    """Averages parameters from time to time; see the module."""
 
     def __init__(self, *, weight: str, clock: Clock | None = None) -> None:
         """Weigh contributions by `tokens`, `equal` or `fednova`."""
@@ -99,7 +100,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         self._resumed = False
         """The state that was loaded last was this member's own, not another's."""
 
-    # ------------------------------------------------------- what a subclass decides
+    # ---------------------------------------------------------- decided by a subclass
 
     @abstractmethod
     def next_due(self, step: int) -> int:
@@ -124,7 +125,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         """Return whether the own model becomes the common state in a round; by default it does."""
         return True
 
-    # --------------------------------------------------------------- the two moments
+    # ----------------------------------------------------------------------- training
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Take the parameters as they are for the common state."""
@@ -152,13 +153,13 @@ class PeriodicOuter(OuterDefaults, ABC):
         task.begin_period(self._next, together=self._next <= self.shared_steps)
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Make sure that all start from the same parameters, those of the first member."""
+        """Let all members start from the parameters of the first one."""
         result = self._same_start(task)
         self._plan(task)
         return result
 
     def sync(self, task: Task) -> SyncResult | None:
-        """Hold a round if one is due."""
+        """Run a round if one is due."""
         if task.step < self._next:
             return None
         shared = task.step == self.shared_steps
@@ -167,7 +168,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         return result
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Hold a last round if there were steps since the last one."""
+        """Run a last round if there were steps since the one before."""
         if task.step > self._weigher.step:
             return self._round(task, last=True)
         if not self.one_model:
@@ -185,6 +186,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         return as_carrier(self._flat, self._start)
 
     def _round(self, task: Task, *, last: bool = False) -> SyncResult:
+        """Run one round: the pseudo-gradient, join, reduce, commit, and the outer step."""
         entered = self._clock.monotonic()
         delta = pseudo_gradient(self._start, self._flat.read(self._scratch), out=self._scratch)
         norm = finite_length(delta, task)
@@ -192,7 +194,9 @@ class PeriodicOuter(OuterDefaults, ABC):
         number, prepare_s = task.round, self._clock.monotonic() - entered
         weight = self._weigher.weight(task)
 
-        def exchange(plan: RoundPlan) -> Reduced:
+        def reduce(plan: RoundPlan) -> Reduced:
+            # After an abort this is called again with another plan, and with the same delta: the
+            # steps of this period are in it, and nothing of it has been applied.
             own = self.weight_in(plan, weight, last=last)
             if self._weigher.kind == FEDNOVA:
                 return self._exchange_evened(task, delta, own)
@@ -200,20 +204,23 @@ class PeriodicOuter(OuterDefaults, ABC):
             with task.gate.resting():
                 return work.wait()
 
-        agreed = self._round_client.hold_with(task, exchange, base=self._base, norm=norm)
-        agreed = restore_mean(agreed, codec=self._codec, key=KEY)
+        committed = self._round_client.run(task, reduce, base=self._base, norm=norm)
+
+        # The verdict is durable and all members hold the same bytes: from here on each computes the
+        # same common state, so nothing may depend on this member alone.
+        committed = restore_mean(committed, codec=self._codec, key=KEY)
         began = self._clock.monotonic()
-        mean = agreed.reduced.tensors[0]
+        mean = committed.reduced.tensors[0]
         delta_norm = float(mean.norm())
-        self._apply(mean, task.step, alone=agreed.plan.route == "alone")
-        if self.takes_over(agreed.plan, last=last):
+        self._apply(mean, task.step, alone=committed.plan.route == "alone")
+        if self.takes_over(committed.plan, last=last):
             self._flat.write(self._start)
         self._settle(task)
         task.round = number + 1
         apply_s = self._clock.monotonic() - began
-        self._round_client.applied(apply_s)
-        seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}
-        return outcome(agreed, number, seconds, digest=self._base, delta_norm=delta_norm)
+        self._round_client.note_applied(apply_s)
+        seconds = committed.seconds | {"prepare": prepare_s, "apply": apply_s}
+        return outcome(committed, number, seconds, digest=self._base, delta_norm=delta_norm)
 
     def _exchange_evened(self, task: Task, delta: Tensor, weight: float) -> Reduced:
         """Reduce pseudo-gradients of equally many steps; see `vectors.exact_math`."""
@@ -232,7 +239,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         )
 
     def _apply(self, mean: Tensor, step: int, *, alone: bool) -> None:
-        """Move the common state."""
+        """Move the common state by the mean: the outer step, and the plain mean of the buffers."""
         parameters = slice(0, self._num_parameters)
         buffers = slice(self._num_parameters, None)
         if alone and self.is_plain(step):
@@ -247,7 +254,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         number = task.round
         self._start, rounds = broadcast_start(task, self._flat, self._round_client, base=self._base)
         self._settle(task)
-        seconds = {k: sum(agreed.seconds[k] for agreed in rounds) for k in rounds[0].seconds}
+        seconds = {k: sum(one.seconds[k] for one in rounds) for k in rounds[0].seconds}
         return outcome(rounds[-1], number, seconds, digest=self._base, delta_norm=0.0)
 
     def _settle(self, task: Task) -> None:
@@ -269,7 +276,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         start = state["shared.start"]
         if start.shape != self._start.shape:
             raise ConfigError(
@@ -329,22 +336,22 @@ def start_volume(peers: int, *, rank: int) -> Traffic:
 
 
 def outcome(
-    agreed: CommittedRound[Any],
+    committed: CommittedRound[Any],
     number: int,
     seconds: Mapping[str, float],
     *,
     digest: str,
     delta_norm: float,
 ) -> SyncResult:
-    """Return the result of a committed round; what was agreed has contributors and a weight."""
+    """Return the result of a committed round, one with contributors and a weight."""
     return SyncResult(
         round=number,
-        contributors=agreed.reduced.contributors,
-        weight=agreed.reduced.weight,
+        contributors=committed.reduced.contributors,
+        weight=committed.reduced.weight,
         seconds=seconds,
-        sent_bytes=agreed.sent_bytes,
-        received_bytes=agreed.received_bytes,
+        sent_bytes=committed.sent_bytes,
+        received_bytes=committed.received_bytes,
         delta_norm=delta_norm,
         digest=digest,
-        aborted=agreed.attempts - 1,
+        aborted=committed.attempts - 1,
     )

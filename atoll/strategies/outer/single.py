@@ -67,9 +67,10 @@ class NoSyncOuter(OuterDefaults):
 
     def _meet(self, task: Task) -> SyncResult:
         number = task.round
-        agreed = self._round_client.hold(
-            task, [torch.zeros(1)], codec=self._exact, weight=1.0, base=BASE, key="alone"
+        nothing = self._round_client.mean_of(
+            task, [torch.zeros(1)], codec=self._exact, weight=1.0, key="alone"
         )
+        agreed = self._round_client.run(task, nothing, base=BASE)
         task.round, self._held = number + 1, task.step
         task.free_period()
         return outcome(agreed, number, agreed.seconds, digest="", delta_norm=0.0)

@@ -154,7 +154,7 @@ class SpartaOuter(EveryStepBase):
         if buffers is not None:
             self._buffers.write(buffers)
         apply_s = self._clock.monotonic() - began
-        self._round_client.applied(apply_s)
+        self._round_client.note_applied(apply_s)
         seconds = {"prepare": prepare_s, "apply": apply_s}
         return self._note(task, agreed, seconds=seconds, norm=delta_norm)
 

@@ -36,6 +36,7 @@ from atoll.clock import Clock
 from atoll.codec.base import Codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
+from atoll.group.run_round import Exchange
 from atoll.methods.overlapped import Streaming
 from atoll.strategies.base import SyncResult, Traffic
 from atoll.strategies.codec_selection import codec_state, load_codec_state
@@ -45,7 +46,6 @@ from atoll.strategies.outer.periodic import WeightRule, finite_length, start_vol
 from atoll.strategies.outer.streaming_plan import StreamingPlan
 from atoll.strategies.rounds.background_round import BackgroundRound, Means, RoundResult
 from atoll.strategies.rounds.initial_sync import broadcast_start
-from atoll.strategies.rounds.round_client import Exchange
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.flat import digest, pseudo_gradient
 from atoll.strategies.vectors.fragments import PATTERNS, cut, names_of
@@ -161,7 +161,8 @@ class StreamingOuter(OverlappedOuter):
         """Begin a round on a background thread."""
         entered = self._clock.monotonic()
         exchange, norm = self._offer(task, which)
-        work = self._round_client.start(task, exchange, base=self._base, norm=norm)
+        report = self._round_client.report(task, base=self._base, norm=norm)
+        work = self._round_client.start(exchange, report)
         return BackgroundRound(task.step, self._clock.monotonic() - entered, work)
 
     def _hold(self, task: Task, which: Sequence[int]) -> SyncResult:
@@ -169,7 +170,7 @@ class StreamingOuter(OverlappedOuter):
         entered = self._clock.monotonic()
         exchange, norm = self._offer(task, which, waiting=True)
         number, prepare_s = task.round, self._clock.monotonic() - entered
-        agreed = self._round_client.hold_with(task, exchange, base=self._base, norm=norm)
+        agreed = self._round_client.run(task, exchange, base=self._base, norm=norm)
         task.round += 1
         landed = RoundResult.of(agreed, agreed.seconds | {"prepare": prepare_s})
         return self._apply(task, landed, which, number=number, mix=0.0, current=True)

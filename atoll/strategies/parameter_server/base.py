@@ -231,7 +231,7 @@ class ParameterServerOuter(ParameterServerState):
             self._server_client.rest(self._epoch, final=done)
         task.waited_s += self._server_client.take_waited()
         entered = self._clock.monotonic()
-        period = replace(self._round_client.period(task), steps=self._since)
+        report = replace(self._round_client.report(task, base=self._base), steps=self._since)
         step = max(task.step, int(self._server_client.progress + 1e-6))
 
         def exchange(plan: RoundPlan) -> SyncPoints:
@@ -241,10 +241,10 @@ class ParameterServerOuter(ParameterServerState):
             return hold_sync_point(self._group, plan, view, resting=nullcontext)
 
         prepare_s = self._clock.monotonic() - entered
-        work = self._round_client.start(task, exchange, base=self._base, period=period)
+        work = self._round_client.start(exchange, report)
         with task.gate.resting():
             agreed = work.wait()
-        self._round_client.obey(task, agreed)
+        self._round_client.apply_verdict(task, agreed)
         began, found = self._clock.monotonic(), agreed.reduced
         norm = self._adopt(found)
         self._final = found.done
@@ -253,7 +253,7 @@ class ParameterServerOuter(ParameterServerState):
         task.round = number + 1
         sent, received = self._mark_bytes()
         apply_s = self._clock.monotonic() - began
-        self._round_client.applied(apply_s)
+        self._round_client.note_applied(apply_s)
         if not self._final:
             self._enter_servers(task, patient=False)
         seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}

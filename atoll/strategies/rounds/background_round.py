@@ -103,7 +103,7 @@ class BackgroundRound:
     """None: the result was loaded from a saved state."""
     loaded: RoundResult | None = None
 
-    def land(self, task: Task, meeting: RoundClient, clock: Clock) -> RoundResult:
+    def land(self, task: Task, round_client: RoundClient, clock: Clock) -> RoundResult:
         """Wait for the result, and do what its verdict says; the task's round moves on.
 
         Raises:
@@ -114,13 +114,13 @@ class BackgroundRound:
         if self.work is None:
             if self.loaded is None:
                 raise RuntimeError("a flight is either under way or loaded")
-            task.round = meeting.group.committed_round
+            task.round = round_client.group.committed_round
             return self.loaded
         entered = clock.monotonic()
         with task.gate.resting():
             agreed = self.work.wait()
         waited_s = clock.monotonic() - entered
-        meeting.obey(task, agreed, ahead=True)
+        round_client.apply_verdict(task, agreed, ahead=True)
         task.round += 1
         whole_s = sum(agreed.seconds.values())
         seconds = {"prepare": self.prepare_s, "join": 0.0, "reduce": waited_s, "commit": 0.0}

@@ -10,7 +10,7 @@ from torch import Tensor
 from atoll.codec.registry import make_codec
 from atoll.errors import GroupError
 from atoll.group.policy import exactly
-from atoll.group.run_round import Agreed
+from atoll.group.run_round import CommittedMean
 from atoll.strategies.rounds.round_client import RoundClient
 from atoll.strategies.vectors.flat import Flat, digest
 from atoll.task import Task
@@ -22,8 +22,8 @@ DIGEST_ELEMENTS = 32
 
 
 def broadcast_start(
-    task: Task, flat: Flat, meeting: RoundClient, *, base: str
-) -> tuple[Tensor, list[Agreed]]:
+    task: Task, flat: Flat, round_client: RoundClient, *, base: str
+) -> tuple[Tensor, list[CommittedMean]]:
     """Make every member's tensors those of the first member; return them as one vector.
 
     First the members average the bytes of their digests, and the squares of these: the variance
@@ -36,7 +36,7 @@ def broadcast_start(
     Args:
         task: Its round is advanced.
         flat: What has to be equal.
-        meeting: Holds the rounds.
+        round_client: Runs the rounds.
         base: What all stand on already: their last common digest, or a fixed word.
 
     Raises:
@@ -44,17 +44,21 @@ def broadcast_start(
     """
     codec = make_codec("fp32")
     vector = flat.read()
-    rounds: list[Agreed] = []
+    rounds: list[CommittedMean] = []
     while True:
         mark = torch.tensor(list(bytes.fromhex(digest(vector))), dtype=torch.float32)
-        with exactly(meeting.group):
-            compared = meeting.hold(
-                task, [mark, mark.square()], codec=codec, weight=1.0, base=base, key="start"
+        with exactly(round_client.group):
+            compared = round_client.run(
+                task,
+                round_client.mean_of(
+                    task, [mark, mark.square()], codec=codec, weight=1.0, key="start"
+                ),
+                base=base,
             )
         rounds.append(compared)
         task.round += 1
         mean, squares = compared.reduced.tensors
-        if meeting.group.policy.robust:
+        if round_client.group.policy.robust:
             _check_with_most(mark, mean, task.member)
             return vector, rounds
         if len(compared.reduced.contributors) == 1 or torch.equal(mean.square(), squares):
@@ -62,11 +66,12 @@ def broadcast_start(
         leader = compared.reduced.contributors[0]
         log.info("members start from different parameters: all take those of %s", leader)
         try:
-            weight = float(meeting.group.me == leader)
-            with exactly(meeting.group):
-                copied = meeting.hold(
-                    task, [vector], codec=codec, weight=weight, base=base, key="start"
+            weight = float(round_client.group.me == leader)
+            with exactly(round_client.group):
+                values = round_client.mean_of(
+                    task, [vector], codec=codec, weight=weight, key="start"
                 )
+                copied = round_client.run(task, values, base=base)
         except GroupError as error:
             if "weight" not in str(error):
                 raise

@@ -1,193 +1,172 @@
-"""Holding one member's rounds: what it did in the period goes along, what comes back is obeyed."""
+"""One member's rounds: what a strategy says to the group, and what the verdict says to the task.
+
+A strategy that has something to agree on calls :meth:`RoundClient.run` with an exchange, which
+joins, reduces and commits (:func:`atoll.group.run_round.run_round`). Beside the exchange this class
+reports how fast the member was and where its data stands, and applies the pace and the data lease
+that the verdict assigns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 from torch import Tensor
 
 from atoll.clock import Clock
 from atoll.codec.base import Codec
 from atoll.codec.wrappers.auto import auto_inside
-from atoll.group.base import Decidable, Group, Reduced, Resting, Work, flatten, unflatten
-from atoll.group.run_round import Agreed, CommittedRound, run_round
+from atoll.group.base import Decidable, Group, Reduced, Work, flatten, unflatten
+from atoll.group.period import PeriodReport
+from atoll.group.run_round import (
+    CommittedMean,
+    CommittedRound,
+    Exchange,
+    mean_exchange,
+    run_round,
+)
 from atoll.strategies.codec_selection import CodecSelection
 from atoll.task import Task
-from atoll.wire.messages import Lease, MemberStats, RoundPlan
+from atoll.wire.messages import Lease, MemberStats
 
 T = TypeVar("T", bound=Decidable)
 
-Exchange = Callable[[RoundPlan], T]
-"""Reduces and swaps with the members of a plan, and returns what they came to."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeriodReport:
-    """What a member did in the period that ends with a round."""
-
-    tokens: int
-    """In all."""
-    steps: int
-    busy_s: float
-    lease: Lease | None
-    """Where its data stands."""
-    loss: float | None
+PHASES = {"wait": "join", "send": "reduce", "vote": "commit"}
+"""Names of a round's phases in the statistics, and in :class:`CommittedRound`."""
 
 
 class RoundClient:
-    """Tells the group how fast this member was and where its data stands, round by round."""
+    """Runs the rounds of one member; measures its periods in between."""
 
     def __init__(self, group: Group, clock: Clock, *, codec: Codec | None = None) -> None:
         """Measure the first period from now; `codec` may be one that suits itself to the link."""
         self.group, self._clock = group, clock
         auto = auto_inside(codec) if codec is not None else None
-        self._choosing = CodecSelection(group, auto, clock=clock) if auto is not None else None
-        self._ended = clock.monotonic()
+        self._selection = CodecSelection(group, auto, clock=clock) if auto is not None else None
+        self._period_began = clock.monotonic()
         self._phases: dict[str, float] = {}
+        """Seconds of the last round's phases; part of the next report."""
 
-    def hold(
-        self,
-        task: Task,
-        xs: Sequence[Tensor],
-        *,
-        codec: Codec,
-        weight: float,
-        base: str,
-        key: str,
-        norm: float | None = None,
-    ) -> Agreed:
-        """Return the mean that all members committed; see :func:`atoll.group.run_round.agree`.
+    # ------------------------------------------------------------------------ a round
 
-        The state of the task may be read by others while this waits. The task's round is not
-        advanced: that is part of applying the result. `norm` is that of the contribution, where
-        it says how much this member has learned.
-        """
-        mean = mean_exchange(
-            self.group, xs, codec=codec, weight=weight, key=key, resting=task.gate.resting
-        )
-        agreed = self.hold_with(task, mean, base=base, norm=norm)
-        return restore_mean(agreed, codec=codec, key=key)
-
-    def hold_with(
+    def run(
         self, task: Task, exchange: Exchange[T], *, base: str, norm: float | None = None
     ) -> CommittedRound[T]:
-        """Do what :meth:`hold` does, with any exchange; see `atoll.group.run_round`."""
-        told = self._told(task, base=base, norm=norm)
-        measured = self._measured(exchange)
-        agreed = run_round(self.group, measured, resting=task.gate.resting, **told)
-        self.obey(task, agreed)
-        return agreed
+        """Join, reduce and commit; return what all members committed.
 
-    def start(
-        self,
-        task: Task,
-        exchange: Exchange[T],
-        *,
-        base: str,
-        norm: float | None = None,
-        period: PeriodReport | None = None,
-    ) -> Work[CommittedRound[T]]:
+        Others may read the task's state while this waits. The task's round is not advanced: that is
+        part of applying the result.
+
+        Args:
+            task: The training.
+            exchange: Computes the result with the members of a plan.
+            base: Digest of the committed state that this member stands on.
+            norm: Of the contribution, where it says how much this member has learned.
+        """
+        report = self.report(task, base=base, norm=norm)
+        resting = task.gate.resting
+        committed = run_round(self.group, self._measured(exchange), report, resting=resting)
+        self.apply_verdict(task, committed)
+        return committed
+
+    def start(self, exchange: Exchange[T], report: PeriodReport) -> Work[CommittedRound[T]]:
         """Begin a round on a background thread, so that training goes on meanwhile.
 
-        One at a time per group, and nothing else may use the group until it has ended. What
-        `exchange` uses MUST NOT change meanwhile, and it waits without `resting`. Whoever takes
-        the result calls :meth:`obey` with it, `ahead=True`. `period` is what :meth:`period` said
-        when the contribution was made, where that is a while ago.
+        One at a time per group, and nothing else may use the group until it has ended. The values
+        that `exchange` uses MUST NOT change meanwhile. The caller that takes the result calls
+        :meth:`apply_verdict` with `ahead=True`.
         """
-        told = self._told(task, base=base, norm=norm, period=period)
         measured = self._measured(exchange)
         return Work.start(
-            lambda: run_round(self.group, measured, **told), name=f"round-{self.group.me}"
+            lambda: run_round(self.group, measured, report), name=f"round-{self.group.me}"
+        )
+
+    def mean_of(
+        self, task: Task, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str
+    ) -> Exchange[Reduced]:
+        """Return the exchange that is one weighted mean of `xs`; see :meth:`Group.reduce`."""
+        return mean_exchange(
+            self.group, xs, codec=codec, weight=weight, key=key, resting=task.gate.resting
         )
 
     def _measured(self, exchange: Exchange[T]) -> Exchange[T]:
-        """Return the exchange with what a codec wants to know of the link."""
-        choosing = self._choosing
-        return exchange if choosing is None else lambda plan: choosing.around(exchange, plan)
+        """Return the exchange with the measurements of the link that an `auto` codec needs."""
+        selection = self._selection
+        return exchange if selection is None else lambda plan: selection.around(exchange, plan)
 
-    def period(self, task: Task) -> PeriodReport:
-        """Return what was done since the last round; the losses are taken out of the task."""
+    # --------------------------------------------------------------------- its report
+
+    def report(self, task: Task, *, base: str, norm: float | None = None) -> PeriodReport:
+        """Return what was done since the last round; takes the losses out of the task."""
         place = task.stretch.place() if task.stretch is not None else None
         return PeriodReport(
+            round=task.round,
+            base=base,
             tokens=task.tokens,
             steps=task.period.done,
-            busy_s=self._clock.monotonic() - self._ended,
+            busy_s=self._clock.monotonic() - self._period_began,
             lease=Lease(*place) if place is not None else None,
-            loss=task.losses.take(),
+            stats=self._stats(norm=norm, loss=task.losses.take()),
         )
 
-    def _told(
-        self, task: Task, *, base: str, norm: float | None, period: PeriodReport | None = None
-    ) -> dict[str, Any]:
-        """Return what goes along with a round that begins now."""
-        told = period if period is not None else self.period(task)
-        return {
-            "base": base,
-            "round_": task.round,
-            "tokens": told.tokens,
-            "steps": told.steps,
-            "busy_s": told.busy_s,
-            "lease": told.lease,
-            "account": MemberStats(phases=self._phases, update_norm=norm, loss=told.loss),
-        }
+    def renew(self, report: PeriodReport, task: Task, *, base: str) -> PeriodReport:
+        """Return a report as that of the round after the one that was open when it was made."""
+        before = report.stats or MemberStats()
+        stats = self._stats(norm=before.update_norm, loss=before.loss)
+        return replace(report, round=task.round, base=base, stats=stats)
 
-    def obey(self, task: Task, agreed: CommittedRound[T], *, ahead: bool = False) -> None:
-        """Do what the verdict of a round says about this member's pace and data.
+    def _stats(self, *, norm: float | None, loss: float | None) -> MemberStats:
+        return MemberStats(phases=self._phases, update_norm=norm, loss=loss)
 
-        `ahead`: training went on during the round. The data then moves only to another slot: in its
-        own one this member is past the place that the verdict knows.
+    # -------------------------------------------------------------------- its verdict
+
+    def apply_verdict(
+        self, task: Task, committed: CommittedRound[T], *, ahead: bool = False
+    ) -> None:
+        """Apply the pace and the data lease that a verdict assigns to this member.
+
+        Args:
+            task: The training.
+            committed: The round.
+            ahead: Training went on during the round.
         """
-        self._ended = self._clock.monotonic()
-        if self._choosing is not None:
-            self._choosing.committed()
-        told = {"wait": "join", "send": "reduce", "vote": "commit"}
-        self._phases = {name: agreed.seconds[phase] for name, phase in told.items()}
+        self._period_began = self._clock.monotonic()
+        if self._selection is not None:
+            self._selection.committed()
+        self._phases = {name: committed.seconds[phase] for name, phase in PHASES.items()}
         if self.group.upload_s is not None:
             self._phases["upload"] = self.group.upload_s
-        verdict, me = agreed.verdict, self.group.me
+        verdict, me = committed.verdict, self.group.me
         task.pace = verdict.pace.get(me, 1.0) if task.paced else 1.0
-        for dealt in verdict.leases.values():
-            task.leases[dealt.slot] = dict(dealt.cursor)
+        for assigned in verdict.leases.values():
+            task.leases[assigned.slot] = dict(assigned.cursor)
         lease = verdict.leases.get(me)
         if lease is None or task.stretch is None:
             return
         place = task.stretch.place()
         if ahead and place is not None and place[0] == lease.slot:
+            # Within its own slot this member has already read past the committed position.
             return
         task.stretch.move(lease.slot, lease.cursor)
 
-    def applied(self, seconds: float) -> None:
-        """Note how long the last round's result took to take over; part of the next account."""
+    def note_applied(self, seconds: float) -> None:
+        """Note how long it took to apply the last round's result; part of the next report."""
         self._phases["apply"] = seconds
 
     def restart(self) -> None:
         """Measure the period from now on: this member took the state over from others."""
-        self._ended, self._phases = self._clock.monotonic(), {}
+        self._period_began, self._phases = self._clock.monotonic(), {}
 
 
-def restore_mean(agreed: Agreed, *, codec: Codec, key: str) -> Agreed:
+def restore_mean(committed: CommittedMean, *, codec: Codec, key: str) -> CommittedMean:
     """Return a committed mean as what it stands for; see :meth:`Codec.restore_mean`."""
-    reduced = agreed.reduced
+    reduced = committed.reduced
     vector = reduced.tensors[0].view(-1) if len(reduced.tensors) == 1 else flatten(reduced.tensors)
     mean = codec.restore_mean(
         vector, key=key, contributors=reduced.contributors, weight=reduced.weight,
-        alone=agreed.plan.route == "alone",
+        alone=committed.plan.route == "alone",
     )  # fmt: skip
     if mean is vector:
-        return agreed
-    return replace(agreed, reduced=replace(reduced, tensors=unflatten(mean, reduced.tensors)))
-
-
-def mean_exchange(
-    group: Group, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str, resting: Resting
-) -> Exchange[Reduced]:
-    """Return the exchange that is one weighted mean."""
-
-    def mean(_: RoundPlan) -> Reduced:
-        work = group.reduce(xs, codec=codec, weight=weight, key=key)
-        with resting():
-            return work.wait()
-
-    return mean
+        return committed
+    return replace(committed, reduced=replace(reduced, tensors=unflatten(mean, reduced.tensors)))

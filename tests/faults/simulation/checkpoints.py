@@ -37,7 +37,7 @@ class SimulatedCheckpoints:
             return True
         record = self._jobs.get(job)
         live = {m.member for m in record.members.values() if m.live}
-        awaited = live & set(await self._rounds.book.members_of(job, round_) or live)
+        awaited = live & set(await self._rounds.store.members_of(job, round_) or live)
         parts = disk.parts.get(round_, {})
         delivered = {member for name, member in parts.items() if name != "shared.safetensors"}
         if "shared.safetensors" not in parts or awaited - delivered or disk.full:

@@ -149,7 +149,7 @@ class HubLife(Process):
 
     def _watch_verdicts(self) -> None:
         """Name the moment between the durable verdict and its telling."""
-        book, store = self.hub.rounds.book, self.hub.rounds.book.add_verdict
+        book, store = self.hub.rounds.store, self.hub.rounds.store.add_verdict
 
         async def add_verdict(*args: Any, **kwargs: Any) -> None:
             await cast(Any, store)(*args, **kwargs)

@@ -14,7 +14,8 @@ import torch
 from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, GroupLeft, LeftBehind
 from atoll.group.hub import HubGroup
-from atoll.group.run_round import Agreed, agree
+from atoll.group.period import PeriodReport
+from atoll.group.run_round import CommittedMean, mean_exchange, run_round
 from atoll.wire.messages import (
     CheckpointPart,
     CheckpointState,
@@ -187,11 +188,18 @@ class Member(Child):
         )
         self.giving = Contribution(self.id, self.name, float(steps), values, stretch)
         place = Lease(slot, {"data_pass": 0, "offset": end}) if steps else self.lease
-        agreed = agree(
-            group, [values], codec=make_codec("fp32"), weight=float(steps),
-            base=self.digest(), round_=self.round, steps=steps, busy_s=busy_s, lease=place,
-            account=self._account(),
-        )  # fmt: skip
+        agreed = run_round(
+            group,
+            mean_exchange(group, [values], codec=make_codec("fp32"), weight=float(steps)),
+            PeriodReport(
+                self.round,
+                self.digest(),
+                steps=steps,
+                busy_s=busy_s,
+                lease=place,
+                stats=self._account(),
+            ),
+        )
         self.world.reached("member", "verdict told", self)
         self._apply(agreed)
         self.world.reached("member", "applying", self)
@@ -204,7 +212,7 @@ class Member(Child):
             return MemberStats({"wait": math.nan, "send": -1.0}, math.inf, math.nan)
         return MemberStats({"wait": 0.1, "send": 0.2, "vote": 0.1, "apply": 0.1}, 1.0, 2.0)
 
-    def _apply(self, agreed: Agreed) -> None:
+    def _apply(self, agreed: CommittedMean) -> None:
         """Take over what was agreed; a kill in the middle leaves nothing behind."""
         self.world.fibers.sleep(0.002)
         self.replica.apply(agreed.reduced.tensors[0])

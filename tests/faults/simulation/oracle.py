@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from atoll.group.run_round import Agreed
+from atoll.group.run_round import CommittedMean
 from atoll.wire.messages import Lease, RoundPlan, Verdict
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Oracle:
         if len(set(slots)) < len(slots):
             self.complain(f"a slot is leased twice in one verdict: {leases}")
 
-    def applies(self, member: str, incarnation: str, agreed: Agreed, digest: str) -> None:
+    def applies(self, member: str, incarnation: str, agreed: CommittedMean, digest: str) -> None:
         """A member has applied a committed round and stands on `digest` now."""
         verdict, plan, reduced = agreed.verdict, agreed.plan, agreed.reduced
         epoch, round_ = verdict.epoch, verdict.round

@@ -16,8 +16,10 @@ from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, GroupError, PeerLost
 from atoll.group.base import Group, Reduced, Work, flatten, unflatten
 from atoll.group.in_process.groups import MemoryGroup, MemoryGroups
+from atoll.group.period import PeriodReport
 from atoll.group.routes.direct import DirectRoute
-from atoll.wire.messages import Lease, MemberStats, RoundPlan
+from atoll.group.routes.requests import ReduceRequest
+from atoll.wire.messages import RoundPlan
 from tests.contracts.group_suite import Build, GroupSuite, one_round, together, values
 from tests.patience import PATIENCE_S, PROMPT_S
 from tests.ports import free_port
@@ -31,22 +33,8 @@ class DirectMember(MemoryGroup):
     route: DirectRoute
     world: DirectWorld
 
-    def join(
-        self,
-        round_: int,
-        *,
-        base: str,
-        tokens: int = 0,
-        steps: int = 0,
-        busy_s: float = 0.0,
-        lease: Lease | None = None,
-        account: MemberStats | None = None,
-        deadline: float | None = None,
-    ) -> RoundPlan:
-        plan = super().join(
-            round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, lease=lease,
-            account=account, deadline=deadline,
-        )  # fmt: skip
+    def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
+        plan = super().join(report, deadline=deadline)
         return msgspec.structs.replace(plan, route="direct") if len(plan.members) > 1 else plan
 
     def reduce(
@@ -63,9 +51,10 @@ class DirectMember(MemoryGroup):
         serial = self.route.begin()
 
         def body() -> Reduced:
-            out = self.route.exchange(
-                plan, flatten(xs), serial=serial, codec=codec, weight=weight, key=key
+            request = ReduceRequest(
+                plan=plan, vector=flatten(xs), codec=codec, weight=weight, key=key, serial=serial
             )
+            out = self.route.exchange(request)
             self.sent_bytes += out.sent_bytes
             self.received_bytes += out.received_bytes
             return Reduced(
@@ -167,14 +156,18 @@ def lone_plan(route: DirectRoute, *, timeout_s: float) -> RoundPlan:
     )  # fmt: skip
 
 
+def ones(route: DirectRoute, plan: RoundPlan) -> ReduceRequest:
+    return ReduceRequest(
+        plan=plan, vector=torch.ones(4), codec=make_codec("fp32"), weight=1.0, key="x",
+        serial=route.begin(),
+    )  # fmt: skip
+
+
 def test_absent_peer_ends_the_exchange_at_its_deadline() -> None:
     route = DirectRoute(address="127.0.0.1", job="job", me="w0")
     began = time.monotonic()
     with pytest.raises((DeadlineExceeded, PeerLost)):
-        route.exchange(
-            lone_plan(route, timeout_s=1.0), torch.ones(4), codec=make_codec("fp32"),
-            weight=1.0, key="x", serial=route.begin(),
-        )  # fmt: skip
+        route.exchange(ones(route, lone_plan(route, timeout_s=1.0)))
     assert time.monotonic() - began < PROMPT_S
     route.close()
 
@@ -185,9 +178,7 @@ def test_store_that_nobody_serves_is_an_error_and_not_a_hang() -> None:
     plan = msgspec.structs.replace(lone_plan(route, timeout_s=1.0), store=dial)
     began = time.monotonic()
     with pytest.raises(GroupError):
-        route.exchange(
-            plan, torch.ones(4), codec=make_codec("fp32"), weight=1.0, key="x", serial=route.begin()
-        )
+        route.exchange(ones(route, plan))
     assert time.monotonic() - began < PROMPT_S
     route.close()
 

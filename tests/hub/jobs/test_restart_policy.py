@@ -155,9 +155,9 @@ def test_verdict_that_was_not_stored_is_not_believed(tmp_path: Path) -> None:
             open_plan = RoundPlan(job.job, 1, 2, ["w0"], "alone")
             await book.add_plan(Planned(open_plan, joins))
             await stores.jobs.update(job.job, committed_round=2, leases={0: {"offset": 9}})
-            room = await restore_runtime(job, book=book, now=0.0, fresh=False, first_grace_s=1.0)
+            room = await restore_runtime(job, store=book, now=0.0, fresh=False, first_grace_s=1.0)
             assert room.machine.committed_round == 1
-            assert room.machine.progress.leases.cursors == cursors
+            assert room.machine.commit_log.data_slots.cursors == cursors
             assert room.machine.attempt is not None
             assert room.machine.attempt.joins == joins
             assert stores.jobs.get(job.job).committed_round == 1

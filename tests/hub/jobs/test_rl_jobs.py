@@ -175,7 +175,7 @@ def rounds() -> RoundMachine:
 
 def test_rounds_wait_for_actors_only_whatever_the_critic_does() -> None:
     machine = rounds()
-    assert machine.roll.awaited() == ["w1", "w2"]
+    assert machine.members.awaited() == ["w1", "w2"]
     for happens in (
         lambda: machine.launch("w0"),
         lambda: machine.register("w0", dial=["a:1"]),
@@ -185,8 +185,8 @@ def test_rounds_wait_for_actors_only_whatever_the_critic_does() -> None:
         lambda: machine.leave("w0", 0.0),
     ):
         assert not happens()
-        assert set(machine.roll.standing) == {"w1", "w2"}
-        assert not machine.roll.finished
+        assert set(machine.members.states) == {"w1", "w2"}
+        assert not machine.members.finished
     machine.join("w1", RoundJoin(0, "base"), 1.0)
     machine.join("w2", RoundJoin(0, "base"), 1.1)
     assert machine.plan is not None

@@ -202,8 +202,8 @@ def test_accounts_never_change_a_decision(
 
 def outcome(group: Group) -> tuple[Any, ...]:
     machine = group.machine
-    measures = msgspec.to_builtins(machine.progress.measures)
-    return machine.epoch, machine.committed_round, machine.roll, measures, group.now
+    measures = msgspec.to_builtins(machine.commit_log.timings)
+    return machine.epoch, machine.committed_round, machine.members, measures, group.now
 
 
 # ------------------------------------------------------------------------------ the table
@@ -258,7 +258,9 @@ def test_rest_shows_timelines_and_odd_figures(hub: HubServer) -> None:
     assert (second["update_norm"], second["loss"]) == (None, None)
     assert len(second["odd"]) == 3
     (text,) = told(hub, group.job, "account-odd")
-    assert text.startswith("w1 tells what cannot be: wait is inf, update_norm is nan, loss is -1e")
+    assert text.startswith(
+        "w1 reported invalid statistics: wait is inf, update_norm is nan, loss is -1e"
+    )
     group.close()
 
 

@@ -78,7 +78,7 @@ class TestAsynchronous(StrategySuite):
     def test_the_order_of_members_only_reassociates_sums(self) -> None:
         """It does not: the order of arrival counts. What follows is that of the other order."""
         members, steps = 2, 6
-        runs = train_together(self.options, members=members, steps=steps, ids=["w1", "w0"])
+        runs = train_together(self.options, members=members, steps=steps, slots=(1, 0))
         those = Reference.make(members, adamw)
         starts = those.vectors()
         server = Delayed(starts[0], members)
@@ -163,7 +163,7 @@ def test_forgetful_server_is_loaded_with_the_last_pull() -> None:
         run = start_run(Asynchronous(every=2, anchor_every=100), group, int(group.me[1:]))
         run.train(5)
         if group.me == "w1":
-            groups.servers.restart()
+            groups.coordinator.servers.restart()
         run.train(7)
         while (result := run.outer.finish(run.task)) is not None:
             run.note(result)
@@ -200,7 +200,7 @@ def test_latecomer_takes_the_anchor_then_the_server_state() -> None:
         group.standing(run.task.round, base=run.outer.committed(run.task).base)
         anchor = run.vector()
         run.train(1)
-        assert torch.equal(run.vector(), groups.servers.server().theta)
+        assert torch.equal(run.vector(), groups.coordinator.servers.server().theta)
         assert not torch.equal(run.vector(), anchor)
         offered.wait(PATIENCE_S)
         return finished(run)

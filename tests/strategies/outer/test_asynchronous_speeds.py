@@ -24,7 +24,7 @@ def train_at(
 ) -> tuple[list[Run], MemoryGroups]:
     """Train members of different speeds until the schedule is over."""
     groups = MemoryGroups(len(speeds), timeout_s=PATIENCE_S)
-    groups.servers.speeds.update(speeds)
+    groups.coordinator.servers.speeds.update(speeds)
 
     def body(group: Group) -> Run:
         run = start_run(options, group, int(group.me[1:]), **more)
@@ -44,7 +44,7 @@ def test_slow_members_do_fewer_steps_and_all_push_equally_often() -> None:
     assert {run.task.step for run in runs} == {80}
     done = [len(run.losses) for run in runs]
     assert done[0] > 1.6 * done[1] > 2.5 * done[2]
-    pushes = [member for _, member in groups.servers.log]
+    pushes = [member for _, member in groups.coordinator.servers.log]
     counts = [pushes.count(name) for name in speeds]
     assert max(counts) - min(counts) <= 6
     assert all(torch.equal(run.vector(), runs[0].vector()) for run in runs)
@@ -54,7 +54,7 @@ def test_without_dynamic_steps_the_fast_member_pushes_more_often() -> None:
     speeds = {"w0": 1.0, "w1": 0.25}
     options = Asynchronous(every=4, anchor_every=40, dynamic=False)
     _, groups = train_at(speeds, options, steps=40)
-    pushes = [member for _, member in groups.servers.log]
+    pushes = [member for _, member in groups.coordinator.servers.log]
     assert pushes.count("w0") >= 3 * pushes.count("w1")
 
 
@@ -63,7 +63,7 @@ def test_runs_with_different_speeds_are_equal_bit_for_bit() -> None:
     first, second = (
         train_at(speeds, Asynchronous(every=5, anchor_every=20), steps=40) for _ in range(2)
     )
-    assert first[1].servers.log == second[1].servers.log
+    assert first[1].coordinator.servers.log == second[1].coordinator.servers.log
     assert torch.equal(first[0][0].vector(), second[0][0].vector())
     assert [run.losses for run in first[0]] == [run.losses for run in second[0]]
 
@@ -87,7 +87,7 @@ class Clocked:
 def test_the_schedule_follows_what_all_have_done() -> None:
     """However few steps a member has done itself, its rates are those of the others."""
     groups = MemoryGroups(2, timeout_s=PATIENCE_S)
-    groups.servers.speeds["w1"] = 0.2
+    groups.coordinator.servers.speeds["w1"] = 0.2
 
     def body(group: Group) -> tuple[int, int, int]:
         run = start_run(Asynchronous(every=5, anchor_every=20), group, int(group.me[1:]))
@@ -135,7 +135,7 @@ def model() -> nn.Module:
 def final_loss(options: Asynchronous) -> float:
     speeds = {"w0": 1.0, "w1": 0.8, "w2": 0.4, "w3": 0.2}
     groups = MemoryGroups(4, timeout_s=PATIENCE_S)
-    groups.servers.speeds.update(speeds)
+    groups.coordinator.servers.speeds.update(speeds)
 
     def body(group: Group) -> nn.Module:
         run = start_run(options, group, int(group.me[1:]), model=model())
@@ -169,7 +169,7 @@ def test_late_moves_are_dropped_beyond_the_limit() -> None:
     speeds = {"w0": 1.0, "w1": 1.0, "w2": 0.1}
     options = Asynchronous(every=2, anchor_every=60, dynamic=False, max_staleness=3)
     runs, groups = train_at(speeds, options, steps=30)
-    state = groups.servers.server()
-    applied, pushed = state.version, len(groups.servers.log)
+    state = groups.coordinator.servers.server()
+    applied, pushed = state.version, len(groups.coordinator.servers.log)
     assert applied < pushed
     assert all(torch.equal(run.vector(), runs[0].vector()) for run in runs)

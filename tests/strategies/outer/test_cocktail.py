@@ -263,7 +263,7 @@ def test_lagging_member_holds_the_round_in_flight() -> None:
         run.task.step, run.task.round = theirs.task.step, theirs.task.round
         run.outer.load_state_dict({k: v.clone() for k, v in theirs.outer.shared_state().items()})
         run.outer.rejoin(run.task)
-        group.standing(run.task.round, base="")
+        group.standing(run.task.round, base=run.outer.committed(run.task).base)
         run.train(2)
         run.note(run.outer.finish(run.task))
         return run

@@ -105,9 +105,16 @@ class TestDiLoCoDropped(StrategySuite):
     def same_as_plain(self) -> Any:
         return DiLoCo(every=2, drop=0.4, outer_lr=1.0, outer_optimizer="sgd")
 
-    def reference(self, members: int, steps: int) -> Tensor:
-        those = Reference.make(members, adamw)
-        names = [f"w{member}" for member in range(members)]
+    def test_the_order_of_members_only_reassociates_sums(self) -> None:
+        """It also decides which updates are lost: a draw names members, not their data."""
+        runs = train_together(self.options, members=3, steps=self.steps, slots=(2, 0, 1))
+        expected = self.reference(3, self.steps, names=("w1", "w2", "w0"))
+        assert (runs[0].vector().double() - expected).abs().max() < self.tolerance
+
+    def reference(
+        self, members: int, steps: int, names: tuple[str, ...] = ("w0", "w1", "w2")
+    ) -> Tensor:
+        those, names = Reference.make(members, adamw), names[:members]
         theta, velocity, gone = those.vectors()[0], torch.zeros(26), 0
         for step in range(1, steps + 1):
             for member in range(members):

@@ -61,7 +61,7 @@ class TestStaleSynchronous(StrategySuite):
 
     def test_the_order_of_members_only_reassociates_sums(self) -> None:
         """It does not: the order of arrival counts, and each goes on from what it found."""
-        runs = train_together(self.options, members=2, steps=4, ids=["w1", "w0"])
+        runs = train_together(self.options, members=2, steps=4, slots=(1, 0))
         expected = one_by_one(2, 4, share=0.5, order=(1, 0))
         assert (runs[0].vector().double() - expected).abs().max() < self.tolerance
 
@@ -77,7 +77,7 @@ class TestAsynchronousServer(StrategySuite):
 
     def test_the_order_of_members_only_reassociates_sums(self) -> None:
         """It does not: the order of arrival counts, and each goes on from what it found."""
-        runs = train_together(self.options, members=2, steps=4, ids=["w1", "w0"])
+        runs = train_together(self.options, members=2, steps=4, slots=(1, 0))
         expected = one_by_one(2, 4, share=None, order=(1, 0))
         assert (runs[0].vector().double() - expected).abs().max() < self.tolerance
 
@@ -185,7 +185,7 @@ def flat(model: nn.Module) -> Tensor:
 
 def train_at(options: Server, speeds: dict[str, float], *, steps: int) -> tuple[Any, MemoryGroups]:
     groups = MemoryGroups(len(speeds), timeout_s=PATIENCE_S)
-    groups.servers.speeds.update(speeds)
+    groups.coordinator.servers.speeds.update(speeds)
 
     def body(group: Group) -> Run:
         run = start_run(options, group, int(group.me[1:]))
@@ -203,7 +203,7 @@ def test_a_fast_member_is_held_back_by_the_bound() -> None:
     speeds = {"w0": 1.0, "w1": 0.1}
     _, groups = train_at(Server(mode="stale", bound=2, anchor_every=100), speeds, steps=20)
     ahead, counts = 0, dict.fromkeys(speeds, 0)
-    for _, member in groups.servers.log:
+    for _, member in groups.coordinator.servers.log:
         counts[member] += 1
         if counts["w1"] < 15:
             ahead = max(ahead, counts["w0"] - counts["w1"])
@@ -214,9 +214,9 @@ def test_backup_members_are_not_waited_for() -> None:
     """A clock takes as long as the second slowest; what the slowest brings is mostly refused."""
     speeds = {"w0": 1.0, "w1": 1.0, "w2": 0.1}
     waiting, groups = train_at(Server(anchor_every=100), speeds, steps=20)
-    slow = groups.servers.log[-1][0]
+    slow = groups.coordinator.servers.log[-1][0]
     backed, groups = train_at(Server(anchor_every=100, backups=1), speeds, steps=20)
-    assert groups.servers.log[-1][0] < 0.3 * slow
+    assert groups.coordinator.servers.log[-1][0] < 0.3 * slow
     for runs in (waiting, backed):
         assert all(torch.equal(run.vector(), runs[0].vector()) for run in runs)
 

@@ -11,6 +11,7 @@ import torch
 import atoll
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.period import PeriodReport
 from atoll.methods.every_step import EveryStep
 from atoll.methods.periodic import Average, DiLoCo, NoSync
 from atoll.run import Run as Script
@@ -21,18 +22,20 @@ STEPS = 12
 
 
 class Told(MemoryGroups):
-    """Keeps what every member told, join by join."""
+    """Keeps the statistics that members report, join by join."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
         self.told: dict[str, list[MemberStats]] = {f"w{i}": [] for i in range(n)}
 
-    def join(self, member: str, *args: Any) -> Any:
-        attempt = super().join(member, *args)
-        account = attempt.accounts.get(member)
-        if account is not None:
-            self.told[member].append(account)
-        return attempt
+        join = self.coordinator.join
+
+        def noting(member: str, report: PeriodReport, *, timeout_s: float | None) -> Any:
+            if report.stats is not None:
+                self.told[member].append(report.stats)
+            return join(member, report, timeout_s=timeout_s)
+
+        self.coordinator.join = noting  # type: ignore[method-assign]
 
 
 def train(options: Any, members: int = 2) -> tuple[Told, list[Run]]:

@@ -39,12 +39,12 @@ def test_leases_are_dealt_with_the_verdict_and_survive_the_hub(tmp_path: Path) -
     with HubServer(options(tmp_path)) as again:
         assert again.hub is not None
         machine = again.hub.rounds.machine(group.job)
-        assert machine.progress.leases.cursors == {
+        assert machine.commit_log.data_slots.cursors == {
             0: {"data_pass": 0, "offset": 10}, 1: {"data_pass": 0, "offset": 10},
         }  # fmt: skip
-        assert machine.progress.leases.held == {"w0": 0, "w1": 1}
-        assert machine.progress.measures == measures
-        assert machine.roll.recorded == {"w0", "w1"}
+        assert machine.commit_log.data_slots.held == {"w0": 0, "w1": 1}
+        assert machine.commit_log.timings == measures
+        assert machine.members.recorded == {"w0", "w1"}
 
 
 def test_join_with_the_data_of_another_is_refused(running: Running) -> None:

@@ -1,0 +1,49 @@
+"""What one exchange of a member has to do; the same value on each route."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from atoll.codec.base import Codec
+from atoll.group.base import PeerMessage
+from atoll.group.collectives.collectives import PLAIN
+from atoll.group.policy import GroupPolicy
+from atoll.wire.messages import RoundPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceRequest:
+    """One reduce."""
+
+    plan: RoundPlan
+    vector: Tensor
+    """Own values, float32, shape (n,)."""
+    codec: Codec
+    weight: float
+    key: str
+    """Names the codec's residual state."""
+    policy: GroupPolicy = PLAIN
+    """How the values become one."""
+    serial: int
+    """Return value of :meth:`Routes.begin` for its plan."""
+    phase: int = 0
+    """Number of the exchange within the plan.
+
+    Only the first one may connect: a member must not meet others that are at another exchange.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllToAllRequest:
+    """One all-to-all."""
+
+    plan: RoundPlan
+    parcels: Sequence[PeerMessage]
+    weight: float
+    serial: int
+    """Return value of :meth:`Routes.begin` for its plan."""
+    phase: int = 0
+    """Number of the exchange within the plan."""
