@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from atoll.codec.base import Codec, Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.group.collectives.collectives import Exchanged
+from atoll.group.routes.requests import ReduceRequest
 from atoll.reducer.mean import Share, mean_of, result_digest
 from atoll.wire.messages import RoundPlan
 from tests.faults.simulation.fibers import Parking
@@ -39,20 +38,12 @@ class SimulatedDirect:
         self._serial += 1
         return self._serial
 
-    def exchange(
-        self,
-        plan: RoundPlan,
-        vector: Tensor,
-        *,
-        serial: int,
-        codec: Codec,
-        weight: float,
-        key: str,
-        **_: Any,
-    ) -> Exchanged:
+    def exchange(self, request: ReduceRequest) -> Exchanged:
+        plan, codec, serial = request.plan, request.codec, request.serial
         scheduler = self.world.scheduler
         deadline = scheduler.now + plan.timeout_s
-        own = Share(self.me, codec.encode(vector, key=key), weight)
+        packet = codec.encode(request.vector, key=request.key)
+        own = Share(self.me, packet, request.weight)
         self.mailbox = {(plan.epoch, self.me): own}
         meet_by = min(deadline, scheduler.now + CONNECT_S)
         peers = self._peers = self._meet(plan, meet_by, serial)
