@@ -26,7 +26,7 @@ from typing import Any, cast
 from atoll.config import RankPlace, rank_environment, rank_place
 from bench.island.kinds import KINDS, Kind
 from bench.kit.report import emit
-from tools.netlab.lab import Lab
+from bench.netlab.lab import Lab
 
 CHOSEN = ("ddp", "fsdp", "tensor", "pipeline, 1f1b")
 PORTS = {"one": 29_501, "two": 29_502}

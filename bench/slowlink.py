@@ -40,10 +40,10 @@ from atoll.group.in_process.groups import MemoryGroups
 from atoll.run import Run
 from bench.kit.cluster import ROOT
 from bench.kit.report import emit
+from bench.netlab.lab import Lab
+from bench.netlab.shape import Shape
 from bench.reduce import single_threaded
 from bench.slowlink_member import MEMBERS, METHODS, SEED, make_data, make_model, train
-from tools.netlab.lab import Lab
-from tools.netlab.shape import Shape
 
 RTT = "80ms"
 HUB, PORT = 0, 7700

@@ -30,7 +30,7 @@ ALWAYS = (
 """These see a change in any room."""
 
 SLOW_ROOMS = frozenset(
-    {"containers", "dashboard", "deploy", "e2e", "faults", "integrations", "proxy", "tools"}
+    {"containers", "dashboard", "deploy", "e2e", "faults", "integrations", "proxy", "netlab"}
 )
 """Each of their files starts processes, a browser or networks."""
 

@@ -39,7 +39,7 @@ def test_every_test_that_a_document_names_exists(name: str) -> None:
 @pytest.mark.parametrize("page", GUIDES)
 def test_every_path_that_a_guide_to_the_code_names_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    paths = re.findall(r"`((?:atoll|tests|docs|bench|tools|examples)/[\w/.-]+)`", text)
+    paths = re.findall(r"`((?:atoll|tests|docs|bench|examples)/[\w/.-]+)`", text)
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
 

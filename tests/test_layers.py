@@ -199,7 +199,7 @@ def test_the_table_of_rooms_has_no_cycle_and_no_stranger() -> None:
 
 
 def test_what_is_installed_uses_no_tool_of_development() -> None:
-    tools = {"tools", "tests", "bench", "examples"}
+    tools = {"tests", "bench", "examples"}
     found = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in sources()

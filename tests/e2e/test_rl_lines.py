@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.netlab.lab import Lab
 from tests.e2e.conftest import until
 from tests.e2e.test_rl import job
 from tests.e2e.test_two_machines import HUB, PORT, TwoMachines
-from tools.netlab.lab import Lab
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netlab]
 pytest.importorskip("gymnasium")

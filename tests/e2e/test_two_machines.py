@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from bench.netlab.lab import Lab
 from tests.e2e.conftest import Atoll, Done, Running, until
 from tests.patience import PATIENCE_S
-from tools.netlab.lab import Lab
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netlab]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.netlab.lab import Lab
 from tests.patience import PATIENCE_S
-from tools.netlab.lab import Lab
 
 pytestmark = pytest.mark.netlab
 
