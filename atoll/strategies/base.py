@@ -140,7 +140,7 @@ class Outer(Protocol):
         ...
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Make sure that every member starts from the same parameters."""
+        """Make every member start from the same parameters."""
         ...
 
     def gradients(self, task: Task) -> None:
@@ -190,7 +190,7 @@ class Outer(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned; the model's parameters are restored elsewhere."""
+        """Load what `state_dict` returned; the model's parameters are restored elsewhere."""
         ...
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:

@@ -226,7 +226,7 @@ class OuterOptimizer(WrapSpec):
         return {**self.inner.state_dict(), KEY: ours}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned; load the model's own state first."""
+        """Load what `state_dict` returned; load the model's own state first."""
         rest = dict(state_dict)
         ours = rest.pop(KEY, None)
         self.inner.load_state_dict(rest)

@@ -43,7 +43,7 @@ WEIGHTS = ("tokens", "equal")
 """How members weigh: by the tokens trained since the last round, or all the same."""
 
 KEY = "delta"
-"""Names the codec's residual state."""
+"""Key of the codec's residual."""
 
 
 class WeightRule:
@@ -98,7 +98,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         self._next = 0
         self._base = "start"
         self._resumed = False
-        """The state that was loaded last was this member's own, not another's."""
+        """Whether the last loaded state was this member's own, not a donor's."""
 
     # ---------------------------------------------------------- decided by a subclass
 
@@ -128,7 +128,7 @@ class PeriodicOuter(OuterDefaults, ABC):
     # ----------------------------------------------------------------------- training
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Take the parameters as they are for the common state."""
+        """Use the current parameters as the common state."""
         self._round_client, self._codec = RoundClient(group, self._clock, codec=codec), codec
         self._flat = Flat.of(task)
         codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
@@ -243,8 +243,8 @@ class PeriodicOuter(OuterDefaults, ABC):
         parameters = slice(0, self._num_parameters)
         buffers = slice(self._num_parameters, None)
         if alone and self.is_plain(step):
-            # start - (start - now) need not be now to the last bit; one member is to train
-            # exactly as it would without us.
+            # start - (start - now) may differ from now in the last bit; a single member must
+            # train exactly as it would without Atoll.
             self._flat.read(self._start)
             return
         self.update(self._start[parameters], mean[parameters], step=step)
@@ -286,14 +286,14 @@ class PeriodicOuter(OuterDefaults, ABC):
             )
         self._start.copy_(start)
         self._resumed = "own.counters" in state
-        if self._resumed:  # a newcomer has another member's state, and counts from now
+        if self._resumed:  # a donor's counters do not apply to this member
             self._weigher.load(state["own.counters"])
         load_codec_state(self._codec, state)
         self._base = digest(self._start)
         self._next = self.next_due(self._weigher.step)
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`."""
+        """Return a member's traffic; see :meth:`Outer.traffic`."""
         marks, rounds, step = 1, 0, 0
         while step < steps:
             step = min(self.next_due(step), steps)

@@ -61,11 +61,11 @@ class AsynchronousOuter(ParameterServerOuter):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a single member's moves are only added up."""
+        """Whether a server only adds up the moves of a single member."""
         return self.options.outer_optimizer == "sgd" and self.options.outer_lr == 1.0
 
     def server_setup(self, parameters: int, members: int) -> Setup:
-        """Return how a server works; see :meth:`ServedState.server_setup`."""
+        """Return how a server works; see :meth:`ParameterServerState.server_setup`."""
         options = self.options
         buffer = options.buffer or members
         return Setup(

@@ -62,7 +62,7 @@ class ParameterServerOuter(ParameterServerState):
     # -------------------------------------------------------------------- the two moments
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Take the parameters as they are for the common state."""
+        """Use the current parameters as the common state."""
         if group.policy.aggregate != "mean" or codec.spec.startswith("ef21"):
             raise ConfigError(
                 "parameter servers apply what single members push as it comes",
@@ -100,7 +100,7 @@ class ParameterServerOuter(ParameterServerState):
         self._new_period(task, self._every, self._every)
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Make sure that all start from the same parameters, and load the servers with them."""
+        """Broadcast the first member's parameters, and load the servers with them."""
         number = task.round
         vector, rounds = broadcast_start(task, self._flat, self._round_client, base=self._base)
         last = rounds[-1]

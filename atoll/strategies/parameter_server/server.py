@@ -82,11 +82,11 @@ class ServerOuter(ParameterServerOuter):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a single member's steps are only added up."""
+        """Whether a server only adds up the steps of a single member."""
         return self.moves
 
     def server_setup(self, parameters: int, members: int) -> Setup:
-        """Return how a server works; see :meth:`ServedState.server_setup`."""
+        """Return how a server works; see :meth:`ParameterServerState.server_setup`."""
         options = self.options
         mode = "synchronous" if options.mode == "stale" and not options.bound else options.mode
         return Setup(
@@ -97,7 +97,7 @@ class ServerOuter(ParameterServerOuter):
         )  # fmt: skip
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Take the parameters as they are for the common state."""
+        """Use the current parameters as the common state."""
         if not self.moves and len({group["lr"] for group in task.optimizer.param_groups}) > 1:
             raise ConfigError(
                 "the servers' optimizer has one rate for all parameters",

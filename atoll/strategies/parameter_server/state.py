@@ -33,7 +33,7 @@ _RULE = "shared.rule."
 
 
 class ParameterServerState(OuterDefaults, ABC):
-    """Options, state and formulas of :class:`ServedOuter`."""
+    """Options, state and formulas of :class:`ParameterServerOuter`."""
 
     _round_client: RoundClient
     _group: Group
@@ -92,7 +92,7 @@ class ParameterServerState(OuterDefaults, ABC):
         self._marked = (0, 0)
         """Bytes of the group at the last anchor."""
         self._resumed = False
-        """The state that was loaded last was this member's own, not another's."""
+        """Whether the last loaded state was this member's own, not a donor's."""
         self._owed: Tensor | None = None
         """What was learned and could not be delivered, because a server had forgotten all."""
 
@@ -140,7 +140,7 @@ class ParameterServerState(OuterDefaults, ABC):
         return digest_of(shards, anchor=self._epoch)
 
     def digest(self, task: Task) -> str:
-        """Return the digest of the parameters and buffers as they are."""
+        """Return the digest of the current parameters and buffers."""
         return digest(self._flat.read(self._scratch))
 
     def committed(self, task: Task) -> Committed:
@@ -178,7 +178,7 @@ class ParameterServerState(OuterDefaults, ABC):
         return shared | own
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         theta = state["shared.theta"]
         if theta.shape != self._anchor.shape or f"{_RULE}{self._num_servers}.numbers" in state:
             raise ConfigError(
@@ -200,7 +200,7 @@ class ParameterServerState(OuterDefaults, ABC):
         load_codec_state(self._codec, state)
         self._owed = state["own.owed"].clone() if "own.owed" in state else None
         self._resumed = "own.counters" in state
-        if self._resumed:  # a newcomer has another member's state, and counts from now
+        if self._resumed:  # a donor's counters do not apply to this member
             names = bytes(state["shared.members"].tolist()).decode()
             self._members = tuple(filter(None, names.split("\0")))
             self._load_counters([int(value) for value in state["own.counters"].tolist()])
@@ -214,7 +214,7 @@ class ParameterServerState(OuterDefaults, ABC):
     # ------------------------------------------------------------------------ traffic
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`. All are taken to be equally fast.
+        """Return a member's traffic; see :meth:`Outer.traffic`. All are taken to be equally fast.
 
         The first member fetches what the servers hold for every anchor, and loads them after it.
         """
