@@ -27,8 +27,8 @@ def export_weights(
 
     Args:
         shared: A checkpoint's `shared.safetensors`.
-        target: The file; it appears whole or not at all.
-        texts: Metadata beside those that rebuild the model.
+        target: The file; written atomically.
+        texts: Further metadata.
 
     Raises:
         CheckpointMissing: the part holds no model, because each member kept its own.

@@ -290,8 +290,8 @@ def export_sharded(
     Args:
         folder: The job's folder.
         round_: Which checkpoint.
-        target: The file; it appears whole or not at all.
-        texts: Metadata beside those that were saved.
+        target: The file; written atomically.
+        texts: Further metadata.
 
     Raises:
         CheckpointMissing: there is no such checkpoint, or it is not sharded.

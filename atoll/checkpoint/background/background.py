@@ -73,7 +73,7 @@ class BackgroundSaver:
             in a thread of the saver, tried again when the hub does not answer. For `HubTarget`.
         on_event: Told what people should know, from a thread of the saver; MUST NOT block.
         command: The writer's program; for tests.
-        moment: Told every point of a save; for tests.
+        moment: Called at every point of a save; for tests.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class BackgroundSaver:
             parts: What `collect` returned; the tensors MUST NOT change during the call.
             step: Where the schedule stands; equal on all members.
             member: Who saves.
-            members: Who took part in the last round.
+            members: Members of the last round.
             shared: Whether this member writes the shared part.
             base: Agreed digest of the model; empty: what the parts say themselves.
             final: Nothing will be saved after this: do not skip it.

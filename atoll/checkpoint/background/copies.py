@@ -68,7 +68,7 @@ class CheckpointCopies:
         folder: The job's folder.
         url: fsspec URL below which a folder with the job's name is made.
         job: Its name; the folder's by default.
-        moment: Told every point of a copy; for tests.
+        moment: Called at every point of a copy; for tests.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ def run(commands: BinaryIO, reports: BinaryIO) -> None:
 
     def listen() -> None:
         commands.read()
-        os._exit(1)  # whoever started this is gone
+        os._exit(1)  # the parent process has ended
 
     threading.Thread(target=listen, name="commands", daemon=True).start()
     copies = CheckpointCopies(Path(task["folder"]), task["url"], job=task["job"])
@@ -233,4 +233,4 @@ def run(commands: BinaryIO, reports: BinaryIO) -> None:
 if __name__ == "__main__":
     # The task comes by stdin and not on the command line, which everybody on the machine can read.
     run(*lower_priority())
-    os._exit(0)  # threads of a driver may not hold up the end
+    os._exit(0)  # do not wait for threads of a driver

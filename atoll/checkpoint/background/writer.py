@@ -53,7 +53,7 @@ class Writer:
         setup: Where checkpoints go.
         orders: The orders.
         reporter: Sends reports.
-        moment: Told every point of a write; for tests.
+        moment: Called at every point of a write; for tests.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ def read_layout(view: memoryview, *, name: str) -> Layout:
 
     Args:
         view: The file, one byte an item; its length is the only one that is trusted.
-        name: What to call it in errors.
+        name: Name used in errors.
 
     Raises:
         CheckpointCorrupt: it is no safetensors file, or its tensors do not fill it exactly.

@@ -54,7 +54,7 @@ def save_weights(path: Path, state: Mapping[str, Tensor], *, about: Mapping[str,
     """Write a model's weights and return the file's SHA-256.
 
     Args:
-        path: The file; it appears whole or not at all.
+        path: The file; written atomically.
         state: `model.state_dict()`. A tensor with two names is written under both.
         about: From `describe`, and anything else that is worth noting, e.g. `job` and `round`.
 

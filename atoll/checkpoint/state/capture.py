@@ -80,7 +80,7 @@ def save(
         store: Where to.
         round_: Rounds committed so far.
         task: What is trained; MUST NOT change meanwhile.
-        members: Who took part in the last round.
+        members: Members of the last round.
         shared: Whether this member writes the shared part: the first of `members` does.
         outer: State of the outer strategy; keys that start with `shared.` go to the shared part.
         codec: State of the codec.

@@ -18,7 +18,7 @@ class StatefulOuter(Protocol):
     """What an outer strategy is here."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         ...
 
 

@@ -34,7 +34,7 @@ class Store(Protocol):
             parts: The member's own part, and the shared one if it is the one that writes it.
             step: Optimizer steps done.
             member: Who writes.
-            members: Everybody whose parts make it complete.
+            members: Members whose parts make it complete.
 
         Raises:
             StorageFull: there is no room.
@@ -70,7 +70,7 @@ class DirectoryStore:
         job: Name for the manifest; the folder's by default.
         keep: How many complete checkpoints are kept, or a whole rule.
         wall: Seconds since 1970, for the manifest.
-        moment: Told every point of a write; for tests.
+        moment: Called at every point of a write; for tests.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class DirectoryStore:
             parts: The member's own part, and the shared one if it is the one that writes it.
             step: Optimizer steps done.
             member: Who writes.
-            members: Everybody whose parts make it complete.
+            members: Members whose parts make it complete.
             score: Held-out loss of the state, from whoever writes the shared part.
 
         Raises:

@@ -27,7 +27,7 @@ class Upload:
         token: Of the job.
         job: Which job.
         pause: Waits before the hub is tried again; raises to give up.
-        moment: Told every point of an upload; for tests.
+        moment: Called at every point of an upload; for tests.
     """
 
     def __init__(

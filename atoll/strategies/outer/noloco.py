@@ -43,7 +43,7 @@ from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
 DELTA, SLOW = "delta", "slow"
-"""Name the codec's residual states: of what was learned, and of the slow parameters."""
+"""Keys of the codec's residuals: of the parameter change, and of the slow parameters."""
 
 OWN_SLOW, OWN_MOMENTUM = "own.slow", "own.momentum"
 
