@@ -106,7 +106,7 @@ class RankModel:
                 **dict(self.host_model.named_buffers()),
             }
         self.offered: tuple[State, Sequence[Mapping[str, Any]]] | None = None
-        """On the first rank: a state of the optimizer that all are about to take up."""
+        """On the first rank: a state of the optimizer that all ranks will load."""
         for verb, do in (
             (PULL, self._pull),
             (PUSH, self._push),
