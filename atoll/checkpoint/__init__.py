@@ -1,7 +1,7 @@
-"""Checkpoints: a job killed at any instant goes on from the last complete one, bit for bit.
+"""Checkpoints: after a kill at any instant a job resumes from the last complete one, bit for bit.
 
-Importing this package loads nothing; the names below are looked up when they are first used. So the
-process that writes checkpoints needs no torch.
+Importing this package loads nothing: its public names are imported at first use, so that the writer
+process needs no torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Files that appear whole or not at all, and survive a power cut once they have.
+"""Atomic, durable file writes.
 
 Order: write a temporary file beside the target, flush it to the disk, rename it over the target,
-flush the folder. Whatever happens between two of these, the old file is still there or the new
-one is complete.
+flush the folder. After a crash at any point the target is either the old file or the complete new
+one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ BLOCK_BYTES = 2**20
 """Bytes hashed and written at a time."""
 
 TEMPORARY_PREFIX = ".new-"
-"""Start of the name of files that were never finished, once their writer is gone."""
+"""Prefix of temporary files; those of a dead writer are leftovers."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """No space, no quota, file larger than its limit."""
 
 Moment = Callable[[str], None]
-"""Told the name of each point of a write; tests stop the world there."""
+"""Called with the name of each point of a write; tests interrupt there."""
 
 
 def unobserved(moment: str) -> None:
@@ -39,7 +39,7 @@ def unobserved(moment: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a file holds."""
+    """Hash and size of a file."""
 
     sha256: str
     nbytes: int
@@ -49,7 +49,7 @@ def write_file(path: Path, blocks: Iterable[Buffer], *, moment: Moment = unobser
     """Write a file atomically and durably; return its hash and size.
 
     Raises:
-        StorageFull: the disk is full; whatever `path` held before is untouched.
+        StorageFull: the disk is full; the old content of `path` is untouched.
     """
     digest = hashlib.sha256()
     nbytes = 0
@@ -93,7 +93,7 @@ def hash_file(path: Path) -> Written:
 
 
 def flush_folder(folder: Path) -> None:
-    """Make renames in a folder durable, where the system can."""
+    """Make renames in a folder durable, if the system can."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -106,10 +106,10 @@ def flush_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn "no space left" into an error that says where and what to do.
+    """Turn "no space left" into an error with the place and a remedy.
 
     Raises:
-        StorageFull: the block ran into a full disk.
+        StorageFull: the disk filled up inside the block.
     """
     try:
         yield
@@ -124,7 +124,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def _cut(blocks: Iterable[Buffer]) -> Iterator[memoryview]:
-    """Yield pieces small enough that hashing and writing find them in the cache."""
+    """Yield pieces small enough to stay in the cache between hashing and writing."""
     for block in blocks:
         view = memoryview(block)
         for start in range(0, len(view), BLOCK_BYTES):

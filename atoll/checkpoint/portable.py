@@ -1,4 +1,4 @@
-"""Weights in and out of checkpoints, as plain safetensors that any program reads and writes."""
+"""Export and import a checkpoint's weights as plain safetensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.errors import CheckpointCorrupt, CheckpointMissing
 from atoll.wire.manifest import MANIFEST_NAME, SCORE, STAMP, Manifest, ManifestPart, encode_manifest
 
 _OURS = (TREE, STATE, STAMP, SCORE)
-"""Texts of a shared part that mean nothing outside a checkpoint."""
+"""Metadata of a shared part that have no meaning outside a checkpoint."""
 
 
 def export_weights(
@@ -27,8 +27,8 @@ def export_weights(
 
     Args:
         shared: A checkpoint's `shared.safetensors`.
-        target: The file; it appears whole or not at all.
-        texts: Metadata beside those that rebuild the model.
+        target: The file, written atomically.
+        texts: Further metadata.
 
     Raises:
         CheckpointMissing: the part holds no model, because each member kept its own.
@@ -47,20 +47,20 @@ def export_weights(
 def import_weights(
     source: Path, folder: Path, *, job: str = "", about: Mapping[str, str] | None = None
 ) -> Manifest:
-    """Make a checkpoint of round 0 from plain weights: a run can start from it.
+    """Make a checkpoint of round 0 from plain weights, from which a run can start.
 
-    It has no part of any member, so whoever resumes takes the model and starts everything else.
+    It has no member parts: a run that resumes it loads the model and starts everything else anew.
 
     Args:
         source: A safetensors file with the model's own names.
         folder: The job's folder.
         job: Name for the manifest; the folder's by default.
-        about: Metadata that rebuild the model (see `describe`), beside those of the file.
+        about: Metadata to rebuild the model (see `describe`), added to those of the file.
 
     Raises:
         CheckpointMissing: there is no such file.
         CheckpointCorrupt: it is no safetensors file.
-        StorageFull: the disk is full; what was there stays.
+        StorageFull: the disk is full; existing files stay.
     """
     if not source.is_file():
         raise CheckpointMissing("there are no weights", given=str(source))

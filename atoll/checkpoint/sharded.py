@@ -1,13 +1,13 @@
-"""Checkpoints of models that no machine holds whole: every rank saves and loads what it has.
+"""Sharded checkpoints of models too large for one machine: every rank saves and loads its pieces.
 
     <folder>/checkpoints/round-000012/rank-00000.safetensors ...   the pieces that each rank wrote
                                       about.json                   texts and numbers of the caller
                                       manifest.json                hashes of all these, written last
 
-The planner of `torch.distributed.checkpoint` finds out who writes and who reads which piece, so any
-mesh loads what any other saved; `pieces` stores them. A checkpoint exists when its manifest does,
-every file is checked before it is used, and a failure on one rank is raised on all. Nothing is
-pickled into files. All ranks see one folder.
+The planner of `torch.distributed.checkpoint` decides which rank writes and reads which piece, so
+any mesh loads what any other saved; `dcp_storage` stores them. A checkpoint exists once its
+manifest does, every file is verified before use, and a failure on one rank is raised on all. No
+pickle is used. All ranks share one folder.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ from atoll.wire.retention import Keep
 
 ABOUT_NAME = "about.json"
 FORMAT = "pieces-1"
-"""What a manifest's `versions` says under `format`."""
+"""Value of `format` in a manifest's `versions`."""
 
 
 class ShardedInfo(msgspec.Struct, frozen=True):
-    """What the caller of `save_sharded` gave along."""
+    """Metadata given to `save_sharded`."""
 
     step: int
     texts: dict[str, str] = {}
     numbers: dict[str, float] = {}
     ties: dict[str, str] = {}
-    """Second names of tensors -> the name under which they are saved."""
+    """Other names of a tensor -> the name under which it is saved."""
 
 
 class ShardedSave:
-    """A checkpoint on its way: planned, and copied, but not complete before `finish`."""
+    """A checkpoint being written: planned and copied, incomplete before `finish`."""
 
     def __init__(
         self, files: Folder, round_: int, about: ShardedInfo, ranks: RankGroup, writer: PieceWriter
@@ -92,14 +92,14 @@ class ShardedSave:
 
     @property
     def written(self) -> bool:
-        """Whether this rank's file is there, or failed."""
+        """Whether this rank's file is written, or failed."""
         return self._thread is None or not self._thread.is_alive()
 
     def finish(self) -> Manifest:
-        """Wait for every rank's file, then make the checkpoint complete; every rank calls this.
+        """Wait for every rank's file, then complete the checkpoint; collective.
 
         Raises:
-            StorageFull: there is no room; older checkpoints are untouched.
+            StorageFull: the disk is full; older checkpoints are untouched.
             CheckpointError: a rank could not write.
         """
         if self._thread is not None:
@@ -152,26 +152,26 @@ def save_sharded(
     keep: Keep | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Manifest:
-    """Save a model and its optimizer from where they are; every rank calls this.
+    """Save a model and its optimizer from all ranks; collective.
 
-    No rank ever holds more than it has: what lies on several of them is written by one.
+    No rank holds more than its own pieces; replicated pieces are written by one rank.
 
     Args:
         folder: The job's folder, the same for all ranks.
         round_: Rounds committed.
         model: Wrapped or not, with parameters that may be DTensors; or a rank's part of a model.
         optimizer: Over its parameters; None: only the model is saved.
-        step: Where the schedule stands.
-        texts: Kept along, e.g. from `describe`; those of the first rank count.
-        numbers: Kept along, too.
-        ties: Second names of tensors, see `ties_of`; found by itself in a whole model.
+        step: Step of the schedule.
+        texts: Text metadata, e.g. from `describe`; those of the first rank are used.
+        numbers: Numeric metadata.
+        ties: Other names of tensors, see `ties_of`; found automatically in a whole model.
         steps_on: Name of a parameter -> the tensor that the optimizer has for it, if not itself.
         job: Name for the manifest; the folder's by default.
         keep: Which older checkpoints are kept.
         group: The ranks; all by default. Without a process group this process is the only one.
 
     Raises:
-        StorageFull: there is no room; older checkpoints are untouched.
+        StorageFull: the disk is full; older checkpoints are untouched.
         CheckpointError: a rank could not write, or its optimizer is not over this model.
     """
     about = ShardedInfo(step, dict(texts or {}), dict(numbers or {}), dict(ties or {}))
@@ -196,10 +196,10 @@ def start_sharded(
     keep: Keep | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> ShardedSave:
-    """Do as `save_sharded`, but copy and go on: files are written beside training.
+    """Like `save_sharded`, but copy the pieces and write them in the background.
 
-    Every rank calls this, and later `finish` of what it returns; without that call the checkpoint
-    does not exist. In between each rank's main memory holds a copy of its pieces.
+    Every rank calls this, and later `finish` of the result; without that call the checkpoint does
+    not exist. Until then each rank's main memory holds a copy of its pieces.
     """
     about = ShardedInfo(step, dict(texts or {}), dict(numbers or {}), dict(ties or {}))
     trained = Trained(model, optimizer, steps_on=steps_on)
@@ -212,7 +212,7 @@ def _begin(
     folder: Path, round_: int, trained: Trained, about: ShardedInfo, *, job: str, keep: Keep | None,
     group: dist.ProcessGroup | None, copy: bool,
 ) -> ShardedSave:  # fmt: skip
-    """Plan who writes what, and take it; collective."""
+    """Plan the save and collect the pieces; collective."""
     ranks = RankGroup(group)
     files = Folder(folder, job=job, keep=keep, versions={**versions(), "format": FORMAT})
     about = msgspec.structs.replace(about, ties={**trained.ties, **about.ties})
@@ -240,7 +240,7 @@ def load_sharded(
     steps_on: Mapping[str, Tensor] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> ShardedInfo:
-    """Put a sharded checkpoint back, onto any number of ranks and any mesh; every rank calls this.
+    """Load a sharded checkpoint onto any number of ranks and any mesh; collective.
 
     Args:
         folder: The job's folder.
@@ -253,7 +253,7 @@ def load_sharded(
     Raises:
         CheckpointMissing: there is no complete checkpoint of that round.
         CheckpointCorrupt: a file is damaged; it is named, on every rank.
-        CheckpointError: it is of another model or optimizer; names and shapes are told.
+        CheckpointError: it is of another model or optimizer; names and shapes are in the message.
     """
     ranks = RankGroup(group)
     about, pieces = _opened(folder, round_, ranks)
@@ -285,13 +285,13 @@ def export_sharded(
 ) -> str:
     """Write the model of a sharded checkpoint as one safetensors file; return its SHA-256.
 
-    One process does this alone, without the machines that saved; one tensor is in memory at a time.
+    Runs in one process, without the machines that saved; one tensor is in memory at a time.
 
     Args:
         folder: The job's folder.
         round_: Which checkpoint.
-        target: The file; it appears whole or not at all.
-        texts: Metadata beside those that were saved.
+        target: The file, written atomically.
+        texts: Further metadata.
 
     Raises:
         CheckpointMissing: there is no such checkpoint, or it is not sharded.
@@ -306,7 +306,7 @@ def export_sharded(
 def _blocks(
     pieces: Pieces, ties: Mapping[str, str], metadata: Mapping[str, str]
 ) -> Iterator[Buffer]:
-    """Yield the bytes of one safetensors file, putting together one tensor after the other."""
+    """Yield the bytes of one safetensors file, assembling one tensor at a time."""
     names = {
         name.removeprefix(MODEL_PREFIX): name
         for name in pieces.cuts
@@ -326,7 +326,7 @@ def _blocks(
 
 
 def _opened(folder: Path, round_: int, ranks: RankGroup) -> tuple[ShardedInfo, Pieces]:
-    """Compare all files with the manifest, each rank its share, and open them."""
+    """Verify all files against the manifest, each rank a share of them, and open them."""
     files = Folder(folder)
 
     def check() -> ShardedInfo:
@@ -353,14 +353,14 @@ def _opened(folder: Path, round_: int, ranks: RankGroup) -> tuple[ShardedInfo, P
 
 @contextlib.contextmanager
 def _alone_quietly() -> Iterator[None]:
-    """Silence torch's warning that one process does it alone: that is meant."""
+    """Silence torch's warning about running in a single process, which is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
 def _failed(error: CheckpointException, what: str) -> AtollError:
-    """Return what a failure of some ranks means."""
+    """Return the error for a failure of some ranks."""
     causes = {rank: wrapped[0] for rank, wrapped in error.failures.items()}
     given = "; ".join(f"rank {rank}: {cause}" for rank, cause in sorted(causes.items()))[:400]
     return CheckpointError(f"a sharded checkpoint could not be {what}", given=given)

@@ -1,9 +1,9 @@
-"""Memory that two processes see: the trainer copies into it, the writer reads it.
+"""Shared memory: the trainer copies into it, the writer process reads it.
 
-On Linux it is an anonymous file in memory (`memfd_create`), of the kind that lies below /dev/shm
-but without a name and without the size limit of that mount. Nothing can be left behind: the kernel
-frees it with the last of the two processes, however they end. Where there is none, or memory is
-short, a file on the disk is mapped instead; those that a killed process left go at the next start.
+On Linux it is an anonymous file in memory (`memfd_create`): like one in /dev/shm, but without a
+name and without that mount's size limit. The kernel frees it with the last of the two processes,
+however they end. Without `memfd_create`, or if memory is short, a file on disk is mapped instead;
+files of a killed process are deleted at the next start.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from atoll.checkpoint.files import storage_errors
 logger = logging.getLogger(__name__)
 
 PREFIX = ".image-"
-"""Start of the names of mapped files on a disk."""
+"""Prefix of mapped files on disk."""
 
 RESERVE_SHARE = 0.05
 """Share of the machine's memory that images leave free."""
 
 SLACK = 128
-"""A buffer is made larger by one of so many parts."""
+"""A buffer is allocated larger by 1/128, so that small growth needs no new pages."""
 
 PAGE_BYTES = 4096
 
@@ -40,7 +40,7 @@ _POPULATE = 23
 
 
 class Region(msgspec.Struct, frozen=True):
-    """Where the file of one part lies, in memory that both processes see."""
+    """The span of one part's file in shared memory."""
 
     name: str
     nbytes: int
@@ -52,18 +52,18 @@ class Region(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SharedRegion:
-    """How another process finds the memory: by an inherited descriptor, or by a path."""
+    """How another process opens the memory: by an inherited descriptor, or by a path."""
 
     descriptor: int
-    """-1: by the path."""
+    """-1: use the path."""
     path: str
 
 
 class SharedMemory:
-    """A buffer that grows and is reused; one thread at a time.
+    """A growing, reusable buffer; for one thread at a time.
 
     Args:
-        scratch: Folder for a mapped file, where memory is short.
+        scratch: Folder for a mapped file, if memory is short.
     """
 
     def __init__(self, *, scratch: Path) -> None:
@@ -85,12 +85,12 @@ class SharedMemory:
         return SharedRegion(-1, self._path) if self._path else SharedRegion(self._anonymous, "")
 
     def view(self, nbytes: int) -> memoryview:
-        """Return so many writable bytes; what was in them is undefined.
+        """Return so many writable bytes with undefined content.
 
-        Views from before MUST have been released.
+        Earlier views MUST have been released.
 
         Raises:
-            StorageFull: there is room neither in memory nor on the disk.
+            StorageFull: neither memory nor disk have room.
         """
         if self._mapping is None or nbytes > self._capacity:
             self._grow(nbytes)
@@ -98,7 +98,7 @@ class SharedMemory:
         return memoryview(self._mapping)[:nbytes]
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._unmap()
         for descriptor in (self._anonymous, self._file):
             if descriptor is not None and descriptor >= 0:
@@ -109,7 +109,7 @@ class SharedMemory:
 
     def _grow(self, nbytes: int) -> None:
         self._unmap()
-        # A header that is a few bytes longer the next time must not cost new pages.
+        # A header that is a few bytes longer the next time must not need new pages.
         nbytes += nbytes // SLACK + PAGE_BYTES
         more = nbytes - self._capacity
         if self._anonymous >= 0 and not self._path and memory_room() > more:
@@ -143,20 +143,20 @@ class SharedMemory:
 
 
 def memory_room() -> int:
-    """Return how many bytes of memory this process may still take without endangering others."""
+    """Return how many more bytes this process may take without endangering other processes."""
     machine = psutil.virtual_memory()
     room = machine.available - int(machine.total * RESERVE_SHARE)
     return min(room, _group_room(Path("/sys/fs/cgroup")))
 
 
 def remove_leftovers(scratch: Path) -> None:
-    """Delete the mapped files of a process that was killed; only its successor may."""
+    """Delete the mapped files of a killed process; call it only from its successor."""
     for path in scratch.glob(f"{PREFIX}*"):
         path.unlink(missing_ok=True)
 
 
 def _group_room(group: Path) -> int:
-    """Return what the control group's limit leaves; containers have one."""
+    """Return how much the control group's limit (of a container) leaves."""
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit == "max":

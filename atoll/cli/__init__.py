@@ -1,4 +1,4 @@
-"""The command line: `main.py` registers the verbs of `commands/`.
+"""The command line: `main.py` registers the commands in `commands/`.
 
 May import anything, inside the functions; starting `atoll --help` loads nothing heavy.
 Start with `main.py`.

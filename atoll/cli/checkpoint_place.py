@@ -1,4 +1,4 @@
-"""Where the checkpoints are that a person means: a folder, a job of the hub, a URL."""
+"""Find the checkpoints named on the command line: a folder, a job of the hub, or a URL."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Place(Protocol):
     """Checkpoints of one job."""
 
     name: str
-    """What to call it in messages."""
+    """Name used in messages."""
 
     def manifests(self) -> dict[int, Manifest]:
         """Return the manifests of all checkpoints by round, ascending."""
         ...
 
     def part(self, round_: int, name: str, scratch: Path) -> Path:
-        """Return a file with a part, checked against the manifest; `scratch` is for downloads.
+        """Return a verified file of a part; `scratch` is for downloads.
 
         Raises:
             CheckpointCorrupt: it is missing or damaged.
@@ -40,7 +40,7 @@ class LocalPlace:
         self._files = Folder(folder)
 
     def manifests(self) -> dict[int, Manifest]:
-        """Return the manifests of all checkpoints, also of those with damaged parts."""
+        """Return all manifests, including those of checkpoints with damaged parts."""
         found = {}
         for path in (self.folder / "checkpoints").glob(f"round-*/{MANIFEST_NAME}"):
             round_ = round_of(path.parent.name)
@@ -49,7 +49,7 @@ class LocalPlace:
         return dict(sorted(found.items()))
 
     def part(self, round_: int, name: str, scratch: Path) -> Path:
-        """Return the part itself, after checking it."""
+        """Return the verified file itself."""
         return self._files.check(round_, names=[name])[name]
 
 
@@ -103,15 +103,15 @@ class HubPlace:
 
 
 def find(where: str, *, runs: Path, hub: str) -> Place:
-    """Return the checkpoints that a person means.
+    """Return the checkpoints that `where` names.
 
     Args:
         where: A job's folder, the name of a job in `runs` or at the hub, or a URL.
         runs: Folder of the runs on this machine.
-        hub: Ticket or URL of a hub; empty: the last one, if there is nothing here.
+        hub: Ticket or URL of a hub; empty: the last one, if nothing is found locally.
 
     Raises:
-        CheckpointMissing: there is nothing of that name; says where was looked.
+        CheckpointMissing: nothing has that name; the message lists the searched places.
     """
     if "://" in where:
         return RemotePlace(locate(where), name=where)
@@ -137,7 +137,7 @@ def find(where: str, *, runs: Path, hub: str) -> Place:
 
 
 def choose(place: Place, round_: int) -> Manifest:
-    """Return the manifest of a round; -1: of the newest.
+    """Return the manifest of a round; -1 means the newest.
 
     Raises:
         CheckpointMissing: there is no such checkpoint.

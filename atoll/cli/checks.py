@@ -1,4 +1,4 @@
-"""What `atoll doctor` looks at on this machine and at its hub."""
+"""The checks of `atoll doctor`: this machine and its hub."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from atoll.node.machine import probe
 NEEDED_PYTHON = (3, 11)
 NEEDED_DISK_BYTES = 2 * 10**9
 MAX_CLOCK_OFFSET_S = 5.0
-"""Leases and deadlines use monotonic clocks; wall clocks only order the records."""
+"""Leases and deadlines use monotonic clocks; wall clocks only order records."""
 
 SLOW_BPS = 1e6
 """Below this a round of a small model takes minutes."""
@@ -34,7 +34,7 @@ class Check:
 
     name: str
     passed: bool | None
-    """None: skipped, or only worth a remark."""
+    """None: skipped, or only a remark."""
     text: str
     remedy: str = ""
     needed: bool = True
@@ -42,7 +42,7 @@ class Check:
 
 
 def run_checks(where: str, *, home: Path, port: int) -> Iterator[Check]:
-    """Yield the checks one by one, as they are done.
+    """Yield the checks as they are done.
 
     Args:
         where: Ticket or URL of the hub; empty: the last one used, if any.
@@ -61,14 +61,14 @@ def run_checks(where: str, *, home: Path, port: int) -> Iterator[Check]:
 
 
 def check_python() -> Check:
-    """Look at the interpreter."""
+    """Check the Python version."""
     good = sys.version_info >= NEEDED_PYTHON
     needed = ".".join(map(str, NEEDED_PYTHON))
     return Check("Python", good, platform.python_version(), f"install Python {needed} or newer")
 
 
 def check_torch() -> Check:
-    """Look whether torch is installed, without loading it."""
+    """Check that torch is installed, without loading it."""
     version = probe.torch_version()
     return Check(
         "torch",
@@ -79,7 +79,7 @@ def check_torch() -> Check:
 
 
 def check_port(port: int) -> Check:
-    """Look whether a hub could listen on its usual port."""
+    """Check that a hub could listen on its usual port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -92,7 +92,7 @@ def check_port(port: int) -> Check:
 
 
 def check_disk(home: Path) -> Check:
-    """Look at the free space where Atoll keeps its state."""
+    """Check the free space where Atoll keeps its state."""
     free = shutil.disk_usage(probe.existing(home)).free
     return Check(
         "disk",
@@ -103,7 +103,7 @@ def check_disk(home: Path) -> Check:
 
 
 def find_hub(where: str, *, home: Path) -> tuple[KnownHub | None, Check]:
-    """Find out which hub is meant and whether it answers; none is fine if none was named."""
+    """Find the hub and check that it answers; no hub is fine if none was named."""
     try:
         hub = hub_access.find(where, home=home)
         with hub.client(timeout_s=5.0) as client:
@@ -120,7 +120,7 @@ def find_hub(where: str, *, home: Path) -> tuple[KnownHub | None, Check]:
 
 
 def check_hub(hub: KnownHub) -> Iterator[Check]:
-    """Measure clock and bandwidth against a hub that answers."""
+    """Check clock and bandwidth against a hub that answers."""
     with hub.client(timeout_s=60.0) as client:
         before = time.time()
         theirs = client.hub().get("time")

@@ -1,4 +1,4 @@
-"""Asks which of the hubs nearby is to be joined, and for the secret that lets a machine in."""
+"""Let a person choose one of the hubs nearby, and ask for its ticket."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def choose_hub(console: Console) -> Ticket:
-    """Return a ticket for the hub that a person has chosen.
+    """Return a ticket for the hub that a person chose.
 
     Raises:
-        ConfigError: nobody can be asked, or no hub announces itself here.
-        AuthError: the ticket that was given is of another hub than the chosen one.
+        ConfigError: there is no terminal to ask on, or no hub announces itself here.
+        AuthError: the given ticket is of another hub than the chosen one.
     """
     import typer
 
@@ -65,7 +65,7 @@ def choose_hub(console: Console) -> Ticket:
 
 
 def ticket_for(chosen: FoundHub, given: str) -> Ticket:
-    """Return the ticket for a chosen hub, from a whole ticket or the secret part of one.
+    """Return the ticket for a chosen hub, from a whole ticket or its secret part.
 
     Raises:
         AuthError: it is the ticket of another hub.

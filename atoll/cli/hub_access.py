@@ -1,4 +1,4 @@
-"""Which hub a command speaks to, and with which token: remembered from `hub` and `login`."""
+"""Which hub a command uses, and with which token: remembered from `atoll hub` and `atoll login`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ HOW_TO_LOG_IN = (
 
 @dataclass(frozen=True, slots=True)
 class KnownHub:
-    """A hub that this person may use."""
+    """A hub for which this user has a token."""
 
     url: str
     token: str
     operator: bool = False
-    """Whether the token is an operator's; else it is a viewer's, who may look only."""
+    """Whether the token is an operator's; a viewer's is read-only."""
     ca: str = ""
-    """PEM file of the hub's certificate authority; empty: none is pinned."""
+    """PEM file of the hub's certificate authority; empty: not pinned."""
     proxy: str = ""
-    """URL of the proxy that was named at the login; empty: what the environment says."""
+    """URL of the proxy given at the login; empty: from the environment."""
 
     def client(self, *, timeout_s: float = 30.0) -> HubClient:
         """Return a client of the hub's REST interface."""
@@ -43,7 +43,7 @@ class KnownHub:
 
 
 def remember(hub: KnownHub, *, home: Path | None = None) -> None:
-    """Make this the hub that commands use from now on; an operator's token is not given up."""
+    """Make this the default hub; an operator's token is not replaced by a viewer's."""
     path = (home or config.home()) / _FILE
     hubs = _load(path)
     old = hubs.get(hub.url)
@@ -54,7 +54,7 @@ def remember(hub: KnownHub, *, home: Path | None = None) -> None:
 
 
 def forget(hub: KnownHub, *, home: Path | None = None) -> None:
-    """Remember a hub no longer."""
+    """Forget a hub."""
     path = (home or config.home()) / _FILE
     _keep(path, [known for known in _load(path).values() if known.url != hub.url])
 
@@ -64,11 +64,11 @@ def find(where: str = "", *, home: Path | None = None) -> KnownHub:
 
     Args:
         where: A join ticket, a URL, or empty for the hub used last on this machine.
-        home: Where it is remembered; None: :func:`atoll.config.home`.
+        home: Where hubs are remembered; None: :func:`atoll.config.home`.
 
     Raises:
         ConfigError: no hub is known.
-        AuthError: that hub gave this machine no token.
+        AuthError: this machine has no token of that hub.
     """
     folder = home or config.home()
     hubs = _load(folder / _FILE)
@@ -102,16 +102,16 @@ def find(where: str = "", *, home: Path | None = None) -> KnownHub:
 def log_in(
     ticket: Ticket, *, home: Path | None = None, name: str = "", proxy: str = ""
 ) -> KnownHub:
-    """Trade a ticket for a login, remember it, and return it.
+    """Exchange a ticket for a login, remember it, and return it.
 
     Args:
         ticket: For an operator or a viewer.
-        home: Where it is remembered; None: :func:`atoll.config.home`.
-        name: How the hub's audit log calls the login; empty: user and machine.
-        proxy: URL of the proxy to the hub; empty: what the environment says; `direct`: none.
+        home: Where hubs are remembered; None: :func:`atoll.config.home`.
+        name: Name of the login in the hub's audit log; empty: user and machine.
+        proxy: URL of the proxy to the hub; empty: from the environment; `direct`: none.
 
     Raises:
-        AuthError: the ticket opens nothing, or is for a machine.
+        AuthError: the ticket is invalid, or is for a machine.
         HubUnreachable: no hub answers.
     """
     folder = home or config.home()
@@ -136,7 +136,7 @@ def _who_is_here() -> str:
 
 
 def _keep(path: Path, hubs: list[KnownHub]) -> None:
-    """Write the hubs down, the newest last, readable by their owner alone."""
+    """Write the hubs to disk, the newest last, readable by their owner only."""
     identity.write_secret(path, json.dumps([asdict(hub) for hub in hubs], indent=1))
 
 
@@ -149,7 +149,7 @@ def _load(path: Path) -> dict[str, KnownHub]:
 
 
 def newest_job(client: HubClient) -> str:
-    """Return the job that was submitted last.
+    """Return the job submitted last.
 
     Raises:
         ConfigError: there is none.

@@ -1,4 +1,4 @@
-"""`atoll`: the table of verbs, and the one place where errors become messages."""
+"""The `atoll` command: the table of its commands, and the one place that prints errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ app.command("doctor")(doctor.doctor)
 
 
 _UsageErrors: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-"""Base of what a wrong command line raises; where it lives depends on typer's version."""
+"""Base class of command-line errors; its module depends on typer's version."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -98,7 +98,7 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one verb and leave with its exit status."""
+    """Run one command and exit with its status."""
     words = sys.argv[1:] if arguments is None else arguments
     own = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in own
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(words: list[str], *, debug: bool) -> int:
-    """Return the exit status of a verb; every exception ends here as one message."""
+    """Run a command and return its exit status; every exception becomes one message."""
     from atoll.cli.views import screen
     from atoll.errors import AtollError
 

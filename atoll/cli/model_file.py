@@ -1,4 +1,4 @@
-"""Finds the model that a person means."""
+"""Find a run's model file."""
 
 from __future__ import annotations
 

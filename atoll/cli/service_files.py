@@ -1,4 +1,4 @@
-"""What makes the hub or the agent a service: units of systemd, property lists of launchd."""
+"""Service files for the hub or the agent: systemd units and launchd property lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SYSTEM_HOME = {
 """Where a service of the whole machine keeps its state."""
 
 STOP_S = {"hub": 30, "node": 60}
-"""How long each may take to end: a node lets workers leave, then sends what they left behind."""
+"""Time to end: a node lets workers leave, then sends their artifacts."""
 
 _SAID = {"hub": "Atoll hub", "node": "Atoll node"}
 
@@ -36,7 +36,7 @@ RestrictSUIDSGID=yes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One service, before it is written in the words of a system."""
+    """One service, independent of the system."""
 
     role: str
     """`hub` or `node`."""
@@ -45,15 +45,15 @@ class Service:
     python: str
     """The interpreter that has Atoll."""
     home: PurePosixPath
-    """Where its state is."""
+    """Folder of its state."""
     arguments: Sequence[str] = ()
-    """What comes after `atoll hub` or `atoll join`."""
+    """Arguments of `atoll hub` or `atoll join`."""
     user: str = ""
-    """Whom a service of the whole machine runs as; empty: it is a person's own service."""
+    """User of a service of the whole machine; empty: it is a user's own service."""
 
     @property
     def label(self) -> str:
-        """What the system calls it."""
+        """Its name in the system."""
         return f"atoll-{self.role}"
 
     @property
@@ -66,10 +66,10 @@ class Service:
         return [*start, "hub", *folders, *self.arguments]
 
     def place(self, *, person: Path) -> Path:
-        """Return where its file belongs.
+        """Return the path of its file.
 
         Args:
-            person: Home folder of the person whose service it is.
+            person: Home folder of the user who owns the service.
         """
         if self.platform == "linux":
             folder = "/etc/systemd/system" if self.user else person / ".config/systemd/user"
@@ -82,23 +82,23 @@ class Service:
         return _unit(self) if self.platform == "linux" else _property_list(self)
 
     def installing(self, place: Path) -> list[list[str]]:
-        """Return the commands that start it, now and with the machine."""
+        """Return the commands that start it, now and at boot."""
         if self.platform == "macos":
             return [["launchctl", "bootstrap", self._domain(), str(place)]]
         return [self._systemctl("daemon-reload"), self._systemctl("enable", "--now", self.label)]
 
     def removing(self) -> list[list[str]]:
-        """Return the commands that end it; its file goes afterwards."""
+        """Return the commands that stop it, before its file is deleted."""
         if self.platform == "macos":
             return [["launchctl", "bootout", f"{self._domain()}/{self.label}"]]
         return [self._systemctl("disable", "--now", self.label)]
 
     def removed(self) -> list[list[str]]:
-        """Return the commands for when its file is gone."""
+        """Return the commands to run after its file was deleted."""
         return [] if self.platform == "macos" else [self._systemctl("daemon-reload")]
 
     def asking(self) -> list[str]:
-        """Return the command that tells how it is."""
+        """Return the command that shows its status."""
         if self.platform == "macos":
             return ["launchctl", "print", f"{self._domain()}/{self.label}"]
         return self._systemctl("status", "--no-pager", self.label)
@@ -113,7 +113,7 @@ class Service:
 def _unit(service: Service) -> str:
     """Return a unit of systemd."""
     guarded = _GUARDED.format(user=service.user) if service.user else ""
-    # A worker that needs too much memory ends alone: the agent tells the hub about it.
+    # Let systemd kill only the worker that runs out of memory: the agent reports it to the hub.
     memory = "OOMPolicy=continue\n" if service.role == "node" else ""
     return f"""\
 [Unit]
@@ -137,7 +137,7 @@ WantedBy={"multi-user.target" if service.user else "default.target"}
 
 
 def _quoted(word: str) -> str:
-    """Return a word as systemd reads it back: its specifiers, variables and quotes mean nothing."""
+    """Return a word escaped for systemd: specifiers, variables and quotes have no effect."""
     word = word.replace("\\", "\\\\").replace("%", "%%").replace("$", "$$").replace('"', '\\"')
     return f'"{word}"' if any(letter in word for letter in " \t'\"\\;") else word
 

@@ -1,4 +1,4 @@
-"""Tickets as commands are given them: the text itself, `@FILE`, or ATOLL_TICKET."""
+"""Read a ticket argument: the text itself, `@FILE`, or ATOLL_TICKET."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LOOK_S = 0.5
 
 
 def read_ticket(argument: str, *, wait_s: float = WAIT_S) -> Ticket | None:
-    """Return the ticket that a person or a service gave.
+    """Return the ticket given on the command line or in the environment.
 
     Args:
-        argument: A ticket, `@PATH` of a file that holds one, or empty: what ATOLL_TICKET says.
+        argument: A ticket, `@PATH` of a file with one, or empty for ATOLL_TICKET.
         wait_s: How long to wait for the file.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Codecs: what a vector weighs on the wire, and what that costs in precision."""
+"""Codecs: encode flat float32 vectors into fewer bytes, at a known cost in precision."""
 
 from atoll.codec.base import Codec, Packet
 from atoll.codec.registry import base_spec, make_codec

@@ -1,8 +1,8 @@
-"""What a codec is: it says what a flat float32 vector weighs on the wire, and how.
+"""The codec interface: encode a flat float32 vector into a packet of bytes, and decode it.
 
-A *packet* is one encoded vector. Everybody who decodes the same packet MUST get the same bits, on
-any machine: decoding is at most one multiplication per element, which IEEE 754 rounds the same
-everywhere. Encoding happens once, at one place, so it may use any order of operations.
+A *packet* is one encoded vector. Decoding the same packet MUST give the same bits on any machine:
+it uses at most one multiplication per element, which IEEE 754 rounds the same everywhere. Encoding
+happens once, in one place, so it may use any order of operations.
 
 Legend: n elements of a vector.
 """
@@ -25,9 +25,9 @@ Buffer = bytes | bytearray | memoryview
 class Packet:
     """One encoded vector.
 
-    `data` is a buffer of bytes (`len` counts them) that a socket takes without a copy. `codec` is
-    the spec that decodes it, never a wrapper like `feedback(...)`. `sizes` are the elements of
-    the tensors that were put together to one vector; a codec writes one, a group may say more.
+    `data` is a byte buffer that a socket sends without a copy. `codec` is the spec that decodes it,
+    never a wrapper like `feedback(...)`. `sizes` are the element counts of the tensors that were
+    concatenated; a codec writes one, a group may write more.
     """
 
     data: Buffer
@@ -41,9 +41,9 @@ class Packet:
 
 
 class Codec(Protocol):
-    """Turns flat float32 vectors into packets and back.
+    """Encodes flat float32 vectors into packets and decodes them.
 
-    Codecs without feedback hold no state and serve any number of threads at once.
+    Stateless codecs may be used by any number of threads at once.
     """
 
     @property
@@ -52,40 +52,39 @@ class Codec(Protocol):
 
     @property
     def base(self) -> Codec:
-        """The codec that decodes the packets: itself, or what a wrapper wraps."""
+        """The codec that decodes the packets: itself, or the one inside a wrapper."""
 
     @property
     def needs_allgather(self) -> bool:
         """Whether a mean of several vectors does not fit one packet, as with sparse ones.
 
-        Then members get each other's packets and add them up themselves.
+        Members then exchange all packets and add them up themselves.
         """
 
     def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Learn the shapes of the tensors that make up a vector, for codecs that look at matrices.
+        """Set the shapes of the tensors that make up a vector, for codecs that look at matrices.
 
         Called once, before the first vector; a vector of another length has no known shapes.
         """
 
     def set_round(self, round_: int) -> None:
-        """Learn which round the next packets are for; the same number on every member."""
+        """Set the round of the next packets; the same number on every member."""
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
         """Return the packet of `x`, shape (n,); the packet owns its memory.
 
-        Values that are not finite are never hidden: what they touch decodes to something that is
-        not finite either.
+        Non-finite values are never hidden: the elements they affect decode to non-finite values.
 
         Args:
             x: A contiguous float32 vector on the CPU.
-            key: Names the state that belongs to this vector (see `feedback`).
+            key: Key of the state that belongs to this vector (see `feedback`).
 
         Raises:
             ConfigError: `x` is something else.
         """
 
     def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
-        """Return the vector, shape (n,), float32; written into `out` where that is given.
+        """Return the vector, shape (n,), float32, written into `out` if given.
 
         Raises:
             WireError: the packet is of another codec, or its length does not fit its sizes.
@@ -107,13 +106,13 @@ class Codec(Protocol):
         """Return the exact length of `Packet.data` for a vector of so many elements."""
 
     def mean_codec(self, packet: Packet | None = None) -> Codec:
-        """Return the codec that encodes a mean of decoded packets for everybody.
+        """Return the codec that encodes a mean of decoded packets for all members.
 
-        Mostly `base`. It adds nothing that was added to the packets already, and its packets fit
-        those they come from (a random choice of positions is the same).
+        Usually `base`. It does not repeat scaling that the packets already contain, and its packets
+        match them (e.g. the same random positions).
 
         Args:
-            packet: One of those in the mean; without it, as for the round of `set_round`.
+            packet: One of those in the mean; None: as for the round of `set_round`.
         """
 
     def restore_mean(
@@ -125,40 +124,40 @@ class Codec(Protocol):
         weight: float = 1.0,
         alone: bool = False,
     ) -> Tensor:
-        """Return what a committed mean of packets stands for: itself, unless they were differences.
+        """Return the value of a committed mean: the mean itself, unless packets hold differences.
 
-        Called after the commit of a round, on every member, with what all members got.
+        Called on every member after a round's commit, with the result that all members received.
 
         Args:
             mean: The decoded mean, shape (n,).
-            key: That of the encoded vectors.
-            contributors: Whose packets were in it.
+            key: Key of the encoded vectors.
+            contributors: Members whose packets were in it.
             weight: Sum of their weights.
             alone: Nothing was encoded, because there is no other member.
         """
 
     def finish(self, *, committed: bool) -> None:
-        """Learn what became of the packets since the last call: they counted, or they did not."""
+        """Confirm or discard the packets since the last call."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state that a checkpoint has to keep; empty for most codecs."""
+        """Return the state to checkpoint; empty for most codecs."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a state that `state_dict` returned."""
+        """Load what `state_dict` returned."""
 
 
 class Stateless:
-    """The verbs of a codec that remembers nothing and treats all vectors alike."""
+    """Defaults for a codec that keeps no state and treats all vectors alike."""
 
     needs_allgather = False
 
     @property
     def base(self) -> Codec:
-        """This codec itself: it wraps no other."""
+        """This codec itself."""
         return cast("Codec", self)
 
     def mean_codec(self, packet: Packet | None = None) -> Codec:
-        """Return this codec: a mean is a vector like any other."""
+        """Return this codec."""
         return self.base
 
     def restore_mean(
@@ -174,20 +173,20 @@ class Stateless:
         return mean
 
     def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Do nothing: every number is treated alike."""
+        """Do nothing."""
 
     def set_round(self, round_: int) -> None:
-        """Do nothing: every round is treated alike."""
+        """Do nothing."""
 
     def finish(self, *, committed: bool) -> None:
-        """Do nothing: no packet leaves a trace."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return nothing."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take nothing.
+        """Check that the state is empty.
 
         Raises:
             ConfigError: there is state, so it belongs to another codec.
@@ -202,7 +201,7 @@ class Stateless:
 
 
 def check_vector(x: Tensor, *, role: str, elements: int | None = None) -> Tensor:
-    """Return `x`, outside autograd, when it is a contiguous float32 vector on the CPU.
+    """Return `x`, detached, if it is a contiguous float32 vector on the CPU.
 
     Raises:
         ConfigError: it is not, or does not have `elements` elements.
@@ -226,7 +225,7 @@ def check_vector(x: Tensor, *, role: str, elements: int | None = None) -> Tensor
 
 
 def check_packet(packet: Packet, codec: Codec) -> int:
-    """Return the number of elements in a packet that `codec` is about to decode.
+    """Return the number of elements of a packet that `codec` is about to decode.
 
     Raises:
         WireError: it is of another codec, or its length does not fit.
@@ -249,7 +248,7 @@ def check_packet(packet: Packet, codec: Codec) -> int:
 
 
 def output(out: Tensor | None, elements: int) -> Tensor:
-    """Return where to decode to: `out` if it fits, else a new vector.
+    """Return the vector to decode into: `out` if it fits, else a new one.
 
     Raises:
         ConfigError: `out` does not fit.

@@ -1,18 +1,17 @@
-"""What a codec's arithmetic costs, for choosing one by the speed of the link."""
+"""Estimated time of a codec's encoding, transfer and decoding, for choosing one by link speed."""
 
 from __future__ import annotations
 
 from atoll.methods.codecs import CODECS, CodecRow
 
 UNKNOWN = CodecRow(name="", implementation="", example="", line="", good_for="")
-"""Has the speeds of a slow codec."""
+"""Used for codecs not in the table: the speeds of a slow codec."""
 
 
 def seconds(spec: str, *, elements: int, nbytes: int, bytes_per_s: float) -> float:
-    """Return how long one mean takes a member: encode, send, wait for the mean, decode.
+    """Return a member's time for one mean: encode, send, receive the mean, decode.
 
-    The place that adds up decodes and encodes too, beside the transfer of others; its share of
-    one member's vector is counted once.
+    The reducer decodes and encodes while others transfer, so its share is counted for one vector.
 
     Args:
         spec: Of the codec.

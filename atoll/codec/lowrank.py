@@ -1,25 +1,24 @@
-"""lowrank: every matrix as the product of two thin ones, the way PowerSGD finds them.
+"""lowrank: send every matrix as the product of two low-rank ones, found as in PowerSGD.
 
     P = orthonormal(M Q) ;  Q' = M^T P ;  decode: P Q'^T
 
-M is a tensor seen as its first dimension by all others, Q' of a round is Q of the next (warm start:
-over the rounds Q turns towards the directions that matter), R the rank. If R is at least the rank
-of M the product is M. Tensors of one dimension, and those that would not get smaller, are sent as
-they are. What is left out is lost unless the codec is used in `feedback(...)`.
+M is a tensor as a matrix of its first dimension by all others, R the rank. Q' of a round is Q of
+the next (warm start: over the rounds Q turns towards the dominant directions). If R is at least the
+rank of M the product is exact. One-dimensional tensors, and those that would not get smaller, are
+sent uncompressed. The approximation error is lost unless the codec is used in `feedback(...)`.
 
-A packet describes itself, so who decodes it needs no shapes; little endian:
+A packet describes itself, so the decoder needs no shapes; little endian:
 
     offset     size     field
     0          4        number of tensors, uint32
     4          8*t      rows and columns of each, uint32; 1 row: sent as it is
     4 + 8*t    ...      float32, tensor by tensor: P (rows, R) and Q' (columns, R), or the values
 
-Before `set_shapes`, and for vectors of another length, the vector is one tensor that is sent as it
-is. A mean of such products is not a product of the same rank, so members gather each other's
-packets.
+Before `set_shapes`, and for vectors of another length, the vector is sent as one uncompressed
+tensor. A mean of such products does not have the same rank, so members all-gather the packets.
 
-Decoding adds up R outer products one after the other, multiplying and adding apart, so that it
-gives the same bits everywhere. Q of a round counts once the round is committed.
+Decoding adds up R outer products one after the other, multiplying and adding separately, so that it
+gives the same bits everywhere. A round's Q is kept once the round is committed.
 
 Vogels, Karimireddy and Jaggi 2019, Algorithm 1 (https://arxiv.org/abs/1905.13727). Differs: there P
 and Q are averaged over the members in two exchanges (the strategy `powersgd` does that); here each
@@ -44,7 +43,7 @@ from atoll.errors import ConfigError, WireError
 LARGEST_RANK = 256
 _MOST_TENSORS = 1 << 20
 _ROWS_AT_ONCE = 32_000
-"""Elements of a matrix that are decoded at once, at least one row."""
+"""Elements of a matrix decoded at once, at least one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Part:
         return self.rows * self.columns
 
     def numbers(self, rank: int) -> int:
-        """Return how many numbers are sent."""
+        """Return how many values are sent."""
         return self.size if self.rows == 1 else rank * (self.rows + self.columns)
 
 
@@ -99,7 +98,7 @@ class LowRank(Stateless):
         return cls(given.whole(0))
 
     def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Learn which matrices a vector is made of."""
+        """Set which matrices a vector consists of."""
         self._parts, start = [], 0
         for shape in shapes:
             size = math.prod(shape)
@@ -116,7 +115,7 @@ class LowRank(Stateless):
         return self._parts if known else [Part(1, elements, 0)]
 
     def nbytes(self, elements: int) -> int:
-        """Return the exact length of a packet, by the shapes that are known now."""
+        """Return the exact length of a packet for the current shapes."""
         parts = self._of(elements)
         return 4 + 8 * len(parts) + 4 * sum(part.numbers(self.rank) for part in parts)
 
@@ -137,11 +136,11 @@ class LowRank(Stateless):
         return Packet(data.data, self.spec, (x.numel(),))
 
     def _factors(self, matrix: Tensor, *, name: str) -> Tensor:
-        """Return P and Q' of a matrix, one after the other; Q' is remembered for later."""
+        """Return P and Q' of a matrix, concatenated; Q' is kept for the next round."""
         rows, columns = matrix.shape
         if not math.isfinite(float(matrix.sum(dtype=torch.float64))):
             return torch.full((self.rank * (rows + columns),), torch.nan)
-        # Exponents out of the way: squares of 1e-30 or 1e30 are no float32.
+        # Scale by a power of two: squares of 1e-30 or 1e30 do not fit in float32.
         scale = 2.0 ** math.frexp(float(matrix.abs().max()))[1]
         scaled = matrix / scale if scale else matrix
         left, _ = torch.linalg.qr(scaled @ self._start(name, columns))
@@ -154,7 +153,7 @@ class LowRank(Stateless):
         return torch.cat([left.reshape(-1), (right * scale).reshape(-1)])
 
     def _start(self, name: str, columns: int) -> Tensor:
-        """Return Q to begin with, shape (columns, rank) or narrower: where dead, drawn."""
+        """Return the initial Q, shape (columns, rank) or narrower; zero columns are redrawn."""
         drawn = _drawn(mixed("lowrank", name), columns, self.rank)
         known = self._starts.get(name)
         if known is None or known.shape[0] != columns:
@@ -163,7 +162,7 @@ class LowRank(Stateless):
         alive = lengths > 1e-4 * lengths.max()
         directions = known / torch.where(alive, lengths, 1.0)
         drawn[:, : known.shape[1]] = torch.where(alive, directions, drawn[:, : known.shape[1]])
-        # Two columns that have become alike would find the same direction twice.
+        # Two parallel columns would find the same direction twice.
         found: Tensor = torch.linalg.qr(drawn)[0]
         return found
 
@@ -185,10 +184,10 @@ class LowRank(Stateless):
             result[start : start + len(values)].add_(values)
 
     def _open(self, packet: Packet) -> tuple[list[Part], Tensor]:
-        """Return what a packet says of itself, and its numbers.
+        """Return a packet's layout and its values.
 
         Raises:
-            WireError: it is of another codec, or it contradicts itself.
+            WireError: it is of another codec, or inconsistent.
         """
         if packet.codec != self.spec:
             raise WireError(
@@ -236,7 +235,7 @@ class LowRank(Stateless):
                 yield part.start + first * part.columns, _product(some, right)
 
     def finish(self, *, committed: bool) -> None:
-        """Begin the next round from these Q if the packets counted."""
+        """Start the next round from these Q if the round was committed."""
         if committed:
             self._starts |= self._provisional
         self._provisional = {}
@@ -246,13 +245,13 @@ class LowRank(Stateless):
         return {name: start.clone() for name, start in self._starts.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up Q of every matrix."""
+        """Load Q of every matrix."""
         self._starts = {name: start.clone() for name, start in state.items()}
         self._provisional = {}
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the product, flat; every sum in the order of the columns, never fused."""
+    """Return the product, flat; adds in the order of the columns, never fused."""
     total = left[:, :1] * right[:1]
     term = torch.empty_like(total)
     for column in range(1, left.shape[1]):
@@ -262,7 +261,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _drawn(seed: int, rows: int, columns: int) -> Tensor:
-    """Return random directions, values between -1 and 1, the same for the same seed."""
+    """Return random directions in -1 to 1, determined by the seed."""
     words = random_words(seed, rows * columns)
     values = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
     return torch.from_numpy(values).view(rows, columns)

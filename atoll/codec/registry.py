@@ -1,7 +1,7 @@
-"""Builds codecs from their specs.
+"""Build codecs from their specs.
 
 e.g. `fp32`, `int8:128`, `topk:0.01|int8`, `feedback(randomk:0.1|topk:0.2|int4)`, `auto(fp32,int8)`.
-The codecs are rows of :data:`atoll.methods.codecs.CODECS`; only those that a spec names are loaded.
+The codecs are rows of :data:`atoll.methods.codecs.CODECS`; only those in the spec are imported.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ def make_codec(spec: str) -> Codec:
     """Return a new codec from its spec.
 
     Raises:
-        ConfigError: a name is unknown (the nearest known one is named), a number is missing or
-            out of range, or codecs are put together that do not fit each other.
+        ConfigError: a name is unknown (the nearest known one is named), a number is missing or out
+            of
+            range, or the codecs cannot be combined.
     """
     items = split_outside(spec, "|", spec)
     codec = _item(items[-1], spec)
@@ -30,7 +31,7 @@ def make_codec(spec: str) -> Codec:
 
 
 def base_spec(spec: str) -> str:
-    """Return the canonical spec that decodes the packets of a codec: without wrappers.
+    """Return the canonical spec without wrappers, which decodes the packets.
 
     Raises:
         ConfigError: as `make_codec`.
@@ -39,7 +40,7 @@ def base_spec(spec: str) -> str:
 
 
 def row_of(codec: Codec) -> CodecRow | None:
-    """Return the row of a codec's outermost part; None for a codec that is not in the table."""
+    """Return the row of a codec's outermost part; None if it is not in the table."""
     return CODECS.get(codec.spec.partition("|")[0].partition("(")[0].partition(":")[0])
 
 
@@ -76,10 +77,10 @@ def _item(text: str, spec: str) -> Codec:
 
 
 def _before(text: str, values: Codec, spec: str) -> Codec:
-    """Return the codec that chooses numbers for `values` to encode.
+    """Return a codec that selects values, combined with the codec of these values.
 
     Raises:
-        ConfigError: it chooses nothing, or what follows cannot take what it chose.
+        ConfigError: it selects nothing, or `values` cannot encode what it selects.
     """
     row, given = _row(text.partition("(")[0], spec)
     if row.wraps:

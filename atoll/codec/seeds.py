@@ -1,4 +1,4 @@
-"""Numbers that look random and are the same on every machine and with every version of anything."""
+"""Pseudo-random numbers that are the same on every machine and with every library version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def mixed(*parts: int | str) -> int:
-    """Return 63 bits that depend on every part and on their order."""
+    """Return 63 bits that depend on all parts and their order."""
     state = np.zeros(1, dtype=np.uint64)
     for part in parts:
         number = zlib.crc32(part.encode()) if isinstance(part, str) else part
@@ -21,19 +21,19 @@ def mixed(*parts: int | str) -> int:
 
 
 def random_words(seed: int, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return `count` evenly distributed words of 64 bits (SplitMix64)."""
+    """Return `count` uniformly distributed 64-bit words (SplitMix64)."""
     return _scrambled(np.uint64(seed) + np.arange(count, dtype=np.uint64) * _STEP)
 
 
 def permutation(seed: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the numbers 0..count-1 in an order that only the seed decides."""
+    """Return a permutation of 0..count-1, determined by the seed."""
     return np.argsort(random_words(seed, count), kind="stable").astype(np.int64)
 
 
 def _scrambled(
     words: np.ndarray[Any, np.dtype[np.uint64]],
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return the finisher of SplitMix64 of every word; arithmetic is modulo 2**64."""
+    """Return SplitMix64's finaliser of every word; arithmetic is modulo 2**64."""
     words = words + _STEP
     words = (words ^ (words >> np.uint64(30))) * _FIRST
     words = (words ^ (words >> np.uint64(27))) * _SECOND

@@ -1,4 +1,4 @@
-"""The text of a codec's spec: arguments, brackets and marks.
+"""Parse a codec's spec: arguments, brackets and separators.
 
 spec  = item { "|" item }
 item  = name { ":" argument } [ "(" spec { "," spec } ")" ]
@@ -13,7 +13,7 @@ from atoll.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What stands after a codec's name, and the whole spec for messages."""
+    """The arguments after a codec's name, and the whole spec for messages."""
 
     name: str
     values: tuple[str, ...]
@@ -57,7 +57,7 @@ class Arguments:
 
 
 def split_outside(text: str, mark: str, spec: str) -> list[str]:
-    """Return the parts of a text between marks that lie in no bracket."""
+    """Split a text at the marks that are outside brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")

@@ -1,4 +1,4 @@
-"""Text and images to batches: what is held out, tokenizers, shards and resumable streams.
+"""Training data: texts and images, held-out splits, tokenizers, shards and resumable streams.
 
 May import errors, ids and task.
 Start with `dataset.py`, then `stream.py`.

@@ -18,10 +18,10 @@ from pathlib import Path
 from atoll.errors import DataError, unknown
 
 CORPORA = ("files:GLOB", "stdlib")
-"""How a text is named."""
+"""Specs of text corpora."""
 
 IMAGE_CORPORA = ("fashion-mnist", "idx:FOLDER", "segments")
-"""How a set of images is named; see `atoll.data.images`."""
+"""Specs of image sets; see `atoll.data.images`."""
 
 _SKIPPED_FOLDERS = frozenset(
     # Packages installed later differ between machines.
@@ -101,7 +101,7 @@ def load_corpus(spec: str) -> Corpus:
 
 
 def is_images(spec: str) -> bool:
-    """Return whether a spec names images, not a text."""
+    """Return whether a spec names images."""
     kinds = [name.partition(":")[0] for name in IMAGE_CORPORA]
     return spec.partition(":")[0] in kinds
 
@@ -147,7 +147,7 @@ def _read(path: Path) -> bytes:
 
 
 def _checked(corpus: Corpus, spec: str) -> Corpus:
-    """Return the corpus unless it holds no text at all."""
+    """Return the corpus, which must not be empty."""
     if any(document.data for document in corpus.documents):
         return corpus
     if spec == "stdlib":

@@ -1,4 +1,4 @@
-"""Where a data stream stands, small enough to be saved and handed to another member."""
+"""The position in a data stream, small enough to be saved and sent to another member."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from atoll.errors import DataError
 class Cursor:
     """The state of a :class:`~atoll.data.BatchStream`.
 
-    A slot outlives the member that leases it: whoever takes the slot over with its cursor goes on
-    with the very next window.
+    A slot outlives the member that leases it: the next member continues from its cursor with the
+    next window.
 
     Attributes:
         slot: Which shard.
-        data_pass: How often the shard has been read to its end.
-        offset: Windows of this pass already given out. Counted in windows, not batches, so the
-            batch size may change on resume.
+        data_pass: Complete passes over the shard.
+        offset: Windows of this pass already used. Counted in windows, not batches, so the batch
+            size
+            may change on resume.
     """
 
     slot: int

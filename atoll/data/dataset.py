@@ -1,4 +1,4 @@
-"""Everything a worker trains and evaluates on, from the names in a job file."""
+"""Build the training and evaluation data that a job file names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll.errors import DataError
 
 
 class HeldOutBatches(Protocol):
-    """What is evaluated on, cut for one model; of text `partial(held_out.batches, context=...)`."""
+    """Evaluation batches for one model; for text `partial(held_out.batches, context=...)`."""
 
     def __call__(
         self, *, batch: int, limit_tokens: int | None = None
@@ -100,11 +100,11 @@ class Dataset:
 
     @property
     def model_options(self) -> Mapping[str, object]:
-        """What a model has to know of the text."""
+        """Model options that depend on the text."""
         return {"vocab_size": self.tokenizer.vocab_size}
 
     def to_json(self) -> str:
-        """Return how text becomes a model's inputs, for whoever uses its weights."""
+        """Return the tokenizer as JSON, for users of the weights."""
         return self.tokenizer.to_json()
 
 
@@ -118,17 +118,17 @@ def load_dataset(
 ) -> Dataset:
     """Return the dataset that a job names; the same on every member with the same files.
 
-    The text is split before anything is learned from it, the tokenizer included.
+    The text is split before the tokenizer is trained, so held-out text influences nothing.
 
     Args:
         spec: See :func:`~atoll.data.load_corpus`.
-        seed: Chooses what is held out.
-        tokenizer: See :func:`~atoll.data.make_tokenizer`; or one that is there already.
+        seed: Selects the held-out blocks.
+        tokenizer: See :func:`~atoll.data.make_tokenizer`; or an existing one.
         held_out: Share of the text that is held out.
-        held_out_cap_bytes: At most this much is.
+        held_out_cap_bytes: Upper limit of the held-out text.
 
     Raises:
-        ConfigError: an unknown name or a number that makes no sense.
+        ConfigError: an unknown name or a number out of range.
         DataError: the text is missing, unreadable or too small.
     """
     text = load_corpus(spec).text

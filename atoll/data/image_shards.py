@@ -1,7 +1,7 @@
-"""Training images dealt to slots, so that no image is seen by two members in a pass.
+"""Training images assigned to slots, so that no image is seen by two members in a pass.
 
-The same seams as text has (`atoll.data.Shards`): a slot is leased to one member at a time, and its
-cursor counts the images that were given out.
+Same interface as for text (`atoll.data.Shards`): a slot is leased to one member at a time, and its
+cursor counts the images used.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ _ORDER_KEY = 0x696D6773
 class ImageShards:
     """The images of every slot.
 
-    A pure function of its arguments: every member computes the same deal.
+    A pure function of its arguments: every member computes the same assignment.
     """
 
     def __init__(self, images: Images, *, slots: int, seed: int, order: str = "shuffled") -> None:
-        """Deal `images` to `slots`.
+        """Assign `images` to `slots`.
 
         Args:
             images: Kept, not copied.
-            slots: How many streams, usually the members at the start.
-            seed: Another seed deals otherwise.
+            slots: Number of streams, usually the members at the start.
+            seed: Determines the assignment.
             order: `shuffled`: at random, so that shards are alike. `contiguous`: sorted by class
-                and cut, so that each slot knows a few classes only, as different owners do.
+                and cut,
+                so that each slot has few classes, as data of different owners does.
 
         Raises:
             ConfigError: an unknown order, or no slots.
@@ -61,7 +62,7 @@ class ImageShards:
             self._chosen = [shuffled[slot::slots] for slot in range(slots)]
 
     def num_windows(self, slot: int) -> int:
-        """Return how many images one pass over a slot's shard has.
+        """Return the number of images in a slot's shard.
 
         Raises:
             ConfigError: no such slot.
@@ -71,7 +72,7 @@ class ImageShards:
         return len(self._chosen[slot])
 
     def indices(self, slot: int, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return which images of the whole set some of a slot's are."""
+        """Return the indices, in the whole set, of some of a slot's images."""
         chosen: NDArray[np.int64] = self._chosen[slot][windows]
         return chosen
 

@@ -1,4 +1,4 @@
-"""Images to classify: Fashion-MNIST, any idx files, or drawn ones.
+"""Image classification data: Fashion-MNIST, any idx files, or generated digits.
 
     fashion-mnist   60,000 and 10,000 pictures of clothes, 28 pixels a side, 10 classes (Xiao and
                     others, https://arxiv.org/abs/1708.07747); Debian: dataset-fashion-mnist
@@ -89,12 +89,12 @@ class ImageDataset:
 
     @property
     def classes(self) -> int:
-        """Distinct answers."""
+        """Number of classes."""
         return int(max(self.train.labels.max(), self.held_out.labels.max())) + 1
 
     @property
     def model_options(self) -> Mapping[str, object]:
-        """What a model has to know of the images."""
+        """Model options that depend on the images."""
         return {"channels": 1, "image": self.train.pixels.shape[1], "classes": self.classes}
 
     def batches(
@@ -108,7 +108,7 @@ class ImageDataset:
             yield self.held_out.batch(chosen[start : start + batch])
 
     def to_json(self) -> str:
-        """Return how pixels become a model's inputs, for whoever uses its weights."""
+        """Return the pixel normalisation as JSON, for users of the weights."""
         about = {"format": _FORMAT, "corpus": self.corpus, **self.model_options}
         return json.dumps({**about, "mean": self.train.mean, "std": self.train.std})
 
@@ -157,7 +157,7 @@ def _dataset(
     train: tuple[NDArray[np.uint8], NDArray[np.uint8]],
     held_out: tuple[NDArray[np.uint8], NDArray[np.uint8]],
 ) -> ImageDataset:
-    # From whole numbers: every machine finds the same, in whatever order it adds.
+    # Computed from integers: the same on every machine, whatever the order of additions.
     counts = sum(np.bincount(image.ravel(), minlength=256) for image in train[0])
     values = np.arange(256)
     mean = int((counts * values).sum()) / train[0].size

@@ -1,9 +1,9 @@
-"""Pseudo-random orders that every machine computes alike.
+"""Pseudo-random orders that are the same on every machine.
 
-Members must agree on which text is held out and which block belongs to which slot without talking
-about it, whatever versions of torch and numpy they run. Library generators promise no such thing,
-so orders come from hashing each index with SplitMix64 (Steele, Lea and Flood, "Fast Splittable
-Pseudorandom Number Generators", 2014) and sorting by the hash.
+Members must agree on held-out text and on the blocks of each slot without communication, whatever
+their versions of torch and numpy. Library generators do not guarantee this, so orders come from
+hashing each index with SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+Generators", 2014) and sorting by the hash.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _SECOND = 0x94D049BB133111EB
 
 
 def permutation(size: int, *, key: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the integers below ``size`` in an order that depends on ``key`` alone.
+    """Return the integers below ``size`` in an order determined by ``key``.
 
     Args:
         size: How many.
-        key: Any integers, e.g. seed, slot and pass; each different key is another order.
+        key: Any integers, e.g. seed, slot and pass.
     """
     return np.argsort(hashes(size, key=key), kind="stable").astype(np.int64, copy=False)
 
 
 def hashes(size: int, *, key: tuple[int, ...]) -> NDArray[np.uint64]:
-    """Return `size` unsigned 64-bit integers that look random and depend on `key` alone."""
+    """Return `size` pseudo-random unsigned 64-bit integers determined by `key`."""
     start = 0
     for part in key:
         start = _mix((start ^ _mix((part + _GAMMA) & _MASK)) + _GAMMA & _MASK)

@@ -1,4 +1,4 @@
-"""The tokenizer of a pretrained model, so that training goes on with the tokens it knows."""
+"""The tokenizer of a pretrained model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class PretrainedTokenizer:
-    """A tokenizer of the `tokenizers` library, as a model was published with it.
+    """A tokenizer of the `tokenizers` library, as published with a model.
 
-    It reads UTF-8; bytes that are none become replacement characters. Whether text survives the
-    way there and back is up to it: most keep all, some drop spaces or lower the case. No special
-    tokens are added: documents follow each other as in the other tokenizers.
+    It reads UTF-8; invalid bytes become replacement characters. Decoding may not restore the text:
+    some tokenizers drop spaces or lower the case. No special tokens are added: documents follow
+    each other as in the other tokenizers.
     """
 
     name = "model"

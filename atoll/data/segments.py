@@ -1,7 +1,7 @@
-"""Drawn images: the digits 0 to 9 of a seven-segment display, at random places in noise.
+"""Generated images: the digits 0 to 9 of a seven-segment display, at random places in noise.
 
-There for tests and first tries: every machine draws the very same ones, nothing is installed or
-read. Where a digit stands tells nothing, so that single pixels do not suffice.
+For tests and first tries: every machine generates the same images without files. Positions carry no
+information about the digit, so single pixels do not suffice.
 """
 
 from __future__ import annotations

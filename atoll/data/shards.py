@@ -1,12 +1,12 @@
-"""Training tokens dealt to slots, so that no token is read by two members.
+"""Training tokens assigned to slots, so that no token is read by two members.
 
     token    one id
     window   ``context`` inputs and their targets, which are the same tokens shifted by one
     block    neighbouring windows; the unit that is dealt
     slot     a stream of data, leased to one member at a time
 
-The tokens are cut into blocks and the blocks are dealt to the slots. A member leases a slot; when
-it dies, another one can take the slot with its cursor: nothing is lost and nothing read twice.
+The tokens are cut into blocks, which are assigned to the slots. A member leases a slot; when it is
+lost, another one continues the slot from its cursor: no token is lost or read twice.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from atoll.data.order import permutation
 from atoll.errors import ConfigError, DataError, unknown
 
 ORDERS = ("contiguous", "shuffled")
-"""``shuffled``: blocks are dealt at random, so that shards are alike. ``contiguous``: each slot
-gets one stretch of the text, so that shards differ as the data of different owners do."""
+"""``shuffled``: blocks are assigned at random, so that shards are alike. ``contiguous``: each slot
+gets one stretch of the text, so that shards differ as the data of different owners does.
+"""
 
 _WINDOWS_PER_BLOCK = 64
 _MIN_BLOCKS_PER_SLOT = 16
@@ -31,7 +32,7 @@ _ORDER_KEY = 0x64656166
 class Shards:
     """The blocks of every slot.
 
-    A pure function of its arguments: every member computes the same deal.
+    A pure function of its arguments: every member computes the same assignment.
     """
 
     def __init__(
@@ -44,19 +45,20 @@ class Shards:
         order: str = "shuffled",
         block_tokens: int | None = None,
     ) -> None:
-        """Deal ``tokens`` to ``slots``.
+        """Assign ``tokens`` to ``slots``.
 
         Args:
             tokens: 1-D integer ids; kept, not copied.
-            slots: How many streams, usually the members at the start.
+            slots: Number of streams, usually the members at the start.
             context: Length of a window.
-            seed: Another seed deals otherwise.
+            seed: Determines the assignment.
             order: One of :data:`ORDERS`.
             block_tokens: Size of a block, more than ``context``; by default 64 windows, less when
-                there are few tokens.
+                there are
+                few tokens.
 
         Raises:
-            ConfigError: an unknown order, or a number that makes no sense.
+            ConfigError: an unknown order, or a number out of range.
             DataError: too few tokens for one block per slot; both numbers are named.
         """
         if order not in ORDERS:
@@ -87,7 +89,7 @@ class Shards:
         self._reach = np.arange(context + 1, dtype=np.int64)
 
     def num_windows(self, slot: int) -> int:
-        """Return how many windows one pass over a slot's shard has."""
+        """Return the number of windows in a slot's shard."""
         return len(self._blocks[self._known(slot)]) * self._windows_per_block
 
     def starts(self, slot: int, windows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The held-out split: text that no shard ever contains, the same on every member."""
+"""The held-out split: text that no shard contains, the same on every member."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from atoll.data.order import permutation
 from atoll.errors import ConfigError, DataError
 
 HELD_OUT_CAP_BYTES = 262_144
-"""More held-out text than this would only make evaluations slower: at this size the standard error
-of the mean loss is below half a percent."""
+"""At this size the standard error of the mean loss is below 0.5 %; more would only cost time."""
 
 SMALLEST_BLOCK = 64
 _LARGEST_BLOCK = 4096
@@ -42,13 +41,13 @@ def split_text(
 ) -> Split:
     """Return ``text`` split into training and held-out parts.
 
-    Blocks of at most 4 KiB are chosen by the seed alone, so the held-out part is a fair sample of
-    the whole and every member finds the same one.
+    Blocks of at most 4 KiB are selected by the seed, so the held-out part is a fair sample and the
+    same on every member.
 
     Args:
         text: The whole text.
         share: How much is held out, 0 < share < 1.
-        seed: Another seed holds out other blocks.
+        seed: Selects the blocks.
         cap_bytes: At most this much is held out (at least one block is).
 
     Raises:

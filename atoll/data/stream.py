@@ -1,4 +1,4 @@
-"""Batches of one slot, forever, resumable to the window."""
+"""Endless batches of one slot, resumable at any window."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _ORDER_KEY = 0x70617373
 
 
 class Deal(Protocol):
-    """Samples dealt to slots, e.g. :class:`~atoll.data.Shards`; the same on every member.
+    """Samples assigned to slots, e.g. :class:`~atoll.data.Shards`; the same on every member.
 
     A *window* is one sample: a stretch of text, or an image.
     """
 
     @property
     def seed(self) -> int:
-        """Another seed is another deal, and another order within a slot."""
+        """Determines the assignment and the order within a slot."""
         ...
 
     def num_windows(self, slot: int) -> int:
-        """Return how many samples one pass over a slot's shard has.
+        """Return the number of samples in a slot's shard.
 
         Raises:
             ConfigError: no such slot.
@@ -53,10 +53,10 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
         """Start at ``cursor``, or at the beginning of the slot's shard.
 
         Args:
-            shards: The deal; MUST be the one the cursor comes from for an exact resume.
+            shards: The assignment; MUST be the cursor's own for an exact resume.
             slot: Which shard.
             batch: Windows per batch.
-            cursor: Where to go on; of the same slot.
+            cursor: Where to continue; of the same slot.
 
         Raises:
             ConfigError: no such slot, or a batch below 1.
@@ -82,7 +82,7 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
 
     @property
     def cursor(self) -> Cursor:
-        """The state after the last batch given out; a new stream from it gives the next one."""
+        """The state after the last batch; a new stream from it continues with the next one."""
         return Cursor(self._slot, self._pass, self._offset)
 
     def __next__(self) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
         return self._shards.batch(self._slot, self._take())
 
     def _take(self) -> NDArray[np.int64]:
-        """Return the next ``batch`` windows and move on."""
+        """Return the next ``batch`` windows and advance."""
         parts: list[NDArray[np.int64]] = []
         missing = self._batch
         while missing:

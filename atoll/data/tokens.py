@@ -1,7 +1,7 @@
-"""From bytes to token ids and back: plain bytes, or a byte-pair encoding trained on the text.
+"""Tokenizers: plain bytes, or a byte-pair encoding trained on the text.
 
-Both are lossless on any bytes, whatever their encoding. That of a pretrained model, which is not,
-is in `atoll.data.pretrained`.
+Both are lossless on any bytes. Those of pretrained models, which may not be, are in
+`atoll.data.pretrained`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SMALLEST_BPE = 257
 LARGEST_UINT16 = 1 << 16
 FORMAT = "atoll-tokenizer-1"
-"""How a saved tokenizer begins."""
+"""Value of a saved tokenizer's format field."""
 
 
 # Merges never cross these pieces: a word with the space before it, a number, a run of signs, a run
@@ -33,9 +33,9 @@ _ENCODE_PIECE_BYTES = 1 << 16
 
 
 class Tokenizer(Protocol):
-    """What turns bytes into token ids.
+    """Converts bytes to token ids and back.
 
-    ``decode(encode(data)) == data`` for every ``data``, but for pretrained ones.
+    ``decode(encode(data)) == data`` for every ``data``, except for pretrained ones.
     """
 
     @property
@@ -50,7 +50,7 @@ class Tokenizer(Protocol):
         """Return the ids, 1-D, uint16 where they fit, else int32."""
 
     def decode(self, ids: Tensor) -> bytes:
-        """Return the bytes that 1-D integer ids stand for."""
+        """Return the bytes of 1-D integer ids."""
 
     def to_json(self) -> str:
         """Return everything :func:`tokenizer_from_json` needs to build it again."""
@@ -78,8 +78,8 @@ class ByteTokenizer:
 class BytePairTokenizer:
     """Byte-pair encoding over raw bytes, on the `tokenizers` library.
 
-    The library works on text. Each byte is handed to it as the character of the same number
-    (Latin-1), so nothing is lost on bytes that are no valid UTF-8.
+    The library works on text. Each byte is passed as the character of the same number (Latin-1), so
+    invalid UTF-8 is preserved.
     """
 
     def __init__(self, inner: HuggingFaceTokenizer) -> None:
@@ -109,14 +109,14 @@ class BytePairTokenizer:
 
 
 def make_tokenizer(spec: str, *, text: bytes | None = None) -> Tokenizer:
-    """Return the tokenizer that ``spec`` names, training it if it needs that.
+    """Return the tokenizer that ``spec`` names, training it if needed.
 
     Args:
         spec: ``"bytes"``, or ``"bpe:"`` and a vocabulary size, e.g. ``"bpe:4096"``.
-        text: What a byte-pair encoding is trained on; never held-out text.
+        text: Training text of a byte-pair encoding; never held-out text.
 
     Raises:
-        ConfigError: no such tokenizer, a size that makes no sense, or a library is missing.
+        ConfigError: no such tokenizer, a size out of range, or a library is missing.
         DataError: the text is too small for so many tokens; both numbers are named.
     """
     if spec == "bytes":

@@ -1,4 +1,4 @@
-"""Attention with a matrix each for queries, keys and values.
+"""Multi-head attention with separate query, key and value matrices.
 
 Vaswani et al., "Attention Is All You Need", https://arxiv.org/abs/1706.03762, section 3.2; keys
 and values shared by groups of heads as in Ainslie et al., "GQA", https://arxiv.org/abs/2305.13245.
@@ -32,9 +32,9 @@ BLOCK_PLAN: Mapping[str, str] = MappingProxyType(
 
 
 class Attention(nn.Module):
-    """Every token gathers from all, or from those before it and itself.
+    """Every token attends to all tokens, or to itself and those before it.
 
-    How many heads there are only the products know: a rank of tensor parallelism has some of them.
+    The number of heads is read from the projections: a rank of tensor parallelism has some of them.
     """
 
     cosines: Tensor | None
@@ -76,13 +76,14 @@ class Attention(nn.Module):
         self.register_buffer("sines", sines, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what every token gathered, ``(batch, length, width)`` as `x`."""
+        """Return the attention output, ``(batch, length, width)`` as `x`."""
         queries, keys, values = (
             part.view(*part.shape[:2], -1, self.features)
             for part in (self.queries(x), self.keys(x), self.values(x))
         )
         if self.cosines is not None and self.sines is not None:
-            # After the products: with a sequence cut over ranks, x is a piece of it.
+            # Read the length after the projections: with sequence parallelism, x is a piece of the
+            # sequence.
             length = queries.shape[1]
             cosines, sines = self.cosines[:length], self.sines[:length]
             queries, keys = turned(queries, cosines, sines), turned(keys, cosines, sines)

@@ -1,8 +1,8 @@
 """Any causal language model of the `transformers` library, as a `Trainable`.
 
-The modules, and so the names of the weights, are the library's own: `model.safetensors` of a run
-loads into it. What differs is the outside: ids in, logits out, no cache; and the families below
-are made of units, so that pipelines, recomputation and sharding find their pieces.
+Modules and weight names are the library's own, so the `model.safetensors` of a run loads into it.
+The interface differs: ids in, logits out, no cache. The families below are made of units, so that
+pipelines, recomputation and sharding can split them.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def build_causal_lm(config: CausalLMConfig) -> LanguageModel:
 
 
 class CausalLM(LanguageModel):
-    """A model of the library that is called as a whole: no pipeline can cut it."""
+    """A library model that is called as a whole: pipelines cannot split it."""
 
     config: CausalLMConfig
 
     def __init__(self, config: CausalLMConfig, theirs: Any) -> None:
-        """Take the library's model over."""
+        """Wrap the library's model."""
         super().__init__()
         self.config = config
         for name, child in theirs.named_children():
             self.add_module(name, child)
-        # Not a child, which would give every weight a second name.
+        # Kept in a tuple, so that it is no submodule: its weights would get second names.
         self._theirs = (theirs,)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -71,11 +71,12 @@ class CausalLM(LanguageModel):
         return cast(Tensor, self._theirs[0](input_ids=ids, use_cache=False).logits)
 
     def tensor_plan(self) -> Mapping[str, str]:
-        """Return how ranks may share its matrices: the library's own plan in our words, if any.
+        """Return the library's tensor-parallel plan in Atoll's words, if there is one.
 
         Raises:
-            ConfigError: the plan has words that stand for nothing here, e.g. that norms of queries
-                need them whole. Half of it would be a wrong plan.
+            ConfigError: the plan has words without a counterpart here, e.g. that norms of queries
+                need them
+                whole. A partial plan would be wrong.
         """
         theirs = self._theirs[0]
         known: Mapping[str, str] = getattr(theirs.config, "base_model_tp_plan", None) or {}
@@ -138,10 +139,10 @@ class CausalLM(LanguageModel):
 
 
 class LayeredCausalLM(CausalLM, LayeredLanguageModel):
-    """A model of the library that is an embedding, layers, a norm and an output layer."""
+    """A library model that is an embedding, layers, a norm and an output layer."""
 
     def __init__(self, config: CausalLMConfig, theirs: Any) -> None:
-        """Take the library's model over; its layers find their positions by themselves."""
+        """Wrap the library's model; its layers compute their positions themselves."""
         super().__init__(config, theirs)
         inner = theirs.model
         for layer in inner.layers:
@@ -182,7 +183,7 @@ class _Positioned(nn.Module):
 
 
 def _has_units(config: CausalLMConfig, theirs: Any) -> bool:
-    """Return whether the layers of a model, called alone, do what the whole model does."""
+    """Return whether a model's layers, called one by one, compute the model's forward pass."""
     if theirs.model_type not in ROTARY:
         return False
     window = getattr(theirs, "sliding_window", None)
@@ -190,7 +191,7 @@ def _has_units(config: CausalLMConfig, theirs: Any) -> bool:
 
 
 def _check(config: CausalLMConfig, theirs: Any) -> None:
-    """Refuse sequences and tokens that the model does not know."""
+    """Raise for sequences and tokens that the model does not support."""
     longest = getattr(theirs, "max_position_embeddings", None)
     if longest is not None and config.context > longest:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What image classifiers have in common: the loss.
+"""Base class of image classifiers: the loss.
 
 Shapes used by all of them:
 
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 
 class Classifier(nn.Module):
-    """A model that tells the chances of each class for an image."""
+    """A model that predicts the class of an image."""
 
     @abstractmethod
     def units(self) -> Sequence[nn.Module]:

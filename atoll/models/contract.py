@@ -1,4 +1,4 @@
-"""What a model has to offer so that every inner strategy can train it."""
+"""The interface that lets every inner strategy train a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Trainable(Protocol):
-    """A model of the table; a user's own may leave the last two methods out.
+    """A model of the registry; a user's own model may lack the last two methods.
 
     `loss(inputs, targets)` MUST be `criterion(model(inputs), targets)`.
     """
@@ -27,10 +27,10 @@ class Trainable(Protocol):
         ...
 
     def units(self) -> Sequence[nn.Module]:
-        """Return modules of this model that, applied one after the other, are its forward pass.
+        """Return modules of this model whose composition is its forward pass.
 
-        Every parameter is in a unit; one that two units share is in both. A pipeline cuts
-        between units, recomputation and sharding take them for the natural pieces.
+        Every parameter is in a unit; one that two units share is in both. Pipelines split between
+        units; recomputation and sharding work per unit.
         """
         ...
 

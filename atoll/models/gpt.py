@@ -152,9 +152,9 @@ class _Block(nn.Module):
         return x + cast(Tensor, self.dropout(self.down(hidden)))
 
     def _attend(self, x: Tensor) -> Tensor:
-        # Heads come first among the features, so that a slice of the weight's rows is some heads,
-        # whole. How many heads are here, and how long the sequence is, only the product knows: a
-        # rank of tensor parallelism has some of the heads, and maybe a piece of the sequence in x.
+        # Heads come first among the features, so that a slice of the weight's rows is whole heads.
+        # The shapes are read from the projection: a rank of tensor parallelism has some of the
+        # heads, and maybe a piece of the sequence in x.
         mixed = self.queries_keys_values(x)
         length = mixed.shape[1]
         cosines, sines = self.cosines[:length], self.sines[:length]

@@ -1,4 +1,4 @@
-"""What language models have in common: the loss, and how they write.
+"""Base classes of language models: the loss and text generation.
 
 Shapes used by all of them:
 
@@ -30,7 +30,7 @@ class HasContext(Protocol):
 
 
 class LanguageModel(nn.Module):
-    """A model that tells, for every token of a sequence, the chances of the next one.
+    """A model that predicts the next token at every position of a sequence.
 
     Called with int64 token ids ``(batch, length)`` it returns logits ``(batch, length, vocab)``.
     """
@@ -38,7 +38,7 @@ class LanguageModel(nn.Module):
     config: HasContext
 
     def check_length(self, length: int) -> None:
-        """Refuse sequences longer than the model's context.
+        """Raise for sequences longer than the model's context.
 
         Raises:
             ConfigError: they are; both lengths are named.
@@ -98,7 +98,7 @@ class LanguageModel(nn.Module):
 
 
 class LayeredLanguageModel(LanguageModel):
-    """A language model whose forward pass is its units, one after the other."""
+    """A language model whose forward pass is the composition of its units."""
 
     @abstractmethod
     def units(self) -> Sequence[nn.Module]:
@@ -124,7 +124,7 @@ class LayeredLanguageModel(LanguageModel):
 def check_writing(
     prompt_ids: Tensor, *, tokens: int, temperature: float, top_k: int | None
 ) -> None:
-    """Refuse what nothing can be written from.
+    """Check the arguments of `generate`.
 
     Raises:
         ConfigError: the prompt is empty, or a number is negative.

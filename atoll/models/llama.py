@@ -1,4 +1,4 @@
-"""Llama: the decoder most open language models are built like.
+"""Llama: the decoder architecture of most open language models.
 
 Touvron et al., "LLaMA: Open and Efficient Foundation Language Models",
 https://arxiv.org/abs/2302.13971: RMSNorm before attention and MLP (Zhang and Sennrich,

@@ -1,4 +1,4 @@
-"""Models of the `transformers` library: found, and loaded or made from a configuration."""
+"""Models of the `transformers` library: find, load, or create from a configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.errors import ConfigError, DataError
 from atoll.models.sizes import check_positive
 
 PACKAGE = "package:"
-"""Before the name of a Python package that brings a model along."""
+"""Prefix of the name of a Python package that contains a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Refuses jobs of reinforcement learning that cannot work, before a machine is asked. No torch.
+"""Refuse reinforcement-learning jobs that cannot work, before they are scheduled. No torch.
 
-Every rule looks at the tables only and says what does not fit, why, and the nearest thing that
-works. What depends on the environments themselves is in :func:`check_tasks`.
+Every rule reads only the job's tables and names the reason and the nearest combination that works.
+Rules about the environments themselves are in :func:`check_tasks`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atoll.strategies import compatibility
 from atoll.strategies.resolve import resolve
 
 TEXT = "text:"
-"""Start of the environment of a language model."""
+"""Prefix of a language model's environment."""
 
 WITHOUT_ENVIRONMENTS = "this job is only the critic of a pool"
 
@@ -31,7 +31,7 @@ def check(spec: JobSpec) -> None:
     """Refuse tables that cannot work together.
 
     Raises:
-        ConfigError: they cannot; the message has the reason and the nearest thing that works.
+        ConfigError: with the reason and the nearest combination that works.
     """
     for rule in RULES:
         rule(spec)
@@ -41,8 +41,8 @@ def check_tasks(rl: RlTable, tasks: Sequence[TaskSpec]) -> None:
     """Refuse environments that do not fit the critic, or each other.
 
     Raises:
-        ConfigError: a joint critic has no joint state to see, or states of different shapes;
-            policies that solve one task see or do different things.
+        ConfigError: a joint critic has no joint state, or states of different shapes; policies of
+            one task have different observations or actions.
     """
     if rl.critic == "joint":
         _check_joint(tasks)
@@ -82,7 +82,7 @@ def _check_joint(tasks: Sequence[TaskSpec]) -> None:
 
 
 def check_program(spec: JobSpec) -> None:
-    """The roles are built in; a script or a command would never run."""
+    """Refuse scripts and commands: the roles are built in."""
     if spec.job.script or spec.job.command:
         raise ConfigError(
             "a job with [rl] runs no program of its own",
@@ -98,7 +98,7 @@ def check_program(spec: JobSpec) -> None:
 
 
 def check_text_job(spec: JobSpec) -> None:
-    """Language models and control have different roles."""
+    """Refuse mixing language models and control: they have different roles."""
     rl = spec.rl
     text = [policy.name for policy in rl.policies if policy.env.startswith(TEXT)]
     if text and not is_text(rl):
@@ -125,7 +125,7 @@ def check_text_job(spec: JobSpec) -> None:
 
 
 def check_values(spec: JobSpec) -> None:
-    """Only a comparison within groups does without values."""
+    """Refuse critics that the algorithm cannot use; only GRPO works without values."""
     rl = spec.rl
     if rl.critic == "none" and rl.algorithm != "grpo":
         raise ConfigError(
@@ -141,7 +141,7 @@ def check_values(spec: JobSpec) -> None:
 
 
 def check_asking(spec: JobSpec) -> None:
-    """A service of values is a critic that is somebody else."""
+    """Refuse a value service without a separate critic."""
     rl = spec.rl
     if rl.values == "service" and (rl.critic in ("own", "none") or rl.algorithm == "impala"):
         raise ConfigError(
@@ -152,7 +152,7 @@ def check_asking(spec: JobSpec) -> None:
 
 
 def check_correction(spec: JobSpec) -> None:
-    """Importance weights compare what two policies do in the same situation."""
+    """Refuse importance weighting of policies that never see the same states."""
     rl = spec.rl
     tasks = {policy.name: policy.task_word for policy in rl.policies}
     if rl.critic == "corrected" and len(set(tasks.values())) > 1:
@@ -166,7 +166,7 @@ def check_correction(spec: JobSpec) -> None:
 
 
 def check_pool(spec: JobSpec) -> None:
-    """A pool is a critic that several jobs share; the learner of impala owns its policies."""
+    """Refuse a pool without a pooled critic, or with impala, whose learner owns its policies."""
     rl = spec.rl
     if not rl.host_critic and not rl.pool:
         raise ConfigError(
@@ -183,7 +183,7 @@ def check_pool(spec: JobSpec) -> None:
 
 
 def check_parts(spec: JobSpec) -> None:
-    """A rollout is divided by steps, that of a recurrent policy by columns."""
+    """Refuse empty minibatches: of steps, or of columns for a recurrent policy."""
     rl = spec.rl
     parts, whole = rl.environments, "environments"
     if not rl.recurrent:
@@ -197,7 +197,7 @@ def check_parts(spec: JobSpec) -> None:
 
 
 def check_agreement(spec: JobSpec) -> None:
-    """A mean of networks that solve different tasks solves none."""
+    """Refuse averaging of policies that solve different tasks."""
     rl = spec.rl
     if spec.alone:
         return
@@ -239,4 +239,4 @@ RULES: tuple[Callable[[JobSpec], None], ...] = (
     check_parts,
     check_agreement,
 )
-"""Every rule; each refuses, or says nothing."""
+"""All rules; each raises or returns nothing."""

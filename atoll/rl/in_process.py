@@ -1,9 +1,9 @@
-"""Actors and critic in one process and in a fixed order: the same curves for a seed every time.
+"""Actors and critic in one process and in a fixed order: a seed always gives the same curves.
 
-One round is: every policy that still has steps collects a rollout, asks the critic what it is
-worth, and does its update; then the critic learns from all rollouts of the round. These are the
-parts that members of a job run, without queues, clocks and processes between them: what a job does
-when nobody is late, with the same seeds. Tests and `python -m bench.pooled` run it.
+In one round every policy with steps left collects a rollout, asks the critic for its values, and
+does its update; then the critic learns from all rollouts of the round. This runs the parts of a
+job's members without queues, clocks and processes between them. Tests and `python -m bench.pooled`
+use it.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from atoll.rl.seeds import seed_for
 from atoll.rl.trajectory import Trajectory
 
 LAST = 20
-"""Episodes over which a return is averaged."""
+"""Number of episodes over which a return is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one update of one policy came to."""
+    """The result of one update of one policy."""
 
     policy: str
     env_steps: int
-    """Of this policy so far."""
+    """Steps of this policy so far."""
     returns: tuple[float, ...]
-    """Undiscounted, of the episodes that ended in the rollout."""
+    """Undiscounted returns of the episodes that ended in the rollout."""
     told: dict[str, float]
-    """What `Ppo.improve` told, `value_version` beside it."""
+    """The figures of `Ppo.improve`, and `value_version`."""
 
 
 @dataclass(slots=True)
 class Curve:
-    """How one policy went."""
+    """The updates of one policy."""
 
     policy: str
     updates: list[Update] = field(default_factory=list)
     dropped: int = 0
-    """Rollouts with something in them that was not finite."""
+    """Rollouts dropped because a value was not finite."""
 
     @property
     def env_steps(self) -> int:
-        """Environment steps it has learned from."""
+        """Environment steps that were learned from."""
         return self.updates[-1].env_steps if self.updates else 0
 
     def last_return(self, episodes: int = LAST) -> float | None:
-        """Return the mean of the newest episodes' returns; None: no episode has ended."""
+        """Return the mean of the newest episodes' returns; None if no episode has ended."""
         newest: list[float] = []
         for update in reversed(self.updates):
             newest[:0] = update.returns
@@ -64,16 +64,16 @@ class Curve:
 
 
 class ActorSlot:
-    """One actor: its environments, its policy, and the critic it asks."""
+    """One actor: its environments, its policy, and the critic that it uses."""
 
     def __init__(self, table: PolicyTable, rl: RlTable, *, index: int, seed: int) -> None:
         """Make the environments and the policy.
 
         Args:
             table: The policy.
-            rl: Everything else.
-            index: Of the policy in the job.
-            seed: The job's.
+            rl: The job's `[rl]`.
+            index: Index of the policy in the job.
+            seed: The job's seed.
 
         Raises:
             ConfigError: the environment cannot be made.
@@ -94,11 +94,11 @@ class ActorSlot:
 
     @property
     def done(self) -> bool:
-        """Whether it has lived as many steps as it was to."""
+        """Whether all its steps are done."""
         return self.collector.steps >= self.total_steps
 
     def live(self, critic: Critic) -> Trajectory | None:
-        """Collect a rollout and learn from it; None: it was dropped, something was not finite."""
+        """Collect a rollout and learn from it; None if a value was not finite."""
         try:
             trajectory = self.collector.collect(self.learner.policy, self.rl.rollout)
             valued = critic.of(trajectory)
@@ -119,11 +119,11 @@ class InProcessRun:
     """All policies of a job and their critics, advanced round by round.
 
     Args:
-        rl: The job's tables.
-        seed: Of everything that is drawn.
+        rl: The job's `[rl]`.
+        seed: Seed of everything random.
 
     Raises:
-        ConfigError: it is no job of this kind, or an environment cannot be made.
+        ConfigError: the job is of another kind, or an environment cannot be made.
     """
 
     def __init__(self, rl: RlTable, *, seed: int) -> None:
@@ -155,16 +155,16 @@ class InProcessRun:
         return self.critics[index % len(self.critics)]
 
     def curves(self) -> list[Curve]:
-        """Return how every policy went so far."""
+        """Return the updates of every policy so far."""
         return [seat.curve for seat in self.seats]
 
     @property
     def done(self) -> bool:
-        """Whether every policy has all its steps."""
+        """Whether every policy has done all its steps."""
         return all(seat.done for seat in self.seats)
 
     def round(self) -> list[Update]:
-        """Do one round; return the updates of policies in it."""
+        """Do one round; return its updates."""
         lived: list[list[Trajectory]] = [[] for _ in self.critics]
         updates = []
         for index, seat in enumerate(self.seats):
@@ -194,7 +194,7 @@ class InProcessRun:
             shown.load_snapshot(critic.snapshot())
 
     def close(self) -> None:
-        """Give back the environments."""
+        """Close the environments."""
         for seat in self.seats:
             seat.columns.close()
 
@@ -205,15 +205,15 @@ def run_together(
     """Run a job's policies and critic to the end in this process.
 
     Args:
-        rl: The job's tables; `ppo` with any critic.
-        seed: Of everything that is drawn: the same seed gives the same curves, bit for bit.
-        on_update: Told of every update of a policy.
+        rl: The job's `[rl]`; `ppo` with any critic.
+        seed: Seed of everything random: the same seed gives the same curves, bit for bit.
+        on_update: Called after every update of a policy.
 
     Returns:
         One curve for each policy, in their order.
 
     Raises:
-        ConfigError: it is no job of this kind, or an environment cannot be made.
+        ConfigError: the job is of another kind, or an environment cannot be made.
     """
     together = InProcessRun(rl, seed=seed)
     try:

@@ -1,4 +1,4 @@
-"""A member's part in a job of reinforcement learning, by its slot."""
+"""Run a member's role in a reinforcement-learning job, by its slot."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from atoll.run import Run
 
 
 def run_job(spec: JobSpec, run: Run) -> None:
-    """Do this member's part, and put what came of it into `run.results`.
+    """Run this member's role, and put its figures into `run.results`.
 
     Raises:
-        AtollError: what makes that impossible.
+        AtollError: the role failed.
     """
     check(spec)
     run.results["rl"] = _part(spec, run)

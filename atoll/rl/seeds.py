@@ -1,6 +1,6 @@
-"""Seeds for everything random in a job, each from the job's seed and what it is for.
+"""Seeds for everything random in a job, derived from the job's seed and a purpose.
 
-Randomness by name: a run that goes on needs no state of it, only the number of the update.
+A resumed run needs no saved generator state, only the number of the update.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def seed_for(seed: int, *purpose: object) -> int:
 
 
 def source(purpose: str, seed: int, *parts: str | int) -> random.Random:
-    """Return a source of chances that only these words and numbers decide."""
+    """Return a random source that depends only on these arguments."""
     return random.Random(seed_for(seed, purpose, *parts))
 
 
 def generator(purpose: str, seed: int, *parts: str | int) -> torch.Generator:
-    """Return the same for torch."""
+    """Return the same as a torch generator."""
     return torch.Generator().manual_seed(seed_for(seed, purpose, *parts))

@@ -1,6 +1,6 @@
-"""The saved state of one member, kept at the hub: written in the background, read at its start.
+"""A member's saved state at the hub: written in the background, read at its start.
 
-Saved states are flat: tensors by dotted names, as a safetensors file keeps them.
+Saved states are flat: tensors by dotted names, as in a safetensors file.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ KIND = "state"
 
 
 class StateSaver:
-    """Saves what a member has to know to go on exactly where it was."""
+    """Saves what a member needs for an exact resume."""
 
     def __init__(self, desk: QueueProvider, *, member: str) -> None:
-        """Keep the states of `member`, which is its name in the job."""
+        """Save the states of `member`."""
         self._topic = desk.topic(f"state.{member}", max_items=STATES_KEPT)
         self._publisher = Publisher(self._topic)
         self._reader = f"{member}.state"
 
     def newest(self) -> Any:
-        """Return the newest state that is durable, or None when there is none.
+        """Return the newest durable state, or None.
 
         Raises:
             CheckpointCorrupt: it is damaged, or of another version.
@@ -48,40 +48,40 @@ class StateSaver:
         return nest(str(about.get("tree", "")), without_metadata(message))
 
     def save(self, state: Any, *, then: Callable[[], None] = lambda: None) -> None:
-        """Save a state in the background; what it holds may change as soon as this returns.
+        """Save a state in the background; it may change as soon as this returns.
 
         Args:
             state: Tensors, numbers, texts, and dicts, lists and tuples of them.
-            then: Called in the background once it is durable. When a newer one comes before this
-                one was sent, only that is saved, and only its `then` is called.
+            then: Called in the background once it is durable. A newer state replaces an unsent one
+                together with its `then`.
 
         Raises:
-            CheckpointError: something in it cannot be saved.
+            CheckpointError: a value in it cannot be saved.
         """
         tensors, tree = flatten(state, prefix="state")
         self._publisher.put(_message(tensors, tree), then=then)
 
     @property
     def saved(self) -> int:
-        """How many states are durable by now."""
+        """Number of durable states."""
         return self._publisher.published
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of them."""
+        """Bytes sent."""
         return self._publisher.sent_bytes
 
     def flush(self, *, timeout_s: float = 30.0) -> bool:
-        """Wait until the last one is durable and its `then` was called; return whether it is."""
+        """Wait until the last state is durable and its `then` was called; return whether it is."""
         return self._publisher.flush(timeout_s=timeout_s)
 
     def close(self, *, timeout_s: float = 30.0) -> bool:
-        """Save what waits, and end; return whether all is durable."""
+        """Save what is pending, and end; return whether all is durable."""
         return self._publisher.close(timeout_s=timeout_s)
 
 
 def _message(tensors: Mapping[str, Tensor], tree: str) -> dict[str, Tensor]:
-    json.loads(tree)  # what cannot be read must not be written
+    json.loads(tree)  # fail now rather than when it is read
     copied = {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
     }
@@ -94,16 +94,16 @@ def prefixed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def parts_of(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Return what was put in as `name.KEY`, by KEY."""
+    """Return the tensors saved as `name.KEY`, by KEY."""
     start = f"{name}."
     return {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
 
 
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor], *, what: str) -> None:
-    """Load the tensors into a module that has exactly these.
+    """Load tensors into a module with exactly these names.
 
     Raises:
-        CheckpointCorrupt: a name is missing, is too much, or has another shape.
+        CheckpointCorrupt: a name is missing or unknown, or has another shape.
     """
     try:
         module.load_state_dict(dict(tensors))

@@ -1,7 +1,4 @@
-"""What an actor lived through between two updates, as tensors.
-
-Where an actor gets the values of what it saw: its own critic, a pooled one, or a service.
-"""
+"""The experience of an actor between two updates, and its values."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ from atoll.errors import DataError
 class Trajectory:
     """T steps of B columns; a column is one copy of the environment, or one agent in one.
 
-    When an episode ends at step t, `observations[t + 1]` is the first one of the next episode. If
-    it was only cut off (truncated), the last one of the old episode is in `cut_observations`: its
-    value is bootstrapped from. Observations are as the environment gives them, not normalised.
+    When an episode ends at step t, `observations[t + 1]` is the first of the next episode. If it
+    was truncated, the last observation of the old episode is in `cut_observations`, to bootstrap
+    from. Observations are as the environment returns them, not normalized.
     """
 
     policy: str
-    """Whose experience it is."""
+    """The policy that acted."""
     observations: Tensor
     """[T + 1, B, *shape], float32."""
     actions: Tensor
@@ -35,9 +32,9 @@ class Trajectory:
     rewards: Tensor
     """[T, B], float32."""
     terminated: Tensor
-    """[T, B], bool: the episode ended, nothing comes after."""
+    """[T, B], bool: the episode ended; the value after it is 0."""
     truncated: Tensor
-    """[T, B], bool: the episode was cut off, its value goes on; never where it terminated."""
+    """[T, B], bool: the episode was cut off and its value is bootstrapped; never if terminated."""
     cut_at: Tensor
     """[K, 2], int64: step and column of each truncation, in order of steps, then columns."""
     cut_observations: Tensor
@@ -47,32 +44,32 @@ class Trajectory:
     cut_states: Tensor | None = None
     """[K, *state]."""
     hidden: Tensor | None = None
-    """[B, H]: what a recurrent policy remembered before the first step."""
+    """[B, H]: the state of a recurrent policy before the first step."""
     scale: tuple[Tensor, Tensor] | None = None
-    """Mean and deviation, each [*shape], by which the actor normalised observations."""
+    """Mean and deviation, each [*shape], with which the actor normalized observations."""
     sequence: int = 0
-    """Counts the trajectories of one actor, from 1."""
+    """Number among the actor's trajectories, from 1."""
     actor: str = ""
-    """Who lived it, e.g. `w1`: with `sequence` it names the trajectory."""
+    """The actor, e.g. `w1`; with `sequence` it identifies the trajectory."""
     policy_version: int = 0
-    """Updates of the policy that acted."""
+    """Number of updates of the policy that acted."""
     value_version: int = 0
-    """Updates of the critic whose values the actor used."""
+    """Number of updates of the critic that the actor used."""
     returns: list[float] = field(default_factory=list)
     """Undiscounted returns of the episodes that ended in it."""
 
     @property
     def steps(self) -> int:
-        """Environment steps in it: T times the columns (agents count as columns)."""
+        """Environment steps: T times the columns (each agent counts)."""
         return self.rewards.numel()
 
     @property
     def ended(self) -> Tensor:
-        """[T, B], bool: where an episode ended, for whatever reason."""
+        """[T, B], bool: where an episode ended, for any reason."""
         return self.terminated | self.truncated
 
     def next_values(self, values: Tensor, cut_values: Tensor) -> Tensor:
-        """Return the value after each step: V of the next observation, or of the cut one.
+        """Return the value after each step: of the next observation, or of the truncated one.
 
         Args:
             values: [T + 1, B], of `observations`.
@@ -84,10 +81,10 @@ class Trajectory:
         return following
 
     def check(self) -> Trajectory:
-        """Return itself if its parts fit together and every number is finite.
+        """Return itself if its shapes fit together and every number is finite.
 
         Raises:
-            DataError: they do not; the step and the column are named.
+            DataError: otherwise; the step and the column are named.
         """
         length, columns = self.rewards.shape
         expected = {
@@ -126,7 +123,7 @@ class Trajectory:
 
 
 def batch_of(parts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Return the parts that are there, on the CPU and contiguous: what a queue takes."""
+    """Return the parts that are not None, contiguous on the CPU, for a queue."""
     return {k: v.detach().cpu().contiguous() for k, v in parts.items() if v is not None}
 
 
@@ -139,14 +136,14 @@ class ValuedTrajectory:
     cut_values: Tensor
     """[K]."""
     version: int
-    """Updates of the critic they come from; 0: it has not learned anything yet."""
+    """Number of updates of their critic; 0: it has not learned yet."""
 
 
 class Values(Protocol):
-    """Answers what states are worth."""
+    """Returns the values of states."""
 
     def of(self, trajectory: Trajectory) -> ValuedTrajectory:
-        """Return the values of everything in a trajectory.
+        """Return the values of a trajectory.
 
         Raises:
             DeadlineExceeded: a service did not answer in time.

@@ -66,7 +66,7 @@ class RankOptimizer(WrapSpec):
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         self.inner.load_state_dict({k: v for k, v in state_dict.items() if k != "atoll"})
 
     def __repr__(self) -> str:
@@ -119,7 +119,7 @@ class FollowerRun(Run):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Who took part in the last round."""
+        """Members of the last round."""
         return tuple(self._told().members)
 
     @property

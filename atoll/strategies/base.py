@@ -1,13 +1,11 @@
-"""What a strategy is: inner x outer x codec over a group. The two seams and their values.
+"""The interfaces of a strategy: inner (one step), outer (synchronization), and their results.
 
-What members do when one of them has gradients that overflowed in half precision.
+Half-precision overflow: a gradient scaler detects it on one member only. Where gradients are
+averaged in every step, all members must skip the step or none. The flag travels in the weight of
+the contribution, without extra bytes or a round of its own: weights count tokens and are whole
+numbers, so a fraction means that some member's gradients overflowed.
 
-A gradient scaler finds out on one member only. Where gradients are agreed on in every step, all
-members must skip the step or none: the flag travels in the weight of the contribution, so it costs
-no bytes and no round of its own. Weights count tokens, which are whole numbers; a fraction means
-that somebody's gradients overflowed.
-
-One hash over all rounds of a run, by which members compare their pasts.
+`extend_history_hash` keeps one hash over all rounds of a run, by which members compare histories.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from atoll.group.base import Group
 from atoll.task import Task
 
 HIDDEN = "hidden"
-"""Phase of a round during which training went on."""
+"""Phase of a round during which training continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,48 +33,52 @@ class SyncResult:
     round: int
     """Its number, from 0."""
     contributors: tuple[str, ...]
-    """Whose values are in the mean."""
+    """Members whose values are in the mean."""
     weight: float
     """Sum of their weights."""
     seconds: Mapping[str, float]
-    """Seconds by phase: prepare, join, reduce, commit (all attempts together), apply. Of a round
-    that ran beside training `reduce` is what was still waited for, and `hidden` the rest."""
+    """Seconds by phase: prepare, join, reduce, commit (all attempts together), apply.
+
+    For a background round `reduce` is the time training waited, and `hidden` the rest.
+    """
     sent_bytes: int = 0
     received_bytes: int = 0
     delta_norm: float = 0.0
     """Euclidean norm of the mean that was applied."""
     digest: str = ""
-    """Digest of the agreed state after the round; equal on every member. Empty where members take
-    results at different times: a later one has it in its own."""
+    """Digest of the agreed state after the round; equal on every member.
+
+    Empty where members apply results at different times: a later result has it.
+    """
     committed: bool = True
     aborted: int = 0
-    """Attempts before that were not committed."""
+    """Attempts that were aborted before it was committed."""
     more: bool = False
-    """Of a round of `finish`: it is to be called again, others have not come so far yet."""
+    """Of a round of `finish`: call `finish` again, other members are not done yet."""
     stopping: bool | None = None
-    """Whether the job ends with this round; None: as its group says when the result is taken."""
+    """Whether the job ends with this round; None: as the group says when the result is applied."""
 
     def ends(self, group: Group) -> bool:
         """Return whether the job ends here; the same on every member.
 
-        With another round under way beside training the group may know more on some members.
+        With a background round under way the group may already know more on some members.
         """
         return group.stopping if self.stopping is None else self.stopping
 
     @property
     def held_up_s(self) -> float:
-        """How long training stood still for it."""
+        """Seconds that training waited for it."""
         return sum(seconds for phase, seconds in self.seconds.items() if phase != HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The state that all members share between two rounds, for who comes late."""
+    """The state that all members share between two rounds, which joining members load."""
 
     step: int
-    """Where the schedule stood after the round."""
+    """Step of the schedule after the round."""
     base: str
-    """Its digest, as members tell it when they join."""
+    """Its digest, compared when members join."""
     tensors: list[Tensor] | None = None
     """Parameters, then floating-point buffers, in the task's order; None: the model's own."""
 
@@ -105,16 +107,16 @@ class StepResult:
 
 
 class Outer(Protocol):
-    """How replicas come to agree.
+    """How replicas are synchronized.
 
-    Calls come in this order: `setup`, `load_state_dict` when resuming or `begin` when not, then
-    `gradients` and `sync` in every step, and `finish` once. Everything that crosses the network
-    goes through `group.agree`, so a round happens on every member or on none.
+    Call order: `setup`, then `load_state_dict` when resuming or `begin` otherwise, then `gradients`
+    and `sync` in every step, and `finish` once. Everything that crosses the network goes through
+    `group.agree`, so a round happens on every member or on none.
     """
 
     @property
     def shared_steps(self) -> int:
-        """How many first steps every member computes on the same data."""
+        """Number of first steps that every member computes on the same data."""
         ...
 
     @property
@@ -124,23 +126,23 @@ class Outer(Protocol):
 
     @property
     def one_state(self) -> bool:
-        """Whether members on the same round have the same committed state, for who comes late.
+        """Whether all members on the same round have the same committed state.
 
-        If not, a newcomer takes over that of one donor.
+        If not, a joining member loads that of one donor.
         """
         ...
 
     @property
     def inherits(self) -> bool:
-        """Whether who comes late starts from another member's state, be it equal or not."""
+        """Whether a joining member starts from another member's state."""
         ...
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Get ready; nothing crosses the network yet."""
+        """Allocate and check; nothing crosses the network yet."""
         ...
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Make sure that every member starts from the same parameters."""
+        """Make every member start from the same parameters."""
         ...
 
     def gradients(self, task: Task) -> None:
@@ -148,11 +150,11 @@ class Outer(Protocol):
         ...
 
     def sync(self, task: Task) -> SyncResult | None:
-        """Combine parameters if it is time: called after the optimizer's step."""
+        """Combine parameters if due: called after the optimizer's step."""
         ...
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Agree on what the last steps since a sync brought, so that all end with one model."""
+        """Synchronize the steps since the last round, so that all members end with one model."""
         ...
 
     def digest(self, task: Task) -> str:
@@ -160,22 +162,23 @@ class Outer(Protocol):
         ...
 
     def evaluating(self, task: Task) -> AbstractContextManager[None]:
-        """Put the parameters that count into the model inside: what to evaluate and to keep.
+        """Load the parameters to evaluate and to save into the model, and restore them on exit.
 
-        Most methods leave the model as it is; where members are ahead of what they agreed on, it
-        is the agreed state. Nothing is trained inside, and the model is as before afterwards.
+        Most strategies leave the model as it is; where members train ahead of the agreed state,
+        that state is loaded. Do not train inside.
         """
         ...
 
     def committed(self, task: Task) -> Committed:
-        """Return what the last round left on every member; tensors are not copied.
+        """Return the result of the last round; tensors are not copied.
 
-        Only while the state rests (`task.gate`): it stays as it is until the next round is applied.
+        Call it only while the state rests (`task.gate`): it is valid until the next round is
+        applied.
         """
         ...
 
     def rejoin(self, task: Task) -> None:
-        """Count from here: the task was just set to a committed state."""
+        """Restart the counters: the task was just set to a committed state."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -183,21 +186,21 @@ class Outer(Protocol):
         ...
 
     def shared_state(self) -> dict[str, Tensor]:
-        """Return the `shared.*` keys of the state as the last round left them; waits for nothing.
+        """Return the `shared.*` entries as the last round left them; never waits.
 
-        From any thread while the state rests (`task.gate`), also while a round is under way.
+        Callable from any thread while the state rests (`task.gate`), also during a round.
         """
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned; the model's parameters are restored elsewhere."""
+        """Load what `state_dict` returned; the model's parameters are restored elsewhere."""
         ...
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
         """Return what the member of a rank sends in a run of `steps`; exact, and pure.
 
         Args:
-            elements: Trained numbers of the model, and its floating-point buffers.
+            elements: Trained values of the model, and its floating-point buffers.
             peers: Members, itself included.
             steps: Optimizer steps of the run.
             rank: Index among the members; on the direct route shares differ by a block.
@@ -209,34 +212,33 @@ class Inner(Protocol):
     """How one optimizer step is computed."""
 
     def step(self, task: Task, batch: Any, outer: Outer) -> StepResult:
-        """Do one step, with the outer strategy's two moments around the optimizer's step.
+        """Do one step; call the outer strategy before and after the optimizer's step.
 
         Raises:
-            LossNotFinite: the loss or a gradient is; nothing was updated.
+            LossNotFinite: the loss or a gradient is NaN or infinite; nothing was updated.
         """
         ...
 
 
 OVERFLOW_WEIGHT = 2.0**-20
-"""Weight of gradients that overflowed, and are zeros now: exact beside 2^32 tokens."""
+"""Weight of overflowed (zeroed) gradients: float64 adds it exactly to up to 2^32 tokens."""
 
 
 def reported_weight(weight: float, *, overflowed: bool) -> float:
-    """Return the weight to contribute with: a whole number, or the sign of an overflow."""
+    """Return the weight to send: a whole number, or the overflow flag."""
     return OVERFLOW_WEIGHT if overflowed else float(max(1, round(weight)))
 
 
 def any_overflowed(total: float) -> bool:
-    """Return whether the sum of the weights says that some member's gradients overflowed."""
+    """Return whether the sum of the weights shows that some member's gradients overflowed."""
     return total != int(total)
 
 
 def extend_history_hash(task: Task, sync: SyncResult | None) -> SyncResult | None:
-    """Take a round into the hash of a task's past; return the same result.
+    """Add a round to the task's history hash; return the same result.
 
-    Call it before others may read the state with the new round in it: past and round belong
-    together. A result without a digest changes nothing: members take it at different times, and a
-    later one has it in its own.
+    Call it before the state with the new round can be read: history and round belong together. A
+    result without a digest changes nothing; a later one has it.
     """
     if sync is not None and sync.digest:
         text = f"{task.past} {sync.round} {sync.digest}"

@@ -1,8 +1,6 @@
-"""Measure the link in every round and agree on a codec in some of them.
+"""Measure the link in every round and agree on a codec every so often (`codec.wrappers.auto`).
 
-See `atoll.codec.wrappers.auto`.
-
-A codec's state inside that of a strategy: what is a member's own, and what all share.
+Also nests a codec's state in a strategy's state: its own part and the shared part.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound=Decidable)
 
 KEY = "auto"
-"""Names the exchange in which members say how fast their links are."""
+"""Key of the exchange in which members report their link speeds."""
 
 
 class CodecSelection:
-    """Measures what a round exchanges, followed now and then by 192 bytes about the links.
+    """Times what a round exchanges, followed every so often by 192 bytes about the links.
 
-    Both are parts of one transaction: the members agree on the next codec, or nothing happened.
-    What the round itself exchanged was encoded as agreed before.
+    Both are part of one transaction: the members agree on the next codec, or nothing happened. The
+    round itself was encoded as agreed before.
     """
 
     def __init__(self, group: Group, auto: Auto, *, clock: Clock) -> None:
@@ -43,7 +41,7 @@ class CodecSelection:
         self._measured: tuple[int, float] | None = None
 
     def around(self, exchange: Callable[[RoundPlan], T], plan: RoundPlan) -> T:
-        """Hold the exchange, and say how fast the link is if it is time; changes no state."""
+        """Run the exchange, and report the link speed if due; changes no state."""
         self._told = self._measured = None
         began, sent, received = self._clock.monotonic(), *self._moved()
         found = exchange(plan)
@@ -51,7 +49,7 @@ class CodecSelection:
             return found
         taken_s = self._clock.monotonic() - began
         ways = [now - before for now, before in zip(self._moved(), (sent, received), strict=True)]
-        # Over the relay the mean comes back after all was sent; directly both go on at once.
+        # Over the relay the mean arrives after all was sent; directly both overlap.
         self._measured = (max(ways) if plan.route == "direct" else sum(ways)), taken_s
         if self._auto.due(plan.round):
             with exactly(self._group):
@@ -63,7 +61,7 @@ class CodecSelection:
         return found
 
     def committed(self) -> None:
-        """Take over what the round measured and agreed on."""
+        """Apply what the committed round measured and agreed on."""
         if self._measured is not None:
             self._auto.observe(*self._measured)
         if self._told is None:
@@ -80,7 +78,7 @@ class CodecSelection:
 
 _OWN, _SHARED = "own.codec.", "shared.codec."
 _EQUAL = "shared."
-"""Begins the names in a codec's state that are equal on all members after a round."""
+"""Prefix of a codec's state keys that are equal on all members after a round."""
 
 
 def codec_state(codec: Codec) -> dict[str, Tensor]:
@@ -92,7 +90,7 @@ def codec_state(codec: Codec) -> dict[str, Tensor]:
 
 
 def load_codec_state(codec: Codec, state: Mapping[str, Tensor]) -> None:
-    """Give a codec its part of a strategy's state; a newcomer has only what is shared."""
+    """Load a codec's part of a strategy's state; a joining member has the shared part only."""
     own = {k.removeprefix(_OWN): v for k, v in state.items() if k.startswith(_OWN)}
     shared = {
         _EQUAL + k.removeprefix(_SHARED): v for k, v in state.items() if k.startswith(_SHARED)

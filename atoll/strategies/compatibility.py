@@ -1,9 +1,8 @@
-"""Refuses what cannot work together, before a machine is asked for it. No torch.
+"""Checks that method, codec and group fit together, before any machine is used. No torch.
 
-Every rule looks at names and numbers only and says three things: what does not fit, why, and the
-nearest thing that works. What only one method refuses stands in its own row, in `Method.check`;
-numbers that are out of range by themselves are refused where options are built; what `aggregate`,
-`collective` and `admission` may say together, by :class:`GroupPolicy`.
+Every rule sees names and numbers only, and its error says what does not fit, why, and the nearest
+valid choice. Rules of a single method are in its row (`Method.check`); ranges are checked where
+options are built; `aggregate`, `collective` and `admission` by :class:`GroupPolicy`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from atoll.strategies.resolve import Resolved, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is about to be started, as names and numbers."""
+    """What is about to be started."""
 
     method: Method
     codec: str
@@ -40,7 +39,7 @@ class Plan:
 
     @property
     def gathering(self) -> list[str]:
-        """Codecs in the spec whose packets have no mean in one packet."""
+        """Codecs in the spec whose packets cannot hold a mean."""
         return sorted(name for name in self.codecs & CODECS.keys() if CODECS[name].needs_allgather)
 
     @property
@@ -50,7 +49,7 @@ class Plan:
 
     @property
     def fewest(self) -> int:
-        """Members with whom rounds must be possible."""
+        """Smallest number of members with which rounds must work."""
         return self.min_nodes or self.nodes
 
 
@@ -63,18 +62,18 @@ def check(
     policy: GroupPolicy | None = None,
     optimizer: str = "",
 ) -> None:
-    """Refuse a strategy, a codec and a group that cannot work together.
+    """Raise if a strategy, a codec and a group cannot work together.
 
     Args:
         resolved: The strategy.
-        nodes: Members that are to train together.
-        min_nodes: Fewest with whom it is to go on; 0: all are needed to start.
+        nodes: Number of members that train together.
+        min_nodes: Fewest with which training continues; 0: all are needed to start.
         route: `auto`, `direct` or `relay`.
-        policy: What the group does with the members' values; None: what `resolved` says.
-        optimizer: The inner one, as in `[train]`; empty if it is not known.
+        policy: How the group combines values; None: the policy of `resolved`.
+        optimizer: The inner one, as in `[train]`; empty if unknown.
 
     Raises:
-        ConfigError: they cannot; the message has the reason and the nearest thing that works.
+        ConfigError: they do not fit; the message names the reason and the nearest valid choice.
     """
     plan = Plan(
         method=resolved.method, codec=resolved.codec, nodes=nodes, min_nodes=min_nodes,
@@ -86,12 +85,12 @@ def check(
 
 
 def check_job(spec: JobSpec) -> Resolved:
-    """Return the strategy of a job whose parts work together.
+    """Return a job's strategy after checking it.
 
-    The command line, the memory plan and the workers all use this, so they check the same defaults.
+    The command line, the memory plan and the workers all call this, so their defaults agree.
 
     Raises:
-        ConfigError: they do not, or a name or an option is unknown.
+        ConfigError: its parts do not fit, or a name or an option is unknown.
     """
     resolved = resolve(spec.strategy, steps=spec.train.steps)
     check(
@@ -105,7 +104,7 @@ def check_job(spec: JobSpec) -> Resolved:
 
 
 def check_sparse(plan: Plan) -> None:
-    """A sum of sparse vectors is not sparse, so it cannot travel as one of them."""
+    """Require an all-gather for sparse codecs: a sum of sparse vectors is not sparse."""
     sparse = plan.gathering
     collective = plan.policy.collective
     if sparse and collective in ADD_ON_THE_WAY:
@@ -118,7 +117,7 @@ def check_sparse(plan: Plan) -> None:
 
 
 def check_codec(plan: Plan) -> None:
-    """Some methods send what only some codecs can carry."""
+    """Check that the codec can encode what the method sends."""
     support = plan.method.codecs
     if support is None:
         return
@@ -145,7 +144,7 @@ def fits(support: CodecSupport, row: CodecRow) -> bool:
 
 
 def check_collective(plan: Plan) -> None:
-    """Collectives are for members that can dial each other."""
+    """Check that members can connect directly, as collectives require."""
     if plan.policy.collective != "auto" and plan.route == "relay":
         raise ConfigError(
             "collectives are for members that dial each other; over the relay the reducer adds up",
@@ -159,13 +158,13 @@ def check_collective(plan: Plan) -> None:
 
 
 def check_rounding(plan: Plan) -> None:
-    """Partial sums that travel would be rounded on every hop."""
+    """Refuse lossy codecs where partial sums travel: every hop would round again."""
     if plan.codec != "fp32":
         plan.policy.check_codec(plan.codec)
 
 
 def check_whole_vectors(plan: Plan) -> None:
-    """Where each member sends other coordinates, most see zeros at each of them."""
+    """Refuse robust rules on sparse values: at each position most members would have zeros."""
     sparse = plan.gathering
     if sparse and plan.policy.robust:
         raise ConfigError(
@@ -178,7 +177,7 @@ def check_whole_vectors(plan: Plan) -> None:
 
 
 def check_reducer(plan: Plan) -> None:
-    """Rules that look at whole vectors, or remember, need one place that sees everything."""
+    """Require one reducer for rules that look at whole vectors or keep state."""
     if plan.policy.needs_reducer and plan.route == "direct":
         raise ConfigError(
             "this rule needs one place that sees all contributions",
@@ -190,7 +189,7 @@ def check_reducer(plan: Plan) -> None:
 
 
 def check_members(plan: Plan) -> None:
-    """Rules against F wrong members mean nothing below a number of members."""
+    """Check that a rule against F wrong members has enough members."""
     sizes = {"nodes": plan.nodes, "min_nodes": plan.min_nodes or plan.nodes}
     for name, members in sizes.items():
         try:
@@ -204,7 +203,7 @@ def check_members(plan: Plan) -> None:
 
 
 def check_aggregate(plan: Plan) -> None:
-    """Where nobody makes one vector of all, there is nothing for a rule to do."""
+    """Refuse an aggregate rule for methods that never combine all members' values."""
     policy = plan.policy
     without = not plan.method.has_mean
     if without and (policy.aggregate != "mean" or policy.admission != "finite"):
@@ -223,7 +222,7 @@ def check_aggregate(plan: Plan) -> None:
 
 
 def check_sums(plan: Plan) -> None:
-    """A sum of members' moves is too long, and buffers that travel along must not be summed."""
+    """Refuse sums of parameter changes: the step would be too long and buffers would be summed."""
     if plan.policy.aggregate == "sum":
         raise ConfigError(
             "a sum of what members learned overshoots by their number",
@@ -237,7 +236,7 @@ def check_sums(plan: Plan) -> None:
 
 
 def check_nesterov(plan: Plan) -> None:
-    """Nesterov's look ahead is the momentum's; without momentum there is nothing to look at."""
+    """Refuse Nesterov without momentum."""
     name = getattr(plan.method, "outer_optimizer", "")
     momentum = getattr(plan.method, "outer_momentum", None)
     if name in ("nesterov", "momentum") and momentum == 0:
@@ -250,7 +249,7 @@ def check_nesterov(plan: Plan) -> None:
 
 
 def check_island_gradients(plan: Plan) -> None:
-    """The ranks of an island step by themselves; what others may have is parameters."""
+    """Refuse gradient methods for islands: their ranks step by themselves and share parameters."""
     if plan.inner == "local" or not plan.method.uses_gradients:
         return
     optimizer = getattr(plan.method, "optimizer", "")  # of parameter servers
@@ -266,7 +265,7 @@ def check_island_gradients(plan: Plan) -> None:
 
 
 def check_servers(plan: Plan) -> None:
-    """Members reach parameter servers through the hub, whatever else they can dial."""
+    """Require the relay for parameter servers: members reach them through the hub only."""
     if plan.method.needs_servers and plan.route == "direct" and plan.nodes > 1:
         raise ConfigError(
             "parameter servers are reached over the relay only",
@@ -289,4 +288,4 @@ RULES: tuple[Callable[[Plan], None], ...] = (
     check_island_gradients,
     check_servers,
 )
-"""Every rule; each refuses, or says nothing."""
+"""All rules; each raises or returns nothing."""

@@ -1,9 +1,8 @@
-"""Who talks to whom without a centre: graphs, their mixing weights, and how fast they mix.
+"""Communication graphs of decentralized methods, their mixing weights, and their spectral gap.
 
-Row i of a matrix W says what member i makes of everybody's values: x_i = sum_j W_ij x_j. Rows that
-add up to 1 keep a common value common; columns that add up to 1 keep the mean. The spectral gap
-1 - rho, rho the second largest absolute eigenvalue, says how fast members come together: the
-distance from the mean shrinks by rho in every round.
+Row i of a matrix W gives member i's weights: x_i = sum_j W_ij x_j. Rows that add up to 1 preserve a
+common value; columns that add up to 1 preserve the mean. The spectral gap is 1 - rho, with rho the
+second largest absolute eigenvalue: the distance from the mean shrinks by rho in every round.
 
 Weights of undirected graphs are those of Metropolis and Hastings (Xiao, Boyd 2004, "Fast linear
 iterations for distributed averaging"); exponential graphs are those of Assran et al. 2019
@@ -22,10 +21,10 @@ from torch import Tensor
 from atoll.errors import unknown
 
 Neighbours = list[list[int]]
-"""For every member the others whose values it gets, in order."""
+"""Per member, the ordered list of members whose values it receives."""
 
 SEED = 0x5EED
-"""Of what looks random and has to be the same on every member."""
+"""Seed of the random graphs, equal on every member."""
 
 
 def ring(n: int, round_: int) -> Neighbours:
@@ -47,23 +46,23 @@ def torus(n: int, round_: int) -> Neighbours:
 
 
 def exponential(n: int, round_: int) -> Neighbours:
-    """Return the members that are 1, 2, 4, ... places further on."""
+    """Return the members 1, 2, 4, ... positions further on."""
     return [_others(i, [i + 2**k for k in range(_doublings(n))], n) for i in range(n)]
 
 
 def one_peer(n: int, round_: int) -> Neighbours:
-    """Return one of the members of :func:`exponential`, another one in every round."""
+    """Return one of the neighbours of :func:`exponential`, a different one in every round."""
     distance = 2 ** (round_ % max(1, _doublings(n)))
     return [_others(i, [i + distance], n) for i in range(n)]
 
 
 def complete(n: int, round_: int) -> Neighbours:
-    """Return all others."""
+    """Return all other members."""
     return [_others(i, range(n), n) for i in range(n)]
 
 
 def random_peer(n: int, round_: int) -> Neighbours:
-    """Let each member send to one other at random: some get several values, some none."""
+    """Let each member send to one random other: some receive several values, some none."""
     generator = random.Random(SEED + round_)
     found: Neighbours = [[] for _ in range(n)]
     for sender in range(n if n > 1 else 0):
@@ -75,21 +74,21 @@ def random_peer(n: int, round_: int) -> Neighbours:
 UNDIRECTED: dict[str, Callable[[int, int], Neighbours]] = {
     "ring": ring, "torus": torus, "complete": complete,
 }  # fmt: skip
-"""Whoever gets something from a member also gives to it."""
+"""Graphs whose edges go both ways."""
 
 DIRECTED: dict[str, Callable[[int, int], Neighbours]] = {
     "exponential": exponential, "one-peer": one_peer,
 }  # fmt: skip
-"""All members have the same number of neighbours in both directions."""
+"""Graphs in which all members have as many receivers as senders."""
 
 UNEVEN: dict[str, Callable[[int, int], Neighbours]] = {"random": random_peer}
-"""Only senders know how much they give away: these need push-sum."""
+"""Graphs that need push-sum: receivers do not know how much a sender gives away."""
 
 GRAPHS = {**UNDIRECTED, **DIRECTED, **UNEVEN}
 
 
 def neighbours(graph: str, n: int, *, round_: int = 0) -> Neighbours:
-    """Return whose values each of n members gets in a round.
+    """Return the members whose values each of n members receives in a round.
 
     Raises:
         ConfigError: there is no such graph; the nearest one is named.
@@ -102,7 +101,7 @@ def neighbours(graph: str, n: int, *, round_: int = 0) -> Neighbours:
 def mixing(graph: str, n: int, *, round_: int = 0) -> Tensor:
     """Return the weights of plain averaging, float64, shape (n, n); rows add up to 1.
 
-    So do columns, except for graphs that need push-sum.
+    Columns do too, except for graphs that need push-sum.
 
     Raises:
         ConfigError: there is no such graph.
@@ -120,7 +119,7 @@ def mixing(graph: str, n: int, *, round_: int = 0) -> Tensor:
 def pushing(graph: str, n: int, *, round_: int = 0) -> Tensor:
     """Return the weights of push-sum, float64, shape (n, n); columns add up to 1.
 
-    Every member gives equal parts to its receivers and to itself.
+    Every member splits its value equally among its receivers and itself.
 
     Raises:
         ConfigError: there is no such graph.
@@ -133,9 +132,9 @@ def pushing(graph: str, n: int, *, round_: int = 0) -> Tensor:
 
 
 def pairs(n: int, *, round_: int) -> list[int]:
-    """Return for every member its partner in a random matching; its own index if it has none.
+    """Return each member's partner in a random matching; its own index if it has none.
 
-    With an odd number one member sits out, another one every time.
+    With an odd number one member sits out, a different one every time.
     """
     order = list(range(n))
     random.Random(SEED ^ (round_ << 1 | 1)).shuffle(order)
@@ -146,8 +145,8 @@ def pairs(n: int, *, round_: int) -> list[int]:
 
 
 def spectral_gap(weights: Tensor) -> float:
-    """Return 1 - rho of a mixing matrix; 1: all are together after one round."""
-    # The general solver may not converge where an eigenvalue repeats, as in the complete graph.
+    """Return 1 - rho of a mixing matrix; 1 means consensus after one round."""
+    # The general solver may not converge with repeated eigenvalues, as in the complete graph.
     symmetric = torch.equal(weights, weights.T)
     values = (torch.linalg.eigvalsh if symmetric else torch.linalg.eigvals)(weights)
     found = values.abs().sort(descending=True).values
@@ -155,10 +154,10 @@ def spectral_gap(weights: Tensor) -> float:
 
 
 def _others(me: int, places: range | list[int], n: int) -> list[int]:
-    """Return the members at these places, each once, without this one."""
+    """Return the members at these positions, each once, without this one."""
     return sorted({place % n for place in places} - {me})
 
 
 def _doublings(n: int) -> int:
-    """Return how often 1 has to be doubled to reach n."""
+    """Return how often 1 must be doubled to reach n."""
     return (n - 1).bit_length()

@@ -1,4 +1,4 @@
-"""What a method would send in a run, asked of the strategy itself on a model without memory."""
+"""A method's traffic, computed by the strategy itself on a model without memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WIDTH_PER_LAYER = 64
 
 
 class Shapes(nn.Module):
-    """Parameters in the shapes of a transformer, exactly as many as asked for."""
+    """Parameters in the shapes of a transformer with exactly the given number of values."""
 
     def __init__(self, elements: int) -> None:
-        """Fill most of the number with blocks, the rest with the embedding."""
+        """Use most values for blocks and the rest for the embedding."""
         super().__init__()
         width = max(1, int((WIDTH_PER_LAYER * elements / 14) ** (1 / 3)))
         width = width // 16 * 16 or width
@@ -40,10 +40,10 @@ def _tensors(sizes: Sequence[tuple[int, ...]]) -> nn.ParameterList:
 
 
 def measure_traffic(resolved: Resolved, *, elements: int, peers: int, steps: int) -> Traffic:
-    """Return what the first of some members would send and receive in a run of `steps`.
+    """Return what the first member sends and receives in a run of `steps`.
 
-    The model has the shapes of a transformer of that size, for methods that look at matrices, but
-    no memory is taken: on torch's device `meta` tensors are shapes and nothing else.
+    The model has the shapes of a transformer of that size, for methods that look at matrices. Its
+    tensors are on torch's device `meta` and take no memory.
 
     Raises:
         ConfigError: an option or the codec is unknown or out of range.
@@ -57,7 +57,7 @@ def measure_traffic(resolved: Resolved, *, elements: int, peers: int, steps: int
 
 
 def bits_per_value(spec: str, *, elements: int) -> float:
-    """Return what a codec makes of each number of a model with so many, in the mean."""
+    """Return a codec's mean bits per value for a model of so many values."""
     codec = make_codec(spec)
     with torch.device("meta"):
         codec.set_shapes([parameter.shape for parameter in Shapes(elements).parameters()])

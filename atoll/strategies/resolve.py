@@ -1,4 +1,4 @@
-"""What `[strategy]` of a job file means. Importing this loads no torch."""
+"""Resolve `[strategy]` of a job file into a method, a codec and a policy. Loads no torch."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ INNERS: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-"""Name -> class that computes a step."""
+"""Name -> class of the inner strategy."""
 
 FIRST_STEPS: Mapping[str, int] = MappingProxyType(
     {"shared_steps": 10, "every_step_until": 2, "warmup_steps": 5}
 )
-"""Options that count first steps -> which part of a run a preset's may be: a tenth, a half."""
+"""Options that count first steps -> the largest fraction (1/n) of a run that a preset's may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A strategy with nothing left open."""
+    """A strategy with all defaults filled in."""
 
     method: Method
     """The outer strategy, with all its options."""
     inner: str = "local"
     codec: str = "fp32"
     policy: GroupPolicy = field(default_factory=GroupPolicy)
-    """What the group does with the members' values."""
+    """How the group combines the members' values."""
 
     @property
     def outer(self) -> str:
@@ -51,7 +51,7 @@ class Resolved:
         return self.method.name
 
     def names(self) -> dict[str, str]:
-        """Return the three names, and the words of an unusual policy, for summaries."""
+        """Return the three names, and an unusual policy, for summaries."""
         plain, words = GroupPolicy(), dataclasses.asdict(self.policy)
         unusual = {name: word for name, word in words.items() if word != getattr(plain, name)}
         return {"inner": self.inner, "outer": self.outer, "codec": self.codec} | unusual
@@ -67,18 +67,17 @@ class Resolved:
 
 
 def resolve(table: StrategyTable, *, steps: int | None = None) -> Resolved:
-    """Return what `[strategy]` means; the codec's name is checked when it is made.
+    """Return the strategy of a `[strategy]` table; the codec is checked when it is built.
 
-    What the table leaves out comes from its preset; options of the preset hold only for the
-    preset's own outer strategy.
+    Missing keys come from the preset; its options apply only to its own outer strategy.
 
     Args:
-        table: What a person wrote.
-        steps: Of the run; a preset's first steps are at most a part of them (`FIRST_STEPS`).
+        table: The table of the job file.
+        steps: Of the run; limits a preset's first steps (`FIRST_STEPS`).
 
     Raises:
-        ConfigError: a name or an option is unknown (the nearest one is named), or an option is of
-            the wrong type.
+        ConfigError: a name or an option is unknown (the nearest one is named), or an option has the
+            wrong type.
     """
     if table.preset not in PRESETS:
         raise unknown("preset of strategies", table.preset, PRESETS)
@@ -100,10 +99,10 @@ def resolve(table: StrategyTable, *, steps: int | None = None) -> Resolved:
 
 
 def read_method(outer: str, options: Mapping[str, Any]) -> Method:
-    """Return an outer strategy with options as a job file has them.
+    """Return an outer strategy from options as written in a job file.
 
     Raises:
-        ConfigError: the name or an option is unknown, or an option is of the wrong type.
+        ConfigError: the name or an option is unknown, or an option has the wrong type.
     """
     if outer not in METHODS:
         raise unknown("outer strategy", outer, METHODS)
@@ -118,10 +117,10 @@ def read_method(outer: str, options: Mapping[str, Any]) -> Method:
 
 
 def resolve_outer(outer: object, *, codec: str = "") -> tuple[Method, str]:
-    """Return options and codec for what a person wrote in `run.wrap`: a name or options.
+    """Return options and codec for the `outer` of `run.wrap`: a name or options.
 
     Args:
-        outer: The name of a preset or an outer strategy, or an options object like `DiLoCo()`.
+        outer: Name of a preset or an outer strategy, or an options object like `DiLoCo()`.
         codec: The codec; empty for the preset's, or fp32.
 
     Raises:
@@ -144,9 +143,9 @@ def resolve_outer(outer: object, *, codec: str = "") -> tuple[Method, str]:
 
 
 def without_shared_steps(method: Method, codec: str) -> tuple[Method, str]:
-    """Return options that count no first steps on the same data, and the codec as it is.
+    """Return options without first steps on the same data, and the codec unchanged.
 
-    Beside `run.wrap` the script deals the data, so Atoll cannot give every member the same.
+    With `run.wrap` the script reads the data, so Atoll cannot give every member the same.
     """
     if getattr(method, "shared_steps", 0):
         method = dataclasses.replace(method, shared_steps=0)  # type: ignore[type-var]

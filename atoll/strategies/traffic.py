@@ -1,9 +1,8 @@
-"""What one exchange weighs on the wire, by route: formulas of the group's two ways to meet.
+"""Bytes of one exchange on the wire, by route.
 
-A reduce whose packets have a mean goes up once and comes back once over the relay; on the direct
-route chunks go to their owners and means come back. Where a mean does not fit a packet, everybody
-gets everybody's packets and adds them up. What is not encoded values (heads of messages, sizes,
-names) is not counted.
+Over the relay a packet that can hold a mean goes up once and comes back once; on the direct route
+chunks go to their owners and means come back. Packets that cannot hold a mean are sent to all
+members, which add them up. Only encoded values count, not headers, sizes or names.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ WEIGHT_BYTES = 8
 """On the direct route every chunk is preceded by its sender's weight."""
 
 ALIGNMENT = 1024
-"""Elements that chunks of the direct route are multiples of."""
+"""Chunks of the direct route are multiples of this many elements."""
 
 
 def volume(codec: Codec, elements: int, peers: int, *, rank: int = 0) -> Traffic:
@@ -35,20 +34,20 @@ def volume(codec: Codec, elements: int, peers: int, *, rank: int = 0) -> Traffic
 
 
 def allgather_volume(codec: Codec, elements: int, peers: int) -> Traffic:
-    """Return the bytes of one reduce in which all get the packets of all, as `volume` does.
+    """Return the bytes of one reduce by all-gather.
 
-    Over the relay a packet goes up once, whoever gets it.
+    Over the relay a packet goes up once for all receivers.
     """
     nbytes, others = codec.nbytes(elements), max(peers - 1, 0)
     return all_to_all_volume([(nbytes, others)] if others else [], [nbytes] * others)
 
 
 def all_to_all_volume(parcels: Sequence[tuple[int, int]], received: Sequence[int]) -> Traffic:
-    """Return the bytes of one swap.
+    """Return the bytes of one all-to-all.
 
     Args:
-        parcels: Bytes of each packet given away, and how many others get it.
-        received: Bytes of each packet that others gave to this member.
+        parcels: Size of each packet sent, and its number of receivers.
+        received: Size of each packet received.
     """
     return Traffic(
         rounds=1,
@@ -73,7 +72,7 @@ def _direct(codec: Codec, elements: int, peers: int, rank: int) -> tuple[int, in
 
 
 def total(parts: list[Traffic]) -> Traffic:
-    """Return the sum over several reduces."""
+    """Return the sum of several exchanges."""
     return Traffic(
         rounds=sum(part.rounds for part in parts),
         relay_sent_bytes=sum(part.relay_sent_bytes for part in parts),
@@ -84,7 +83,7 @@ def total(parts: list[Traffic]) -> Traffic:
 
 
 def times(part: Traffic, count: int) -> Traffic:
-    """Return what `count` equal reduces weigh."""
+    """Return the traffic of `count` equal exchanges."""
     return Traffic(
         rounds=part.rounds * count,
         relay_sent_bytes=part.relay_sent_bytes * count,

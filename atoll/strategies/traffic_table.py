@@ -1,6 +1,6 @@
-"""The tables of methods and codecs with figures: rows of plain values, for pages and for JSON.
+"""Tables of methods and codecs with traffic figures: rows of plain values, for pages and JSON.
 
-The figures come from the strategies themselves, which loads torch; without it they are left out.
+The strategies compute the figures, which needs torch; without it they are left out.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ PARTS: Mapping[str, Mapping[str, CodecRow] | Mapping[str, Entry]] = {
     "collectives": COLLECTIVES,
     "admission": ADMISSIONS,
 }
-"""The catalogue's tables besides the methods."""
+"""The catalogue's tables other than the methods."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """A run that traffic is asked for."""
+    """The run for which traffic is computed."""
 
     parameters: int
     peers: int
@@ -44,7 +44,7 @@ class Scale:
 
 
 def rows(scale: Scale) -> list[Row]:
-    """Return every method with what a member sends per step."""
+    """Return every method with a member's traffic per step."""
     return [_row(preset, _resolved(name, scale), scale) for name, preset in PRESETS.items()]
 
 
@@ -76,10 +76,10 @@ def one_row(name: str, scale: Scale) -> Row:
 
 
 def part_rows(kind: str, scale: Scale) -> list[Row]:
-    """Return a table of the catalogue besides the methods, by its name.
+    """Return a table of the catalogue by its name.
 
-    Codecs come with what they make of a number, in bits, of a model of that size (without torch:
-    None); collectives with what the busiest member sends to add up such a model once.
+    Codecs have their bits per value for a model of that size (None without torch); collectives have
+    what the busiest member sends to sum such a model once.
     """
     found = [_words(entry) for entry in PARTS[kind].values()]
     for row in found:
@@ -106,7 +106,7 @@ def _codec_figures(name: str, scale: Scale) -> Row:
 
 
 def toml(name: str, options: list[Row]) -> str:
-    """Return the `[strategy]` table of a job file that chooses a method."""
+    """Return the `[strategy]` table of a job file that selects a method."""
     lines = ["[strategy]", f'preset = "{name}"' if name in PRESETS else f'outer = "{name}"']
     for option in options:
         value = option["value"]
@@ -120,7 +120,7 @@ def toml(name: str, options: list[Row]) -> str:
 
 
 def _train(entry: Preset, name: str) -> str:
-    """Return the inner optimizer that a preset wants, as a table of a job file."""
+    """Return a preset's inner optimizer, as a table of a job file."""
     optimizer = entry.optimizer if name in PRESETS else ""
     return f'\n[train]\noptimizer = "{optimizer}"\n' if optimizer else ""
 
@@ -162,7 +162,7 @@ def _weighed(resolved: Resolved, scale: Scale) -> Traffic | None:
 
 
 def per_step(found: Traffic, scale: Scale) -> dict[str, float]:
-    """Return bytes per step of one member: sent and received, through the relay and directly."""
+    """Return a member's bytes per step: sent and received, over the relay and directly."""
     return {
         "relay_sent": found.relay_sent_bytes / scale.steps,
         "relay_received": found.relay_received_bytes / scale.steps,

@@ -1,4 +1,4 @@
-"""An optimizer with an outer strategy around it: any loop that takes an optimizer takes it."""
+"""An optimizer with an outer strategy around its step, for use in any training loop."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from atoll.strategies.outer.base import OuterDefaults
 from atoll.task import Task
 
 KEY = "atoll"
-"""Name of our part in a state dict."""
+"""Name of Atoll's entry in a state dict."""
 
 
 class OtherOptimizers(Protocol):
-    """The other ranks of this member, for the first one: they do what it does."""
+    """The other ranks of this member, as the first rank sees them."""
 
     def arrive(self, *, overflowed: bool) -> bool:
-        """Come to a step with all ranks; return whether gradients overflowed on any."""
+        """Synchronize all ranks before a step; return whether gradients overflowed on any."""
         ...
 
     def midway(self, *, skipped: bool) -> None:
-        """Let them do their own optimizers' step, unless it is skipped, and come back."""
+        """Let the ranks take their optimizers' step, unless it is skipped, and wait for them."""
         ...
 
     def go_on(self) -> None:
-        """Let them go on with the script."""
+        """Let the ranks continue with the script."""
         ...
 
 
 class WrapSpec(Optimizer):
-    """Has the groups and the state of the optimizer that it wraps."""
+    """Base class: exposes the groups and the state of the wrapped optimizer."""
 
     _step_supports_amp_scaling = True
     """Tells `GradScaler` to call `step` also when gradients have overflowed: a member that skipped
@@ -81,15 +81,15 @@ class WrapSpec(Optimizer):
 
     @property
     def overflow_found(self) -> bool:
-        """Whether a gradient scaler has found this rank's gradients to overflow.
+        """Whether a gradient scaler found an overflow in this rank's gradients.
 
-        The scaler says so in an attribute, for the time of one step.
+        The scaler sets an attribute on the optimizer for the duration of one step.
         """
         found: Tensor | None = getattr(self, "found_inf", None)
         return found is not None and float(found) > 0
 
     def unscale(self, *, overflowed: bool) -> None:
-        """Do what a gradient scaler leaves to this optimizer; zero gradients that overflowed."""
+        """Unscale gradients in place of the gradient scaler; zero them if they overflowed."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
         if scale is None and not overflowed:  # the loop has called `scaler.unscale_`, or has none
             return
@@ -104,7 +104,7 @@ class WrapSpec(Optimizer):
                 gradient.mul_(inverse.to(gradient.device))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse: what members agree on was fixed when the optimizer was wrapped.
+        """Refuse: the parameters that members agree on are fixed when the optimizer is wrapped.
 
         Raises:
             ConfigError: always, once the optimizer is wrapped.
@@ -119,12 +119,12 @@ class WrapSpec(Optimizer):
 class OuterOptimizer(WrapSpec):
     """Wraps an optimizer: `step` combines gradients, steps, then combines parameters if due.
 
-    Parameter groups and state are the wrapped optimizer's own, so learning-rate schedulers,
-    gradient scalers and code that looks into them work as before. A closure is called once, unless
-    the wrapped optimizer is one that calls it several times.
+    Parameter groups and state are the wrapped optimizer's, so learning-rate schedulers, gradient
+    scalers and code that reads them keep working. A closure is called once, unless the wrapped
+    optimizer calls it several times.
 
-    With a gradient scaler a step whose gradients overflowed is one without progress: rounds go on
-    as if it had been taken. Where members agree on gradients, all skip it, or none.
+    With a gradient scaler, a step with overflowed gradients makes no progress but counts for the
+    schedule of rounds. Where members average gradients, all members skip it or none.
     """
 
     def __init__(
@@ -139,12 +139,13 @@ class OuterOptimizer(WrapSpec):
     ) -> None:
         """Wrap `inner`, whose task and strategy are set up already.
 
-        `recover` takes the committed state over when the group went on without this member.
-        `others` are the other ranks of this member, if it has any.
+        `recover` loads the committed state after the group continued without this member. `others`
+        are the other ranks of this member, if any.
 
         Raises:
-            ConfigError: `inner` evaluates the model several times per step, and `outer` agrees on
-                the gradients of each.
+            ConfigError: `inner` evaluates the model several times per step, and `outer` averages
+                the
+                gradients of each.
         """
         self.task, self.outer = task, outer
         self._after_step, self._recover, self._others = after_step, recover, others
@@ -161,17 +162,17 @@ class OuterOptimizer(WrapSpec):
 
     @property
     def skipped(self) -> bool:
-        """Whether the last step was not taken because gradients had overflowed.
+        """Whether the last step was skipped because gradients had overflowed.
 
-        Where members agree on gradients this is the same on all, so a schedule may depend on it.
+        Where members average gradients this is equal on all, so a schedule may depend on it.
         """
         return self.task.overflowed if self._local else self.task.skipped
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do one optimizer step and whatever the strategy does around it.
+        """Do one optimizer step and the strategy's work around it.
 
         Raises:
-            LossNotFinite: gradients or parameters are not finite and were about to be shared.
+            LossNotFinite: gradients or parameters to be sent are NaN or infinite.
             GroupError: the members cannot agree any more.
         """
         loss = None
@@ -200,7 +201,7 @@ class OuterOptimizer(WrapSpec):
                 raise
             self._recover(error)
         except GroupLeft:
-            # Asked to leave: the loop sees it in `run.stopping` and ends when it likes.
+            # Asked to leave: the loop sees it in `run.stopping` and ends by itself.
             sync = None
         self._after_step(sync)
         if self._others is not None:
@@ -209,7 +210,7 @@ class OuterOptimizer(WrapSpec):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put the agreed parameters into the model for the time of a block."""
+        """Load the agreed parameters into the model for the block."""
         agreed, gate = self.outer.evaluating(self.task), self.task.gate
         with gate.moving():  # others may read the state inside: what they read does not change
             agreed.__enter__()
@@ -226,7 +227,7 @@ class OuterOptimizer(WrapSpec):
         return {**self.inner.state_dict(), KEY: ours}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned; load the model's own state first."""
+        """Load what `state_dict` returned; load the model's own state first."""
         rest = dict(state_dict)
         ours = rest.pop(KEY, None)
         self.inner.load_state_dict(rest)
@@ -239,11 +240,11 @@ class OuterOptimizer(WrapSpec):
 
 
 def two_moments(outer: Outer) -> bool:
-    """Return whether a strategy does something between the gradients and the optimizer's step."""
+    """Return whether a strategy acts between the gradients and the optimizer's step."""
     return getattr(type(outer), "gradients", None) is not OuterDefaults.gradients
 
 
 def needs_closure(kind: type[Optimizer] | Optimizer) -> bool:
-    """Return whether a step of this optimizer evaluates the model several times, as LBFGS does."""
+    """Return whether a step evaluates the model several times, as LBFGS does."""
     closure = inspect.signature(kind.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty

@@ -1,4 +1,4 @@
-"""How members of a script come to agree: what `run.wrap` was told, checked."""
+"""The synchronization settings of `run.wrap`, checked before a script trains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.strategies.resolve import Resolved, resolve_outer, without_shared_ste
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """An outer strategy's options, a codec and a policy of the group."""
+    """The options of an outer strategy, a codec and the group's policy."""
 
     options: Any
     codec: str
@@ -23,10 +23,10 @@ class Agreement:
     def of(
         cls, outer: str | object, *, codec: str, aggregate: str, collective: str, admission: str
     ) -> Agreement:
-        """Return what the arguments of `run.wrap` mean.
+        """Parse the arguments of `run.wrap`.
 
         Raises:
-            ConfigError: an unknown name, or a number out of range.
+            ConfigError: a name is unknown, or a number is out of range.
         """
         options, name = without_shared_steps(*resolve_outer(outer, codec=codec))
         policy = GroupPolicy(aggregate=aggregate, collective=collective, admission=admission)
@@ -34,19 +34,19 @@ class Agreement:
 
     @property
     def name(self) -> str:
-        """The strategy's name, as checkpoints have it."""
+        """The strategy's name, as written into checkpoints."""
         return type(self.options).__name__.lower()
 
     def check(self, *, again: bool, nodes: int, spread: bool) -> None:
-        """Refuse what cannot work; the same on every rank of an island.
+        """Refuse combinations that cannot work; the result is the same on every rank of an island.
 
         Args:
             again: An optimizer was wrapped before.
-            nodes: Members.
-            spread: The model lies over several ranks.
+            nodes: Number of members.
+            spread: The model is sharded over several ranks.
 
         Raises:
-            ConfigError: it cannot; the message has the reason and the nearest thing that works.
+            ConfigError: with the reason, and the nearest combination that works.
         """
         if again:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""A member's batches: at first those that all share, if the strategy wants that, then its own."""
+"""A member's stream of batches: first from the shared slot if the strategy asks, then its own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from atoll.data import BatchStream, Cursor, Deal
 
 
 class MemberStream(Iterator[tuple[Tensor, Tensor]]):
-    """Batches of slot 0 for the first `shared_steps` steps, then those of the slot it leases.
+    """Batches of slot 0 for the first `shared_steps` steps, then those of the leased slot.
 
-    The member of slot 0 simply goes on; the others begin at the start of their own shards. From
-    round to round the group may give it another slot (see :class:`atoll.task.DataStretch`).
+    The member of slot 0 continues after the shared steps; the others begin at the start of their
+    own shards. The group may lease another slot to a member after any round (see
+    :class:`atoll.task.DataStretch`).
     """
 
     def __init__(
@@ -26,13 +27,13 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
         shared_steps: int = 0,
         cursor: Cursor | None = None,
     ) -> None:
-        """Start before step `step`, at a saved place or at the beginning."""
+        """Start before step `step`, at `cursor` or at the beginning of the data."""
         self._shards, self._slot, self._batch = shards, slot, batch
         self._shared_steps = shared_steps
         self._begin(step, cursor)
 
     def rejoin(self, step: int) -> None:
-        """Go on before step `step` of the schedule, where the own slot stands."""
+        """Continue before step `step` of the schedule, at the own slot's cursor."""
         self._begin(step, self.cursor if self.place() is not None else None)
 
     def _begin(self, step: int, cursor: Cursor | None) -> None:
@@ -43,21 +44,21 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
 
     @property
     def cursor(self) -> Cursor:
-        """The place after the last batch."""
+        """The position after the last batch."""
         return self._stream.cursor
 
     def place(self) -> tuple[int, dict[str, int]] | None:
-        """Return slot and place; None for who reads along in another's slot."""
+        """Return the slot and its position; None while this member reads another member's slot."""
         cursor = self._stream.cursor
         if self._left and self._slot != 0:
             return None
         return cursor.slot, cursor.to_dict()
 
     def move(self, slot: int, cursor: Mapping[str, int]) -> None:
-        """Go on with a slot from a place; while all share their data nothing changes.
+        """Continue with `slot` at `cursor`; does nothing while all members share slot 0.
 
         Raises:
-            DataError: there is no such place in the data of this member.
+            DataError: the position does not exist in this member's data.
         """
         if self._left:
             self._slot = slot
@@ -67,7 +68,7 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
             self._stream = BatchStream(self._shards, slot=slot, batch=self._batch, cursor=place)
 
     def __next__(self) -> tuple[Tensor, Tensor]:
-        """Return the next batch."""
+        """Return the next inputs and targets."""
         if self._left:
             self._left -= 1
             batch = next(self._stream)

@@ -1,4 +1,4 @@
-"""From a job file to what is trained: data, model, optimizer, schedule and strategy."""
+"""Build the parts of a job: data, model, optimizer, schedule and strategy."""
 
 from __future__ import annotations
 
@@ -39,27 +39,28 @@ from atoll.train.optim.lazy_compiler import leave_out_compiler
 from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
 
 OF_THE_MODEL = "model"
-"""`tokenizer` in `[data]` that means: the one that the pretrained model brings along."""
+"""Value of `tokenizer` in `[data]` that selects the tokenizer of the pretrained model."""
 
 MOST_LOGITS = 1 << 26
-"""Most logits of one forward pass of an evaluation, 256 MB in fp32: with the fifty thousand tokens
-of a pretrained model, a usual batch would take gigabytes."""
+"""Logits of one forward pass of an evaluation, 256 MB in fp32; the vocabulary of a pretrained model
+(50,000 tokens) would take gigabytes at the usual batch size.
+"""
 
 EVALUATIONS = 10
 CHECKPOINTS = 8
-"""How many a run has about, when the job does not say."""
+"""Approximate numbers per run, if the job sets no interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncSchedule:
-    """After which rounds something happens."""
+    """How many rounds lie between two evaluations, and between two checkpoints."""
 
     evaluate: int
     save: int
 
     @classmethod
     def of(cls, spec: JobSpec, rounds: int) -> SyncSchedule:
-        """Return what the job says, or what divides a run of so many rounds well."""
+        """Return the intervals of the job, or defaults that fit a run of `rounds` rounds."""
         return cls(
             spec.train.eval_every or max(1, rounds // EVALUATIONS),
             spec.checkpoint.every or max(1, rounds // CHECKPOINTS),
@@ -71,30 +72,30 @@ class Built:
     """One member's parts of a job; the strategy is not set up yet."""
 
     model: Any
-    """A `Trainable`: the whole model."""
+    """The whole model, a `Trainable`."""
     dataset: Dataset | ImageDataset
     shards: Deal
     held_out: HeldOutBatches
-    """What is evaluated on, as this model takes it."""
+    """The evaluation batches, in the form this model takes."""
     about: Mapping[str, str]
-    """Metadata of a file of weights that rebuild the model and what its inputs stand for."""
+    """Metadata of a weights file: enough to rebuild the model and to interpret its inputs."""
     task: Task
     schedule: StepSchedule
     outer: Outer
     codec: Codec
     strategy: str
-    """Name of the outer strategy."""
+    """The name of the outer strategy."""
     policy: GroupPolicy
 
     def rhythm(self, spec: JobSpec, *, peers: int) -> SyncSchedule:
-        """Return after which rounds to evaluate and save."""
+        """Return how often to evaluate and save."""
         elements = self.task.num_parameters + sum(b.numel() for b in self.task.buffers())
         plan = self.outer.traffic(elements, max(2, peers), steps=spec.train.steps)
         return SyncSchedule.of(spec, plan.rounds)
 
 
 def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:
-    """Build everything from seeds: the same weights on every member.
+    """Build a job's parts from seeds, so that all members start with the same weights.
 
     Raises:
         ConfigError: the job names something that does not exist.
@@ -114,7 +115,7 @@ def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:
         paced=spec.train.pace == "measured",
     )  # fmt: skip
     shards, held_out = _dealt(spec, dataset, model, slots=num_slots)
-    # What only dropout uses differs from member to member; the weights above do not.
+    # Weights are the same on every member; dropout must differ, so reseed per slot after building.
     torch.manual_seed(seed * 1_000 + slot + 1)
     return Built(
         model, dataset, shards, held_out, _about(spec, dataset, model), task, schedule, outer,
@@ -126,8 +127,7 @@ def check_data(spec: JobSpec) -> None:
     """Refuse a model that cannot be trained on the job's data.
 
     Raises:
-        ConfigError: no such model, or it takes text and the data are images, or the other way
-            round; what fits is named.
+        ConfigError: the model is unknown, or a text model is paired with images or the reverse.
     """
     name, corpus = spec.model.name, spec.data.corpus
     given = IMAGES if is_images(corpus) else TEXT
@@ -143,10 +143,10 @@ def check_data(spec: JobSpec) -> None:
 
 
 def load_data(spec: JobSpec) -> Dataset | ImageDataset:
-    """Return what a job trains and evaluates on; the same on every member with the same files.
+    """Return the data that a job trains and evaluates on.
 
     Raises:
-        ConfigError: no such data, or no data for the job's model.
+        ConfigError: the data is unknown, or does not fit the job's model.
         DataError: it is missing or too small.
     """
     check_data(spec)
@@ -160,11 +160,11 @@ def load_data(spec: JobSpec) -> Dataset | ImageDataset:
 
 
 def _of_the_model(spec: JobSpec) -> PretrainedTokenizer:
-    """Return the tokenizer that the job's pretrained model brings along.
+    """Return the tokenizer of the job's pretrained model.
 
     Raises:
-        ConfigError: the model brings none.
-        DataError: it is not here.
+        ConfigError: the model has no tokenizer.
+        DataError: the tokenizer is not on this machine.
     """
     if spec.model.name != "transformers":
         raise ConfigError(
@@ -184,15 +184,15 @@ def _of_the_model(spec: JobSpec) -> PretrainedTokenizer:
 
 
 def whole_model(spec: JobSpec, dataset: Dataset | ImageDataset | None = None) -> Any:
-    """Return a job's model with its first weights: the same in every process; seeds torch.
+    """Return a job's model with its initial weights, the same in every process; seeds torch.
 
     Args:
         spec: The job.
-        dataset: Its data; None: they are looked at only as far as the model's size depends on it.
+        dataset: Its data; None reads only what the model's size depends on.
 
     Raises:
-        ConfigError: no such model, or one of its options is wrong.
-        DataError: a pretrained model, or data that tell the model's size, are missing.
+        ConfigError: the model is unknown, or one of its options is wrong.
+        DataError: a pretrained model, or data that the model's size depends on, is missing.
     """
     leave_out_compiler()
     options = _options(spec, dataset.model_options if dataset else _told_by_data(spec))
@@ -201,7 +201,7 @@ def whole_model(spec: JobSpec, dataset: Dataset | ImageDataset | None = None) ->
 
 
 def _told_by_data(spec: JobSpec) -> Mapping[str, object]:
-    """Return what the data say of the model, without reading a text for it if that is possible."""
+    """Return the model options that follow from the data, without reading a text where possible."""
     if spec.data.tokenizer == OF_THE_MODEL:
         return {"vocab_size": _of_the_model(spec).vocab_size}
     if spec.data.tokenizer == ByteTokenizer.name and not is_images(spec.data.corpus):
@@ -210,7 +210,7 @@ def _told_by_data(spec: JobSpec) -> Mapping[str, object]:
 
 
 def _options(spec: JobSpec, from_data: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options of the model, with what the data say of it."""
+    """Return the model's options, completed from the data."""
     known = model_row(spec.model.name).options
     fitting = {name: value for name, value in from_data.items() if name in known}
     return {**fitting, **spec.model.options}
@@ -219,7 +219,7 @@ def _options(spec: JobSpec, from_data: Mapping[str, object]) -> dict[str, Any]:
 def _dealt(
     spec: JobSpec, dataset: Dataset | ImageDataset, model: Any, *, slots: int
 ) -> tuple[Deal, HeldOutBatches]:
-    """Return the samples of every slot, and those that are held out, as the model takes them."""
+    """Return the samples of every slot and the held-out samples, in the form the model takes."""
     seed, order = spec.job.seed, spec.data.order
     if isinstance(dataset, ImageDataset):
         return ImageShards(dataset.train, slots=slots, seed=seed, order=order), dataset.batches
@@ -232,12 +232,12 @@ def _dealt(
 def _held_out(
     held_out: HeldOut, *, context: int, rows: int, batch: int, limit_tokens: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield held-out sequences, at most `rows` of them at a time."""
+    """Yield held-out sequences, at most `rows` at a time."""
     return held_out.batches(context=context, batch=min(batch, rows), limit_tokens=limit_tokens)
 
 
 def _about(spec: JobSpec, dataset: Dataset | ImageDataset, model: Any) -> dict[str, str]:
-    """Return the metadata of a file of weights."""
+    """Return the metadata of a weights file."""
     options = _options(spec, dataset.model_options)
     if isinstance(model, CausalLM):
         options = model.portable_options()

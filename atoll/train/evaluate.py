@@ -1,4 +1,4 @@
-"""Held-out loss of the common parameters, alone or dealt out over the members."""
+"""Held-out loss of the common parameters, computed by one member or in shares by all."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ EVALUATION_BATCH = 64
 """Samples per forward pass; larger batches leave a small core's cache."""
 
 LossOfBatch = Callable[[Tensor, Tensor], Tensor]
-"""Returns the mean loss of inputs and targets; without gradients."""
+"""Return the mean loss of inputs and targets; without gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a member found on its share; sums, so that shares can be added."""
+    """One member's share of an evaluation, as sums: shares can be added."""
 
     loss_sum: float
-    """Nats over all tokens of the share."""
+    """Nats, summed over all targets of the share."""
     tokens: int
-    """Targets of the share: tokens of text, or samples that were classified."""
+    """Number of targets: tokens of text, or classified samples."""
     correct: int | None = None
-    """Of them given the highest chance; None where not every sample has one class."""
+    """Number classified correctly; None if samples do not have one class each."""
 
     @property
     def loss(self) -> float:
@@ -36,7 +36,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the samples that were classified rightly."""
+        """The fraction of samples that were classified correctly."""
         return None if self.correct is None or not self.tokens else self.correct / self.tokens
 
 
@@ -50,19 +50,18 @@ def evaluate(
     shares: int = 1,
     loss_of: LossOfBatch | None = None,
 ) -> Evaluation:
-    """Return the loss of a model on every `shares`-th batch of what is held out.
+    """Return the loss of a model on every `shares`-th held-out batch.
 
-    Shares 0 to `shares - 1` together see every batch once. The model MUST carry the common
-    parameters, so this is called right after a round.
+    Shares 0 to `shares - 1` together cover every batch once. The model MUST carry the common
+    parameters, so call this right after a round.
 
     Args:
-        model: A `Trainable`; classifiers (targets of one class per sample) tell how often they
-            are right, too.
-        batches: What is held out.
-        limit_tokens: About how many targets all shares see together; all by default.
-        share: Which share.
-        shares: How many there are.
-        loss_of: Computes the loss where `model` itself does not; it tells no accuracy.
+        model: A `Trainable`; a classifier (one class per sample) also reports accuracy.
+        batches: The held-out batches.
+        limit_tokens: Approximate number of targets over all shares; all by default.
+        share: Index of this share.
+        shares: Number of shares.
+        loss_of: Computes the loss in place of `model`; then no accuracy is reported.
     """
     was_training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""How a process that a node agent started becomes a member: session, group, and a way back in."""
+"""Make a process that a node agent started a member: session, group and recovery client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PUBLISH_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class JoinedJob:
-    """A member's place in its job."""
+    """A member's connection to its job."""
 
     environment: WorkerEnvironment
     connection: Connection
@@ -40,22 +40,22 @@ class JoinedJob:
 
     @property
     def late(self) -> bool:
-        """Whether the run is under way: the committed state comes before the first step."""
+        """Whether the run is under way: recover the committed state before the first step."""
         return self.connection.registered.recover
 
     @property
     def replaced(self) -> bool:
-        """Whether the session has ended for good, e.g. because a newer process has its place."""
+        """Whether the session has ended for good, e.g. because a newer process took this place."""
         return self.connection.link.failed is not None
 
     def leave(self, reason: str) -> None:
-        """Leave the group soon, from any thread: what is under way is finished or abandoned."""
+        """Leave the group soon; a round under way is finished or abandoned. Thread-safe."""
         threading.Thread(
             target=lambda: self.connection.group.leave(reason), name="leave", daemon=True
         ).start()
 
     def store(self) -> HubStore:
-        """Return where the job's checkpoints are read from."""
+        """Return the store from which the job's checkpoints are read."""
         environment = self.environment
         return HubStore.reading(
             environment.hub, environment.token, environment.job,
@@ -63,7 +63,7 @@ class JoinedJob:
         )  # fmt: skip
 
     def saver(self) -> BackgroundSaver:
-        """Return what writes this member's checkpoints and brings them to the hub."""
+        """Return the background writer that saves this member's checkpoints and uploads them."""
         environment, link = self.environment, self.connection.link
 
         def publish(part: CheckpointPart) -> bool:
@@ -80,27 +80,28 @@ class JoinedJob:
         )
 
     def close(self, finished: Finished | None = None) -> None:
-        """Stop offering the state and close the session, with last words."""
+        """Stop serving the state, send the final message `finished`, and close the session."""
         self.server.close()
         try:
             self.connection.close(finished)
         except AuthError as error:
-            # Tokens end with the job: these words were heard, only the answer was lost.
+            # The token is revoked when the job ends: the hub received the message, only its answer
+            # was lost.
             log.info("the job is over: %s", error)
 
 
 def join_job(
     environment: WorkerEnvironment, *, route: str, should_stop: Callable[[], bool]
 ) -> JoinedJob:
-    """Open the session of a member, register it, and begin to recover if the run is under way.
+    """Open a member's session, register it, and start to recover if the run is under way.
 
     Args:
-        environment: What the node agent told this process.
+        environment: The settings that the node agent passed to this process.
         route: `auto`, `direct` or `relay`.
-        should_stop: Asked while this member waits for a state; True: give up.
+        should_stop: Polled while this member waits for a state; True gives up.
 
     Raises:
-        HubUnreachable: no hub answers there.
+        HubUnreachable: no hub answers at this address.
         AuthError: the job's token is no longer valid, e.g. because the job has ended.
         VersionMismatch: the hub is of another version.
     """
@@ -115,7 +116,8 @@ def join_job(
                 link=link,
             )
         )
-        # A limit of bandwidth holds on the way through the hub; nobody dials in beside it.
+        # A bandwidth cap is enforced at the relay only, so a capped member offers no direct address
+        # ...
         return [] if environment.capped else servers[0].dial
 
     try:
@@ -129,7 +131,7 @@ def join_job(
 
     def sources(failed: Sequence[str], *, ready: bool) -> Sources:
         found = group.recover(failed, ready=ready)
-        if environment.capped:  # nor does this process dial anybody else
+        if environment.capped:  # ... and dials no other member.
             peers = [Source(peer.member) for peer in found.peers]
             found = msgspec.structs.replace(found, peers=peers)
         return found

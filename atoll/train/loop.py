@@ -1,4 +1,4 @@
-"""The inner loop: batches, steps, rounds; and where the time goes."""
+"""The inner loop: take batches, do optimizer steps, run rounds, and account for the time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from atoll.task import Task
 from atoll.train.results.metrics import REPORT_EVERY_S, Meter, Recorder, Totals
 
 LEFT = "this process was asked to stop"
-"""Why the loop ended when only this member was told to; it stands between two rounds."""
+"""Reason for the end when only this member was asked to stop; it is between two rounds."""
 
 
 @dataclass(slots=True)
 class Loop:
-    """One member's training from where its task stands to the last step."""
+    """Train one member from its task's current step to the last.
+
+    `inner` computes a step (forward, backward, optimizer) and passes it to `outer`, the strategy
+    that decides when members exchange their updates. Such an exchange is a round; its result is a
+    :class:`~atoll.strategies.base.SyncResult`.
+    """
 
     task: Task
     stream: Iterator[Any]
@@ -31,21 +36,20 @@ class Loop:
     totals: Totals
     clock: Clock
     after_round: Callable[[SyncResult, bool], None]
-    """Called after every committed round, with whether the run ends here. It counts its own
-    seconds in the totals."""
+    """Called after every committed round; the flag: this is the last. Counts its own seconds."""
     should_stop: Callable[[], bool] = field(default=lambda: False)
     recover: Callable[[LeftBehind], None] | None = None
-    """Takes the committed state over when the group went on without this member."""
+    """Takes over the committed state after the group went on without this member."""
     _meter: Meter = field(default_factory=Meter, init=False)
     _mark: float = field(default=0.0, init=False)
     _reported: float = field(default=0.0, init=False)
     _bytes_before: tuple[float, float] = field(default=(0.0, 0.0), init=False)
 
     def run(self) -> str:
-        """Train; return why it ended early, or an empty text when all steps are done.
+        """Train; return why the run ended early, or an empty text after the last step.
 
         Raises:
-            LossNotFinite: the loss or a gradient is; nothing was updated.
+            LossNotFinite: the loss or a gradient is not finite; nothing was updated.
             GroupError: the members cannot agree any more.
         """
         self._bytes_before = (self.totals.sent_bytes, self.totals.received_bytes)
@@ -56,11 +60,14 @@ class Loop:
                 reason = self._steps()
                 if reason:
                     return reason
+                # The last period may be shorter than the others: it gets a round of its own. The
+                # gate keeps other threads from reading the state while that round changes it.
                 with self.task.gate.moving():
                     last = extend_history_hash(self.task, self.outer.finish(self.task))
             except GroupLeft:
                 return LEFT
             except LeftBehind as error:
+                # The group has rounds that this member lacks: recover them, then do the steps left.
                 self._catch_up(error)
                 continue
             self._count(last)
@@ -72,14 +79,16 @@ class Loop:
             return ""
 
     def _steps(self) -> str:
-        """Do the steps that are left; return why that ended early, or an empty text."""
+        """Do the remaining steps; return why they ended early, or an empty text."""
         while self.task.step < self.steps:
             if self.should_stop():
                 return LEFT
             done = self.inner.step(self.task, next(self.stream), self.outer)
             self._meter.add(done.tokens, loss=done.loss, norm=done.grad_norm)
             self._count(done.sync)
+            # `sync` is set only on the steps that ended with a committed round.
             if done.sync is not None:
+                # All members see the same round, so they stop together and their weights are equal.
                 stopping = done.sync.ends(self.group)
                 self._round(done.sync, last=stopping)
                 if stopping:
@@ -89,12 +98,13 @@ class Loop:
         return ""
 
     def _catch_up(self, error: LeftBehind) -> None:
-        """Take the committed state over; what was done since the last round is dropped."""
+        """Take over the committed state; the steps since the last round are lost."""
         if self.recover is None:
             raise error
         self._count(None)
         self.totals.wasted_steps += self.task.period.done
         self.recover(error)
+        # Not through `_count`: this time is recovery, not computing.
         now = self.clock.monotonic()
         self.totals.wall_s += now - self._mark
         self.totals.recovery_s += now - self._mark
@@ -108,8 +118,9 @@ class Loop:
         self._mark = now
 
     def _round(self, sync: SyncResult, *, last: bool) -> None:
-        """Take note of a round, then evaluate and save if it is time."""
+        """Record a round, then evaluate and save if they are due."""
         totals = self.totals
+        # The group counts from the start of this process; a resumed run continues its totals.
         totals.sent_bytes = self._bytes_before[0] + self.group.sent_bytes
         totals.received_bytes = self._bytes_before[1] + self.group.received_bytes
         if self.totals.wall_s - self._reported >= REPORT_EVERY_S or last:
@@ -117,11 +128,12 @@ class Loop:
         evaluation_s = totals.evaluation_s
         self.after_round(sync, last or self.task.step >= self.steps)
         now = self.clock.monotonic()
+        # Training time includes saving but not evaluation.
         totals.wall_s += now - self._mark - (totals.evaluation_s - evaluation_s)
         self._mark = now
 
     def _report(self, more: dict[str, float] | None = None) -> None:
-        """Send a point."""
+        """Record one point of measurements, with `more` added."""
         totals = self.totals
         values = self._meter.take(totals.wall_s - self._reported) | (more or {})
         self._reported = totals.wall_s
@@ -147,7 +159,7 @@ class Loop:
 
 
 def round_values(sync: SyncResult) -> dict[str, float]:
-    """Return what a round tells, as values of a point."""
+    """Return the measurements of a round as values of a point."""
     return {
         **{f"{phase}_s": seconds for phase, seconds in sync.seconds.items()},
         "round_s": sync.held_up_s,

@@ -1,4 +1,4 @@
-"""Telling running out of memory from other failures."""
+"""Report every form of memory exhaustion as one error."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SIGNS = ("not enough memory", "can't allocate memory", "out of memory")
 
 @contextmanager
 def memory_errors(*, member: str) -> Iterator[None]:
-    """Turn every way in which torch and Python run out of memory into :class:`OutOfMemory`.
+    """Turn every out-of-memory failure of torch and Python into :class:`OutOfMemory`.
 
-    torch's CPU allocator raises a plain RuntimeError; only its text tells.
+    torch's CPU allocator raises a plain RuntimeError, recognized by its text.
     """
     try:
         yield

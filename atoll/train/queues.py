@@ -1,4 +1,4 @@
-"""How a member reaches the queues and topics of its job."""
+"""Open the queues and topics of a member's job."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from atoll.train.join_job import JoinedJob
 def open_queues(
     enrolled: JoinedJob | None, *, member: str, stopping: Callable[[], bool]
 ) -> QueueRegistry:
-    """Return the queues of a member at its hub, or those of a process alone.
+    """Return the queues of a member at its hub, or in-memory ones for a process without a hub.
 
     Args:
-        enrolled: The member's place in its job; None: it was started by hand.
-        member: Its name, under which it subscribes to topics.
-        stopping: Whether the run was asked to stop.
+        enrolled: The member's connection to its job; None without a hub.
+        member: The name under which it subscribes to topics.
+        stopping: Returns whether the run was asked to stop.
     """
     if enrolled is None:
         return QueueRegistry(InMemoryChannel(), prefix="alone", reader=member, stopping=stopping)

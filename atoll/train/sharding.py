@@ -1,4 +1,4 @@
-"""Dealing out any data to the members of a job, by slot."""
+"""Divide a script's data among the members of a job, by slot."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from atoll.errors import DataError
 
 
 class ShardOrder(Sampler[int]):
-    """The order of a loader's samples, of which the first ones may be left out, once."""
+    """The sample order of a loader; its first samples can be skipped once, without loading them."""
 
     def __init__(self, samples: Subset[Any], *, generator: torch.Generator | None) -> None:
-        """Go through samples as they come, or shuffled by a generator."""
+        """Keep the given order, or shuffle with `generator`."""
         self._inner: Any = SequentialSampler(samples)
         if generator is not None:
             self._inner = RandomSampler(samples, generator=generator)
@@ -39,7 +39,7 @@ class ShardOrder(Sampler[int]):
 
 
 class DataShare:
-    """An iterable that ends early when the job is asked to stop, and knows where it stands."""
+    """One slot's share of an iterable; it ends early when the job stops, and can be resumed."""
 
     def __init__(
         self,
@@ -52,10 +52,11 @@ class DataShare:
         last: int | None = None,
         owner: str = "",
     ) -> None:
-        """Give out the items `slot`, `slot + num_slots`, ... of `data`.
+        """Yield the items `slot`, `slot + num_slots`, ... of `data`.
 
-        With `last`, a higher slot, an item is given out only if that slot has one, too. `owner`
-        tells this share from those of other ranks and members: a place in theirs means nothing.
+        With `last`, the highest slot, a pass ends at the last item for which that slot has one too,
+        so that all shares are equally long. `owner` identifies this share: a position saved by
+        another rank or member is ignored.
         """
         self.data, self._slot, self._num_slots = data, slot, num_slots
         self._should_stop, self._length = should_stop, length
@@ -71,11 +72,11 @@ class DataShare:
         self._under_way = False
 
     def place(self) -> dict[str, Any]:
-        """Return where this stands, for `go_to` of a share like this one."""
+        """Return the position, for `go_to` of a share with the same owner and slots."""
         return {"owner": self._owner, "given": self._given, "order": self._began}
 
     def go_to(self, place: Mapping[str, Any]) -> None:
-        """Let the next pass begin where another share stood; elsewhere dealt ones do not count."""
+        """Start the next pass at a saved position; a position of another division is ignored."""
         if place["owner"] == self._owner and not self._under_way:
             self._next = place
             self._given, self._began = int(place["given"]), place["order"]
@@ -98,7 +99,7 @@ class DataShare:
         self._given, self._began, self._under_way = 0, self._generator_state(), False
 
     def _begin(self) -> int:
-        """Begin a pass; return how many items it gives out to nobody."""
+        """Begin a pass; return how many items to load and skip."""
         place, self._next, self._under_way = self._next, None, True
         self._given = int(place["given"]) if place is not None else 0
         if self._order is None:
@@ -107,7 +108,7 @@ class DataShare:
             self._order.generator.set_state(place["order"])
         self._began = self._generator_state()
         self._order.skip = self._given * (self.data.batch_size or 1)
-        return 0  # they are not even loaded
+        return 0  # the sampler skips them, so they are not loaded
 
     def _generator_state(self) -> Tensor | None:
         generator = self._order.generator if self._order is not None else None
@@ -132,13 +133,13 @@ def deal(
     """Return a slot's share of some data; see :meth:`atoll.run.Run.shard`.
 
     Args:
-        data: A loader, a data set or an iterable.
-        slot: Whose share.
-        num_slots: Slots in all.
-        seed: Of the order.
-        should_stop: Asked before every item of a loader or an iterable.
-        rank: Whose part of the share, where several processes train on a slot's share together.
-        ranks: How many these are; all parts are equally long, what is left over is left out.
+        data: A loader, a dataset or an iterable.
+        slot: The slot of the share.
+        num_slots: Number of slots.
+        seed: Seed of the division.
+        should_stop: Polled before every item of a loader or an iterable.
+        rank: Which part of the share, if several ranks train on one slot.
+        ranks: Number of these parts; they are equally long, a remainder is dropped.
 
     Raises:
         DataError: there are fewer samples than slots.
@@ -173,7 +174,7 @@ def deal(
 
 
 def length_of(data: Any) -> int | None:
-    """Return how many items there are, or None; a loader of a stream only raises when asked."""
+    """Return the number of items, or None; loaders of streams raise when asked."""
     try:
         return len(data)
     except TypeError:
@@ -183,9 +184,9 @@ def length_of(data: Any) -> int | None:
 def own_indices(
     count: int, *, slot: int, num_slots: int, seed: int, last: int | None = None
 ) -> list[int]:
-    """Return which of `count` samples belong to a slot: a random share, in ascending order.
+    """Return the indices of a slot's samples: a random share, in ascending order.
 
-    With `last`, a higher slot, there are as many as that slot has.
+    With `last`, a higher slot, the share is cut to the length of that slot's.
 
     Raises:
         DataError: there are fewer samples than slots.
@@ -205,7 +206,7 @@ def own_indices(
 
 
 def _own_loader(loader: Any, *, own: int, last: int, count_all: int, seed: int) -> Any:
-    """Return a loader like the given one of the own samples; None if its order is its own."""
+    """Return a loader like the given one over the own samples; None if it has a custom order."""
     plain = type(loader.sampler) in (RandomSampler, SequentialSampler)
     if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None or not plain:
         return None

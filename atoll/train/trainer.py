@@ -1,4 +1,9 @@
-"""The built-in trainer: from a job file to trained weights, as one member of a group."""
+"""The built-in trainer: train one member of a group, from a job file to trained weights.
+
+`train_job` builds a `Trainer` and runs it in this order: `prepare` builds model, optimizer and
+strategy or restores a checkpoint; `connect` attaches outputs and offers the state to late members;
+`run` makes all members start alike, runs the inner loop, and saves the result.
+"""
 
 from __future__ import annotations
 
@@ -63,26 +68,26 @@ def train_job(
     Args:
         spec: The job.
         group: The members; `SingleGroup()` without a hub.
-        directory: Where this member's files go.
-        report: Takes measurements; MUST NOT block.
-        announce: Takes events for people; MUST NOT block.
-        store: Where checkpoints go; None: nowhere.
-        resume_round: The checkpoint to start from; -1: start fresh.
+        directory: Folder for this member's files.
+        report: Receives measurements; MUST NOT block.
+        announce: Receives events for people; MUST NOT block.
+        store: Where checkpoints go; None saves none.
+        resume_round: Round of the checkpoint to start from; -1 starts fresh.
         slot: Own data slot.
-        num_slots: Slots the data is dealt to; the job's `nodes` by default.
-        publish: Uploads a finished file under a name; called by the first member.
-        should_stop: Asked before every step; True: leave at once.
-        lifeline: How the committed state is taken over from the others, and offered to them.
-        late: The run is under way: take the committed state over before the first step.
-        lease: What to train on until the first round; None: the own slot.
-        saver: Writes checkpoints in the background; None: `store` takes them in the loop.
+        num_slots: Number of data slots; the job's `nodes` by default.
+        publish: Uploads a finished file under a name; called by the first member only.
+        should_stop: Polled before every step; True leaves at once.
+        lifeline: Recovers the committed state from other members, and serves it to them.
+        late: The run is under way: recover the committed state before the first step.
+        lease: The data to train on until the first round; None for the own slot.
+        saver: Writes checkpoints in the background; None writes them to `store` in the loop.
         clock: Source of time.
-        island: The ranks that train, of which this process is the first; None: it trains alone.
+        island: The ranks that train, this process being the first; None trains in this process.
 
     Raises:
         ConfigError: the job names something that does not exist.
         DataError: the text is missing or too small.
-        LossNotFinite: the loss or a gradient became so; nothing was updated.
+        LossNotFinite: the loss or a gradient is not finite; nothing was updated.
         OutOfMemory: this machine's memory does not suffice.
         GroupError: the members could not agree any more.
         CheckpointError: the checkpoint to start from cannot be used.
@@ -94,6 +99,7 @@ def train_job(
             saver=saver, island=island,
         )  # fmt: skip
         trainer.prepare(slot=slot, num_slots=num_slots or spec.job.nodes, round_=resume_round)
+        # A late member gets its lease with the state that it recovers.
         if lease is not None and not late:
             trainer.stream.move(lease.slot, lease.cursor)
         trainer.connect(report=report, announce=announce, publish=publish)
@@ -104,7 +110,7 @@ def train_job(
 
 
 class Trainer:
-    """One member's parts of a job, put together."""
+    """One member's model, strategy, data and outputs, and the order in which they run."""
 
     built: Built
     task: Task
@@ -125,7 +131,7 @@ class Trainer:
         saver: BackgroundSaver | None = None,
         island: TrainerIsland | None = None,
     ) -> None:
-        """Remember where things are; nothing is built yet."""
+        """Store the arguments; `prepare` builds the parts."""
         self.spec, self.group, self.directory = spec, group, directory
         self.lifeline, self.island = lifeline, island
         self._loss_of = island.loss if island is not None else None
@@ -140,13 +146,14 @@ class Trainer:
         self._reserved = False
         self._publish: Callable[[Path, str], None] | None = None
 
-    # ----------------------------------------------------------------------- putting together
+    # --------------------------------------------------------------------------------- setup
 
     def prepare(self, *, slot: int, num_slots: int, round_: int) -> None:
-        """Build data, model, optimizer and strategy; restore a checkpoint if one is named."""
+        """Build all parts; restore the checkpoint of `round_` unless it is -1."""
         built = build(self.spec, member=self.group.me, slot=slot, num_slots=num_slots)
         self.built, self.task, self.outer = built, built.task, built.outer
         self.group.policy = built.policy
+        # Changes the model in place (precision, recomputation), so set up the strategy after it.
         self.inner = self._inner()
         self.slot, self.num_slots, self.resumed = slot, num_slots, round_ >= 0
         if round_ >= 0:
@@ -164,10 +171,12 @@ class Trainer:
             self.island.seed(slot=slot, step=self.task.step)
 
     def _restore(self, round_: int) -> Cursor | None:
-        """Put a checkpoint back; return the place in the data."""
+        """Load a checkpoint; return the position in the data."""
         if self.store is None:
             raise RuntimeError("resuming needs a store")
         restored = resume(self.store, round_, self.task, strategy=self.built.strategy)
+        # The strategy copies the parameters in `setup`, so the restored ones must be in place
+        # before.
         self.task.push()
         self.outer.setup(self.task, group=self.group, codec=self.built.codec)
         warning = adopt(self.outer, restored, strategy=self.built.strategy)
@@ -181,7 +190,8 @@ class Trainer:
         self.first = Evaluation(*(float(value) for value in sums))  # type: ignore[arg-type]
         self._saved_round = round_
         if int(restored.counters.get("num_slots", len(self.task.leases))) != self.num_slots:
-            # Another number of members deals the data anew: places of the old deal mean nothing.
+            # With another number of slots the data is divided anew, and saved positions are
+            # invalid.
             self.task.leases.clear()
             return None
         place = restored.cursor if restored.cursor is not None else self.task.leases.get(self.slot)
@@ -194,7 +204,7 @@ class Trainer:
         announce: Callable[[Event], None] | None,
         publish: Callable[[Path, str], None] | None,
     ) -> None:
-        """Say where measurements, events and files go, and offer the state to who comes late."""
+        """Attach the outputs, and offer the state to late members."""
         self.recorder = Recorder(
             self.task, clock=self.clock, path=self.directory / "metrics.jsonl",
             report=report, announce=announce,
@@ -207,7 +217,7 @@ class Trainer:
     # ------------------------------------------------------------------------------- running
 
     def run_through(self, should_stop: Callable[[], bool], *, late: bool) -> dict[str, Any]:
-        """Train to the end; where nobody has the committed state any more, from the checkpoint."""
+        """Run to the end; restart from a checkpoint if no member has the state any more."""
         while True:
             try:
                 return self.run(should_stop, late=late)
@@ -217,13 +227,13 @@ class Trainer:
                 report, announce = self.recorder.outlets
                 self.recorder.close()
                 self.prepare(slot=self.slot, num_slots=self.num_slots, round_=error.round)
-                if error.lease is not None:  # the hub deals the data anew when it sets a run back
+                if error.lease is not None:  # the hub leases the data anew after a rollback
                     self.stream.move(error.lease.slot, error.lease.cursor)
                 self.connect(report=report, announce=announce, publish=self._publish)
                 late = False
 
     def run(self, should_stop: Callable[[], bool], *, late: bool) -> dict[str, Any]:
-        """Train to the end, or to a stop; return this member's part of the summary."""
+        """Train to the end or to a stop; return this member's part of the summary."""
         self.start_s = self.clock.monotonic() - self.began
         self.recorder.point({"parameters": self.task.num_parameters, "start_s": self.start_s})
         try:
@@ -245,10 +255,10 @@ class Trainer:
         return self._ended(loop.run())
 
     def _inner(self) -> Inner:
-        """Return how a step is computed, with everything ready for it.
+        """Return the inner strategy, ready to compute steps.
 
         Raises:
-            ConfigError: the machine cannot compute like that, or there are no ranks to do it.
+            ConfigError: the machine cannot compute like that, or the ranks for it are missing.
         """
         if self.island is not None:
             self.island.settle(self.built, folder=self.directory)
@@ -267,24 +277,26 @@ class Trainer:
         return local
 
     def _begin(self) -> None:
-        """Make sure that all start alike, and evaluate before the first step."""
+        """Give all members the same initial weights, and evaluate before the first step."""
         extend_history_hash(self.task, self.outer.begin(self.task))
         self.first = self._evaluate_share()
 
     def _recover(self, error: LeftBehind | None) -> None:
-        """Take the committed state over from the others, before another step is done.
+        """Take over the committed state from other members before the next step.
 
         Raises:
-            LeftBehind: there is no way to (`error` itself).
-            SetBack: nobody has it any more; the run goes on from a checkpoint.
+            LeftBehind: recovery is not possible (`error` itself).
+            RolledBack: no member has the state; the run continues from a checkpoint.
         """
         if self.lifeline is None:
             raise error or LeftBehind("the run is under way", expected="a connection to the others")
+        # Members train models of their own: only the round number is needed.
         if not self.outer.inherits:
             self.task.round = self.lifeline.catch_up()
             self.outer.rejoin(self.task)
             return
         taken = self.lifeline.take(self.task, self.outer)
+        # The learning rate and the data follow the step, which the recovered state has changed.
         self.built.schedule.load_state_dict({"step": self.task.step})
         self.stream.rejoin(self.task.step)
         if taken.lease is not None:
@@ -292,17 +304,18 @@ class Trainer:
         self.recorder.point({"recovered_s": taken.seconds, "recovered_bytes": taken.nbytes})
 
     def _ended(self, reason: str) -> dict[str, Any]:
-        """Save what is left to save, and return this member's part of the summary."""
+        """Save the final state and weights, and return this member's part of the summary."""
         if reason and isinstance(self.group, SingleGroup):
-            self._save(final=True)  # nobody else has to agree that this is a good moment
+            self._save(final=True)  # a single member saves at any step; others only at a round
         result = member_result(
             self.spec, self.built, self.outer, self.totals, slot=self.slot, start_s=self.start_s,
             first=self.first, reason=reason,
         )  # fmt: skip
-        # Who leaves between two rounds has no agreed model to give; the others go on.
+        # A member that left between two rounds has no common model to publish; the others do that.
         left = reason == LEFT and not isinstance(self.group, SingleGroup)
         if self._is_first and not left:
-            # Stopped in the middle of a period, one alone keeps what it has trained since.
+            # A single member stopped within a period publishes its newest weights, not the last
+            # round's.
             halfway = reason and isinstance(self.group, SingleGroup)
             with nullcontext() if halfway else self.outer.evaluating(self.task):
                 result |= self._hand_over(finished=not reason)
@@ -311,7 +324,7 @@ class Trainer:
         return result
 
     def _hand_over(self, *, finished: bool) -> dict[str, Any]:
-        """Write the weights down, and look at what they can do if they are `finished`."""
+        """Write and publish the weights; if `finished`, evaluate them on all held-out data."""
         self.task.pull()
         path = self.directory / "model.safetensors"
         save_weights(path, self.built.model.state_dict(), about=self._about())
@@ -327,12 +340,13 @@ class Trainer:
 
     @property
     def _is_first(self) -> bool:
-        """Whether this member does what only one has to."""
+        """Whether this member does the work that only one member does."""
         return not self.group.members or self.group.members[0] == self.group.me
 
     def _after_round(self, sync: SyncResult, last: bool) -> None:
-        """Save and evaluate after a committed round, if it is time."""
+        """Evaluate and save after a committed round, if they are due."""
         stopping = sync.ends(self.group)
+        # Only now, because the optimizer has its state from the first step on.
         if not self._reserved:
             self._reserved = True
             self.saving.reserve(self.task, self.outer, shared=self._is_first)
@@ -343,7 +357,7 @@ class Trainer:
             self._save(final=stopping)
 
     def _evaluate_share(self) -> Evaluation:
-        """Evaluate this member's share of the held-out text on the common parameters."""
+        """Evaluate the common parameters on this member's share of the held-out data."""
         began = self.clock.monotonic()
         members = self.group.members or (self.group.me,)
         with self.outer.evaluating(self.task):
@@ -365,7 +379,7 @@ class Trainer:
         return found
 
     def _save(self, *, final: bool) -> None:
-        """Save a checkpoint; failing to do so is reported and does not end the run."""
+        """Save a checkpoint; a failure is reported and does not end the run."""
         if self._saved_round == self.task.round:
             return
         began = self.clock.monotonic()
@@ -391,6 +405,6 @@ class Trainer:
         self.totals.checkpoint_s += self.clock.monotonic() - began
 
     def _about(self) -> dict[str, str]:
-        """Return the metadata that rebuild the model."""
+        """Return the metadata of a weights file."""
         now = {"step": str(self.task.step), "round": str(self.task.round)}
         return {**self.built.about, **now}

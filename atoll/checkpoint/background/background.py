@@ -1,16 +1,16 @@
-"""Saves checkpoints without holding up training: the training thread only copies tensors.
+"""Save checkpoints in the background: the training thread only copies tensors.
 
-    training thread    save(): copies the tensors into an image in shared memory, nothing else
-    supervisor thread  hands the image to the writer process, announces at the hub what it
-                       delivered, and starts it again when it dies
-    writer process     hashes, writes, flushes, publishes, uploads, copies (see `writer`)
+  training thread    save(): copies the tensors into an image in shared memory
+  supervisor thread  passes the image to the writer process, announces delivered parts to the hub,
+                     and restarts the writer when it dies
+  writer process     hashes, writes, flushes, publishes, uploads, copies (see `writer`)
 
-What is spread over the ranks of an island goes into a file instead, see `scratch`: no rank has the
-memory for all of it.
+State that is sharded over the ranks of an island goes into a file instead (see `disk_image`),
+because no rank has memory for all of it.
 
-There are two images. While one is written, a further save is skipped and said so; the last save of
-a run takes the other image. A writer that dies finds the newest image again and writes it again:
-every step of it can be repeated.
+There are two images. While one is written, a further save is skipped and reported; the last save of
+a run uses the other image. After a writer died, the newest image is written again: every step of a
+write can be repeated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 IMAGES = 2
 FINAL_WAIT_S = 30.0
-"""How long the last save waits for an image to be free."""
+"""How long the last save waits for a free image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +53,28 @@ class Saved:
 
     nbytes: int
     blocked_s: float
-    """Time that the training thread spent in `save`."""
+    """Seconds the training thread spent in `save`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The state was not copied; training goes on with the next save."""
+    """The state was not copied; the next save is tried as usual."""
 
     reason: str
 
 
 class BackgroundSaver:
-    """One member's checkpoints on their way; `save` by one thread at a time.
+    """Saves one member's checkpoints; `save` may be called by one thread at a time.
 
     Args:
         target: Where checkpoints go.
-        scratch: Folder of this process alone, for images where memory is short.
+        scratch: Folder of this process, for images if memory is short.
         publish: Announces a part at the hub and returns whether the checkpoint is complete; called
-            in a thread of the saver, tried again when the hub does not answer. For `HubTarget`.
-        on_event: Told what people should know, from a thread of the saver; MUST NOT block.
+            in a
+            thread of the saver, repeated while the hub does not answer.
+        on_event: Called with events for people, from a thread of the saver; MUST NOT block.
         command: The writer's program; for tests.
-        moment: Told every point of a save; for tests.
+        moment: Called at every point of a save; for tests.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class BackgroundSaver:
         """Start the writer in the background; returns at once.
 
         Raises:
-            CheckpointError: a hub is the target and nobody can announce.
+            CheckpointError: the target is a hub and `publish` is missing.
         """
         if isinstance(target, HubTarget) and publish is None:
             raise CheckpointError("checkpoints at a hub need `publish`", given=target.url)
@@ -127,14 +128,15 @@ class BackgroundSaver:
 
         Args:
             round_: Rounds committed.
-            parts: What `collect` returned; the tensors MUST NOT change during the call.
-            step: Where the schedule stands; equal on all members.
-            member: Who saves.
-            members: Who took part in the last round.
+            parts: Result of `collect`; the tensors MUST NOT change during the call.
+            step: Step of the schedule; equal on all members.
+            member: The saving member.
+            members: Members of the last round.
             shared: Whether this member writes the shared part.
-            base: Agreed digest of the model; empty: what the parts say themselves.
-            final: Nothing will be saved after this: do not skip it.
-            score: Held-out loss of the state, for keeping the best; from whoever writes the shared
+            base: Agreed digest of the model; empty: the one in the parts.
+            final: The last save of the run, which must not be skipped.
+            score: Held-out loss of the state, for keeping the best; from the member that writes the
+                shared
                 part.
 
         Raises:
@@ -169,7 +171,7 @@ class BackgroundSaver:
         return saved
 
     def reserve(self, nbytes: int) -> None:
-        """Get memory for images of that size ahead, in the background; returns at once."""
+        """Allocate images of that size ahead, in the background; returns at once."""
 
         def grow() -> None:
             with self._growing:
@@ -182,21 +184,21 @@ class BackgroundSaver:
         threading.Thread(target=grow, name="checkpoint-memory", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until everything that was accepted is written; return whether it is.
+        """Wait until every accepted save is written; return whether it is.
 
-        For a hub that includes the announcement, for a folder the copies elsewhere, as far as the
+        For a hub this includes the announcement, for a folder the copies elsewhere, as far as the
         time suffices.
         """
         return self._supervisor.wait(timeout_s)
 
     def close(self, timeout_s: float = 60.0) -> bool:
-        """Wait as `wait` does, then end the writer; further calls do nothing."""
+        """Wait like `wait`, then end the writer; repeated calls do nothing."""
         done = self.wait(timeout_s)
         self.abandon()
         return done
 
     def abandon(self) -> None:
-        """End the writer at once; what it has not written is lost, older checkpoints are not."""
+        """End the writer at once; unwritten state is lost, older checkpoints are not."""
         self._supervisor.close()
         with self._growing:
             for memory in self._memories:
@@ -210,7 +212,7 @@ class BackgroundSaver:
         return self._supervisor.writer_pid
 
     def _copy(self, parts: Sequence[Part], slot: int) -> list[Region]:
-        """Copy parts into an image; return where they are."""
+        """Copy parts into an image; return their regions."""
         if any(
             isinstance(tensor, RemoteState) for part in parts for tensor in part.tensors.values()
         ):
@@ -235,5 +237,5 @@ class BackgroundSaver:
 
 
 def _pages(nbytes: int) -> int:
-    """Return a size in whole pages."""
+    """Round a size up to whole pages."""
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES

@@ -1,4 +1,4 @@
-"""How a process behaves that works for another: quietly, and not a moment longer."""
+"""Setup of a helper process: low priority, no group signals, and death with its parent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reporter:
         self._out, self._lock = out, threading.Lock()
 
     def __call__(self, report: Report) -> None:
-        """Send a report; without a trainer there is nothing left to do."""
+        """Send a report; end the process if the trainer has gone."""
         try:
             with self._lock:
                 self._out.write(line(report))
@@ -32,9 +32,9 @@ class Reporter:
 
 
 def lower_priority() -> tuple[BinaryIO, BinaryIO]:
-    """Take low priority, stay deaf to signals for groups, die with the parent; return the pipes.
+    """Lower the priority, ignore group signals, die with the parent; return the pipes.
 
-    What libraries print goes to stderr from here on: stdout carries reports only.
+    Libraries' prints go to stderr from here on: stdout carries reports only.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -1,14 +1,14 @@
-"""Copies of complete checkpoints in an object store or folder, through fsspec.
+"""Copy complete checkpoints to an object store or folder, through fsspec.
 
-    <url>/<job>/job.toml
-    <url>/<job>/checkpoints/round-000012/...     parts first, the manifest last
+  <url>/<job>/job.toml
+  <url>/<job>/checkpoints/round-000012/...     parts first, the manifest last
 
-A copy exists when its manifest does. What has been copied is noted in the job's folder part by
-part, so that whoever takes over after a kill sends only what is missing. Copies are never deleted
-for want of room: the store has rules of its own for that. Only manifests of rounds later than
-those of the run are withdrawn, because the run went on another way.
+A copy exists once its manifest does. A journal in the job's folder lists the copied parts, so that
+only missing ones are sent after a restart. Copies are never deleted to save space: the store has
+its own rules for that. Only manifests of rounds later than those of the run are withdrawn, because
+the run resumed from an earlier round.
 
-Also a program, `python -m atoll.checkpoint.background.copies`, which the hub runs beside itself.
+Also a program, `python -m atoll.checkpoint.background.copies`, which the hub runs.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 class Entry(msgspec.Struct):
-    """What of one checkpoint has been copied."""
+    """The copied parts of one checkpoint."""
 
     manifest: str
-    """SHA-256 of the manifest that the parts are of."""
+    """SHA-256 of the manifest that the parts belong to."""
     parts: dict[str, str] = {}
-    """Name -> SHA-256 of every part that is there."""
+    """Name -> SHA-256 of every copied part."""
     done: bool = False
-    """The manifest is there, too."""
+    """Whether the manifest is copied too."""
 
 
 class Journal(msgspec.Struct):
-    """What has been copied to one URL."""
+    """The copies at one URL."""
 
     url: str
     rounds: dict[int, Entry] = {}
@@ -68,7 +68,7 @@ class CheckpointCopies:
         folder: The job's folder.
         url: fsspec URL below which a folder with the job's name is made.
         job: Its name; the folder's by default.
-        moment: Told every point of a copy; for tests.
+        moment: Called at every point of a copy; for tests.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class CheckpointCopies:
         return remote.size(manifest.round, part.name) == part.nbytes
 
     def _withdraw_later(self, remote: Remote, journal: Journal) -> None:
-        """Withdraw what is later than the newest checkpoint here: the run went another way."""
+        """Withdraw copies later than the newest checkpoint here."""
         newest = max(self._folder.complete(), default=-1)
         for later in [round_ for round_ in remote.rounds() if round_ > newest >= 0]:
             remote.withdraw(later)
@@ -171,7 +171,7 @@ class CheckpointCopies:
 
 
 class Copier:
-    """A thread that copies whatever is pending, again and again until it succeeds."""
+    """A thread that copies pending checkpoints and retries until it succeeds."""
 
     def __init__(self, copies: CheckpointCopies, *, report: Callable[[Report], None]) -> None:
         """Start the thread; it waits for `wake`."""
@@ -180,7 +180,7 @@ class Copier:
         threading.Thread(target=self._run, name="copies", daemon=True).start()
 
     def wake(self) -> None:
-        """Say that there may be something to copy."""
+        """Notify that a checkpoint may be pending."""
         self._waking.set()
 
     def _run(self) -> None:
@@ -193,7 +193,7 @@ class Copier:
 
 
 def copy_all(copies: CheckpointCopies, *, report: Callable[[Report], None]) -> None:
-    """Copy everything that is pending; try again without end what does not succeed."""
+    """Copy all pending checkpoints; retries without end."""
     pauses = backoff(first_s=FIRST_PAUSE_S, cap_s=LONGEST_PAUSE_S)
     while waiting := copies.pending():
         round_, began = waiting[-1], time.monotonic()  # the newest is what is needed first
@@ -216,13 +216,13 @@ def _sha(data: bytes) -> str:
 
 
 def run(commands: BinaryIO, reports: BinaryIO) -> None:
-    """Copy what is pending in one folder; ends early when the commands do."""
+    """Copy one folder's pending checkpoints; ends early when the commands do."""
     task = msgspec.json.decode(commands.readline(), type=dict[str, str])
     report = Reporter(reports)
 
     def listen() -> None:
         commands.read()
-        os._exit(1)  # whoever started this is gone
+        os._exit(1)  # the parent process has ended
 
     threading.Thread(target=listen, name="commands", daemon=True).start()
     copies = CheckpointCopies(Path(task["folder"]), task["url"], job=task["job"])
@@ -231,6 +231,6 @@ def run(commands: BinaryIO, reports: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    # The task comes by stdin and not on the command line, which everybody on the machine can read.
+    # The setup comes by stdin, because every user of the machine can read command lines.
     run(*lower_priority())
-    os._exit(0)  # threads of a driver may not hold up the end
+    os._exit(0)  # do not wait for threads of a driver

@@ -1,8 +1,8 @@
-"""What trainer and writer process tell each other: one JSON object per line, over pipes.
+"""Messages between trainer and writer process: one JSON object per line, over pipes.
 
-trainer -> writer   Setup, then an Order for every checkpoint
+trainer -> writer   WriterSetup, then a WriteOrder for every checkpoint
 writer -> trainer   Ready; for each order Delivered* (hub only), then Written or Failed;
-                    at any time Copied, CopyFailed, Idle
+                    at any time Copied, CopyFailed, WriterIdle
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from atoll.errors import WireError
 
 
 class FolderTarget(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Checkpoints go to a folder of this machine, or of a file system that the members share."""
+    """Save to a folder of this machine, or of a file system that the members share."""
 
     folder: str
     """The job's folder, `runs/<job>`."""
@@ -28,7 +28,7 @@ class FolderTarget(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class HubTarget(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Checkpoints go to the hub, which publishes, keeps and copies them."""
+    """Save to the hub, which publishes, keeps and copies checkpoints."""
 
     url: str
     token: str
@@ -36,21 +36,21 @@ class HubTarget(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     ca: str = ""
     proxy: str = ""
     upload_bps: float = 0.0
-    """What the owner of this machine lets it send; 0: no limit."""
+    """Upload limit set by the owner of this machine; 0: no limit."""
     pace: str = ""
-    """File by which all processes of this machine keep to that together."""
+    """File through which all processes of this machine share that limit."""
     retry_s: float = 600.0
-    """How long a hub that does not answer is tried again."""
+    """How long an unreachable hub is retried."""
 
 
 class WriterSetup(msgspec.Struct, frozen=True, tag=True):
-    """First line: where checkpoints go. Tokens travel here, not on a command line."""
+    """First message: where checkpoints go. Tokens travel here, not on a command line."""
 
     target: FolderTarget | HubTarget
 
 
 class WriteOrder(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Write this checkpoint. A newer order ends the wait of an older one for a dead hub."""
+    """Write this checkpoint. A newer order ends an older one's wait for an unreachable hub."""
 
     number: int
     round: int
@@ -68,7 +68,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Delivered(msgspec.Struct, frozen=True, tag=True):
-    """A part lies at the hub and can be announced."""
+    """A part is at the hub and can be announced."""
 
     number: int
     name: str
@@ -77,26 +77,26 @@ class Delivered(msgspec.Struct, frozen=True, tag=True):
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
-    """All parts of an order are safe."""
+    """All parts of an order are durable."""
 
     number: int
     published: bool
-    """The checkpoint is complete; at the hub only the announcement tells."""
+    """Whether the checkpoint is complete; for a hub only the announcement tells."""
     nbytes: int
     seconds: float
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """An order came to nothing; older checkpoints are valid."""
+    """An order failed; older checkpoints are valid."""
 
     number: int
     error: dict[str, str]
     superseded: bool = False
-    """It was given up for a newer order."""
+    """It was dropped for a newer order."""
 
 
 class Copied(msgspec.Struct, frozen=True, tag=True):
-    """A checkpoint lies in the object store, complete."""
+    """A complete copy of a checkpoint is in the object store."""
 
     round: int
     nbytes: int
@@ -104,7 +104,7 @@ class Copied(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyFailed(msgspec.Struct, frozen=True, tag=True):
-    """A copy did not succeed; it is tried again."""
+    """A copy failed; it is retried."""
 
     round: int
     error: dict[str, str]
@@ -112,7 +112,7 @@ class CopyFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class WriterIdle(msgspec.Struct, frozen=True, tag=True):
-    """No copy is waiting."""
+    """No copy is pending."""
 
 
 Command = WriterSetup | WriteOrder
@@ -136,7 +136,7 @@ def read_command(data: bytes) -> Command:
     """Return the command in a line.
 
     Raises:
-        WireError: it is none.
+        WireError: the line is not a command.
     """
     try:
         return _commands.decode(data)
@@ -148,7 +148,7 @@ def read_report(data: bytes) -> Report:
     """Return the report in a line.
 
     Raises:
-        WireError: it is none.
+        WireError: the line is not a report.
     """
     try:
         return _reports.decode(data)

@@ -1,4 +1,4 @@
-"""Sees to it that every accepted checkpoint is written: drives the writer and replaces it."""
+"""Supervise the writer process: send it orders, and restart it until every one is written."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from atoll.wire.messages import CheckpointPart, Event
 logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5
-"""In a row, without a checkpoint written; then the newest one is given up."""
+"""In a row, without a checkpoint written; then the newest order is dropped."""
 
 FIRST_PAUSE_S = 0.05
-"""First pause before the writer is started again; each further one is twice as long."""
+"""Pause before the first restart; it doubles with each further one."""
 
 LONGEST_PAUSE_S = 30.0
 
@@ -53,18 +53,18 @@ Publish = Callable[[CheckpointPart], bool]
 
 @dataclass(slots=True)
 class _Task:
-    """An order that is not finished."""
+    """An unfinished order."""
 
     order: WriteOrder
     slot: int
     resent: bool = False
-    """The hub did not find what was delivered, so it is delivered again."""
+    """The hub did not find a delivered part, so it is sent again."""
 
 
 class Supervisor:
-    """A thread that starts the writer, gives it orders and hears its reports.
+    """A thread that starts the writer, sends it orders and handles its reports.
 
-    The writer is started in this thread and dies with it, so it lives until `close`.
+    The writer is started in this thread and dies with it, so the thread lives until `close`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Supervisor:
 
         Args:
             wait_s: How long to wait for one.
-            urgent: Also take the second image, while the first is being written.
+            urgent: Also use the second image while the first is being written.
         """
         deadline = time.monotonic() + wait_s
         with self._changed:
@@ -121,7 +121,7 @@ class Supervisor:
         return None
 
     def take(self, order: WriteOrder, *, slot: int) -> None:
-        """Have an image written, which stays as it is until then; the order gets a number."""
+        """Have an image written; it must not change until then. The order gets a number."""
         with self._changed:
             order = msgspec.structs.replace(order, number=next(self._numbers))
             self._tasks[order.number] = _Task(order, slot)
@@ -129,7 +129,7 @@ class Supervisor:
         self._news.put((self._life, order))
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until nothing is under way; return whether the newest order succeeded."""
+        """Wait until no order is under way; return whether the newest one succeeded."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._tasks or self._copying:
@@ -150,7 +150,7 @@ class Supervisor:
             self._changed.notify_all()
 
     def tell(self, kind: str, text: str, *, round_: int) -> None:
-        """Report something for people."""
+        """Report an event for people."""
         logger.warning("%s", text)
         if self._on_event is not None:
             try:
@@ -203,7 +203,7 @@ class Supervisor:
             self._moment("order sent")
 
     def _repeat(self, number: int, *, resent: bool = False) -> None:
-        """Give an order again, under a new number: reports about the old one count no more.
+        """Send an order again under a new number; reports about the old number are ignored.
 
         Otherwise the end of one would free the image while the other still reads it.
         """
@@ -214,7 +214,7 @@ class Supervisor:
         self._send(order)
 
     def _hear(self, report: Report | None) -> None:
-        """Do what a report asks for."""
+        """Handle a report."""
         if report is None:
             self._replace()
         elif isinstance(report, Delivered):
@@ -236,7 +236,7 @@ class Supervisor:
             self._tell_copy(report)
 
     def _finish(self, number: int, *, error: AtollError | None = None) -> None:
-        """An order is done, or came to nothing."""
+        """Finish an order, successfully or with an error."""
         with self._changed:
             task = self._tasks.pop(number, None)
             if task is not None and error is not None and not self._tasks:
@@ -248,7 +248,7 @@ class Supervisor:
             self.tell("checkpoint-failed", text, round_=round_)
 
     def _replace(self) -> None:
-        """Start the writer again after its death, and give it the newest order again."""
+        """Restart the writer after its death and send it the newest order again."""
         if self._writer is not None:
             self._writer.end()
             self._writer = None
@@ -274,7 +274,7 @@ class Supervisor:
                 self._repeat(newest)
 
     def _tell_copy(self, report: Copied | CopyFailed) -> None:
-        """Tell of a copy; the same trouble is told once."""
+        """Report a copy; repeated errors are reported once."""
         if isinstance(report, Copied):
             self._copy_trouble = ""
             text = f"the checkpoint of round {report.round} is copied ({report.nbytes} bytes)"
@@ -289,7 +289,7 @@ class Supervisor:
     # ------------------------------------------------------------------- announcements
 
     def _announce(self, delivered: Delivered) -> None:
-        """Tell the hub of a part that lies there; safe to be done twice."""
+        """Announce a delivered part to the hub; idempotent."""
         task = self._tasks.get(delivered.number)
         if task is None or self._publish is None:
             return

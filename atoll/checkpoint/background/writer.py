@@ -2,9 +2,9 @@
 
 Started as `python -m atoll.checkpoint.background.writer`.
 
-It imports no torch, runs at low priority and ends with its trainer: when the pipe from it closes,
-and on Linux also by the kernel's hand. Signals that ask a whole process group to leave are not for
-it: the trainer still has a last checkpoint to write then.
+It imports no torch, runs at low priority and ends with its trainer: when the pipe closes, and on
+Linux also by a kernel signal. It ignores signals to its process group, because the trainer still
+has a last checkpoint to write then.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 
 class Superseded(Exception):
-    """A newer order came while this one waited for the hub."""
+    """A newer order arrived while this one waited for the hub."""
 
 
 class Writer:
-    """Carries out orders one after the other.
+    """Executes orders one after the other.
 
     Args:
         setup: Where checkpoints go.
         orders: The orders.
         reporter: Sends reports.
-        moment: Told every point of a write; for tests.
+        moment: Called at every point of a write; for tests.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Writer:
             self._copier = Copier(copies, report=reporter)
 
     def serve(self) -> None:
-        """Carry out orders without end."""
+        """Execute orders forever."""
         if self._copier is not None:
             self._copier.wake()
         while True:
             self.carry_out(self._orders.get())
 
     def carry_out(self, order: WriteOrder) -> None:
-        """Write one checkpoint and report how it went."""
+        """Write one checkpoint and report the result."""
         began = time.monotonic()
         try:
             with _mapped(order.regions) as views:
@@ -127,8 +127,8 @@ class Writer:
         )
 
     def _upload(self, target: HubTarget, order: WriteOrder, views: dict[str, memoryview]) -> bool:
-        """Send the parts; whether the checkpoint is complete, the hub tells to the trainer."""
-        # HTTP takes as long to load as all the rest.
+        """Upload the parts; the hub tells the trainer whether the checkpoint is complete."""
+        # The HTTP library takes as long to import as everything else: load it only when needed.
         from atoll.checkpoint.stores.upload import Upload
         from atoll.net.endpoint import HubEndpoint
 
@@ -150,7 +150,7 @@ class Writer:
         return False
 
     def _pause(self, pause_s: float) -> None:
-        """Wait until the hub may be tried again.
+        """Wait before the hub is tried again.
 
         Raises:
             Superseded: a newer order is waiting.
@@ -169,7 +169,7 @@ class Writer:
 
 
 def run(commands: BinaryIO, reports: BinaryIO, *, moment: Moment = unobserved) -> None:
-    """Read the setup, then carry out orders until the commands end, which ends the process."""
+    """Read the setup, then execute orders; the process ends when the commands do."""
     reporter = Reporter(reports)
     setup = read_command(commands.readline())
     if not isinstance(setup, WriterSetup):
@@ -191,7 +191,7 @@ def run(commands: BinaryIO, reports: BinaryIO, *, moment: Moment = unobserved) -
 
 @contextlib.contextmanager
 def _mapped(regions: list[Region]) -> Iterator[dict[str, memoryview]]:
-    """Give the bytes of each part, read only, while they are needed."""
+    """Map the bytes of each part, read only, for the block."""
     mappings = []
     try:
         for region in regions:
@@ -208,7 +208,7 @@ def _mapped(regions: list[Region]) -> Iterator[dict[str, memoryview]]:
         }
     finally:
         for mapping in mappings:
-            # After an error its traceback still holds views; the memory goes with them.
+            # After an error its traceback still holds views; the memory is freed with them.
             with contextlib.suppress(BufferError):
                 mapping.close()
 

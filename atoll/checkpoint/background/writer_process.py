@@ -1,4 +1,4 @@
-"""The writer process as its trainer sees it: started, told, listened to, killed."""
+"""The trainer's handle of the writer process: start, send, listen, kill."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ COMMAND = (sys.executable, "-m", "atoll.checkpoint.background.writer")
 
 
 class WriterProcess:
-    """One life of the writer.
+    """One run of the writer process.
 
     Args:
-        setup: The first thing it is told.
+        setup: The first message.
         inherited: Descriptors of the memory that it reads.
         on_report: Called with every report, in a thread of its own.
-        on_end: Called in that thread when nothing more will come.
-        command: What is started.
+        on_end: Called in that thread after the last report.
+        command: The program.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class WriterProcess:
         return self._popen.pid
 
     def send(self, command: Command) -> None:
-        """Tell it something; when it is dead, `on_end` is called soon."""
+        """Send a command; if the process is dead, `on_end` is called soon."""
         assert self._popen.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._popen.stdin.write(line(command))
             self._popen.stdin.flush()
 
     def end(self) -> None:
-        """Kill it; what it was doing is left undone."""
+        """Kill the process; its current work stays unfinished."""
         self._popen.kill()
         self._popen.wait()
         self._thread.join()

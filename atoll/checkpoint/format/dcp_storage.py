@@ -1,11 +1,11 @@
-"""Pieces of tensors in safetensors files: how `torch.distributed.checkpoint` writes and reads here.
+"""Storage for `torch.distributed.checkpoint`: pieces of tensors in safetensors files.
 
     rank-00003.safetensors    the pieces that rank 3 wrote; the header says of each where it begins
                               in its tensor and how large that is
 
-Its planner decides which rank writes which piece (what several ranks hold is written once) and
-which pieces a rank has to read, whatever the mesh. Only the storage is ours: plain safetensors
-instead of pickles, so that reading a stranger's checkpoint runs none of his code.
+torch's planner decides which rank writes which piece (replicated pieces once) and which pieces a
+rank reads, on any mesh. The storage is plain safetensors instead of pickle, so that loading an
+untrusted checkpoint runs no code.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ def piece_file(rank: int) -> str:
 
 
 class PieceWriter(StorageWriter):
-    """Takes what a rank has to write; `write` puts it into the rank's file.
+    """Collects the pieces a rank has to write; `write` saves them to the rank's file.
 
-    So planning, in which ranks meet, is apart from writing, which each does by itself.
+    Planning, which is collective, is thus separate from writing, which is not.
     """
 
     def __init__(self, *, copy: bool) -> None:
-        """Take the tensors themselves, or copies of them in main memory."""
+        """Keep the tensors themselves, or copies of them in main memory."""
         self._copy = copy
         self._tensors: dict[str, Tensor] = {}
         self._places: dict[str, list[list[int]]] = {}
 
     def write(self, path: Path, texts: Mapping[str, str]) -> Written:
-        """Write the pieces atomically and let go of them.
+        """Write the pieces atomically and release them.
 
         Raises:
             StorageFull: the disk is full.
@@ -70,7 +70,7 @@ class PieceWriter(StorageWriter):
         return written
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Take the pieces of a plan."""
+        """Collect the pieces of a plan."""
         results = []
         for item in plan.items:
             name, data = item.index.fqn, planner.resolve_data(item)
@@ -105,7 +105,7 @@ class PieceWriter(StorageWriter):
         return plans
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Do nothing: every file says for itself what is in it."""
+        """Do nothing: every file describes itself."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -120,7 +120,7 @@ class Piece:
     offsets: tuple[int, ...]
     """Where it begins in the whole tensor."""
     tensor: Tensor
-    """The piece itself, in the pages of its file: only what is touched is read."""
+    """The piece, memory-mapped from its file: only touched pages are read."""
 
 
 @dataclass(slots=True)
@@ -141,19 +141,19 @@ class Cut:
 
 
 class Pieces:
-    """The pieces in some files, by the names of their tensors."""
+    """The pieces in some files, by tensor name."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """Read the headers; the tensors stay where they are.
+        """Read the headers; tensors are mapped, not read.
 
         Raises:
-            CheckpointCorrupt: a file is none of ours, or pieces do not fill their tensors.
+            CheckpointCorrupt: a file is not in this format, or pieces do not fill their tensors.
         """
         self.cuts: dict[str, Cut] = {}
         self.texts: list[dict[str, str]] = []
         for path in paths:
             with path.open("rb") as source:
-                # Private pages: torch wants memory that it may write to, and nobody does.
+                # Private pages: torch requires writable memory, although nothing writes to it.
                 pages = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY)
             layout = read_layout(memoryview(pages), name=path.name)
             self.texts.append(dict(layout.metadata))
@@ -200,7 +200,7 @@ def _odd(file: str, name: str, why: str) -> CheckpointCorrupt:
 
 
 class PieceReader(StorageReader):
-    """Gives pieces to the planner of `torch.distributed.checkpoint`."""
+    """Serves pieces to the planner of `torch.distributed.checkpoint`."""
 
     def __init__(self, pieces: Pieces) -> None:
         """Read from opened files."""
@@ -219,7 +219,7 @@ class PieceReader(StorageReader):
         return Metadata(state_dict_metadata=found, storage_meta=StorageMeta())
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copy what a plan asks for into the rank's own tensors."""
+        """Copy the pieces of a plan into the rank's own tensors."""
         held = {
             (name, piece.offsets): piece.tensor
             for name, cut in self._cuts.items()

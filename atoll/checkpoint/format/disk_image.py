@@ -1,7 +1,7 @@
-"""Parts as the bytes of their files in a file on the disk, written one tensor after the other.
+"""Write parts into a file on disk, one tensor after the other.
 
-Where a part's tensors lie spread over the ranks of an island, putting them all together in memory
-would take what no rank has. So each goes into the file as soon as it is here, and is let go.
+Used for parts whose tensors are sharded over the ranks of an island, because no rank has memory for
+all of them. Each tensor is written as soon as it arrives, and released.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from atoll.checkpoint.shared_memory import PAGE_BYTES, PREFIX, Region
 
 
 class DiskImage:
-    """A file that is reused; one thread at a time.
+    """A reusable file; for one thread at a time.
 
     Args:
-        folder: Where it is; files that a killed process left there go at the next start, see
+        folder: Its folder; files of a killed process are deleted at the next start, see
             `remove_leftovers`.
     """
 
@@ -30,10 +30,10 @@ class DiskImage:
         self._path: Path | None = None
 
     def write(self, parts: Sequence[Part]) -> list[Region]:
-        """Write parts one behind the other, each from the start of a page; return where they are.
+        """Write parts one after the other, each from the start of a page; return their regions.
 
         Raises:
-            StorageFull: there is no room on the disk.
+            StorageFull: the disk is full.
             CheckpointError: a tensor's type cannot be saved.
         """
         if self._path is None:

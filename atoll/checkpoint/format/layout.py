@@ -1,8 +1,8 @@
-"""Where each tensor of a part lies in its safetensors file: the same for the same part, anywhere.
+"""Layout of a safetensors file: the same part gives the same bytes on any machine.
 
-8 bytes with the length of the header, little endian; the header, JSON that names every tensor with
-type, shape and place, filled up with spaces; the tensors without gaps. Wide types come first, so
-that every tensor is aligned to its type and the first one to 8 bytes. Names are sorted.
+8 bytes with the length of the header, little endian; the header, JSON with every tensor's type,
+shape and offsets, padded with spaces; the tensors without gaps. Wide types come first, so that
+every tensor is aligned to its type and the first one to 8 bytes. Names are sorted.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class TensorSpan:
     start: int
     """First byte, from the start of the file."""
     end: int
-    """Byte behind the last."""
+    """Byte after the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A whole file: its first bytes, and the places of its tensors in the order of their bytes."""
+    """A file's first bytes, and its tensors' spans in the order of their bytes."""
 
     head: bytes
     """Length and header."""
     places: tuple[TensorSpan, ...]
     nbytes: int
-    """Of the whole file."""
+    """Size of the file."""
     metadata: Mapping[str, str]
 
 
@@ -110,11 +110,11 @@ def lay_out(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Layout:
 
 
 def read_layout(view: memoryview, *, name: str) -> Layout:
-    """Return the layout that the bytes of a whole file claim, after checking every number in it.
+    """Return the layout of a file after checking every number in it.
 
     Args:
-        view: The file, one byte an item; its length is the only one that is trusted.
-        name: What to call it in errors.
+        view: The whole file as bytes; only its length is trusted.
+        name: Name used in errors.
 
     Raises:
         CheckpointCorrupt: it is no safetensors file, or its tensors do not fill it exactly.
@@ -155,7 +155,7 @@ def _read(view: memoryview) -> Layout:
 
 
 def _place(name: str, entry: Any, base: int) -> TensorSpan:
-    """Return where the header says that a tensor lies; its numbers agree with each other."""
+    """Return a tensor's span from its header entry, after checking it for consistency."""
     dtype, shape, (start, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
     numbers = (*shape, start, end)
     if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in numbers):

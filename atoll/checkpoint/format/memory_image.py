@@ -1,7 +1,7 @@
-"""A part as the bytes of its file, in memory: made by one copy of the tensors.
+"""A part as the bytes of its file, in memory, made by one copy of the tensors.
 
-While it is made the tensors must rest; afterwards they may change. It lies in memory of its own or
-in a buffer that is handed in, e.g. a mapped file of shared memory that another process writes out.
+The tensors must not change during the copy. The image has its own memory or uses a given buffer,
+e.g. shared memory that another process writes to disk.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class MemoryImage:
     """The bytes of one part's safetensors file; equal parts give equal bytes."""
 
     def __init__(self, part: Part, *, buffer: Buffer | mmap | None = None) -> None:
-        """Copy a part; every tensor is copied once, from wherever it lies.
+        """Copy a part; every tensor is copied once.
 
         Args:
-            part: The tensors MUST NOT change meanwhile; they may be on any device and need not be
-                contiguous.
-            buffer: Where to; writable, at least `image_nbytes(part)` long and aligned to 8 bytes,
-                as mapped files are. None: memory of its own.
+            part: Its tensors MUST NOT change meanwhile; any device, contiguous or not.
+            buffer: Writable memory of at least `image_nbytes(part)` bytes, aligned to 8 bytes as
+                mapped
+            files are. None: new memory.
 
         Raises:
             CheckpointError: a tensor's type cannot be saved, or the buffer is too small.
         """
         layout = lay_out(part.tensors, part.metadata)
         if buffer is None:
-            # torch's memory is aligned and not filled with zeros first.
+            # torch's memory is aligned, and is not zeroed first.
             whole = torch.empty(layout.nbytes, dtype=torch.uint8).numpy().data
         else:
             whole = memoryview(buffer).cast("B")
@@ -60,7 +60,7 @@ class MemoryImage:
 
     @property
     def view(self) -> memoryview:
-        """The bytes of the file, one a byte; not a copy.
+        """The bytes of the file, not a copy.
 
         Raises:
             CheckpointError: it was released.
@@ -70,7 +70,7 @@ class MemoryImage:
         return self._view
 
     def release(self) -> None:
-        """Let go of the memory; views that others still hold stay valid."""
+        """Release the memory; existing views stay valid."""
         self._view = None
 
     def __enter__(self) -> Self:
@@ -87,7 +87,7 @@ class MemoryImage:
 
 
 def image_nbytes(part: Part) -> int:
-    """Return exactly how many bytes the image of a part has.
+    """Return the exact size of a part's image.
 
     Raises:
         CheckpointError: a tensor's type cannot be saved.
@@ -99,11 +99,12 @@ def part_of(buffer: Buffer | mmap, name: str) -> Part:
     """Return the part whose file is in a buffer.
 
     Its tensors are views into a writable buffer and keep it alive: a mapped file cannot be closed
-    before they are gone. From a read-only buffer, which torch cannot represent, they are copied.
+    before they are released. From a read-only buffer, which torch cannot represent, they are
+    copied.
 
     Args:
         buffer: The whole file and nothing else. No number in it is trusted.
-        name: What the part is called.
+        name: Name of the part.
 
     Raises:
         CheckpointCorrupt: it is not a whole safetensors file.

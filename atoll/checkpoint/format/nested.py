@@ -1,12 +1,12 @@
-"""Nested state <-> flat tensors and JSON: what `state_dict()` of anything returns, without pickle.
+"""Convert nested state (any `state_dict()`) to flat tensors and JSON and back, without pickle.
 
     {"state": {0: {"exp_avg": T}}, "lr": 0.1}
         ->  tensors  {"optimizer/state/0/exp_avg": T}
             tree     {"state": {"$": "dict", "items": [[0, {"exp_avg": {"$": "tensor", ...
 
-JSON knows objects with string keys, lists, strings, numbers, true, false and null. Everything else
-is an object with the key `$` that says what it is: tensor, array, dict (other keys), tuple, bytes,
-float (not finite). Values come back with the type they had; numpy scalars become Python's.
+JSON has objects with string keys, lists, strings, numbers, true, false and null. Everything else is
+an object whose key `$` names its type: tensor, array, dict (other keys), tuple, bytes, float (not
+finite). Types are restored; numpy scalars become Python's.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _KIND = "$"
 def flatten(state: Any, *, prefix: str) -> tuple[dict[str, Any], str]:
     """Return the tensors in `state`, named below `prefix`, and the rest as JSON.
 
-    Tensors that share all their memory are stored once. Nothing is copied, and what is
-    :class:`RemoteState` stays where it is.
+    Tensors that share all their memory are stored once. Nothing is copied; :class:`RemoteState` is
+    kept as it is.
 
     Raises:
-        CheckpointError: something in it cannot be saved; its place is named.
+        CheckpointError: something in it cannot be saved; its path is named.
     """
     flattener = _Flattener()
     tree = flattener.visit(state, prefix)
@@ -44,10 +44,10 @@ def flatten(state: Any, *, prefix: str) -> tuple[dict[str, Any], str]:
 
 
 def nest(tree: str, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state that `flatten` took apart.
+    """Return the state from the results of `flatten`.
 
     Raises:
-        CheckpointCorrupt: the JSON is malformed or names a tensor that is not there.
+        CheckpointCorrupt: the JSON is malformed or names a missing tensor.
     """
     try:
         return _nest(json.loads(tree), tensors)
@@ -58,7 +58,7 @@ def nest(tree: str, tensors: Mapping[str, Tensor]) -> Any:
 
 
 class _Flattener:
-    """Walks a state once and remembers which tensors it has seen."""
+    """Walks a state once and records its tensors."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor | RemoteState] = {}
@@ -112,7 +112,7 @@ class _Flattener:
         return self._names[same]
 
     def _named(self, tensor: Tensor | RemoteState, path: str) -> str:
-        """Keep a tensor under a name of its own, and return that."""
+        """Store a tensor under a unique name, and return that."""
         name = path
         while name in self.tensors:  # keys 1 and "1" beside each other
             name += "'"

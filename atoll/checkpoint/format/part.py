@@ -1,7 +1,7 @@
-"""One file of a checkpoint: tensors and text, in the safetensors format, written as a stream.
+"""One file of a checkpoint: tensors and text in safetensors format, written as a stream.
 
-Reading is left to the `safetensors` package. Its writer needs all bytes in memory at once or
-flushes nothing to disk, so writing is done here; `layout` says where everything lies.
+The `safetensors` package reads the files. Its writer needs all bytes in memory at once or does not
+flush to disk, so writing is implemented here; see `layout` for the offsets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atoll.wire.manifest import SHARED_PART, member_part
 __all__ = ["SHARED", "STATE", "Part", "member_part", "part_blocks", "read_part"]
 
 SHARED = SHARED_PART
-"""The part that is the same for everybody: model and outer state."""
+"""The part that is equal for all members: model and outer state."""
 
 STATE = "state"
 """Key in a part's metadata: digest of the model that all parts of a checkpoint belong to."""
@@ -36,7 +36,7 @@ class Part:
     name: str
     """File name, `shared.safetensors` or `w3.safetensors`."""
     tensors: Mapping[str, Any]
-    """Those that are :class:`RemoteState` come one by one when their bytes are written."""
+    """A :class:`RemoteState` is fetched when its bytes are written, one at a time."""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -44,7 +44,7 @@ def part_blocks(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Iter
     """Yield the bytes of a safetensors file, tensor by tensor.
 
     Raises:
-        CheckpointError: a tensor's type has no name in the format.
+        CheckpointError: the format has no name for a tensor's type.
     """
     layout = lay_out(tensors, metadata)
     yield layout.head
@@ -62,7 +62,7 @@ def read_part(path: Path) -> Part:
     """Return the part in a safetensors file.
 
     Raises:
-        CheckpointCorrupt: it is no such file, or damaged where its form shows it.
+        CheckpointCorrupt: it is no safetensors file, or its structure is damaged.
     """
     try:
         with safe_open(path, framework="pt", device="cpu") as source:

@@ -1,7 +1,7 @@
-"""`model.safetensors`: the weights under their plain names, and what rebuilds the model.
+"""`model.safetensors`: the weights under their plain names, and metadata to rebuild the model.
 
-Any program that reads safetensors can read the file; the metadata say which model, with which
-options and which tokenizer. The shared part of a checkpoint carries the same metadata.
+Any program that reads safetensors can read the file; the metadata name the model, its options and
+its tokenizer. The shared part of a checkpoint has the same metadata.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from atoll.checkpoint.format.part import part_blocks, read_part
 from atoll.errors import CheckpointCorrupt, CheckpointMissing
 
 MODEL_PREFIX = "model/"
-"""Start of the names of the model's tensors in the shared part of a checkpoint."""
+"""Prefix of the model's tensors in the shared part of a checkpoint."""
 
 _FORMAT = "atoll-weights-1"
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a file of weights holds."""
+    """Content of a weights file."""
 
     state: dict[str, Tensor]
     """Plain name -> tensor: `model.load_state_dict(weights.state)`."""
@@ -37,11 +37,11 @@ class Weights:
     tokenizer: str
     """JSON that rebuilds the tokenizer."""
     metadata: dict[str, str]
-    """Everything else that was noted: job, round, step, ..."""
+    """All other metadata: job, round, step, ..."""
 
 
 def describe(model: str, *, options: Mapping[str, Any], tokenizer: str) -> dict[str, str]:
-    """Return the metadata that rebuild a model and its tokenizer."""
+    """Return the metadata from which a model and its tokenizer are rebuilt."""
     return {
         "format": _FORMAT,
         "model": model,
@@ -54,9 +54,9 @@ def save_weights(path: Path, state: Mapping[str, Tensor], *, about: Mapping[str,
     """Write a model's weights and return the file's SHA-256.
 
     Args:
-        path: The file; it appears whole or not at all.
+        path: The file, written atomically.
         state: `model.state_dict()`. A tensor with two names is written under both.
-        about: From `describe`, and anything else that is worth noting, e.g. `job` and `round`.
+        about: Metadata from `describe`, and others, e.g. `job` and `round`.
 
     Raises:
         StorageFull: the disk is full; an older file stays.
@@ -69,7 +69,7 @@ def load_weights(path: Path) -> Weights:
 
     Raises:
         CheckpointMissing: there is no such file.
-        CheckpointCorrupt: it is damaged, or does not say which model it is.
+        CheckpointCorrupt: it is damaged, or does not name its model.
     """
     if not path.is_file():
         raise CheckpointMissing(
@@ -92,7 +92,7 @@ def load_weights(path: Path) -> Weights:
 
 
 def plain_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the model's tensors under their own names, whichever kind of file they are from."""
+    """Return the model's tensors under their own names, from either kind of file."""
     prefixed = {
         name.removeprefix(MODEL_PREFIX): tensor
         for name, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of one member, collected and restored.
+"""Collect and restore one member's state.
 
 May import checkpoint.format and checkpoint.stores.
 Start with `capture.py`.

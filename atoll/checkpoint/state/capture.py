@@ -1,9 +1,8 @@
-"""What a checkpoint holds of one member's training, and how it gets back in.
+"""Collect one member's training state into parts of a checkpoint, and restore it.
 
-The shared part is the same whoever writes it: model, the outer strategy's common state, schedule,
-round and step. A member's part is its own: inner optimizer, random number generators, place in the
-data, what its codec still owes, its counters. After `resume` training goes on bit for bit as if it
-had never stopped.
+The shared part is equal for all members: model, the outer strategy's common state, schedule, round
+and step. A member's part has its inner optimizer, random number generators, data cursor, codec
+residuals and counters. After `resume` training continues bit for bit.
 """
 
 from __future__ import annotations
@@ -28,33 +27,33 @@ from atoll.ids import slot_of
 from atoll.task import Task
 
 SHARED_STATE = "shared."
-"""Start of the keys of an outer strategy's state that are equal on every member."""
+"""Prefix of an outer strategy's state keys that are equal on every member."""
 
 Numbers = Mapping[str, float | int | str]
 Leases = Mapping[int, Mapping[str, int]]
-"""Slot of the data -> place where it stands."""
+"""Data slot -> its cursor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What `resume` could not put back itself, because it belongs to others."""
+    """State that `resume` leaves to the caller to restore."""
 
     outer: dict[str, Tensor]
     """For the outer strategy's `load_state_dict`."""
     codec: dict[str, Tensor] = field(default_factory=dict)
     """For the codec's `load_state_dict`."""
     cursor: dict[str, int] | None = None
-    """Place in the data; None for a newcomer, which starts at the beginning of its shard."""
+    """Data cursor; None for a joining member, which starts at the beginning of its shard."""
     counters: dict[str, float | int | str] = field(default_factory=dict)
-    """What the caller of `save` gave along."""
+    """The `counters` given to `save`."""
     borrowed: bool = False
-    """The checkpoint has no part of this member: it took over another's inner optimizer."""
+    """The checkpoint has no part of this member: it loaded another member's inner optimizer."""
     leases: dict[int, dict[str, int]] = field(default_factory=dict)
-    """Where every slot of the data stood when the round was committed."""
+    """Every data slot's cursor when the round was committed."""
     strategy: str = ""
-    """Name of the outer strategy that `outer` is of; empty: not noted."""
+    """Name of the outer strategy that `outer` belongs to; empty: unknown."""
     kept: list[dict[str, Any]] = field(default_factory=list)
-    """By rank: what a script kept besides."""
+    """By rank: further state of a script."""
 
 
 def save(
@@ -74,26 +73,26 @@ def save(
     leases: Leases | None = None,
     strategy: str = "",
 ) -> bool:
-    """Save one member's state right after a committed round; return whether all have by now.
+    """Save one member's state right after a committed round; return whether it is now complete.
 
     Args:
         store: Where to.
         round_: Rounds committed so far.
         task: What is trained; MUST NOT change meanwhile.
-        members: Who took part in the last round.
+        members: Members of the last round.
         shared: Whether this member writes the shared part: the first of `members` does.
         outer: State of the outer strategy; keys that start with `shared.` go to the shared part.
         codec: State of the codec.
-        cursor: Place in the data.
-        counters: Numbers of the caller that should go on after a resume.
+        cursor: Data cursor.
+        counters: The caller's numbers that should continue after a resume.
         about: Metadata that rebuild the model (see `describe`).
-        own_model: Members stand on different models on purpose: each keeps its own.
+        own_model: Members have different models on purpose: each saves its own.
         base: Agreed digest of the model; None: it is hashed here.
-        leases: Where every slot of the data stands.
+        leases: Every data slot's cursor.
         strategy: Name of the outer strategy.
 
     Raises:
-        StorageFull: there is no room; older checkpoints are valid.
+        StorageFull: the disk is full; older checkpoints are valid.
         CheckpointError: some state has a type that cannot be saved.
     """
     own, common = collect(
@@ -105,19 +104,18 @@ def save(
 
 
 def resume(store: Store, round_: int, task: Task, *, strategy: str = "") -> Restored:
-    """Put a checkpoint back into a task; return what belongs to others.
+    """Load a checkpoint into a task; return the state that the caller has to restore.
 
-    A member that the checkpoint does not know takes optimizer and schedule of its first member. So
-    does everybody when the run goes on under another outer strategy: one in which all members take
-    the same step needs equal optimizers, and replicas that stood apart on purpose become one. A
-    checkpoint without any member's part, as imported weights are, sets the model and nothing else
-    of the inner training.
+    A member without a part in the checkpoint loads optimizer and schedule of the first member. So
+    do all members when the run continues with another outer strategy: one in which all members take
+    the same step needs equal optimizers, and different replicas become one. A checkpoint without
+    member parts, like imported weights, sets the model only.
 
     Args:
         store: Where from.
         round_: Which checkpoint.
         task: What is trained; changed in place.
-        strategy: Name of the outer strategy that runs now; empty: the one it was written under.
+        strategy: Name of the current outer strategy; empty: the saved one.
 
     Raises:
         CheckpointMissing: there is no complete checkpoint of that round.
@@ -166,10 +164,9 @@ def collect(
 ) -> tuple[Part, Part]:
     """Return the member's own part and the shared part; tensors are not copied.
 
-    With `base`, the digest that the members agreed on in the last round, nothing is hashed.
-    `agreed` are tensors by which the shared part's model differs from this member's own, `kept` is
-    what each rank of a script keeps besides. The other
-    arguments are those of :func:`save`.
+    With `base`, the digest agreed on in the last round, nothing is hashed. `agreed` are the tensors
+    in which the shared model differs from this member's own; `kept` is further state of each rank
+    of a script. The other arguments are those of :func:`save`.
 
     Raises:
         CheckpointError: some state has a type that cannot be saved.
@@ -215,7 +212,7 @@ def collect(
 
 
 def weights_only(model: Mapping[str, Tensor], *, about: Mapping[str, str]) -> Part:
-    """Return the shared part of a checkpoint that holds a model and nothing else, at step 0."""
+    """Return a shared part that holds only a model, at step 0."""
     common: dict[str, Any] = {"step": 0, "round": 0, "scheduler": None, "outer": {}, "model": {}}
     tree = flatten(common, prefix="common")[1]
     named = {MODEL_PREFIX + name: tensor for name, tensor in model.items()}
@@ -223,7 +220,7 @@ def weights_only(model: Mapping[str, Tensor], *, about: Mapping[str, str]) -> Pa
 
 
 def restore_shared(task: Task, shared: Part) -> Restored:
-    """Put the shared part alone back into a task; optimizer and random generators stay.
+    """Load only the shared part into a task; optimizer and random generators stay.
 
     Raises:
         CheckpointCorrupt: it is no part of a checkpoint.
@@ -250,14 +247,14 @@ def _of_all(common: Mapping[str, Any]) -> Restored:
 def restore(
     task: Task, shared: Part, own: Part, *, borrowed: bool = False, donor: Part | None = None
 ) -> Restored:
-    """Put two parts back into a task; return what belongs to others.
+    """Load two parts into a task; return the state that the caller has to restore.
 
     Args:
         task: Its model, optimizer, scheduler and progress change; so do the random generators.
         shared: The shared part.
         own: The member's own part, or another's.
-        borrowed: It is another's: only optimizer and schedule are taken from it.
-        donor: Whose optimizer, and the shared part's model, all members take; None: each its own.
+        borrowed: It is another's: only optimizer and schedule are loaded from it.
+        donor: Part whose optimizer all members load, with the shared model; None: each its own.
 
     Raises:
         CheckpointCorrupt: the parts are not of one checkpoint.
@@ -311,7 +308,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put back what `random_state` returned; devices that are not here are passed over."""
+    """Restore what `random_state` returned; missing devices are skipped."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -342,7 +339,7 @@ def _load_model(task: Task, tensors: Mapping[str, Tensor], *, extra: Mapping[str
 
 
 def _load(target: Any, state: Any, *, kind: str) -> None:
-    """Give an optimizer or scheduler its state back."""
+    """Load the state of an optimizer or scheduler."""
     try:
         target.load_state_dict(state)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -365,7 +362,7 @@ def _tree_of(part: Part) -> dict[str, Any]:
 
 
 def _model_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of names and bytes: parts that carry the same belong together."""
+    """Return a hash of names and bytes, equal for parts of the same model."""
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())

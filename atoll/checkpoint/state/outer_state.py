@@ -1,4 +1,4 @@
-"""Gives an outer strategy its state back, also when the run goes on under another strategy."""
+"""Restore an outer strategy's state, also when the run continues with another strategy."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from atoll.checkpoint.state.capture import Restored
 from atoll.errors import ConfigError
 
 CODEC_STATE = "own.codec."
-"""Start of the keys under which an outer strategy keeps the state of its codec."""
+"""Prefix of the keys under which an outer strategy keeps its codec's state."""
 
 
 class StatefulOuter(Protocol):
-    """What an outer strategy is here."""
+    """The part of an outer strategy used here."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         ...
 
 
 def adopt(outer: StatefulOuter, restored: Restored, *, strategy: str) -> str:
-    """Load the outer state of a checkpoint if it is of this strategy, otherwise leave it out.
+    """Load the outer state of a checkpoint if it is of this strategy, otherwise skip it.
 
-    Left out, the strategy starts as it was set up: from the restored model, which is the same on
-    every member, with fresh momentum. Every member decides alike, because the name of the strategy
-    is in the shared part.
+    If skipped, the strategy starts from the restored model, which is equal on every member, with
+    fresh momentum. All members decide alike, because the strategy's name is in the shared part.
 
     Args:
         outer: Set up already with the restored task.
-        restored: What `resume` returned.
-        strategy: Name of the outer strategy that runs now.
+        restored: Result of `resume`.
+        strategy: Name of the current outer strategy.
 
     Returns:
-        Nothing, or a sentence that says what was left out, for people.
+        A sentence for people that says what was skipped, or an empty text.
 
     Raises:
         ConfigError: the state is of this strategy, but of another model.

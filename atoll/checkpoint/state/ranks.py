@@ -1,4 +1,4 @@
-"""Processes that save or load one checkpoint together."""
+"""Collective work of the ranks that save or load one checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RankGroup:
     """The processes of a group; a failure on one is raised on all."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        """Take a group; None: all processes, or this one where there is no process group."""
+        """Wrap a group; None: all processes, or only this one without a process group."""
         self.group = group
         self.many = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank(group) if self.many else 0
@@ -28,7 +28,7 @@ class RankGroup:
         self.names = [f"rank{rank}" for rank in range(self.count)]
 
     def share(self, work: Callable[[], T]) -> list[T]:
-        """Do work on every rank; return what each found.
+        """Do work on every rank; return the results of all.
 
         Raises:
             AtollError: it failed on some rank.
@@ -50,18 +50,18 @@ class RankGroup:
         return [each for each, _ in found]
 
     def each(self, work: Callable[[], T]) -> T:
-        """Do work on every rank; return what this rank's own found, if none failed."""
+        """Do work on every rank; return this rank's result, if none failed."""
         found: list[T] = []
         self.share(lambda: found.append(work()))
         return found[0]
 
     def first(self, work: Callable[[], T]) -> T:
-        """Do work on the first rank only; every rank gets what it found."""
+        """Do work on the first rank only; every rank gets the result."""
         return self.share(work if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]
 
 
 def broadcast_text(error: OSError, place: Path) -> AtollError:
-    """Return what a failure of the file system means."""
+    """Return the error for a failure of the file system."""
     if error.errno in _FULL:
         return StorageFull(
             "the disk is full, so a checkpoint was not written; older ones are still valid",

@@ -1,4 +1,4 @@
-"""Refuses a sharded checkpoint that belongs to something else, with names and shapes."""
+"""Check that a sharded checkpoint fits the model and the optimizer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from atoll.checkpoint.state.sharded_state import KIND, Trained
 from atoll.errors import CheckpointError
 
 SHOWN = 3
-"""Names that a message lists of each kind."""
+"""Names of each kind that a message lists."""
 
 
 def check_same_model(pieces: Pieces, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a checkpoint of another model."""
+    """Raise for a checkpoint of another model."""
     held = {name: cut.size for name, cut in pieces.cuts.items() if name.startswith(MODEL_PREFIX)}
     plain = len(MODEL_PREFIX)
     troubles = {
@@ -41,7 +41,7 @@ def check_same_model(pieces: Pieces, wanted: Mapping[str, tuple[int, ...]]) -> N
 
 
 def check_same_optimizer(pieces: Pieces, trained: Trained) -> None:
-    """Refuse the state of another optimizer."""
+    """Raise for the state of another optimizer."""
     saved = {texts[KIND] for texts in pieces.texts if KIND in texts}
     own = type(trained.optimizer).__name__
     if trained.optimizer is not None and saved and own not in saved:

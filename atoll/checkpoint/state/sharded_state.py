@@ -1,8 +1,8 @@
-"""A model and its optimizer as names -> tensors of which a rank may hold its piece only.
+"""A model and its optimizer as named tensors, of which a rank may hold only a piece.
 
     model/<parameter or buffer>         optimizer/<parameter>/<exp_avg, step, ...>
 
-Names are those of the whole model whatever it is wrapped in, so they mean the same under any mesh.
+Names are those of the unwrapped model, so they are the same on any mesh.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ GROUPS = "groups"
 """Key in a file's metadata: JSON, options of the optimizer by the parameter's name."""
 
 WRAPPINGS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-"""What wrappers put into names."""
+"""Parts of names that wrappers add."""
 
 
 class ShardedState(Protocol):
-    """A rank's part of a model; what inner strategies make of one fits."""
+    """A rank's part of a model, as inner strategies provide it."""
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return what of the model's parameters is here, by its name in the whole model."""
+        """Return the parameters on this rank, by their name in the whole model."""
         ...
 
     def buffers(self) -> Mapping[str, Tensor]:
-        """Return the saved buffers that are here."""
+        """Return the saved buffers on this rank."""
         ...
 
 
 @runtime_checkable
 class WithUntrainedState(Protocol):
-    """Such a part that knows what is not trained, too."""
+    """A rank's part that includes untrained state."""
 
     def untrained(self) -> Mapping[str, Tensor]:
-        """Return frozen parameters and further saved buffers that are here."""
+        """Return the frozen parameters and further saved buffers on this rank."""
         ...
 
 
 class Trained:
-    """What a rank holds of a model and its optimizer."""
+    """A rank's piece of a model and its optimizer."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class Folder:
         keep: Which complete checkpoints are kept.
         versions: Of Atoll, torch and Python, for the manifest.
         wall: Seconds since 1970, for the manifest.
-        moment: Told every point of a write; for tests.
+        moment: Called at every point of a write; for tests.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Folder:
             files: The parts.
             stamp: What their headers and those of the other members' parts carry.
             step: Where the schedule stands.
-            members: Everybody whose parts make it complete.
+            members: Members whose parts make it complete.
 
         Raises:
             StorageFull: there is no room; older checkpoints are untouched.

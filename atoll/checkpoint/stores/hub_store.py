@@ -1,7 +1,7 @@
 """Checkpoints at the hub: parts are uploaded, then announced; the hub writes the manifest.
 
-The hub publishes when every member of the round has announced its part, because only it knows who
-belongs to the round. So a checkpoint can be resumed on any machine.
+The hub publishes a checkpoint once every member of the round has announced its part, because only
+the hub knows the round's members. A checkpoint can then be resumed on any machine.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 
 class HubStore:
-    """A store at the hub. Used by one thread at a time.
+    """A store at the hub; for one thread at a time.
 
     Args:
         client: Holds the job's token.
         job: Whose checkpoints.
         publish: Sends the announcement and returns whether the checkpoint is complete now.
-        scratch: A folder of this machine for parts on their way.
-        retry_s: How long an unreachable hub is tried again.
+        scratch: Local folder for parts in transit.
+        retry_s: How long an unreachable hub is retried.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HubStore:
     def reading(
         cls, url: str, token: str, job: str, *, endpoint: HubEndpoint = PLAIN, scratch: Path
     ) -> HubStore:
-        """Return a store that is only read: parts go to the hub by another way."""
+        """Return a read-only store."""
 
         def refuse(part: CheckpointPart) -> bool:
             raise RuntimeError(f"{part.name} was put into a store that is only read")
@@ -157,7 +157,7 @@ class HubStore:
         self._patiently(lambda: self._client.put_file(self._job, remote, path))
 
     def _fetch(self, remote: str, path: Path) -> None:
-        """Download a part; one that the hub has lost is left for `check_part` to report."""
+        """Download a part; if the hub has lost it, `check_part` reports that."""
         try:
             self._patiently(lambda: self._client.get_file(self._job, remote, path))
         except CheckpointMissing:
@@ -165,13 +165,13 @@ class HubStore:
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[Path]:
-        """Yield a folder that is gone afterwards."""
+        """Yield a temporary folder."""
         self._scratch.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._scratch, prefix="part-") as name:
             yield Path(name)
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Return what a call to the hub returns, trying again while the hub is not reachable."""
+        """Return the result of a call to the hub, retrying while it is unreachable."""
         deadline = time.monotonic() + self._retry_s
         for pause_s in backoff():
             try:

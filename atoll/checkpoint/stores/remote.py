@@ -1,4 +1,4 @@
-"""One job's folder of checkpoints at an fsspec URL: an object store, a share, another machine."""
+"""A job's checkpoints at an fsspec URL: an object store, a share, another machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Remote:
     # ------------------------------------------------------------------------ writing
 
     def send(self, round_: int, part: ManifestPart, source: Path) -> None:
-        """Send a file, and look whether all of it has arrived."""
+        """Upload a file, and check its size afterwards."""
         path = self._path(f"{checkpoint_folder(round_)}/{part.name}")
         with self._told(path):
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -54,11 +54,11 @@ class Remote:
             self._files.pipe_file(path, data)
 
     def write_manifest(self, round_: int, data: bytes) -> None:
-        """Write the manifest of a round: from here on the copy exists."""
+        """Write a round's manifest, after which the copy exists."""
         self.write(f"{checkpoint_folder(round_)}/{MANIFEST_NAME}", data)
 
     def withdraw(self, round_: int) -> None:
-        """Delete the manifest of a round: from here on the copy does not exist."""
+        """Delete a round's manifest, after which the copy does not exist."""
         path = self._path(f"{checkpoint_folder(round_)}/{MANIFEST_NAME}")
         with self._told(path), contextlib.suppress(FileNotFoundError):
             self._files.rm_file(path)
@@ -66,7 +66,7 @@ class Remote:
     # ------------------------------------------------------------------------ reading
 
     def size(self, round_: int, name: str) -> int:
-        """Return how many bytes a part has there; -1: it is not there."""
+        """Return a part's size there; -1 if it is missing."""
         path = self._path(f"{checkpoint_folder(round_)}/{name}")
         with self._told(path):
             self._files.invalidate_cache()
@@ -94,14 +94,14 @@ class Remote:
         return open_manifest(self._read_manifest(round_), round_=round_)
 
     def fetch(self, round_: int, into: Path) -> Manifest:
-        """Bring a checkpoint into a job's folder, verified, parts first and the manifest last.
+        """Download a checkpoint into a job's folder, verified, the manifest last.
 
-        Parts that are there already are not fetched again.
+        Existing parts are not fetched again.
 
         Raises:
             CheckpointMissing: there is no such checkpoint.
             CheckpointCorrupt: a part is missing there, or damaged.
-            StorageFull: the disk here is full.
+            StorageFull: the local disk is full.
         """
         data = self._read_manifest(round_)
         manifest = open_manifest(data, round_=round_)
@@ -117,7 +117,7 @@ class Remote:
         return manifest
 
     def fetch_part(self, round_: int, name: str, into: Path) -> Path:
-        """Bring one part of a checkpoint into a folder, verified.
+        """Download one part of a checkpoint into a folder, verified.
 
         Raises:
             CheckpointMissing: there is no such checkpoint.
@@ -146,7 +146,7 @@ class Remote:
         return data
 
     def _fetch(self, name: str, target: Path) -> None:
-        """Bring one file; it appears whole, or not at all."""
+        """Download one file atomically."""
         path = self._path(name)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".new-")
         os.close(handle)
@@ -168,7 +168,7 @@ class Remote:
 
     @contextlib.contextmanager
     def _told(self, path: str) -> Iterator[None]:
-        """Turn whatever a driver raises into one kind of error: they have no common base."""
+        """Turn any driver's exceptions into CheckpointError: drivers have no common base class."""
         try:
             yield
         except AtollError:
@@ -208,7 +208,7 @@ def locate(url: str) -> Remote:
 
 
 def hidden(url: str) -> str:
-    """Return a URL without the password that may be in it."""
+    """Return a URL with its password removed."""
     scheme, separator, rest = url.partition("://")
     place, slash, path = rest.partition("/")
     return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}" if separator else url

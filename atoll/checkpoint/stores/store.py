@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: the seam, and the store in a folder of files."""
+"""The checkpoint store interface, and a store in a folder of files."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Store(Protocol):
     def put(
         self, round_: int, parts: Sequence[Part], *, step: int, member: str, members: Sequence[str]
     ) -> bool:
-        """Keep the parts of one member; return whether the checkpoint is complete now.
+        """Save the parts of one member; return whether the checkpoint is complete now.
 
-        MUST NOT damage an older checkpoint, whatever happens meanwhile.
+        MUST NOT damage an older checkpoint, even when interrupted.
 
         Args:
             round_: Rounds committed when the state was captured.
-            parts: The member's own part, and the shared one if it is the one that writes it.
+            parts: The member's own part, and the shared one if this member writes it.
             step: Optimizer steps done.
-            member: Who writes.
-            members: Everybody whose parts make it complete.
+            member: The writing member.
+            members: Members whose parts make it complete.
 
         Raises:
-            StorageFull: there is no room.
+            StorageFull: the disk is full.
         """
         ...
 
@@ -62,15 +62,15 @@ class Store(Protocol):
 class DirectoryStore:
     """A store in a folder of this machine, or of a file system that the members share.
 
-    Several members, as threads or processes, may put into one folder: whoever finds all of them
-    there writes the manifest.
+    Several members, as threads or processes, may put into one folder: the one that finds all parts
+    writes the manifest.
 
     Args:
         folder: The job's folder, `runs/<job>`.
         job: Name for the manifest; the folder's by default.
         keep: How many complete checkpoints are kept, or a whole rule.
         wall: Seconds since 1970, for the manifest.
-        moment: Told every point of a write; for tests.
+        moment: Called at every point of a write; for tests.
     """
 
     def __init__(
@@ -98,20 +98,20 @@ class DirectoryStore:
         members: Sequence[str],
         score: float | None = None,
     ) -> bool:
-        """Keep the parts of one member; return whether the checkpoint is complete now.
+        """Save the parts of one member; return whether the checkpoint is complete now.
 
-        Parts of an earlier attempt at the same round, at another state, do not count.
+        Parts of an earlier attempt at the same round, with another state, do not count.
 
         Args:
             round_: Rounds committed when the state was captured.
-            parts: The member's own part, and the shared one if it is the one that writes it.
+            parts: The member's own part, and the shared one if this member writes it.
             step: Optimizer steps done.
-            member: Who writes.
-            members: Everybody whose parts make it complete.
-            score: Held-out loss of the state, from whoever writes the shared part.
+            member: The writing member.
+            members: Members whose parts make it complete.
+            score: Held-out loss of the state, from the member that writes the shared part.
 
         Raises:
-            StorageFull: there is no room; older checkpoints are untouched.
+            StorageFull: the disk is full; older checkpoints are untouched.
         """
         stamp, ready = stamped(parts, round_=round_, step=step, score=score)
         files = [PartFile(p.name, partial(part_blocks, p.tensors, p.metadata)) for p in ready]
@@ -145,16 +145,15 @@ class DirectoryStore:
         return self._files.manifest(round_)
 
     def abandon(self, *, after: int) -> list[int]:
-        """Delete the checkpoints of rounds later than `after`; return which there were.
+        """Delete the checkpoints of rounds later than `after`; return their rounds.
 
-        To be called once when a job goes on from an older round: what came later is of a future
-        that will not be.
+        Call it once when a job resumes from an older round, which replaces the later ones.
         """
         return self._files.abandon(after=after)
 
 
 def versions() -> dict[str, str]:
-    """Return what a manifest says about the programs that wrote its checkpoint."""
+    """Return the program versions for a manifest."""
     return {"atoll": __version__, "torch": str(torch.__version__), "python": python_version()}
 
 
@@ -166,9 +165,9 @@ def stamped(
     Args:
         parts: Their tensors are not copied.
         round_: Rounds committed.
-        step: Where the schedule stood.
+        step: Step of the schedule.
         score: Held-out loss; goes into the shared part.
-        base: Agreed digest of the model; empty: what the parts say themselves.
+        base: Agreed digest of the model; empty: the one in the parts.
     """
     if base:
         parts = [_with(part, {STATE: base}) for part in parts]

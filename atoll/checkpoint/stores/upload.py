@@ -1,4 +1,4 @@
-"""Sends parts of a checkpoint from memory to the hub; needs no torch and no file in between."""
+"""Upload parts of a checkpoint from memory to the hub, without torch or temporary files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TIMEOUT_S = 30.0
 
 
 class Upload:
-    """A way to one job's files at the hub.
+    """Uploads one job's files to the hub.
 
     Args:
         url: Of the hub.
         token: Of the job.
         job: Which job.
-        pause: Waits before the hub is tried again; raises to give up.
-        moment: Told every point of an upload; for tests.
+        pause: Waits before a retry; raises to give up.
+        moment: Called at every point of an upload; for tests.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Upload:
         self._moment = moment
 
     def put(self, round_: int, name: str, data: memoryview) -> Written:
-        """Make sure that a part lies at the hub, and return its hash and size.
+        """Make sure that a part is at the hub, and return its hash and size.
 
-        What is there already with this hash is not sent again. A part of a published checkpoint is
+        A part that is there with this hash is not sent again. A part of a published checkpoint is
         never overwritten.
 
         Raises:
             CheckpointError: the round is published with other content.
             StorageFull: the hub's disk is full.
-            AtollError: whatever `pause` raises while the hub does not answer, or the hub says.
+            AtollError: from `pause` while the hub does not answer, or from the hub.
         """
         digest = hashlib.sha256()
         for block in _blocks(data):

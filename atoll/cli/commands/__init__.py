@@ -1,4 +1,4 @@
-"""The verbs of `atoll`, one file each; heavy imports stand inside the functions.
+"""The commands of `atoll`, one file each; heavy imports stand inside the functions.
 
 May import anything, inside the verb.
 Start with `run.py`.

@@ -1,4 +1,4 @@
-"""`atoll alarms` and `atoll worth`: what goes wrong, and what each machine brings."""
+"""`atoll alarms` and `atoll worth`: current problems, and what each machine contributes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def alarms(
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Show what goes wrong: the machine, the cause, and what to do."""
+    """Show current problems: the machine, the cause, and what to do."""
     import json
 
     from atoll.cli import hub_access
@@ -43,7 +43,7 @@ def alarms(
 
 
 def alarms_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return alarms for people: cause and remedy below each other."""
+    """Return a table of alarms, with cause and remedy below each other."""
     from rich.markup import escape
     from rich.text import Text
 
@@ -70,7 +70,7 @@ def worth(
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Show what each machine brings to a job, and what one more would."""
+    """Show what each machine contributes to a job, and what one more would add."""
     import json
 
     from atoll.cli import hub_access
@@ -85,7 +85,7 @@ def worth(
 
 
 def worth_lines(found: Mapping[str, Any]) -> list[str]:
-    """Return what a group is worth in plain sentences: the whole, each machine, one more."""
+    """Return sentences about the group's speed: the whole, each machine, one more."""
     lines = [found["text"].partition(";")[0]]
     if found["tokens_per_s"] is not None:
         lines += [f"  {node['text']}" for node in found["nodes"]]

@@ -1,4 +1,4 @@
-"""`atoll checkpoint`: look at checkpoints, check them, take weights out and bring them in."""
+"""`atoll checkpoint`: list, verify, export and import checkpoints."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def show(
     runs: RunsOption = Path("runs"),
     hub: HubOption = "",
 ) -> None:
-    """Show what one checkpoint consists of.
+    """Show the parts of one checkpoint.
 
     Example: atoll checkpoint show runs/gpt-1121-0a --round 12
     """
@@ -68,9 +68,9 @@ def verify(
     runs: RunsOption = Path("runs"),
     hub: HubOption = "",
 ) -> None:
-    """Compare every part of every checkpoint with the hashes in its manifest.
+    """Verify every part of every checkpoint against the hashes in its manifest.
 
-    Leaves with status 1 when a part is missing or damaged, after naming all of them.
+    Exits with status 1 when a part is missing or damaged, after naming all of them.
 
     Example: atoll checkpoint verify runs/gpt-1121-0a
     """
@@ -194,7 +194,7 @@ def _import_file(source: Path, *, into: str, runs: Path) -> tuple[Path, int]:
 def _import_checkpoint(
     source: str, *, into: str, round_: int, runs: Path, hub: str
 ) -> tuple[Path, int]:
-    """Bring all parts of a checkpoint, the manifest last."""
+    """Fetch all parts of a checkpoint, the manifest last."""
     from atoll.checkpoint.files import write_file
     from atoll.checkpoint.stores.folder import check_part
     from atoll.cli.checkpoint_place import RemotePlace, choose, find

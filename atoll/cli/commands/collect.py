@@ -1,4 +1,4 @@
-"""`atoll collect`: brings back what the processes of a job left behind."""
+"""`atoll collect`: fetch the results of a job."""
 
 from __future__ import annotations
 

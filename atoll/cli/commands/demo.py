@@ -1,4 +1,4 @@
-"""`atoll demo`: the whole thing on one machine, in about three minutes."""
+"""`atoll demo`: a complete training run on one machine, in about three minutes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def demo(
         Path | None, typer.Option(help="Also draw what the terminal showed as an SVG file.")
     ] = None,
 ) -> None:
-    """Train a small GPT on four nodes of this machine that agree only now and then."""
+    """Train a small GPT on four nodes of this machine that communicate only every so often."""
     from atoll.cli.jobs.jobfile import Overrides, demo_text, parse_text
     from atoll.cli.jobs.local import LocalRun, new_folder, run_local
     from atoll.cli.jobs.precheck import check_names

@@ -1,4 +1,4 @@
-"""`atoll doctor`: is this machine ready, and if not, what to do."""
+"""`atoll doctor`: check whether this machine is ready, with remedies."""
 
 from __future__ import annotations
 

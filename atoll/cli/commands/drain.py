@@ -1,7 +1,4 @@
-"""`atoll drain`: have a machine give its work back, e.g. before it is shut down.
-
-`atoll node`: what an operator does with a machine of the hub.
-"""
+"""`atoll drain`: take a machine out of work, e.g. before it is shut down; `atoll node revoke`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ def drain(
     reason: Annotated[str, typer.Option(help="Shown beside the node.")] = "",
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
 ) -> None:
-    """Have a machine finish or abandon its round within 5 s, and take no more work."""
+    """Let a machine finish or abandon its round within 5 s, and give it no more work."""
     from atoll.cli import hub_access
     from atoll.cli.views import screen
 
@@ -39,7 +36,7 @@ def revoke(
     node: Annotated[str, typer.Argument(help="A node, as `atoll status` names it.")],
     hub: Annotated[str, typer.Option(help="URL of the hub (default: the last).")] = "",
 ) -> None:
-    """Shut a machine out at once: token and certificate end, and what runs there is lost."""
+    """Shut a machine out at once: its token and certificate end, and its running work is lost."""
     from atoll.cli import hub_access
     from atoll.cli.views import screen
 

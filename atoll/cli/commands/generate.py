@@ -1,7 +1,4 @@
-"""`atoll generate`: text from a trained model.
-
-`atoll report`: build the report of a run again.
-"""
+"""`atoll generate`: text from a trained model; `atoll report`: rebuild the report of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ def generate(
     ] = 0.8,
     seed: Annotated[int | None, typer.Option(help="The same seed writes the same text.")] = None,
 ) -> None:
-    """Let a trained model write."""
+    """Generate text with a trained model."""
     import secrets
 
     from atoll.cli.model_file import find_model

@@ -1,4 +1,4 @@
-"""`atoll hub`: the meeting point of the machines; `atoll hub backup`: a copy of it."""
+"""`atoll hub`: start the hub; `atoll hub backup`: copy it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def hub(
 
 
 def _days(text: str) -> float | None:
-    """Return the days that a text means; a bare number is a number of days, nothing is for ever."""
+    """Return the days that a text means; a bare number is days, an empty text means forever."""
     from atoll.cli.commands.ticket import duration_s
 
     return duration_s(f"{text}d" if text.isdigit() else text) / 86_400 if text else None
@@ -158,7 +158,7 @@ def backup(
         int | None, typer.Option(min=1, help="Delete all but this many afterwards.")
     ] = None,
 ) -> None:
-    """Copy the hub, while it works: its database, its secrets and the folders of its jobs.
+    """Copy the hub while it runs: its database, its secrets and the folders of its jobs.
 
     `atoll hub --from FOLDER` starts a hub from the newest copy. Keep it private: it holds secrets.
     """

@@ -1,4 +1,4 @@
-"""`atoll join`: this machine offers itself to a hub."""
+"""`atoll join`: run this machine as a node of a hub."""
 
 from __future__ import annotations
 

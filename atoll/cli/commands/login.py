@@ -1,4 +1,4 @@
-"""`atoll login`, `atoll logout`: commands on this machine speak to a hub, as operator or viewer."""
+"""`atoll login`, `atoll logout`: let commands on this machine use a hub as operator or viewer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def login(
     ] = "",
     via_proxy: Annotated[str, typer.Option(help="URL of the proxy to the hub.")] = "",
 ) -> None:
-    """Let commands on this machine look at a hub (viewer) or act on it (operator)."""
+    """Let commands on this machine view a hub (viewer) or control it (operator)."""
     from atoll.cli import hub_access
     from atoll.cli.ticket_argument import read_ticket
     from atoll.cli.views import screen
@@ -33,7 +33,7 @@ def login(
 def logout(
     hub: Annotated[str, typer.Option(help="URL of the hub (default: the last).")] = "",
 ) -> None:
-    """End the login of this machine at a hub, there and here."""
+    """End this machine's login at a hub, on both sides."""
     from atoll.cli import hub_access
     from atoll.cli.views import screen
     from atoll.errors import AtollError

@@ -1,4 +1,4 @@
-"""`atoll logs`: what the processes of a job printed."""
+"""`atoll logs`: the output of a job's processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from atoll.net.http.client import HubClient
 
 LOCAL_POLL_S = 0.2
-"""Between two looks at the files of an embedded run."""
+"""Interval between two looks at the files of an embedded run."""
 
 
 def logs(
@@ -45,7 +45,7 @@ def logs(
 
 
 def _show_local(console: Console, output: LocalOutput, *, follow: bool, lines: int) -> None:
-    """Print what an embedded run has printed, and go on until it ends."""
+    """Print the output of an embedded run, following it until it ends."""
     import time
 
     from atoll.cli.views import screen
@@ -65,7 +65,7 @@ def _show_local(console: Console, output: LocalOutput, *, follow: bool, lines: i
 def _show(
     console: Console, client: HubClient, job: str, *, member: str, follow: bool, lines: int
 ) -> None:
-    """Print what a job of a hub has printed, and go on until it ends."""
+    """Print the output of a hub's job, following it until it ends."""
     from atoll.cli.views import screen
     from atoll.cli.views.job import ENDED
 

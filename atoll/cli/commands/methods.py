@@ -1,4 +1,4 @@
-"""`atoll methods`: every way to train together, what it sends and where it comes from."""
+"""`atoll methods`: every training method, its traffic and its source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from atoll.strategies.traffic_table import Row
 
 PARTS = ("codecs", "aggregates", "collectives", "admission")
-"""Words instead of a method's name: the other tables of the catalogue."""
+"""Arguments instead of a method's name: the other tables of the catalogue."""
 
 
 def methods(
@@ -24,7 +24,7 @@ def methods(
     steps: Annotated[int, typer.Option(help="Optimizer steps of the run.", min=1)] = 1000,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """List the methods: what each does, sends and is good for."""
+    """List the methods: what each does, what it sends, and when to use it."""
     import json
 
     from atoll.cli.views import screen
@@ -50,7 +50,7 @@ def methods(
 
 
 def parse_count(text: str) -> int:
-    """Return a number of parameters as people write it: `124M`, `1.5B`, `115008`.
+    """Return a number of parameters written like `124M`, `1.5B` or `115008`.
 
     Raises:
         ConfigError: it is no such number, or not above 0.

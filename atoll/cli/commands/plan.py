@@ -1,4 +1,4 @@
-"""`atoll plan`: what a job would need, found out before it runs."""
+"""`atoll plan`: predict what a job needs before it runs."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def memory(
 ) -> None:
     """Predict the memory of every rank of a member; nothing is allocated.
 
-    Leaves with status 1 when a rank needs more than there is, after naming the nearest change that
+    Exits with status 1 when a rank needs more than there is, after naming the nearest change that
     makes it fit.
 
     Examples:
-      atoll plan memory job.toml
-      atoll plan memory job.toml --memory 16GB --set train.batch=32
+        atoll plan memory job.toml
+        atoll plan memory job.toml --memory 16GB --set train.batch=32
     """
     import json
 
@@ -73,7 +73,7 @@ def memory(
 
 
 def parse_size(text: str) -> int:
-    """Return bytes from what people write: `16GB`, `80 GiB`, `500MB`; a bare number is GB.
+    """Return bytes from a size like `16GB`, `80 GiB` or `500MB`; a bare number is GB.
 
     Raises:
         ConfigError: it is no such size, or not above 0.
@@ -94,13 +94,13 @@ def parse_size(text: str) -> int:
 
 
 def _needed(found: MemoryPlan) -> int:
-    """Return what the job itself says that a process may use; 0: nothing."""
+    """Return the memory limit that the job itself sets; 0: none."""
     needs = found.spec.needs
     return round(1e9 * (needs.memory_gb if found.device == "cpu" else needs.gpu_memory_gb))
 
 
 def _figures(found: MemoryPlan, *, limit: int, change: Change | None) -> dict[str, Any]:
-    """Return everything for JSON."""
+    """Return the plan as values for JSON."""
     ranks = [
         {
             **rank.figures(),

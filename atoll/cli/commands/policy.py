@@ -1,4 +1,4 @@
-"""`atoll policy`: what the owner of this machine lets the cluster have, and whether it pauses."""
+"""`atoll policy`: what the owner of this machine allows, and whether work is paused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def policy(
         Path | None, typer.Option(help="Folder of this node (default: Atoll's own).")
     ] = None,
 ) -> None:
-    """Show the policy that is in force on this machine, and whether it takes work now, and why."""
+    """Show this machine's current policy, and whether it takes work now, and why."""
     import datetime
 
     from rich.markup import escape
@@ -43,7 +43,7 @@ def policy(
 
 
 def _known(reading: object) -> list[str]:
-    """Return what the sensors say, in words."""
+    """Return the sensors' readings, in words."""
     from atoll.node.availability.reading import Reading
 
     assert isinstance(reading, Reading)

@@ -63,7 +63,7 @@ def put(
     text: Annotated[bool, typer.Option("--text", help="Put bytes, not JSON.")] = False,
     hub: Hub = "",
 ) -> None:
-    """Put a value: JSON, if it is some, else text."""
+    """Put a value: JSON if it parses as JSON, else text."""
     import sys
 
     from atoll.cli import hub_access
@@ -92,7 +92,7 @@ def _payload(given: str, *, text: bool) -> bytes:
 
 @app.command()
 def dead(queue: Name, hub: Hub = "", json_: Json = False) -> None:
-    """Show items that were given back too often, oldest first."""
+    """Show items that were released too often, oldest first."""
     import json
 
     from atoll.cli import hub_access
@@ -115,7 +115,7 @@ def requeue(queue: Name, seq: Seq = None, all_: All = False, hub: Hub = "") -> N
 
 @app.command()
 def discard(queue: Name, seq: Seq = None, all_: All = False, hub: Hub = "") -> None:
-    """Give a dead letter up for good."""
+    """Delete a dead letter for good."""
     _settle("discard", "are gone", queue, _which(seq, all_=all_), hub)
 
 

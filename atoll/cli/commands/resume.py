@@ -1,4 +1,4 @@
-"""`atoll resume`: take up a job again from its newest complete checkpoint."""
+"""`atoll resume`: continue a job from its newest complete checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def resume(
 ) -> None:
     """Resume a job that was stopped, failed or interrupted.
 
-    Model, data, seed and script stay what they were; members and strategy may change.
+    Model, data, seed and script stay the same; members and strategy may change.
     """
     from atoll.cli.jobs.embedded import recall_embedded
     from atoll.cli.jobs.jobfile import change_for_resume

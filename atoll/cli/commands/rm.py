@@ -1,4 +1,4 @@
-"""`atoll rm`: delete jobs that have ended, with everything that is left of them."""
+"""`atoll rm`: delete ended jobs with all their data."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def remove(
 def chosen(
     views: Iterable[dict[str, Any]], *, names: Sequence[str], batch: str, before: float | None
 ) -> list[dict[str, Any]]:
-    """Return the jobs that are meant, oldest first.
+    """Return the selected jobs, oldest first.
 
     Args:
         views: All jobs of the hub.
         names: Jobs that were named.
         batch: Label of further jobs; empty: none.
-        before: Latest wall time of their end; without names and batch all such jobs are meant.
+        before: Latest wall time of their end; without names and batch it selects among all jobs.
 
     Raises:
         JobError: one of them does not exist, or has not ended.
@@ -93,7 +93,7 @@ def chosen(
 
 
 def bytes_of(size: dict[str, Any], *, keep_files: bool) -> int:
-    """Return the bytes that go with a job, as the hub tells its size."""
+    """Return the bytes that deleting a job frees, from the hub's sizes."""
     return int(size["code_bytes"] + size["queue_bytes"] + (0 if keep_files else size["file_bytes"]))
 
 
@@ -104,7 +104,7 @@ def _show(
     *,
     keep_files: bool,
 ) -> None:
-    """Say what goes, job by job, and how much in all."""
+    """Print what is deleted, job by job, and the total."""
     from rich.table import Table
 
     from atoll.cli.views import screen
@@ -126,7 +126,7 @@ def _show(
 
 
 def _make_sure(console: Console, count: int, *, yes: bool) -> None:
-    """Have a person confirm it."""
+    """Ask for confirmation."""
     import sys
 
     if yes:

@@ -1,4 +1,4 @@
-"""`atoll run`: job files or a Python script, on the nodes of a hub or on this machine."""
+"""`atoll run`: run job files or a Python script on a hub's nodes or on this machine."""
 
 from __future__ import annotations
 

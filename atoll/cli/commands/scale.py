@@ -1,7 +1,4 @@
-"""`atoll scale`: other bounds for the members of a job, while it runs.
-
-`atoll stop`: end a job at its next agreement, with a checkpoint.
-"""
+"""`atoll scale`: change a job's member bounds; `atoll stop`: end a job."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ def scale(
     ],
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
 ) -> None:
-    """Let a job have fewer or more members from now on."""
+    """Set the minimum and maximum number of members of a job, also while it runs."""
     from rich.markup import escape
 
     from atoll.cli import hub_access
@@ -31,7 +28,7 @@ def scale(
 
 
 def read_bounds(text: str) -> tuple[int, int]:
-    """Return the two numbers of ``MIN:MAX``; of one number alone, 0 and that.
+    """Return the two numbers of ``MIN:MAX``; for a single number, 0 and that.
 
     Raises:
         ConfigError: it is neither.
@@ -55,7 +52,7 @@ def stop(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for its end.")] = True,
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
 ) -> None:
-    """Stop a job; `atoll resume JOB` takes it up again."""
+    """Stop a job; `atoll resume JOB` continues it."""
     import time
 
     from atoll.cli import hub_access

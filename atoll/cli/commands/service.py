@@ -1,4 +1,4 @@
-"""`atoll service`: the hub or the agent as a service of this machine, started with it."""
+"""`atoll service`: run the hub or the agent as a system service."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def install(
 
 @app.command()
 def uninstall(role: RoleArgument, system: SystemOption = False, user: UserOption = "atoll") -> None:
-    """End the service and remove it; its data stays."""
+    """Stop the service and remove it; its data stays."""
     from atoll.cli.views import screen
 
     _check_role(role)
@@ -101,7 +101,7 @@ def uninstall(role: RoleArgument, system: SystemOption = False, user: UserOption
 
 @app.command()
 def status(role: RoleArgument, system: SystemOption = False, user: UserOption = "atoll") -> None:
-    """Show how the service is, in the words of the system."""
+    """Show the status of the service as the system reports it."""
     import subprocess
 
     _check_role(role)
@@ -115,7 +115,7 @@ def status(role: RoleArgument, system: SystemOption = False, user: UserOption = 
 
 
 def _service(role: str, *, system: bool, user: str, platform: str) -> Service:
-    """Return the service without what comes after its verb."""
+    """Return the service without its arguments."""
     from atoll import config
     from atoll.cli.service_files import SYSTEM_HOME, Service
 
@@ -151,7 +151,7 @@ def _check_role(role: str) -> None:
 
 
 def _check(role: str, arguments: list[str]) -> None:
-    """Refuse what `atoll hub` or `atoll join` would refuse: a service that cannot start."""
+    """Raise for arguments that `atoll hub` or `atoll join` would refuse."""
     from atoll.cli.main import app as everything
 
     _check_role(role)
@@ -167,7 +167,7 @@ def _check(role: str, arguments: list[str]) -> None:
 
 
 def _without_ticket(role: str, arguments: list[str], home: PurePosixPath) -> tuple[str, list[str]]:
-    """Take a ticket out of a command line, which every user of a machine can see."""
+    """Take a ticket out of a command line, which every user of a machine can read."""
     ticket = next((word for word in arguments if word.startswith("atoll://")), "")
     if role != "node" or not ticket:
         return "", arguments
@@ -175,7 +175,7 @@ def _without_ticket(role: str, arguments: list[str], home: PurePosixPath) -> tup
 
 
 def _check_here(service: Service, *, user: str) -> None:
-    """Refuse what cannot be installed on this machine, or by this person."""
+    """Raise if the service cannot be installed on this machine or by this user."""
     if service.platform != PLATFORMS.get(sys.platform):
         raise ConfigError("that is another system than this one", remedy="add --print")
     if not service.user:
@@ -195,7 +195,7 @@ def _check_here(service: Service, *, user: str) -> None:
 
 
 def _write(path: Path, text: str, *, user: str = "", private: bool = False) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     import secrets
     import shutil
 
@@ -216,7 +216,7 @@ def _write(path: Path, text: str, *, user: str = "", private: bool = False) -> N
 
 
 def _run(command: list[str]) -> None:
-    """Run a command of the system; what it says about a failure is shown."""
+    """Run a system command; its error output is shown."""
     import subprocess
 
     try:

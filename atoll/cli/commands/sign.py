@@ -1,4 +1,4 @@
-"""`atoll sign`: keys of people whose images owners trust, and signatures by them."""
+"""`atoll sign`: create signing keys and sign container images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = typer.Typer(
 def key(
     name: Annotated[str, typer.Argument(help="Name of the key; makes the file NAME.key here.")],
 ) -> None:
-    """Make a key: a private file to sign with, and a line that owners put into their policy."""
+    """Make a key: a private file to sign with, and a line for the policies of owners."""
     from atoll.cli.views import screen
     from atoll.node.identity import image_signatures
 

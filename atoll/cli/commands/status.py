@@ -12,7 +12,7 @@ def status(
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Show who is there and what runs."""
+    """Show the nodes and jobs of the hub, or one job in detail."""
     import json
 
     from atoll.cli import hub_access

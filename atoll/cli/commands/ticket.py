@@ -1,4 +1,4 @@
-"""`atoll ticket`: what lets machines and people in; `new`, `list`, `revoke`."""
+"""`atoll ticket`: tickets that admit machines and people; `new`, `list`, `revoke`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def new(
 
 @app.command(name="list")
 def list_(hub: HubOption = "") -> None:
-    """Show every ticket: id, role, uses left, end, by whom made and used; never the secret."""
+    """Show every ticket: id, role, uses left, expiry, creator and users; never the secret."""
     from rich.table import Table
 
     from atoll.cli.views import screen
@@ -88,7 +88,7 @@ def revoke(
     id: Annotated[str, typer.Argument(help="Id of the ticket, as `atoll ticket list` shows it.")],
     hub: HubOption = "",
 ) -> None:
-    """End a ticket, and the logins made with it. Nodes stay: see `atoll node revoke`."""
+    """Revoke a ticket and the logins made with it. Nodes stay: see `atoll node revoke`."""
     from atoll.cli.views import screen
 
     with _client(hub) as client:
@@ -98,10 +98,10 @@ def revoke(
 
 
 def duration_s(text: str) -> float:
-    """Return the seconds that a text like `90s`, `30m`, `2h` or `7d` means.
+    """Return the seconds of a duration like `90s`, `30m`, `2h` or `7d`.
 
     Raises:
-        ConfigError: it means no duration.
+        ConfigError: it is no duration.
     """
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smhdw]?)", text.strip().lower())
     if match is None:

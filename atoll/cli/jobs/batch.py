@@ -1,4 +1,4 @@
-"""Several jobs at once: followed in one table; each ends for itself and touches no other."""
+"""Several jobs at once, followed in one table and independent of each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from atoll.wire.states import JobState
 
 
 def label(target: Path) -> str:
-    """Return a label for the jobs of a file that are submitted now."""
+    """Return a batch label for a file's jobs that are submitted now."""
     return f"{safe_name(target.stem)}-{new_suffix()}"
 
 
@@ -37,18 +37,18 @@ def follow_batch(
     check: Callable[[], None] = lambda: None,
     away_s: float = 3600.0,
 ) -> list[Watched]:
-    """Show jobs until all have ended or a signal came; return what was seen last of each.
+    """Show jobs until all have ended or a signal came; return their last known states.
 
     Args:
         client: The hub.
         jobs: Their ids.
         console: Where they are shown.
         interrupts: Ends the wait.
-        check: Called every time; raises when going on makes no sense.
+        check: Called every time; raises to give up.
         away_s: How long the hub may be unreachable.
 
     Raises:
-        HubUnreachable: the hub was away for longer than that.
+        HubUnreachable: the hub was unreachable for longer than that.
     """
     watched = [Watched(job) for job in jobs]
     reached = time.monotonic()
@@ -72,7 +72,7 @@ def follow_batch(
 
 
 def say_how_they_ended(client: HubClient, watched: Sequence[Watched], *, console: Console) -> None:
-    """Print a line per job; of each that failed its exit status, its last lines and the remedy."""
+    """Print a line per job; for failed ones the exit status, the last lines and the remedy."""
     for one in watched:
         say_ended(console, one.view)
         if one.state == JobState.FAILED:
@@ -81,12 +81,12 @@ def say_how_they_ended(client: HubClient, watched: Sequence[Watched], *, console
 
 
 def finish_batch(watched: Sequence[Watched], *, folder: Path, console: Console) -> int:
-    """Say where the results of each job are; return the exit status of the command.
+    """Print where each job's results are; return the exit status of the command.
 
     Args:
         watched: The jobs as they ended.
         folder: `runs/`, where each has a folder of its own.
-        console: Where it is said.
+        console: Where it is printed.
     """
     for one in watched:
         if one.state == JobState.DONE:
@@ -96,7 +96,7 @@ def finish_batch(watched: Sequence[Watched], *, folder: Path, console: Console) 
 
 
 class _BatchView:
-    """A table that is redrawn; where there is no terminal, a line per job when it has changed."""
+    """A table that is redrawn; without a terminal, a line per job when it changes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -115,7 +115,7 @@ class _BatchView:
             self._live.stop()
 
     def show(self, watched: Sequence[Watched]) -> None:
-        """Draw the jobs as they are now."""
+        """Draw the current state of the jobs."""
         if self._live is not None:
             views = [one.view for one in watched]
             self._live.update(Group(jobs_table(views), remarks(views)), refresh=True)

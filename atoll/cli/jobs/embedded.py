@@ -1,8 +1,8 @@
 """A hub and several nodes on this machine, as child processes of one command.
 
-Everything lies in one folder, so that the same hub and the same nodes can be started again to
-resume. Nothing outlives the command: it ends its children in order, kills what does not end in
-time, and on Linux the kernel kills them should the command itself be killed.
+Everything is in one folder, so that the same hub and nodes can be started again to resume. No
+process outlives the command: it ends its children in order, kills those that do not end in time,
+and on Linux the kernel kills them if the command itself is killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from atoll.errors import AtollError, HubError, from_dict
 from atoll.node.processes import process_tree
 
 START_TIMEOUT_S = 60.0
-"""Time for the hub to answer, and then for the nodes to be there: cold disks are slow."""
+"""Time for the hub to answer, and then for the nodes to join: cold disks are slow."""
 
 SPEC_FILE = "embedded.json"
 """In a job's folder: which embedded hub it belongs to."""
@@ -35,7 +35,7 @@ SPEC_FILE = "embedded.json"
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What an embedded hub tells when it is ready."""
+    """Addresses of an embedded hub that is ready."""
 
     hub: KnownHub
     ticket: str
@@ -43,11 +43,11 @@ class Ready:
 
 
 class Interrupted(Exception):
-    """A signal came while something was being waited for."""
+    """A signal came during a wait."""
 
 
 class Embedded:
-    """A hub and `nodes` agents. Call `start`, and `close` whatever happened."""
+    """A hub and `nodes` agents. Call `start`, and always `close`."""
 
     def __init__(self, *, folder: Path, jobs: Path, nodes: int) -> None:
         """Prepare; nothing is started yet.
@@ -72,7 +72,7 @@ class Embedded:
 
         Raises:
             Interrupted: a signal came.
-            HubError: the hub did not start; its own words are in the message.
+            HubError: the hub did not start; its output is in the message.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._jobs.mkdir(parents=True, exist_ok=True)
@@ -101,9 +101,9 @@ class Embedded:
         stdout: int | None = None,
         ticket: str = "",
     ) -> subprocess.Popen[bytes]:
-        """Start one Python module in a session of its own (so that Ctrl+C reaches us alone).
+        """Start a Python module in a session of its own, so that Ctrl+C reaches only this process.
 
-        The ticket goes into its environment: command lines are visible to every user.
+        The ticket goes into its environment, because command lines are visible to every user.
         """
         file = (self._folder / log).open("ab")
         self._logs.append(file)
@@ -155,7 +155,7 @@ class Embedded:
         """Raise when the hub or a node has died.
 
         Raises:
-            HubError: says which one, and its last words.
+            HubError: names the process and its last output.
         """
         if self._hub is not None and self._hub.poll() is not None:
             raise HubError(
@@ -176,7 +176,7 @@ class Embedded:
     # ---------------------------------------------------------------------------- ending
 
     def close(self, *, patience_s: float = 2.0) -> None:
-        """End the nodes, then the hub; kill what has not ended after `patience_s` each."""
+        """End the nodes, then the hub; kill those that have not ended after `patience_s` each."""
         _end(self._agents, patience_s=patience_s)
         if self._hub is not None:
             _end([self._hub], patience_s=patience_s)
@@ -188,7 +188,7 @@ class Embedded:
         self._logs.clear()
 
     def kill(self) -> None:
-        """Kill every child at once; with them the kernel kills what they started."""
+        """Kill every child at once; on Linux their children die with them."""
         everything = [*self._agents, *([self._hub] if self._hub is not None else [])]
         for process in everything:
             family = process_tree.tree(process.pid) if process.poll() is None else []
@@ -196,7 +196,7 @@ class Embedded:
 
 
 def _end(processes: list[subprocess.Popen[bytes]], *, patience_s: float) -> None:
-    """Ask processes to end, wait together, kill those that did not with all they started."""
+    """Terminate processes, wait for all, then kill the rest with their children."""
     families = {p.pid: process_tree.tree(p.pid) for p in processes if p.poll() is None}
     for process in processes:
         if process.poll() is None:
@@ -215,7 +215,7 @@ def _end(processes: list[subprocess.Popen[bytes]], *, patience_s: float) -> None
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that says something in a log file."""
+    """Return the last non-empty line of a log file."""
     with contextlib.suppress(OSError):
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -226,7 +226,7 @@ def last_line(log: Path) -> str:
 
 
 def remember_embedded(job_folder: Path, *, folder: Path, nodes: int) -> None:
-    """Note in a job's folder which embedded hub can resume it."""
+    """Record in a job's folder which embedded hub can resume it."""
     text = json.dumps({"folder": str(folder.resolve()), "nodes": nodes}, indent=1)
     (job_folder / SPEC_FILE).write_text(text + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Follows a job to its end, or to Ctrl+C, and tells why it failed if it did."""
+"""Follow a job to its end, or to Ctrl+C, and show why it failed if it did."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from atoll.wire.states import MemberState
 REFRESH_S = 0.5
 
 NEWS_S = 0.4
-"""How much of that ends at once when the hub has news; Ctrl+C is seen that much later."""
+"""Part of that time in which news of the hub end the wait; Ctrl+C is noticed that much later."""
 
 ARTIFACTS_S = 130.0
-"""A little more than a node takes for the artifacts of one process."""
+"""Slightly longer than a node takes to send one process's artifacts."""
 
 LAST_LINES_S = 3.0
-"""How long what members print at their very end may take to the hub."""
+"""How long the members' last output lines may take to the hub."""
 
 TAIL_LINES = 40
 """Last lines of a failed member that are shown."""
@@ -43,19 +43,19 @@ def follow(
     away_s: float = 3600.0,
     echo: bool = False,
 ) -> Watched:
-    """Show a job until it has ended or a signal came; return what was seen last.
+    """Show a job until it has ended or a signal came; return its last known state.
 
     Args:
         client: The hub.
         watched: The job.
         view: Where it is shown.
         interrupts: Ends the wait.
-        check: Called every time; raises when going on makes no sense.
+        check: Called every time; raises to give up.
         away_s: How long the hub may be unreachable.
-        echo: Print what the members print (a user's script speaks for itself).
+        echo: Print the members' output, e.g. of a user's script.
 
     Raises:
-        HubUnreachable: the hub was away for longer than that.
+        HubUnreachable: the hub was unreachable for longer than that.
     """
     echo_after = 0
     reached = time.monotonic()
@@ -80,7 +80,7 @@ def follow(
 
 
 def await_artifacts(client: HubClient, watched: Watched, interrupts: Interrupts) -> None:
-    """Wait until the artifacts of failed processes are at the hub, which has their ends before."""
+    """Wait until the failed processes' artifacts are at the hub, which arrive after their ends."""
     deadline = time.monotonic() + ARTIFACTS_S
     with contextlib.suppress(HubUnreachable, DeadlineExceeded):
         while any(member.get("collecting") for member in watched.members):
@@ -90,9 +90,9 @@ def await_artifacts(client: HubClient, watched: Watched, interrupts: Interrupts)
 
 
 def _await_last_lines(client: HubClient, watched: Watched, interrupts: Interrupts) -> None:
-    """Wait until the processes of members that are done have ended: their lines are here then.
+    """Wait until the processes of finished members have ended, when all their output has arrived.
 
-    A member is done as soon as it says so itself, which is before its process ends.
+    A member reports that it is done before its process ends.
     """
     deadline = time.monotonic() + LAST_LINES_S
     with contextlib.suppress(HubUnreachable, DeadlineExceeded):
@@ -105,7 +105,7 @@ def _await_last_lines(client: HubClient, watched: Watched, interrupts: Interrupt
 
 
 def _pause(client: HubClient, watched: Watched, interrupts: Interrupts) -> bool:
-    """Wait until it is time to look again, or there is news; return whether a signal came."""
+    """Wait for the next refresh or for news; return whether a signal came."""
     if interrupts.sleep(REFRESH_S - NEWS_S):
         return True
     try:
@@ -116,7 +116,7 @@ def _pause(client: HubClient, watched: Watched, interrupts: Interrupts) -> bool:
 
 
 def _echo(client: HubClient, job: str, view: View, *, after: int) -> int:
-    """Print new lines of the members above the view; return the number of the last one."""
+    """Print the members' new lines above the view; return the number of the last one."""
     try:
         answer = client.logs(job, after=after)
     except (HubUnreachable, DeadlineExceeded):
@@ -127,7 +127,7 @@ def _echo(client: HubClient, job: str, view: View, *, after: int) -> int:
 
 
 def failure(view: dict[str, Any]) -> AtollError:
-    """Return the error that a failed job ended with."""
+    """Return the error with which a job failed."""
     if view.get("error"):
         return from_dict(view["error"])
     return JobError(
@@ -136,7 +136,7 @@ def failure(view: dict[str, Any]) -> AtollError:
 
 
 def show_failure(console: Console, client: HubClient, view: dict[str, Any]) -> None:
-    """Print which member failed, on which node, and its last lines (the traceback is there)."""
+    """Print the failed member, its node, and its last lines (with the traceback)."""
     failed = [m for m in view.get("members", []) if m.get("error")]
     if not failed:
         return

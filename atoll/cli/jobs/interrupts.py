@@ -1,4 +1,4 @@
-"""Ctrl+C as a flag instead of an exception, so that it cannot fall into the middle of clean-up."""
+"""Ctrl+C as a flag instead of an exception, so that it cannot interrupt clean-up."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class RememberedInterrupt:
-    """While open, SIGINT raises as Python's own handler does, and is remembered.
+    """While open, SIGINT raises as usual and is also remembered.
 
-    What is imported while a command starts may swallow the exception; :class:`Interrupts` sees then
-    that the person has asked already.
+    Modules imported at start may swallow the exception; :class:`Interrupts` then still knows about
+    it.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class RememberedInterrupt:
 
 
 def remembering_interrupts(verb: Callable[P, T]) -> Callable[P, T]:
-    """Return a verb that remembers Ctrl+C from its first line on."""
+    """Wrap a command so that it remembers Ctrl+C from its start."""
 
     @functools.wraps(verb)
     def remembering(*args: P.args, **options: P.kwargs) -> T:
@@ -59,7 +59,7 @@ def remembering_interrupts(verb: Callable[P, T]) -> Callable[P, T]:
 
 
 class Interrupts:
-    """While open, SIGINT and SIGTERM set a flag that every wait looks at.
+    """While open, SIGINT and SIGTERM set a flag that every wait checks.
 
     Must be opened in the main thread (only there Python runs signal handlers).
     """

@@ -1,7 +1,7 @@
-"""What a person typed after `atoll run`, as jobs and what travels with them.
+"""Turn the arguments of `atoll run` into jobs with their files.
 
-One job file can hold several jobs: what stands above its first `[[jobs]]` is common to them, and
-each `[[jobs]]` holds the tables of one job that are laid over that, key by key.
+One job file can hold several jobs: the keys above its first `[[jobs]]` are common to them, and each
+`[[jobs]]` overrides them key by key.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from atoll.errors import ConfigError
 from atoll.ids import safe_name
 
 MAX_SCRIPT_BYTES = 1 * 2**20
-"""A script travels inside a control frame to every node; larger things are data."""
+"""A script is sent to every node in one control frame; larger files are data."""
 
 
 PACKED = "sha256:"
-"""How `code` in `[job]` begins when it is the hash of a pack instead of a folder."""
+"""Prefix of `code` in `[job]` when it is the hash of a pack instead of a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job as it goes to the hub."""
+    """A job as it is sent to the hub."""
 
     spec: config.JobSpec
     files: dict[str, str]
     code: Path | None = None
-    """Folder that travels with it as a pack."""
+    """Folder sent with it as a pack."""
 
     @property
     def text(self) -> str:
@@ -44,7 +44,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """What options of the command change in a job; None leaves it as it is."""
+    """Changes to a job by command options; None: unchanged."""
 
     nodes: int | None = None
     outer: str | None = None
@@ -54,7 +54,7 @@ class Overrides:
     ranks: int | None = None
     """Processes of each member."""
     mesh: str | None = None
-    """How many of them each axis has, e.g. `replicate=2,tensor=2`."""
+    """Ranks per axis, e.g. `replicate=2,tensor=2`."""
     precision: str | None = None
     on: Sequence[str] = ()
     """Nodes that may run it."""
@@ -66,14 +66,14 @@ class Overrides:
 
 
 def demo_text() -> str:
-    """Return the job file of the demo, which is part of the package."""
+    """Return the demo's job file, which is part of the package."""
     return resources.files("atoll.cli").joinpath("demo.toml").read_text(encoding="utf-8")
 
 
 def sort_words(target: Path, words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the job files and the arguments among the words after `atoll run`.
+    """Split the arguments of `atoll run` into job files and script arguments.
 
-    After a job file come further job files, as long as they end in .toml and are there.
+    Words after a job file are job files too, as long as they end in .toml and exist.
     """
     files, rest = [target], list(words)
     while (
@@ -84,7 +84,7 @@ def sort_words(target: Path, words: Sequence[str]) -> tuple[list[Path], list[str
 
 
 def anywhere(submissions: Sequence[Submission], *, each: bool) -> list[Submission]:
-    """Return jobs as they run on this machine alone, where no node has a name of its own.
+    """Return jobs without node names, for running on this machine alone.
 
     Raises:
         ConfigError: they are to run on each node of a hub.
@@ -157,7 +157,7 @@ def _split(tables: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _laid_over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the common tables with the keys of one job put over them."""
+    """Return the common tables with one job's keys replaced."""
     names = {**common, **own}
     return {
         name: {**common.get(name, {}), **own.get(name, {})}
@@ -168,7 +168,7 @@ def _laid_over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 
 
 def _with_code(submission: Submission, target: Path) -> Submission:
-    """Return a job with what of its files is beside its job file."""
+    """Return a job with the code folder beside its job file."""
     job = submission.spec.job
     if job.code.startswith(PACKED):
         return submission
@@ -187,7 +187,7 @@ def _with_code(submission: Submission, target: Path) -> Submission:
 
 
 def build(tables: dict[str, Any], overrides: Overrides) -> Submission:
-    """Return the job of parsed TOML with the overrides put in.
+    """Return the job of parsed TOML with the overrides applied.
 
     Raises:
         ConfigError: a key or value is wrong.
@@ -218,9 +218,9 @@ def build(tables: dict[str, Any], overrides: Overrides) -> Submission:
 
 
 def _lay_island(tables: dict[str, Any], overrides: Overrides) -> None:
-    """Put in how each member lies over its processes.
+    """Apply overrides of how each member is spread over its processes.
 
-    What the file says of ranks and mesh belongs to its inner strategy: another one brings its own.
+    Ranks and mesh in the file belong to its inner strategy: another strategy resets them.
     """
     island = dict(tables.get("island", {}))
     strategy = tables.get("strategy", {})
@@ -245,7 +245,7 @@ def _lay_island(tables: dict[str, Any], overrides: Overrides) -> None:
 
 
 def _parse_mesh(text: str) -> dict[str, int]:
-    """Return the axes of ``replicate=2,tensor=2``; whether there are such is seen later."""
+    """Return the axes of ``replicate=2,tensor=2``; their names are checked later."""
     found: dict[str, int] = {}
     for part in text.replace(" ", "").split(","):
         axis, equals, size = part.partition("=")
@@ -261,7 +261,7 @@ def _parse_mesh(text: str) -> dict[str, int]:
 
 
 def parse_text(text: str, overrides: Overrides, *, name: str) -> Submission:
-    """Return the job of TOML text with the overrides put in.
+    """Return the job of TOML text with the overrides applied.
 
     Raises:
         ConfigError: it is wrong.
@@ -270,12 +270,12 @@ def parse_text(text: str, overrides: Overrides, *, name: str) -> Submission:
 
 
 def change_for_resume(text: str, *, nodes: int | None, preset: str, settings: Sequence[str]) -> str:
-    """Return a resolved job file with what may change when it is resumed; "" if nothing does.
+    """Return a resolved job file with the changes for a resume; "" if there are none.
 
     Args:
         text: The job's own file.
-        nodes: Another number of members.
-        preset: Another strategy; its options begin at that preset's defaults.
+        nodes: New number of members.
+        preset: New strategy; its options start at that preset's defaults.
         settings: ``table.key=value``.
 
     Raises:

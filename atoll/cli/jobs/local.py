@@ -1,6 +1,6 @@
-"""A job on this machine alone: an embedded hub and nodes, from start to the last process gone.
+"""Run jobs on this machine alone: an embedded hub and nodes, from start to clean end.
 
-Follows what the processes of an embedded run print, from its files, without its hub.
+`LocalOutput` reads what the processes of an embedded run print, without its hub.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ AWAY_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
-    """What is to run here."""
+    """What to run here."""
 
     folder: Path
-    """Keeps the embedded hub and nodes."""
+    """State of the embedded hub and nodes."""
     jobs: Path
     """`runs/`."""
     nodes: int
     submissions: Sequence[Submission] = ()
-    """New jobs; or else:"""
+    """New jobs, unless `resume` is given."""
     resume: str = ""
     """A job of an earlier embedded run."""
     changed: str = ""
-    """The job file with which that one goes on, if it is another."""
+    """The job file with which it resumes, if changed."""
     parameters: int = 0
-    """Of the model, if known; for the comparison with data parallel training."""
+    """Of the model, if known; for the comparison with data-parallel training."""
     picture: Picture | None = None
-    """Where to draw what the terminal showed."""
+    """Where to save a picture of the terminal."""
 
 
 def new_folder(jobs: Path) -> Path:
-    """Return a folder for a fresh embedded hub."""
+    """Return a folder for a new embedded hub."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return jobs / ".embedded" / f"{stamp}-{new_suffix()}"
 
@@ -95,7 +95,7 @@ def run_local(plan: LocalRun, *, console: Console) -> int:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What is known of the jobs when their processes are gone."""
+    """State of the jobs after their processes have ended."""
 
     jobs: list[str] = field(default_factory=list)
     watched: list[Watched] = field(default_factory=list)
@@ -108,7 +108,7 @@ def _conduct(
     console: Console,
     outcome: _Outcome,
 ) -> None:
-    """Start everything, submit or resume, follow, and stop the jobs when a signal came."""
+    """Start everything, submit or resume, follow, and stop the jobs on a signal."""
     note = "Ctrl+C stops and keeps the work"
     with View(console, dashboard="starting ...", note=note, picture=plan.picture) as view:
         plural = "s" if plan.nodes > 1 else ""
@@ -148,7 +148,7 @@ def _follow(
     view: View,
     outcome: _Outcome,
 ) -> Watched:
-    """Follow the only job."""
+    """Follow a single job."""
     return follow(
         client,
         Watched(outcome.jobs[0], parameters=plan.parameters),
@@ -168,7 +168,7 @@ def _enter(plan: LocalRun, client: HubClient) -> list[str]:
 
 
 def _stop(ready: Ready, outcome: _Outcome, interrupts: Interrupts) -> None:
-    """Ask the members to stop and wait a little for it; errors cannot change what follows."""
+    """Ask the members to stop and wait briefly; errors are ignored."""
     deadline = time.monotonic() + STOP_GRACE_S + 0.3
     with (
         contextlib.suppress(AtollError),
@@ -187,7 +187,7 @@ def _stop(ready: Ready, outcome: _Outcome, interrupts: Interrupts) -> None:
 
 
 def _close(embedded: Embedded, interrupts: Interrupts) -> None:
-    """End every child; quickly when someone waits at the keyboard."""
+    """End every child; quickly after Ctrl+C."""
     embedded.close(patience_s=0.6 if interrupts else 3.0)
 
 
@@ -207,7 +207,7 @@ def _say_interrupted(console: Console, plan: LocalRun, outcome: _Outcome) -> Non
 
 
 def _finish(plan: LocalRun, outcome: _Outcome, console: Console) -> int:
-    """Show the results of jobs that ended by themselves; return the exit status."""
+    """Show the results of ended jobs; return the exit status."""
     if len(outcome.jobs) > 1:
         return batch.finish_batch(outcome.watched, folder=plan.jobs, console=console)
     view = outcome.watched[0].view
@@ -230,10 +230,10 @@ _STATES = frozenset(JobState)
 
 
 class LocalOutput:
-    """The output of one job of an embedded hub, read on from where it was read last."""
+    """Reads the new output of one job of an embedded hub."""
 
     def __init__(self, folder: Path, *, job_folder: Path, member: str = "") -> None:
-        """Read nothing yet.
+        """Start at the beginning.
 
         Args:
             folder: Of the embedded hub and its nodes.
@@ -246,7 +246,7 @@ class LocalOutput:
         self._read: dict[Path, int] = {}
 
     def lines(self, *, last: bool = False) -> list[dict[str, Any]]:
-        """Return the lines printed since the last call; `last`: an unfinished one too."""
+        """Return the lines since the last call; with `last` also an unfinished one."""
         found: list[dict[str, Any]] = []
         for path in sorted(self._folder.glob(self._pattern)):
             with path.open("rb") as file:
@@ -266,11 +266,11 @@ class LocalOutput:
         return found
 
     def ended(self) -> bool:
-        """Return whether nothing will be printed any more: the job is over, or its hub is gone."""
+        """Return whether the output is complete: the job is over, or its hub is gone."""
         return self._state() in ENDED or not self._hub_runs()
 
     def _state(self) -> str:
-        """Return the state of the job that its events tell."""
+        """Return the job's state from its events."""
         try:
             lines = (self._job_folder / "events.jsonl").read_text("utf-8").splitlines()
         except OSError:
@@ -285,7 +285,7 @@ class LocalOutput:
         return ""
 
     def _hub_runs(self) -> bool:
-        """Return whether somebody holds the lock of the hub's database."""
+        """Return whether a process holds the lock of the hub's database."""
         path = self._folder / "hub" / "hub.sqlite.lock"
         if not path.exists():
             return False

@@ -1,4 +1,4 @@
-"""Checks the names and options in a job before it is submitted."""
+"""Check the names and options of a job before it is submitted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from atoll.node.imports import load
 from atoll.node.machine.probe import torch_version
 
 OUR_OWN = "atoll."
-"""Prefix of the modules whose environments come with Atoll."""
+"""Prefix of the modules of environments that come with Atoll."""
 
 
 def check_can_train() -> None:
-    """Refuse to make this machine a node if its workers could not start.
+    """Raise if this machine could not start workers.
 
     Raises:
         ConfigError: torch is not installed here.
@@ -27,19 +27,19 @@ def check_can_train() -> None:
 
 
 def check_names(spec: JobSpec, *, here: bool = False) -> int:
-    """Refuse names and options that do not exist; return the number of parameters of the model.
+    """Raise for unknown names and options; return the model's number of parameters.
 
-    What needs torch is checked only if torch is installed; the workers check all of it again. The
-    number is 0 if it is not known: without torch, for policies, for a script or a command, and for
-    a pretrained model that is not on this machine.
+    Checks that need torch run only if torch is installed; the workers repeat all of them. The
+    number is 0 if unknown: without torch, for policies, for a script or a command, and for a
+    pretrained model that is not on this machine.
 
     Args:
         spec: The job.
-        here: The job runs on this machine alone, so what it needs must be on it.
+        here: The job runs on this machine alone, so its model must be here.
 
     Raises:
         ConfigError: a strategy, an option, a codec, a model or an environment is unknown, or they
-            cannot work together; the nearest that works is named.
+            cannot work together; the nearest valid choice is named.
         DataError: the job runs here, and its model is not on this machine.
     """
     if spec.kind == "rl":
@@ -74,7 +74,7 @@ def check_names(spec: JobSpec, *, here: bool = False) -> int:
 
 
 def _check_policies(spec: JobSpec, *, here: bool) -> None:
-    """Refuse policies that cannot learn together; make their environments once to see their tasks.
+    """Raise for policies that cannot learn together; creates their environments once.
 
     Environments in the job's own code are left to the workers: that code must not run before.
     """

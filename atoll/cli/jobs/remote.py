@@ -1,4 +1,4 @@
-"""A job on the nodes of a hub: submitted, followed, its results fetched."""
+"""Run jobs on the nodes of a hub: submit, follow, fetch results."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from atoll.wire.states import JobState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteRun:
-    """What is to run on the nodes of a hub."""
+    """What to run on the nodes of a hub."""
 
     submissions: Sequence[Submission]
     each: bool = False
-    """A copy of each on every node that takes it."""
+    """Run a copy of each on every node that fits."""
     runs: Path
     detach: bool = False
     parameters: int = 0
@@ -39,8 +39,8 @@ def run_remote(where: KnownHub, wish: RemoteRun, *, target: Path, console: Conso
 
     Args:
         where: The hub.
-        wish: What is to run.
-        target: The file from which a batch has its label.
+        wish: What to run.
+        target: The file that gives a batch its label.
         console: Where it is shown.
     """
     submissions = list(wish.submissions)
@@ -94,7 +94,7 @@ def follow_remote(
     echo: bool = False,
     parameters: int = 0,
 ) -> int:
-    """Follow a job to its end and fetch its results; Ctrl+C lets it go on without us."""
+    """Follow a job to its end and fetch its results; after Ctrl+C the job continues."""
     if detach:
         console.print(f"submitted [bold]{escape(job)}[/]", soft_wrap=True)
         _say_commands(console, job)

@@ -1,4 +1,4 @@
-"""Puts the results of a job together in runs/JOB/ and shows them."""
+"""Collect the results of a job in runs/JOB/ and show them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ARTIFACTS = "artifacts/"
 """Below it a job keeps what its processes left behind, as `artifacts/MEMBER/PATH`."""
 
 EPISODES = "episodes/"
-"""Below it lies a recorded episode of each policy."""
+"""Folder with a recorded episode of each policy."""
 
 WANTED = ("job.toml", "metrics.jsonl", "events.jsonl", "rounds.json", "model.safetensors")
-"""Files of a job that are fetched from a hub elsewhere; checkpoints stay there."""
+"""Files fetched from a remote hub; checkpoints stay there."""
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -35,20 +35,20 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def fetch(client: HubClient, job: str, folder: Path, *, everything: bool = False) -> list[str]:
-    """Fetch what its report, its model and its processes left of a job; return the names.
+    """Fetch a job's files for report and model, and its artifacts; return the names.
 
-    A file that is here already, with the same content, is not fetched again.
+    A file that is here already with the same content is not fetched again.
 
     Args:
         client: The hub.
         job: Which job.
-        folder: Where the files go; made if it is not there.
+        folder: Where the files go; created if missing.
         everything: All files of the job.
 
     Raises:
-        StorageFull: the disk has no room.
+        StorageFull: the disk is full.
         CheckpointCorrupt: a file arrived damaged.
-        WireError: the hub names a file that would lie elsewhere.
+        WireError: the hub names a path outside the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = []
@@ -63,7 +63,7 @@ def fetch(client: HubClient, job: str, folder: Path, *, everything: bool = False
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder, which it must not leave."""
+    """Return the path of a file in a folder, checked to stay inside."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or any(p in (".", "..") or "\\" in p for p in parts):
         raise WireError("the hub names a file that cannot be stored", given=repr(name))
@@ -71,12 +71,12 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def came_to_something(view: Mapping[str, Any]) -> bool:
-    """Return whether a job that failed has results: policies go on when one of them fails."""
+    """Return whether a failed job has results: other policies continue when one fails."""
     return view.get("kind") == "rl" and any(member.get("result") for member in view["members"])
 
 
 def finish(folder: Path, *, view: Mapping[str, Any], console: Console) -> None:
-    """Write summary and report of a job that has ended, and show them."""
+    """Write summary and report of an ended job, and show them."""
     results = {
         member["member"]: member["result"] for member in view["members"] if member.get("result")
     }
@@ -122,7 +122,7 @@ def write(
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """Return the summary as a table for people."""
+    """Return the summary as a table."""
     strategy = summary["strategy"]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
@@ -179,7 +179,7 @@ def _from_to(summary: Mapping[str, Any]) -> str:
 
 
 def _say_files(console: Console, folder: Path, *, writes: bool) -> None:
-    """Say where things are, and how a model that writes is let to."""
+    """Print where the files are, and how to generate text with a language model."""
     where = escape(screen.shown(folder))
     console.print(f"report   {where}/report.html", soft_wrap=True)
     if (folder / EPISODES).is_dir():

@@ -1,7 +1,4 @@
-"""Sends a job to a hub: its folder of code as a pack, its files, its text; each once.
-
-`atoll run --each`: the same job once on every machine that is there and takes it.
-"""
+"""Submit jobs to a hub: code pack, files and job file; also one copy per node."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def send(client: HubClient, submission: Submission, *, batch: str = "") -> str:
         batch: Label of the jobs that are submitted with it.
 
     Raises:
-        ConfigError: the job file is wrong, or its code cannot travel.
+        ConfigError: the job file is wrong, or its code cannot be packed.
     """
     if submission.code is None:
         return client.submit(submission.text, files=submission.files, batch=batch)
@@ -43,7 +40,7 @@ def send(client: HubClient, submission: Submission, *, batch: str = "") -> str:
 
 
 def send_batch(client: HubClient, submissions: list[Submission], *, batch: str) -> list[str]:
-    """Submit jobs that belong together; return their ids in order. One alone is no batch."""
+    """Submit jobs as a batch; return their ids in order. A single job gets no label."""
     label = batch if len(submissions) > 1 else ""
     return [send(client, submission, batch=label) for submission in submissions]
 
@@ -51,14 +48,14 @@ def send_batch(client: HubClient, submissions: list[Submission], *, batch: str) 
 def one_per_node(
     submissions: Sequence[Submission], nodes: Sequence[dict[str, Any]]
 ) -> tuple[list[Submission], list[str]]:
-    """Return a copy of each job for every node that it fits on, and why the other nodes have none.
+    """Return a copy of each job for every node it fits on, and why other nodes have none.
 
     Args:
         submissions: The jobs.
-        nodes: The hub's views of its nodes. What runs there does not matter: a copy may wait.
+        nodes: The hub's views of its nodes. Their current load is ignored: a copy may wait.
 
     Raises:
-        PlanError: no node takes any of them.
+        PlanError: none of them fits on any node.
     """
     copies, skipped = [], []
     for submission in submissions:

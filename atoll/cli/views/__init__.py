@@ -1,4 +1,4 @@
-"""What a terminal shows: the live panel, tables, and the one console.
+"""Terminal output: the live view, tables, and the one console.
 
 May import cli.views and values of other rooms, no verbs.
 Start with `live.py`; `screen.py` owns the output.

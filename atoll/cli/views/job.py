@@ -1,7 +1,4 @@
-"""What is known of a running job, put together from the hub's answers.
-
-What is known of running policies: returns so far, and the newest figures of every member.
-"""
+"""State of a running job, collected from the hub's answers, including reinforcement learning."""
 
 from __future__ import annotations
 
@@ -15,20 +12,20 @@ from atoll.net.http.client import HubClient
 from atoll.wire.states import JobState, MemberState
 
 MAX_RETURNS = 512
-"""Values kept per member; every second one of a longer row goes: its past gets coarser."""
+"""Values kept per member; longer series are thinned by dropping every second value."""
 
 CRITIC_AWAY_S = 8.0
-"""An actor that has heard no critic for so long goes on with the last one, and that is shown."""
+"""An actor without news from the critic for so long is shown; it uses the last critic."""
 
 
 @dataclass(slots=True)
 class Returns:
-    """The returns of every member in the order in which they were measured."""
+    """The returns of every member in order of measurement."""
 
     by_member: dict[str, list[float]] = field(default_factory=dict)
 
     def take(self, point: Mapping[str, Any]) -> None:
-        """Keep the return of a measurement, if it tells one."""
+        """Add the return of a measurement, if it has one."""
         value = point["values"].get("return")
         if value is None:
             return
@@ -40,12 +37,12 @@ class Returns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyNow:
-    """One policy as it stands, all its actors together."""
+    """Current state of one policy, over all its actors."""
 
     policy: str
     env: str
     steps: int
-    """Environment steps it is to do."""
+    """Environment steps to do."""
     members: list[dict[str, Any]]
     """Its actors, as the hub shows them."""
     returns: list[float]
@@ -68,7 +65,7 @@ class PolicyNow:
 
     @property
     def value_version(self) -> int:
-        """The newest critic that one of them has."""
+        """The newest critic version that an actor has."""
         return int(max((value(m, "value_version") or 0.0 for m in self.members), default=0.0))
 
     @property
@@ -87,7 +84,7 @@ class PolicyNow:
 
     @property
     def critic_away_s(self) -> float:
-        """Seconds since the critic was heard, if that is worth a word; else 0."""
+        """Seconds since the critic was heard, if long enough to show; else 0."""
         live = [m for m in self.members if m["state"] == MemberState.RUNNING]
         ages = [value(member, "value_age_s") or 0.0 for member in live]
         longest = max(ages, default=0.0)
@@ -110,9 +107,9 @@ def policies_of(
     """Return the policies in the order of the job file.
 
     Args:
-        seats: What each slot does, as the hub tells it.
-        members: The members of the job, as the hub shows them.
-        returns: What was measured so far.
+        seats: Role of each slot, from the hub.
+        members: The job's members, from the hub.
+        returns: Measurements so far.
     """
     by_slot = {member["slot"]: member for member in members}
     found: dict[str, PolicyNow] = {}
@@ -149,7 +146,7 @@ def share_done(policies: Sequence[PolicyNow]) -> float:
 
 
 def left_s(policies: Sequence[PolicyNow]) -> float | None:
-    """Return the time until the last policy is done, as fast as they are now; None: not known."""
+    """Return the estimated time until the last policy is done; None: unknown."""
     waits = [
         (policy.steps - policy.env_steps) / policy.steps_per_s
         for policy in policies
@@ -162,7 +159,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], *, width: int) -> str:
-    """Return a row of numbers as a row of bars, the lowest to the highest of them."""
+    """Draw numbers as a row of bars, scaled from lowest to highest."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -176,15 +173,15 @@ def sparkline(values: Sequence[float], *, width: int) -> str:
 
 
 ENDED = frozenset(state for state in JobState if state.ended)
-"""States of a job that do not change by themselves."""
+"""Final states of a job."""
 
 RATE_WINDOW_S = 20.0
-"""Span over which the time that is left is estimated."""
+"""Time span used to estimate the remaining time."""
 
 
 @dataclass(slots=True)
 class Watched:
-    """A job as it was when it was last asked about."""
+    """A job's state at the last refresh."""
 
     job: str
     view: dict[str, Any] = field(default_factory=dict)
@@ -192,22 +189,22 @@ class Watched:
     loss: float | None = None
     """Mean of the members' last training losses."""
     held_out: float | None = None
-    """Last loss on text that no member trains on."""
+    """Last loss on held-out text."""
     parameters: int = 0
-    """Numbers in the model, once a member has told."""
+    """The model's number of parameters, once a member has reported it."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """New events of the last refresh."""
     returns: Returns = field(default_factory=Returns)
-    """Of policies, what they got so far."""
+    """Returns of policies so far."""
     _after: int = 0
     _events_after: int = 0
     _losses: dict[str, float] = field(default_factory=dict)
     _shares: dict[int, list[float]] = field(default_factory=dict)
-    """Step -> sum of losses and tokens that members evaluated there, each a share of the text."""
+    """Step -> sum of losses and tokens that members evaluated there."""
     _progress: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
 
     def refresh(self, client: HubClient) -> None:
-        """Ask the hub again."""
+        """Query the hub again."""
         self.view = client.job(self.job)
         answer = client.metrics(self.job, after=self._after)
         self._after = int(answer["last"])
@@ -221,7 +218,7 @@ class Watched:
             self._progress.append((now, self.step))
 
     def await_news(self, client: HubClient, *, timeout_s: float) -> None:
-        """Wait until the hub has something new to tell of the job, e.g. its end, or time is up."""
+        """Wait until the hub has news of the job, or time is up."""
         client.events(self.job, after=self._events_after, wait_s=timeout_s)
 
     def _take(self, point: dict[str, Any]) -> None:
@@ -257,7 +254,7 @@ class Watched:
 
     @property
     def processes(self) -> list[dict[str, Any]]:
-        """The members, each with the further machines of its island behind it."""
+        """The members, each followed by the further machines of its island."""
         followers = self.view.get("followers", [])
         return [
             process
@@ -267,16 +264,16 @@ class Watched:
 
     @property
     def step(self) -> int:
-        """Steps that the members have done, the slowest of those that take part.
+        """Steps done by the slowest active member.
 
-        Of policies, their share of all environment steps, in steps of the job.
+        For policies, their share of all environment steps, in steps of the job.
         """
         if self.view.get("kind") == "rl":
             return int((self.view.get("progress") or {}).get("step") or 0)
         alive = [
             m for m in self.members if m["state"] not in (MemberState.LOST, MemberState.FAILED)
         ] or self.members
-        # A newcomer begins at nothing and then stands where the others do.
+        # A joining member starts at step 0 and then jumps to the others' step: leave it out.
         alive = [m for m in alive if m.get("standing") not in BEHIND] or alive
         return min((int(m.get("step") or 0) for m in alive), default=0)
 
@@ -287,13 +284,13 @@ class Watched:
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed of all members together; when the job has ended, what it was at last."""
+        """Speed of all members together; the last known one after the end."""
         counted = [m for m in self.members if self.ended or is_live(m)]
         return sum(float(m.get("tokens_per_s") or 0.0) for m in counted)
 
     @property
     def sent_bytes(self) -> int:
-        """What the member that sent most has sent."""
+        """Bytes sent by the member that sent most."""
         return max((traffic(m, "sent_bytes") for m in self.members), default=0)
 
     @property
@@ -323,11 +320,11 @@ def traffic(member: dict[str, Any], name: str) -> int:
 
 
 BEHIND = ("expected", "launched", "recovering", "away")
-"""What rounds call members that do not stand on the committed state, or are not heard."""
+"""Round states of members without the committed state or without a connection."""
 
 
 def shown_state(member: dict[str, Any]) -> str:
-    """Return what a member does, in a word or two: rounds know more than its process tells."""
+    """Return a member's state in a word or two, from rounds and process."""
     state = str(member["state"])
     if state != JobState.RUNNING:
         return state
@@ -338,7 +335,7 @@ def shown_state(member: dict[str, Any]) -> str:
 
 
 def shown_job_state(view: dict[str, Any]) -> str:
-    """Return the state of a job; a running one may be paused for want of members."""
+    """Return a job's state; a running one may be paused for lack of members."""
     state = str(view.get("state", JobState.WAITING))
     return "paused" if state == JobState.RUNNING and view.get("paused") else state
 

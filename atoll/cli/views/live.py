@@ -1,6 +1,6 @@
-"""The view of a running job in a terminal; plain lines where there is no terminal.
+"""The live terminal view of a running job; plain lines without a terminal.
 
-A still of a run as a terminal showed it: one frame of the live view and the results, as SVG.
+`Picture` saves one frame of the view with the results as SVG.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from atoll.wire.states import JobState, MemberState
 
 WIDTH = 100
 MOMENT = 0.6
-"""Which frame is kept: the last one before this share of the steps is done."""
+"""The saved frame is the last one before this share of the steps is done."""
 
 
 class Picture:
-    """Keeps a frame while the run goes on; `save` puts the results under it."""
+    """Keeps a frame during the run; `save` adds the results below it."""
 
     def __init__(self, path: Path) -> None:
         """Write to `path` in the end."""
@@ -41,40 +41,40 @@ class Picture:
         self._frame: RenderableType | None = None
 
     def offer(self, frame: RenderableType, *, share: float) -> None:
-        """Show what the live view looks like now, `share` of the steps done."""
+        """Pass the current frame, with the share of the steps done."""
         if share <= MOMENT or self._frame is None:
             self._frame = frame
 
     def save(self, title: str, results: Callable[[Console], None]) -> None:
-        """Write the file; `results` prints what comes under the frame."""
+        """Write the file; `results` prints below the frame."""
         console = Console(
             record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False
         )
         if self._frame is not None:
             console.print(self._frame)
         results(console)
-        # Fonts from elsewhere would be fetched by whoever looks; a token is nobody's business.
+        # Viewers would fetch remote fonts, and tokens are secret: remove both.
         drawn = re.sub(
             r"@font-face\s*\{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL
         )
         drawn = re.sub(r"<!--.*?-->", "", drawn, flags=re.DOTALL)
-        # As many dots as there were letters: every line says how long it is.
+        # Keep the length: the SVG stores the width of every line.
         drawn = re.sub(r"(?<=token=)[\w-]+", lambda token: "." * len(token[0]), drawn)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(drawn, encoding="utf-8")
 
 
 PLAIN_EVERY_S = 5.0
-"""Between two plain lines: enough for a log of continuous integration, not too much for it."""
+"""Interval between plain lines: informative, but not too much for a CI log."""
 
 QUIET_EVENTS = frozenset(
     {"submitted", "waiting", "assigned", "started", "running", "checkpoint"}
     | {"member-done", "done", "failed", "stopped"}
 )
-"""Kinds of events that the view shows anyway, or that the command says at its end."""
+"""Events that the view shows anyway, or that the command reports at its end."""
 
 SILENT = ("trainer", "rl")
-"""Kinds of job whose members' lines are not shown above the view: it tells the same, in order."""
+"""Job kinds whose members' output is not shown above the view, which shows the same."""
 
 STATE_STYLE: dict[str, str] = {
     MemberState.RUNNING: "green",
@@ -86,7 +86,7 @@ STATE_STYLE: dict[str, str] = {
 
 
 class View:
-    """Shows a job while it runs; use as a context manager and call `show` after every refresh."""
+    """Shows a running job; use as a context manager and call `show` after every refresh."""
 
     def __init__(
         self,
@@ -121,23 +121,23 @@ class View:
         self.close()
 
     def close(self) -> None:
-        """Leave the last picture where it is; what is printed now comes under it."""
+        """Leave the last frame on the screen; later output goes below it."""
         if self._live is not None:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """Show what is going on before there is a job to look at, or beside it."""
+        """Show a message before there is a job, or beside it."""
         if self._live is not None and not self._drawn:
             self._live.update(Text(text, style="dim"))
         else:
             self._console.print(escape(text), soft_wrap=True)
 
     def line(self, line: dict[str, Any]) -> None:
-        """Print one line of a member above the picture."""
+        """Print one output line of a member above the view."""
         screen.log_line(self._console, line)
 
     def show(self, job: Watched, *, last: bool = False) -> None:
-        """Draw the job as it is now; `last` draws even when a plain line is not due."""
+        """Draw the job's current state; `last` also prints a plain line that is not due."""
         for event in job.events:
             if event["kind"] not in QUIET_EVENTS:
                 line = f"[dim]{escape(event.get('member') or job.job)}: {escape(event['text'])}[/]"

@@ -1,4 +1,4 @@
-"""How a plan of memory looks in a terminal."""
+"""Terminal output of a memory plan."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARTS = {
 
 
 def page(found: MemoryPlan, *, limit: int, change: Change | None) -> Iterator[RenderableType]:
-    """Yield what is printed: the job, its ranks, the first rank, the verdict."""
+    """Yield the output: the job, its ranks, the first rank, the verdict."""
     train = found.spec.train
     rows = f"{found.rows} of {train.batch} rows at once"
     kept = f", {found.held} passes kept" if found.held > 1 else ""
@@ -52,7 +52,7 @@ def page(found: MemoryPlan, *, limit: int, change: Change | None) -> Iterator[Re
 
 
 def _table(found: MemoryPlan) -> Table:
-    """Return one column for each kind of rank, one line for each part."""
+    """Return a column for each kind of rank and a line for each part."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     table.add_column("")
     kinds = _alike(found)
@@ -74,7 +74,7 @@ def _table(found: MemoryPlan) -> Table:
 
 
 def _alike(found: MemoryPlan) -> list[list[RankMemory]]:
-    """Return ranks that need the same together."""
+    """Group ranks with equal needs."""
     kinds: dict[tuple[int, ...], list[RankMemory]] = {}
     for rank in found.ranks:
         kinds.setdefault(tuple(getattr(rank, part) for part in PARTS), []).append(rank)
@@ -82,7 +82,7 @@ def _alike(found: MemoryPlan) -> list[list[RankMemory]]:
 
 
 def _numbers(alike: list[RankMemory]) -> str:
-    """Return numbers as `0-3` where they follow each other, else as `1, 3`."""
+    """Format numbers as `0-3` if consecutive, else as `1, 3`."""
     numbers = [rank.rank for rank in alike]
     if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]}-{numbers[-1]}"
@@ -90,7 +90,7 @@ def _numbers(alike: list[RankMemory]) -> str:
 
 
 def _place(found: MemoryPlan, alike: list[RankMemory]) -> str:
-    """Return the coordinates that ranks have in common, on axes with several ranks."""
+    """Return the coordinates common to the ranks, on axes with several ranks."""
     sizes = zip(AXES, found.spec.mesh.sizes, strict=True)
     at = {axis: {rank.place[axis] for rank in alike} for axis, size in sizes if size > 1}
     common = [f"{axis} {min(places)}" for axis, places in at.items() if len(places) == 1]
@@ -98,7 +98,7 @@ def _place(found: MemoryPlan, alike: list[RankMemory]) -> str:
 
 
 def _notes(found: MemoryPlan) -> Iterator[str]:
-    """Yield what the columns leave open."""
+    """Yield remarks on the columns."""
     from atoll.plan.memory import PROGRAM_BYTES
 
     program = f"Python and torch themselves ({screen.size(PROGRAM_BYTES)})"

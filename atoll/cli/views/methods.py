@@ -1,4 +1,4 @@
-"""How the catalogue of methods looks: a list of all, and one in full."""
+"""Terminal output of the catalogue of methods: the list, and one method in full."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 WIDE = 132
-"""From this width on every column stands on its own; below they are put together."""
+"""From this width on every column is shown by itself; below, columns are merged."""
 
 
 def listing(rows: Sequence[Row], scale: Scale, *, width: int) -> RenderableType:
-    """Return all methods with what a member sends per step."""
+    """Return all methods with a member's traffic per step."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", width=width)
     table.add_column("method", no_wrap=True, style="bold")
     table.add_column("sends/step", justify="right", no_wrap=True)
@@ -48,7 +48,7 @@ def parts(rows: Sequence[Row], scale: Scale, *, width: int) -> RenderableType:
 
 
 def _figure_words(row: Row, scale: Scale) -> tuple[str, str]:
-    """Return the heading of the column of figures, if there is one, and what it means."""
+    """Return heading and meaning of the column of figures, if there is one."""
     size = f"{screen.count(scale.parameters)} parameters"
     if "busiest_sent" in row:
         return "sends", (
@@ -74,7 +74,7 @@ def _headings(width: int) -> tuple[str, ...]:
 
 
 def _words(row: Row, width: int) -> tuple[Text, ...]:
-    """Return the cells of a row that hold words."""
+    """Return the text cells of a row."""
     papers = [f"{paper['title']} ({paper['year']})" for paper in row["papers"][:1]]
     if width >= WIDE:
         links = [Text(paper, style=f"link {row['papers'][0]['url']}") for paper in papers]
@@ -103,7 +103,7 @@ def _legend(scale: Scale) -> Text:
 
 
 def full(row: Row, scale: Scale) -> RenderableType:
-    """Return one method: words, papers, traffic, options, what to paste."""
+    """Return one method in full: description, papers, traffic, options, job file table."""
     head = Table.grid(padding=(0, 2))
     head.add_column(style="dim", no_wrap=True)
     head.add_column()
@@ -146,7 +146,7 @@ def traffic_lines(row: Row, scale: Scale) -> list[tuple[str, str]]:
 
 
 def _options(row: Row) -> RenderableType:
-    """Return the options with what they are set to; those that the preset changes stand out."""
+    """Return the options with their values; those set by the preset are highlighted."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("option", no_wrap=True)
     table.add_column("value", no_wrap=True)

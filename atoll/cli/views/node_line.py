@@ -1,4 +1,4 @@
-"""The one line that `atoll join` keeps up to date."""
+"""The status line of `atoll join`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.node.availability.policy import OwnerPolicy, describe_policy
 
 
 class NodeLine:
-    """Shows what the agent does; without a terminal, a line whenever that changes."""
+    """Shows the agent's status; without a terminal, a line whenever it changes."""
 
     def __init__(self, console: Console, *, hub: str, policy: OwnerPolicy | None = None) -> None:
         """`hub` is the URL that is being joined; `policy` what its owner gives it."""
@@ -44,7 +44,7 @@ class NodeLine:
             self._spinner.stop()
 
     def ready(self, node: str) -> None:
-        """Say once that this machine is in."""
+        """Report once that this machine has joined."""
         self._console.print(
             f"[green]joined[/] {escape(self._hub)} as [bold]{escape(node)}[/]; Ctrl+C leaves",
             soft_wrap=True,
@@ -52,7 +52,7 @@ class NodeLine:
         self._show_policy(self._first)
 
     def _show_policy(self, lines: tuple[str, ...]) -> None:
-        """Say what the owner gives, whenever that changes."""
+        """Show the owner's policy whenever it changes."""
         if lines != self._policy:
             self._policy = lines
             text = "; ".join(lines) or "no limits any more"

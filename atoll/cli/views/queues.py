@@ -19,7 +19,7 @@ _SHOWN = 60
 
 
 def queues_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
-    """Return every queue and topic, one a line."""
+    """Return every queue and topic, one per line."""
     shown = [row for row in rows if not row["queue"].startswith("node/")]
     if not shown:
         return "no queue yet: a program makes one with run.queue, or `atoll queue put NAME VALUE`"
@@ -81,7 +81,7 @@ def letters_table(letters: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def _value(letter: dict[str, Any]) -> str:
-    """Return the beginning of a value, or what kind it is."""
+    """Return the start of a value, or its kind."""
     payload = base64.b64decode(letter["payload"])
     if letter.get("blob"):
         return f"large, blob {letter['blob'][:12]}"

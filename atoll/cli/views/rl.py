@@ -1,7 +1,4 @@
-"""The terminal view of policies that learn: a row each, and the critic below them.
-
-What policies came to, as a table for people at the end of a run.
-"""
+"""Terminal view of reinforcement learning: a row per policy, the critic, and the final results."""
 
 from __future__ import annotations
 
@@ -74,7 +71,7 @@ def rl_line(job: Watched) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fitted:
-    """The table of policies, made for the room that there is."""
+    """The table of policies, fitted to the available width."""
 
     policies: list[PolicyNow]
 
@@ -84,11 +81,11 @@ class Fitted:
 
 
 def policies_table(policies: list[PolicyNow], *, width: int) -> RenderableType:
-    """Return a row per policy: where it lives, how its return rose, how it works.
+    """Return a row per policy: its node, its return over time, its speed.
 
     Args:
         policies: What is shown.
-        width: Cells of a line; where they are few, columns are left out and the curve is short.
+        width: Cells of a line; narrow tables leave columns out and shorten the curve.
     """
     columns = [column for column in COLUMNS if width >= column.from_width]
     taken = sum(column.cells + GAP for column in columns)
@@ -113,7 +110,7 @@ def _name(policy: PolicyNow) -> str:
 
 
 def _trouble(policy: PolicyNow) -> list[str]:
-    """Return what is wrong with it, if something is."""
+    """Return the policy's problems, if any."""
     states = {shown_state(member) for member in policy.members}
     return sorted(states & {MemberState.LOST, MemberState.FAILED, "silent"})
 
@@ -127,13 +124,13 @@ def _critic_age(policy: PolicyNow) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table: its heading, and what it says of a policy."""
+    """One column of the table: its heading, and its text for a policy."""
 
     heading: str
     cells: int
-    """About how wide it is; 0: as wide as there is room."""
+    """Its approximate width; 0: the remaining width."""
     from_width: int
-    """Terminals with fewer cells do without it."""
+    """Narrower terminals leave it out."""
     text: Callable[[PolicyNow, int], str]
 
 

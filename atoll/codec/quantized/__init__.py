@@ -1,4 +1,4 @@
-"""Codecs that write every number with fewer bits.
+"""Codecs that send every value with fewer bits.
 
 Imports the codec room's base only.
 Start at `integers.py`, then `blocks.py`.

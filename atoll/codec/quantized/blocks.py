@@ -1,4 +1,4 @@
-"""What codecs share that give every block of elements one scale and every element a few bits.
+"""Base class of codecs with one scale per block of elements and a few bits per element.
 
 Layout of a packet of n > 0 elements with blocks of B, little endian, no padding:
 
@@ -12,8 +12,8 @@ decode: `x = level[code] * scale`; one rounding at most, so all machines decode 
   * A block whose scale is below 2e-12 of the packet's largest decodes to zeros.
   * The last block may be short.
 
-Two passes over memory: the first finds the scales, the second quantises with the scales as they
-are read by everybody, rounded. A strip of 125 KiB stays in the core's cache meanwhile, and scratch
+Two passes over memory: the first finds the scales, the second quantises with the scales as the
+decoder will read them, rounded. A strip of 125 KiB stays in the core's cache meanwhile, and scratch
 memory is allocated once per call.
 """
 
@@ -43,24 +43,23 @@ from atoll.errors import ConfigError
 
 DEFAULT_BLOCK = 256
 SMALLEST_BLOCK, LARGEST_BLOCK = 8, 8192
-"""Up to 8192 equal numbers of 11 bits add up exactly in float32, which makes encoding a decoded
-vector again change nothing."""
+"""Sums of up to 8192 equal 11-bit values are exact in float32, so re-encoding changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Blocks that are handled at once; all have `width` elements."""
+    """Consecutive blocks processed at once; all have `width` elements."""
 
     first: int
-    """Number of the first block."""
+    """Index of the first block."""
     rows: int
     width: int
     start: int
-    """Number of the first element."""
+    """Index of the first element."""
 
     @property
     def end(self) -> int:
-        """Number after the last element."""
+        """Index after the last element."""
         return self.start + self.rows * self.width
 
 
@@ -75,7 +74,7 @@ def strips(elements: int, block: int) -> Iterator[Strip]:
 
 
 class Blocks(Stateless, ABC):
-    """A codec of blocks; a subclass says how a scale is found and what a code stands for.
+    """A codec of blocks; subclasses define the scale and the levels.
 
     Args:
         block: Elements that share a scale, a multiple of 8 between 8 and 8192.
@@ -88,7 +87,7 @@ class Blocks(Stateless, ABC):
     bits: int
     """Of one code: 1, 2, 4 or 8."""
     levels: Floats
-    """What every code stands for, in units of the scale; shape (2**bits,)."""
+    """Value of every code in units of the scale; shape (2**bits,)."""
     upwards = False
     """Whether a scale is never rounded down."""
 
@@ -113,10 +112,10 @@ class Blocks(Stateless, ABC):
 
     @abstractmethod
     def measure(self, x: Tensor, *, scratch: Tensor) -> Tensor:
-        """Return the scales of blocks that are rows, shape (rows,); not finite where x is not.
+        """Return the scale of each row's block, shape (rows,); non-finite where x is.
 
         Args:
-            x: Shape (rows, width), never written.
+            x: Shape (rows, width), read only.
             scratch: Memory of that shape.
         """
 
@@ -147,11 +146,11 @@ class Blocks(Stateless, ABC):
 
     @property
     def grain(self) -> int:
-        """Elements that a cut must be a multiple of, but for the end."""
+        """Cuts must be at multiples of this many elements, except at the end."""
         return self.block
 
     def cut(self, packet: Packet, start: int, stop: int) -> Packet:
-        """Return the packet of the elements from `start` to `stop`; its bytes are copied."""
+        """Return the packet of elements `start` to `stop`; its bytes are copied."""
         edge = scales_bytes(-(-check_packet(packet, self) // self.block))
         if start >= stop:
             return Packet(b"", self.spec, (0,))
@@ -180,7 +179,7 @@ class Blocks(Stateless, ABC):
         finite = math.isfinite(float(found.sum(dtype=torch.float64)))
         if not finite:
             found[~torch.isfinite(found)] = torch.nan
-        # A little below, so that rounding the scale to 11 bits does not lift it over the edge.
+        # Slightly below the maximum, so that rounding the scale to 11 bits does not exceed it.
         found.clamp_(max=self._highest * (1 - 2**-10))
         edge = scales_bytes(blocks)
         divisors = write_scales(found, out=data[:edge].data, upwards=self.upwards)
@@ -201,7 +200,7 @@ class Blocks(Stateless, ABC):
             pack(codes[: -(-size // 8) * 8], bits=self.bits, out=packed)
 
     def noise(self, x: Tensor, *, key: str) -> np.random.Generator | None:
-        """Return what draws random numbers for a vector, for codecs that do."""
+        """Return the generator of a vector's random numbers, for stochastic codecs."""
         return None
 
     def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
@@ -221,7 +220,7 @@ class Blocks(Stateless, ABC):
         if elements:
             for strip, values, scales in self._decoded(packet, elements, weight=weight):
                 values.view(strip.rows, strip.width).mul_(scales)
-                # Multiply and add stay apart: fused, the rounding would depend on the machine.
+                # Multiply and add separately: fused, the rounding would depend on the machine.
                 result[strip.start : strip.end].add_(values)
 
     def _decoded(

@@ -47,7 +47,7 @@ DEFAULT_BLOCK = 256
 LARGEST = 127.0
 _TINIEST_SCALE = 2.0**-126
 _LARGEST_SCALE = float(np.nextafter(np.finfo(np.float32).max / np.float32(LARGEST), np.float32(0)))
-"""So that 127 times the scale is still finite."""
+"""127 times this scale is still finite."""
 
 
 class BlockwiseInt8(Stateless):
@@ -84,11 +84,11 @@ class BlockwiseInt8(Stateless):
 
     @property
     def grain(self) -> int:
-        """Elements that a cut must be a multiple of, but for the end."""
+        """Cuts must be at multiples of this many elements, except at the end."""
         return self.block
 
     def cut(self, packet: Packet, start: int, stop: int) -> Packet:
-        """Return the packet of the elements from `start` to `stop`; its bytes are copied."""
+        """Return the packet of elements `start` to `stop`; its bytes are copied."""
         edge = 4 * self._num_blocks(check_packet(packet, self))
         first, last = start // self.block, self._num_blocks(stop) if stop > start else 0
         data = memoryview(packet.data)
@@ -125,7 +125,8 @@ class BlockwiseInt8(Stateless):
         target = result.numpy()
         for first, rows, width in self._strips(elements):
             start, end = first * self.block, first * self.block + rows * width
-            # Straight from the received buffer, wherever it lies, into the target's strip.
+            # Copy directly from the received buffer, which may be unaligned, into the target's
+            # strip.
             np.copyto(target[start:end], values[start:end])
             result[start:end].view(rows, width).mul_(scales[first : first + rows])
         return result
@@ -143,7 +144,7 @@ class BlockwiseInt8(Stateless):
             part = scratch[:size]
             np.copyto(part.numpy(), values[start : start + size])
             part.view(rows, width).mul_(scales[first : first + rows])
-            # Multiply and add stay apart: fused, the rounding would depend on the machine.
+            # Multiply and add separately: fused, the rounding would depend on the machine.
             result[start : start + size].add_(part)
 
     def _num_blocks(self, elements: int) -> int:
@@ -179,7 +180,7 @@ def _encode_rows(
         inverse: Float32 memory, shape (rows, 1).
     """
     torch.abs(x, out=scratch)
-    # amax keeps NaN; aminmax would spare the pass of abs but is not vectorised: 20 times slower.
+    # amax propagates NaN; aminmax would avoid abs but is not vectorised: 20 times slower.
     torch.amax(scratch, dim=1, keepdim=True, out=scales)
     finite = math.isfinite(float(scales.sum(dtype=torch.float64)))
     scales.div_(LARGEST)
@@ -193,6 +194,6 @@ def _encode_rows(
     torch.mul(x, inverse, out=scratch)
     if not finite:
         scratch.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    # torch.round would wake the thread pool for any vector over 2048 elements: 3 times slower.
+    # torch.round wakes the thread pool for vectors over 2048 elements: 3 times slower.
     np.rint(scratch.numpy(), out=scratch.numpy())
     values.copy_(scratch)

@@ -60,7 +60,7 @@ class Cast(Stateless):
 
     @property
     def grain(self) -> int:
-        """Elements that a cut must be a multiple of."""
+        """Cuts must be at multiples of this many elements."""
         return 1
 
     def cut(self, packet: Packet, start: int, stop: int) -> Packet:
@@ -95,7 +95,7 @@ class Cast(Stateless):
             part.copy_(strip)
             if weight != 1.0:
                 part.mul_(weight)
-            # Multiply and add stay apart: fused, the rounding would depend on the machine.
+            # Multiply and add separately: fused, the rounding would depend on the machine.
             result[start:end].add_(part)
 
     def _strips(self, packet: Packet, elements: int) -> Iterator[tuple[int, int, Tensor]]:

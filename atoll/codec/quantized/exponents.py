@@ -1,4 +1,4 @@
-"""e3m0 and fp8: small floating-point numbers, scaled so that a block uses their whole range.
+"""e3m0 and fp8: small floating-point formats, scaled to use their whole range in each block.
 
 e3m0, 4 bits: a sign and three bits of exponent, no mantissa: 0 and the powers 2**0..2**6, times a
 scale of a 64th of the block's largest magnitude. The nearest level is chosen, with the threshold at
@@ -28,7 +28,7 @@ from atoll.codec.quantized.packing import Bytes, Floats
 
 _POWERS = np.array([0, 1, 2, 4, 8, 16, 32, 64], dtype=np.float32)
 _HALF_MANTISSA = 1 << 22
-"""Added to the bits of a float, it carries into the exponent from 1.5 times a power on."""
+"""Added to a float's bits, it carries into the exponent from 1.5 times a power of two on."""
 
 
 def _e4m3() -> Floats:
@@ -61,7 +61,7 @@ class E3M0(Blocks):
         scaled = torch.div(x, divisors, out=scratch).view(-1).numpy()
         negative = np.signbit(scaled)
         np.abs(scaled, out=scaled)
-        # From a half on it is nearer to 1 than to 0.
+        # From 0.5 on a value is nearer to 1 than to 0.
         one = scaled >= np.float32(0.5)
         exponents = scaled.view(np.int32)
         exponents += _HALF_MANTISSA

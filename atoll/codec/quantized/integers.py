@@ -31,7 +31,7 @@ def write_rounded(scaled: Tensor, *, limit: float, codes: Bytes) -> None:
     """Write `round(scaled) + limit`, clamped to 0..2*limit; half to even, `scaled` is used up."""
     scaled.clamp_(-limit, limit)
     values = scaled.view(-1).numpy()
-    # torch.round would wake the thread pool for any vector over 2048 elements: 3 times slower.
+    # torch.round wakes the thread pool for vectors over 2048 elements: 3 times slower.
     np.rint(values, out=values)
     values += np.float32(limit)
     torch.from_numpy(codes).copy_(scaled.view(-1))
@@ -67,7 +67,7 @@ class BlockwiseInt2(Blocks):
     levels = np.array([-1, 0, 1, 1], dtype=np.float32)
 
     def measure(self, x: Tensor, *, scratch: Tensor) -> Tensor:
-        """Return the mean magnitude of what is not small."""
+        """Return the mean of the larger magnitudes, see the module's docstring."""
         torch.abs(x, out=scratch)
         mean = safe_mean(scratch)
         large = scratch > _THRESHOLD * mean[:, None]
@@ -90,11 +90,11 @@ class BlockwiseInt2(Blocks):
 
 
 def safe_mean(magnitudes: Tensor, *, count: Tensor | None = None) -> Tensor:
-    """Return the mean of every row, shape (rows,); a sum above float32 is added up in float64.
+    """Return the mean of every row, shape (rows,); sums beyond float32 are computed in float64.
 
     Args:
         magnitudes: Not negative, shape (rows, width).
-        count: Divisors, shape (rows,), where they are not the width.
+        count: Divisors, shape (rows,), if they differ from the width.
     """
     total = magnitudes.sum(dim=1)
     divisor = magnitudes.shape[1] if count is None else count

@@ -1,7 +1,7 @@
-"""Small numbers side by side in bytes: 2 of 4 bits, 4 of 2 bits or 8 of 1 bit; the first is lowest.
+"""Pack small integers into bytes: 2 of 4 bits, 4 of 2 bits or 8 of 1 bit, lowest bits first.
 
-Words of several codes are shifted together in their own type, so that all operations run over
-memory without gaps: 40 GB/s of float32 on one core of 2025, and decoding is one look-up per byte.
+Several codes are shifted together as one machine word, so that all operations run over contiguous
+memory: 40 GB/s of float32 on one core (2025). Decoding is one table lookup per byte.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def packed_bytes(codes: int, bits: int) -> int:
-    """Return how many bytes so many codes of so many bits take."""
+    """Return how many bytes `codes` codes of `bits` bits take."""
     return -(-codes * bits // 8)
 
 
 def pack(codes: Bytes, *, bits: int, out: Bytes) -> None:
-    """Put codes, each below 2**bits, side by side.
+    """Pack codes, each below 2**bits.
 
     Args:
-        codes: Shape (n,), contiguous, n a multiple of 8; used up.
+        codes: Shape (n,), contiguous, n a multiple of 8; overwritten.
         bits: 1, 2, 4 or 8.
-        out: Receives the bytes, shape (packed_bytes(m, bits),) for an m <= n; the codes that do
-            not fit are dropped.
+        out: Receives the bytes, shape (packed_bytes(m, bits),) for an m <= n; the codes that do not
+            fit
+            are dropped.
     """
     if bits == 8:
         whole = codes
@@ -45,10 +46,10 @@ def pack(codes: Bytes, *, bits: int, out: Bytes) -> None:
 
 
 def look_up_table(levels: Floats, *, bits: int) -> Floats:
-    """Return what the codes of every byte stand for, shape (256, 8 // bits).
+    """Return the values of the codes in every byte, shape (256, 8 // bits).
 
     Args:
-        levels: What every code stands for, shape (2**bits,).
+        levels: Value of every code, shape (2**bits,).
         bits: 1, 2, 4 or 8.
     """
     shifts = np.arange(0, 8, bits)
@@ -57,7 +58,7 @@ def look_up_table(levels: Floats, *, bits: int) -> Floats:
 
 
 def unpack(data: Bytes, *, table: Floats, out: Floats) -> None:
-    """Write what bytes stand for.
+    """Write the values of packed codes.
 
     Args:
         data: Shape (b,), at any address.

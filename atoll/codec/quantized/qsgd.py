@@ -1,4 +1,4 @@
-"""QSGD: every element becomes one of 2*s+1 levels at random, so that the mean is exact.
+"""QSGD: stochastic rounding to 2*s+1 levels, so that the expected value is exact.
 
     q = norm * sign(x) * k / s,  k = floor(s*|x|/norm + u),  u even in [0, 1)
 
@@ -7,8 +7,8 @@ elements is at most `min(d/s**2, sqrt(d)/s) * norm**2`. Because it is unbiased i
 feedback: the noise of many members and many rounds averages out by itself.
 
 Codes take 2 bits for s = 1, 4 bits up to s = 7 and 8 bits up to s = 127. The random numbers depend
-on the round, the key and the values themselves: two runs are equal to the bit, and two members draw
-different numbers although neither knows which member it is.
+on the round, the key and the values: runs are bitwise reproducible, and two members draw different
+numbers without knowing their rank.
 
 Alistarh et al. 2017, section 3.1 (https://arxiv.org/abs/1610.02132). Differs from the paper: codes
 have a fixed length, not Elias coding, so that a packet's size is known beforehand.
@@ -31,7 +31,7 @@ from atoll.errors import ConfigError
 
 DEFAULT_LEVELS = 127
 _BITS = ((1, 2), (7, 4), (127, 8))
-"""Largest number of levels, and the bits that they take."""
+"""Largest number of levels, and the bits per code."""
 
 
 class QSGD(Blocks):
@@ -67,7 +67,7 @@ class QSGD(Blocks):
         return cls(given.whole(DEFAULT_LEVELS))
 
     def set_round(self, round_: int) -> None:
-        """Draw other numbers in every round."""
+        """Set the round, which seeds the random numbers."""
         self._round = round_
 
     def measure(self, x: Tensor, *, scratch: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class QSGD(Blocks):
         return torch.where(finite, norm / self.steps, torch.nan)
 
     def noise(self, x: Tensor, *, key: str) -> np.random.Generator:
-        """Return what draws for this vector: its seed is the round, the key and all the bits."""
+        """Return the vector's generator, seeded by the round, the key and all its bits."""
         total = int(x.numpy().view(np.int32).sum(dtype=np.int64))
         return np.random.Generator(np.random.SFC64(mixed(self._round, key, total)))
 
@@ -93,7 +93,7 @@ class QSGD(Blocks):
         scratch: Tensor,
         noise: np.random.Generator | None,
     ) -> None:
-        """Write one of the two levels next to every element, the nearer one more often."""
+        """Write one of the two adjacent levels for every element, the nearer one more often."""
         assert noise is not None  # from `noise` above
         scaled = torch.div(x, divisors, out=scratch).view(-1).numpy()
         scaled += noise.random(scaled.size, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Scales of blocks in half precision, in units of a power of two that a packet brings along.
+"""Scales of blocks in float16, in units of a power of two that is stored in the packet.
 
 float16 alone ends at 6e-8, and pseudo-gradients of 1e-6 have scales of 1e-8. The unit is chosen so
 that the largest scale lies between 2**14 and 2**15 of them: every scale down to 2e-9 of the largest
@@ -31,12 +31,12 @@ _LOWEST = -126 + 24
 
 
 def scales_bytes(blocks: int) -> int:
-    """Return the bytes of so many scales with their unit; 0 for none."""
+    """Return the bytes of `blocks` scales with their unit; 0 for none."""
     return HEAD_BYTES + SCALE_BYTES * blocks if blocks else 0
 
 
 def write_scales(scales: Tensor, *, out: memoryview, upwards: bool = False) -> Tensor:
-    """Write scales and return them as everybody will read them, float32, shape (m,).
+    """Write scales and return them as the decoder reads them, float32, shape (m,).
 
     Args:
         scales: Float32, not negative, shape (m,), m > 0.
@@ -63,7 +63,7 @@ def write_scales(scales: Tensor, *, out: memoryview, upwards: bool = False) -> T
 
 
 def read_scales(data: Any, blocks: int) -> Tensor:
-    """Return the scales that a buffer begins with, float32, shape (blocks,); blocks > 0."""
+    """Return the scales at the start of a buffer, float32, shape (blocks,); blocks > 0."""
     unit = float(np.frombuffer(data, dtype="<f4", count=1)[0])
     halves = np.frombuffer(data, dtype="<f2", offset=HEAD_BYTES, count=blocks)
     return torch.from_numpy(halves.astype(np.float32)).mul_(unit)

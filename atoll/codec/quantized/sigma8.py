@@ -1,4 +1,4 @@
-"""sigma8: 256 buckets over a range of standard deviations, and what the values in each mean.
+"""sigma8: 256 buckets over a range of standard deviations, decoded to each bucket's mean.
 
     sigma = |x|_2 / sqrt(n - 1) ;  s = range * sigma / 256 ;  q = clamp(round(x / s) + 128, 0, 255)
     codebook[k] = mean of all x with q = k, or 0
@@ -44,7 +44,7 @@ RANGES = (6, 12)
 _BUCKETS = 256
 _BOOK_BYTES = 4 * _BUCKETS
 _PIECE = 16_384
-"""Elements of which norms are taken at once: no thread pool, so that their bits are the same."""
+"""Elements per partial norm: small enough to avoid the thread pool, so results are reproducible."""
 
 
 class Sigma8(Stateless):
@@ -79,11 +79,11 @@ class Sigma8(Stateless):
 
     @property
     def grain(self) -> int:
-        """Elements that a cut must be a multiple of, but for the end."""
+        """Cuts must be at multiples of this many elements, except at the end."""
         return CHUNK
 
     def cut(self, packet: Packet, start: int, stop: int) -> Packet:
-        """Return the packet of the elements from `start` to `stop`; its bytes are copied."""
+        """Return the packet of elements `start` to `stop`; its bytes are copied."""
         edge = _BOOK_BYTES * _chunks(check_packet(packet, self))
         first, last = start // CHUNK, _chunks(stop) if stop > start else 0
         data = memoryview(packet.data)
@@ -153,13 +153,13 @@ def _chunks(elements: int) -> int:
 
 
 def _deviation(x: Tensor) -> float:
-    """Return the root of the mean square, with n - 1 for the mean; of one number, its magnitude."""
+    """Return the root mean square with divisor n - 1; for a single element its magnitude."""
     squares = sum(float(p.double().square().sum()) for p in torch.split(x, _PIECE))
     return math.sqrt(squares / max(len(x) - 1, 1))
 
 
 def _means(x: Floats, codes: Bytes) -> Floats:
-    """Return the mean of the elements with each code, shape (256,); NaN if one is not finite."""
+    """Return the mean of the elements with each code, shape (256,); NaN if one is non-finite."""
     indices = codes.astype(np.intp)
     sums = np.bincount(indices, weights=x, minlength=_BUCKETS)
     if not np.isfinite(sums).all():

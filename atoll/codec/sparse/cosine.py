@@ -1,9 +1,9 @@
-"""Cosine transforms of tensors, piece by piece.
+"""Piecewise cosine transform (DCT) of tensors.
 
-A tensor is cut into pieces of `side` x `side` (or `side`, where it has one dimension), and each is
-written in cosines (DCT-II, orthonormal): neighbouring numbers that are alike become few large
-coefficients. The side is the largest divisor of the length up to a limit; a length without a useful
-one, e.g. a prime, is padded with zeros.
+A tensor is cut into pieces of `side` x `side` (or `side`, if it has one dimension), and each is
+transformed (DCT-II, orthonormal): similar neighbouring values become few large coefficients. The
+side is the largest divisor of the length up to a limit; a length without a useful divisor, e.g. a
+prime, is padded with zeros.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 LEAST_SHARE = 4
-"""A divisor below a quarter of the limit is not worth it: the length is padded instead."""
+"""Divisors below a quarter of the limit are not used: the length is padded instead."""
 
 _GRID = 2.0**40
 """Entries are rounded to multiples of 2^-40, so that libraries' last bits do not matter."""
@@ -32,7 +32,7 @@ def cosines(side: int) -> Tensor:
 
 
 def divided(length: int, limit: int) -> tuple[int, int]:
-    """Return the side of pieces along a dimension, and how many there are."""
+    """Return the side of the pieces along a dimension, and their number."""
     side = max((d for d in range(1, min(limit, length) + 1) if length % d == 0), default=1)
     if side * LEAST_SHARE < min(limit, length):
         side = min(limit, length)
@@ -41,7 +41,7 @@ def divided(length: int, limit: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Pieces:
-    """How one tensor is cut; as a matrix of its first dimension by all others."""
+    """How one tensor is cut, as a matrix of its first dimension by all others."""
 
     rows: int
     columns: int
@@ -85,7 +85,7 @@ class Pieces:
         return (left @ pieces @ right.T).reshape(self.count, self.size)
 
     def values(self, coefficients: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Return the flat tensor of coefficients: what `coefficients` was given."""
+        """Return the flat tensor of coefficients: the inverse of `coefficients`."""
         pieces = coefficients.view(self.down, self.across, self.height, self.width)
         whole = (left.T @ pieces @ right).transpose(1, 2)
         whole = whole.reshape(self.down * self.height, self.across * self.width)

@@ -1,17 +1,18 @@
 """dct: of every 4096 elements the K largest coefficients of their cosine transform.
 
 A vector is cut into chunks of 4096 consecutive elements, each seen as 64 by 64; the last one is
-filled up with zeros. Slow trends along a chunk gather in few coefficients, which top-k of the
-elements themselves would miss. Members gather each other's packets, as with `topk`.
+padded with zeros. Smooth trends along a chunk become few coefficients, which top-k of the elements
+would miss. Members all-gather the packets, as with `topk`.
 
-Layout of a packet: for every chunk where its coefficients lie (2*K bytes, uint16 ascending, or a
-bitmap of 512 bytes if that is less), then the packet of all coefficients by the second codec.
+Layout of a packet: for every chunk the positions of its coefficients (2*K bytes, uint16 ascending,
+or a bitmap of 512 bytes if that is smaller), then the packet of all coefficients by the second
+codec.
 
-The inverse is the same bit for bit on every machine. A sum of products in floating point depends on
-the order of the processor's additions, and members that add up decoded vectors have to come to the
-same bits; so it calculates with whole numbers: cosines in units of 2**-20, coefficients in units of
-2**-22 of a power of two above their chunk's largest. All sums stay below 2**53, where float64 is
-exact in every order. The rounding costs less than 1e-5 of the largest value.
+The inverse gives the same bits on every machine. A floating-point sum of products depends on the
+processor's order of additions, and members that add up decoded vectors must get equal bits. So it
+uses integers: cosines in units of 2**-20, coefficients in units of 2**-22 of a power of two above
+their chunk's largest. All sums stay below 2**53, where float64 is exact in every order. The
+rounding costs less than 1e-5 of the largest value.
 
 The transform and the choice are those of DeMo (Peng, Quesnelle and Kingma 2024, section 3,
 https://arxiv.org/abs/2411.19870). Differs from it: chunks are cut from the flat vector, not from
@@ -38,7 +39,7 @@ SIDE = 64
 CHUNK = SIDE * SIDE
 _BASIS_BITS, _VALUE_BITS = 20, 22
 _AT_ONCE = 7
-"""Chunks that are transformed together: below 32768 elements torch never wakes its thread pool."""
+"""Chunks transformed together: below 32768 elements torch never wakes its thread pool."""
 _BITMAP_BYTES = CHUNK // 8
 _MAGNITUDE = np.int32(0x7FFF_FFFF)
 
@@ -152,10 +153,10 @@ class Dct(Selecting):
             target.add_(part[: len(target)])
 
     def inverse(self, z: Tensor) -> Tensor:
-        """Return the numbers that coefficients stand for, the same bits on every machine.
+        """Return the inverse transform of coefficients, the same bits on every machine.
 
         Args:
-            z: Float32, shape (chunks, 4096). A chunk with a value that is not finite becomes NaN.
+            z: Float32, shape (chunks, 4096). A chunk with a non-finite value becomes NaN.
         """
         largest = z.abs().amax(dim=1, keepdim=True).double()
         broken = ~torch.isfinite(largest)
@@ -172,7 +173,7 @@ def _chunks(elements: int) -> int:
 
 
 def _filled(x: Tensor, first: int) -> Tensor:
-    """Return a few chunks from the given one on, the last one filled up with zeros."""
+    """Return a few chunks from the given one on, the last one padded with zeros."""
     part = x[first * CHUNK : (first + _AT_ONCE) * CHUNK]
     missing = -part.numel() % CHUNK
     return torch.nn.functional.pad(part, (0, missing)).view(-1, CHUNK)

@@ -1,4 +1,4 @@
-"""Where the elements of a sparse vector lie, in as few bytes as a fixed number of them allows.
+"""Positions of a sparse vector's elements, in a number of bytes known beforehand.
 
 k ascending positions among n, little endian, whichever is smaller:
 
@@ -54,7 +54,7 @@ def read_positions(data: Bytes, *, elements: int, count: int) -> Indices:
     """Return the positions, ascending, shape (count,).
 
     Raises:
-        WireError: they are not that many, not ascending or beyond the vector.
+        WireError: their number is wrong, or they are not ascending or out of range.
     """
     if _as_bitmap(elements, count):
         marks = np.unpackbits(data, bitorder="little")

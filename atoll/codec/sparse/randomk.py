@@ -1,16 +1,16 @@
-"""randomk: a share of the elements at random, the same positions on every member.
+"""randomk: send a random share of the elements, at the same positions on every member.
 
-Only values cross the wire, so the mean of packets is a packet, unlike with `topk`. Positions are
-a matter of the round's number alone: in blocks of 4096 elements the same permutation picks k of
-them, and the next round takes the permutation's next k. So within ceil(4096/k) rounds every element
-is sent at least once, and a vector may be cut between blocks without changing any positions.
+Only values are sent, so a mean of packets fits a packet, unlike with `topk`. Positions depend on
+the round's number only: in blocks of 4096 elements a common permutation picks k, and the next round
+takes the permutation's next k. Within ceil(4096/k) rounds every element is sent at least once, and
+a vector may be cut between blocks without changing any positions.
 
 Layout of a packet of n > 0 elements: the number of the round (8 bytes, int64, little endian), then
 the packet of the values by the second codec.
 
-`randomk:0.1` multiplies what it sends by 4096/k, so that the expected value is the vector itself.
-`randomk:0.1:plain` does not; inside `feedback(...)` it is always plain, because what was not sent
-comes later anyway.
+`randomk:0.1` multiplies the sent values by 4096/k, so that the expected value is the vector itself.
+`randomk:0.1:plain` does not; inside `feedback(...)` it is always plain, because unsent values
+follow later anyway.
 
 Random sparsification: Wangni et al. 2018, section 2 (https://arxiv.org/abs/1710.09854), without
 their probabilities; without replacement as in Wang et al. 2023, "CocktailSGD".
@@ -77,20 +77,20 @@ class RandomK(Selecting):
 
     @property
     def needs_allgather(self) -> bool:  # type: ignore[override]
-        """As the second codec: the positions are no obstacle."""
+        """As the second codec: positions are common."""
         return self.values.needs_allgather
 
     def plain(self) -> RandomK:
-        """Return this codec without the factor."""
+        """Return this codec without the scaling."""
         return RandomK(self.density, self.values, scaled=False)
 
     def set_round(self, round_: int) -> None:
-        """Choose by this round's number."""
+        """Select the positions of this round."""
         self._round = round_
         self.values.set_round(round_)
 
     def mean_codec(self, packet: Packet | None = None) -> RandomK:
-        """Return the codec of the same positions that does not multiply once more."""
+        """Return the codec with the same positions and no further scaling."""
         other = RandomK(self.density, self.values, scaled=self.scaled)
         other._scales = False
         other._round = self._round
@@ -124,7 +124,8 @@ class RandomK(Selecting):
                 chosen[edge:].mul_(rest / self._of(rest))
             chosen.clamp_(-_LARGEST, _LARGEST)
         if not math.isfinite(float(x.sum(dtype=torch.float64))):
-            # Perhaps nothing of it lies among the positions: nobody may take the rest for good.
+            # The bad values may not be at the sent positions: poison the packet, so that it is not
+            # used.
             chosen.fill_(torch.nan)
         return chosen
 
@@ -153,8 +154,8 @@ def chosen_positions(width: int, count: int, round_: int) -> np.ndarray[Any, np.
     Args:
         width: Positions to choose from.
         count: How many, 1 to `width`.
-        round_: Number of the round; any ceil(width/count) rounds from a multiple of that on share
-            a permutation.
+        round_: Number of the round; ceil(width/count) rounds from a multiple of that on share a
+            permutation.
     """
     cycle, phase = divmod(round_, -(-width // count))
     order = permutation(mixed("positions", cycle, width), width)

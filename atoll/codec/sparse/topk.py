@@ -1,8 +1,8 @@
-"""topk: the share of the elements with the largest magnitudes, exactly that many.
+"""topk: send the share of elements with the largest magnitudes.
 
-A mean of sparse vectors is less sparse, so members gather each other's packets and add them up.
-Of equal magnitudes the first ones are taken; a value that is not finite counts as the largest. What
-is left out is lost unless the codec is used in `feedback(...)`.
+A mean of sparse vectors is less sparse, so members all-gather the packets and add them up. Of equal
+magnitudes the first ones are taken; a non-finite value counts as the largest. The other values are
+lost unless the codec is used in `feedback(...)`.
 
 Aji and Heafield 2017, "Sparse Communication for Distributed Gradient Descent"; with error feedback:
 Stich et al. 2018 (https://arxiv.org/abs/1809.07599). Differs from both: over the whole vector, not
@@ -72,13 +72,13 @@ class TopK(Selecting):
 
 
 def largest(x: Tensor, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return where the `count` largest magnitudes lie, ascending; of equal ones the first.
+    """Return the positions of the `count` largest magnitudes, ascending; of equal ones the first.
 
     Args:
         x: Float32, shape (n,); NaN counts as larger than infinity.
         count: 1 to n.
     """
-    # The bits of floats without their sign are in the order of the magnitudes.
+    # A float's bits without the sign, as an integer, sort like its magnitude.
     magnitudes = x.numpy().view(np.int32) & _MAGNITUDE
     least = np.partition(magnitudes, len(magnitudes) - count)[-count:].min()
     chosen = magnitudes > least

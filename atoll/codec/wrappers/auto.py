@@ -1,16 +1,16 @@
-"""auto: the codec that pays at the measured speed of the link, the same on every member.
+"""auto: choose the codec that is fastest for the measured link, the same on every member.
 
     auto(fp32,bf16,int8)      in order of precision; `auto` alone means these
     feedback(auto)            the same and int4, which needs feedback
 
-Every member measures its link: the bytes and the seconds of its own last exchange. Every so many
-rounds members agree: each sends for a ladder of speeds whether its link is that fast, and the mean
-of these numbers says what the slowest link can do (the median, where members do not trust each
-other). From there the choice is arithmetic that all do alike: the most precise codec whose exchange
-takes at most 1.5 times as long as the fastest one's. So precision is given up only where it saves
-a third of the time, and on a fast link fp32 wins because rounding costs more than sending.
+Every member times its own exchanges. Every so many rounds members agree: each reports, for a ladder
+of speeds, whether its link reaches that speed, and the mean of these reports gives the slowest
+link's speed (the median, where members do not trust each other). The rest is common arithmetic: the
+most precise codec whose exchange takes at most 1.5 times as long as the fastest one's. Precision is
+given up only where it saves a third of the time; on a fast link fp32 wins because rounding costs
+more than sending.
 
-Before the first agreement, and where nobody could measure anything, it is the first codec.
+Before the first agreement, and without any measurement, it is the first codec.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from atoll.codec.wrappers.wrapper import SHARED, Wrapper, wrong_codec
 from atoll.errors import ConfigError
 
 SLOWEST, STEPS = 1e3, 48
-"""The ladder begins at 1 KB/s and goes up by the square root of two: to 12 GB/s."""
+"""The ladder starts at 1 KB/s and grows by sqrt(2) per step, up to 12 GB/s."""
 PATIENCE = 1.5
-"""How much longer than the fastest a more precise codec may take."""
+"""A more precise codec may take this many times as long as the fastest one."""
 EVERY = 50
 """Rounds between two agreements."""
 TELLING_BYTES = 1 << 16
-"""Packets below this are not measured: how long they take is a matter of delay."""
+"""Smaller packets are not timed: latency dominates."""
 FIRST = 10
-"""In each of so many first rounds members try to agree, until somebody has measured a link."""
+"""In this many first rounds members try to agree, until one has measured a link."""
 PLAIN = ("fp32", "bf16", "int8")
-"""What `auto` without brackets chooses from."""
+"""The candidates of `auto` without brackets."""
 _CHOICE = f"{SHARED}auto.choice"
 
 
@@ -87,13 +87,13 @@ class Auto(Wrapper):
     # ---------------------------------------------------------------- measuring and choosing
 
     def due(self, round_: int) -> bool:
-        """Return whether members agree anew in this round; the same on every member."""
+        """Return whether members agree in this round; the same on every member."""
         return round_ % EVERY == 0 or (not self.agreed and round_ < FIRST)
 
     def observe(self, nbytes: int, seconds: float) -> None:
-        """Note how long an exchange of so many bytes took over this member's link, one way.
+        """Record how long an exchange took over this member's link, one way.
 
-        With few bytes that is the way's delay, not its speed, and says nothing.
+        Small exchanges are ignored: they measure latency, not bandwidth.
         """
         if nbytes >= TELLING_BYTES and seconds > 0:
             self._bytes_per_s = nbytes / seconds
@@ -101,10 +101,10 @@ class Auto(Wrapper):
     def ladder(self, *, measured: tuple[int, float] | None = None) -> Tensor:
         """Return 1 for every speed that this member's link reaches, shape (STEPS,).
 
-        Who has measured nothing is in nobody's way.
+        A member without a measurement reports all speeds.
 
         Args:
-            measured: Bytes and seconds of an exchange that is not noted yet.
+            measured: Bytes and seconds of an exchange that is not recorded yet.
         """
         bytes_per_s = self._bytes_per_s
         if measured is not None and measured[0] >= TELLING_BYTES and measured[1] > 0:
@@ -115,15 +115,15 @@ class Auto(Wrapper):
         return (torch.arange(STEPS) <= reached).float()
 
     def agree(self, ladder: Tensor) -> None:
-        """Choose by what all members said; every member MUST get the same numbers."""
+        """Choose a codec from the mean ladder; every member MUST pass the same values."""
         reached = int((ladder > 1 - 1e-6).int().cumprod(0).sum())
-        # All at the top: nobody has measured anything, or sending costs next to nothing.
+        # All at the top: no member has a measurement, or sending costs next to nothing.
         bytes_per_s = SLOWEST * 2 ** ((max(reached, 1) - 1) / 2) if reached < STEPS else math.inf
         self.choice = self.chosen(bytes_per_s)
         self.agreed = self.agreed or reached < STEPS
 
     def chosen(self, bytes_per_s: float) -> int:
-        """Return the number of the codec that pays on a link of that speed."""
+        """Return the index of the best codec for a link of that speed."""
         elements = self._elements or 1_000_000
         costs = [
             seconds(
@@ -137,7 +137,7 @@ class Auto(Wrapper):
     # ------------------------------------------------------------------------ as a codec
 
     def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Learn the shapes, and how many elements a vector has."""
+        """Set the shapes, which give the number of elements of a vector."""
         super().set_shapes(shapes)
         self._elements = sum(math.prod(shape) for shape in shapes)
 
@@ -153,14 +153,14 @@ class Auto(Wrapper):
         raise wrong_codec(packet, " or ".join(codec.spec for codec in self.parts))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the choice, which is equal on all members, and the codecs' own states."""
+        """Return the choice, which is equal on all members, and the inner codecs' states."""
         state = {_CHOICE: torch.tensor([self.choice, int(self.agreed)])}
         for number, codec in enumerate(self.parts):
             state |= {f"{number}.{name}": value for name, value in codec.state_dict().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a state."""
+        """Load a state."""
         if _CHOICE in state:
             choice, agreed = (int(value) for value in state[_CHOICE])
             if not 0 <= choice < len(self.parts):
@@ -177,7 +177,7 @@ class Auto(Wrapper):
 
 
 def auto_inside(codec: Codec) -> Auto | None:
-    """Return the codec that chooses, where there is one inside of `codec`."""
+    """Return the `Auto` inside of `codec`, if any."""
     inner = getattr(codec, "inner", None)
     if isinstance(codec, Auto):
         return codec

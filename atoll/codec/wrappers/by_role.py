@@ -1,18 +1,18 @@
-"""by_role: matrices in one codec, everything else in another.
+"""by_role: encode matrices with one codec and all other tensors with another.
 
-`by_role(topk:0.01,bf16)` sends the few large matrices of a model sparsely, and biases, norms and
-other tensors of one dimension, which weigh little and matter much, as bf16.
+`by_role(topk:0.01,bf16)` sends a model's few large matrices sparsely, and biases, norms and other
+one-dimensional tensors, which are small but matter, as bf16.
 
-A packet describes itself, so who decodes it needs no shapes; little endian:
+A packet describes itself, so the decoder needs no shapes; little endian:
 
     offset     size     field
     0          4        number of runs, uint32
     4          4*r      elements of each, uint32: of matrices, of others, of matrices ...
     4 + 4*r    ...      the packet of all matrices, then that of all others
 
-Before `set_shapes`, and for vectors of another length, all is one run of matrices. The runs belong
-to a whole vector, so it cannot be cut into one part per member; members gather each other's packets
-instead and add them up.
+Before `set_shapes`, and for vectors of another length, everything is one run of matrices. The runs
+belong to a whole vector, which therefore cannot be cut into chunks; members all-gather the packets
+and add them up.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class ByRole(Wrapper):
         return cls(*inner)
 
     def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Learn which parts of a vector are matrices."""
+        """Set which parts of a vector are matrices."""
         runs = [0]
         for shape in shapes:
-            # Even places are matrices.
+            # Runs at even positions are matrices.
             if (len(runs) % 2 == 1) != (len(shape) > 1):
                 runs.append(0)
             runs[-1] += math.prod(shape)
@@ -89,7 +89,7 @@ class ByRole(Wrapper):
         return 4 + 4 * len(runs) + self.matrices.nbytes(first) + self.others.nbytes(second)
 
     def nbytes(self, elements: int) -> int:
-        """Return the exact length of a packet, by the shapes that are known now."""
+        """Return the exact length of a packet for the current shapes."""
         return self._length(self._of(elements))
 
     def mean_codec(self, packet: Packet | None = None) -> Codec:

@@ -1,8 +1,8 @@
-"""by_size: short vectors in one codec, long ones in another.
+"""by_size: encode short vectors with one codec and long ones with another.
 
-`by_size:65536(fp32,int8)` sends vectors of fewer than 65536 numbers as fp32 and others as int8: a
-method that sends many pieces wastes nothing on precision where pieces are small. On the direct
-route members exchange chunks of a vector, and it is the chunks' size that counts there.
+`by_size:65536(fp32,int8)` sends vectors of fewer than 65536 values as fp32 and others as int8:
+small pieces then keep full precision. On the direct route members exchange chunks of a vector, and
+the chunk's size counts.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from atoll.errors import ConfigError
 
 
 class BySize(Wrapper):
-    """Delegates by the number of elements.
+    """Selects a codec by the number of elements.
 
     Args:
-        limit: Vectors of fewer elements are short.
-        short: Their codec.
-        long: That of all others.
+        limit: Vectors with fewer elements are short.
+        short: Codec of short vectors.
+        long: Codec of all others.
 
     Raises:
-        ConfigError: a codec has a memory, or has no mean in one packet: members would have to do
-            different things for vectors of different lengths.
+        ConfigError: a codec is stateful or needs an all-gather: members would act differently for
+            vectors of different lengths.
     """
 
     def __init__(self, limit: int, short: Codec, long: Codec) -> None:
@@ -57,7 +57,7 @@ class BySize(Wrapper):
         return self.short if elements < self.limit else self.long
 
     def mean_codec(self, packet: Packet | None = None) -> Codec:
-        """Return what encodes a mean of such packets."""
+        """Return the codec that encodes a mean of such packets."""
         if packet is not None:
             return self.decoder(packet).mean_codec(packet)
         return BySize(self.limit, self.short.mean_codec(), self.long.mean_codec())

@@ -1,14 +1,14 @@
-"""EF21: members send how their vectors changed, and everybody keeps the sum.
+"""EF21: members send changes of their vectors, and all members keep the sum.
 
     send c_i = C(x_i - s_i) ;  s_i' = s_i + c_i ;  s' = s + mean(c_i)
 
-s_i is a member's own, s is the same on all: the mean of all s_i. When x_i comes to rest so do s_i
-and s, at x_i and the mean of all x_i, however coarse C is, as long as its error is shorter than
-the vector. What a round means is s', not the decoded mean: `restore_mean` gives it back.
+s_i is a member's own; s, the mean of all s_i, is equal on all. When x_i converges, s_i converges to
+x_i and s to the mean of all x_i, however coarse C is, as long as its error is shorter than the
+vector. The result of a round is s', not the decoded mean: `restore_mean` returns it.
 
-The sum holds only while the same members contribute with the same weights. Whoever comes late
-begins with s_i = s; after any change of the contributors or of their total weight all do, because
-`mean(s_i) = s` is then true again. Differences between members are sent anew from there.
+The sum is correct only while the same members contribute with the same weights. A joining member
+starts with s_i = s; after any change of the contributors or of their total weight all members do,
+which makes `mean(s_i) = s` true again. Their differences are then sent anew.
 
 Richtárik, Sokolov and Fatkhullin 2021, Algorithm 2 (https://arxiv.org/abs/2106.05203). Differs from
 the paper: s_0 = 0, not C(x_i); a round may be aborted; members come and go.
@@ -64,15 +64,16 @@ class EF21(Wrapper):
 
     @property
     def base(self) -> Codec:
-        """What decodes the packets."""
+        """The codec that decodes the packets."""
         return self.inner.base
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
-        """Return the inner codec's packet of how `x` differs from what was sent so far.
+        """Return the inner codec's packet of the change of `x` since the last one.
 
         Raises:
-            ConfigError: `x` is no float32 vector or of another size than before, or the strategy
-                does not hand back what a round meant.
+            ConfigError: `x` is no float32 vector or has another size than before, or the strategy
+                does not
+                call `restore_mean`.
         """
         x = check_vector(x, role="the input")
         if key in self._counted:
@@ -90,7 +91,7 @@ class EF21(Wrapper):
         return packet
 
     def finish(self, *, committed: bool) -> None:
-        """Keep what was sent if it counted, forget it if not."""
+        """Keep the sent changes if they were committed, else drop them."""
         super().finish(committed=committed)
         for key, sent in self._provisional.items():
             if committed:
@@ -126,14 +127,14 @@ class EF21(Wrapper):
         return whole.clone()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return s_i by key, and s with its mark as `shared.ef21.*`: equal on all members."""
+        """Return s_i by key, and s as `shared.ef21.*`, which is equal on all members."""
         own = {f"own.{key}": value.clone() for key, value in self._own.items()}
         common = {f"{_COMMON}{key}": value.clone() for key, value in self._common.items()}
         marks = {f"{_MARK}{key}": torch.tensor([mark]) for key, mark in self._marks.items()}
         return own | common | marks | inner_state(self.inner)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a state; who has only what is shared begins from there."""
+        """Load a state; a joining member has the shared part only."""
         mine = {k: v for k, v in state.items() if k.startswith((_COMMON, _MARK, "own."))}
         rest = {k: v for k, v in state.items() if k not in mine}
         unknown = load_inner_state(self.inner, rest)

@@ -1,4 +1,4 @@
-"""Error feedback: what a codec loses in one round is sent along in the next.
+"""Error feedback: what a codec loses in one round is added to the next.
 
     m = x + e ;  send c = C(m) ;  e' = m - decode(c)
 
@@ -8,8 +8,8 @@ that was sent plus the residual e equals all that was given. For the codecs here
 is exact in float32, so only the sum `x + e` is ever rounded.
 
 Differs from the paper: a round may be aborted. The new residual is provisional until
-`finish(committed=True)`; `finish(committed=False)` forgets it, as if nothing had been sent, and
-the caller sends the same x again.
+`finish(committed=True)`; `finish(committed=False)` drops it, as if nothing had been sent, and the
+caller sends the same x again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Feedback(Wrapper):
 
     @property
     def base(self) -> Codec:
-        """What decodes the packets."""
+        """The codec that decodes the packets."""
         return self.inner.base
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
@@ -84,9 +84,9 @@ class Feedback(Wrapper):
         return packet
 
     def finish(self, *, committed: bool) -> None:
-        """Keep the provisional residuals if the packets counted, forget them if not.
+        """Keep the provisional residuals if the round was committed, else drop them.
 
-        A residual that is not finite (the vector was not) is forgotten in either case.
+        A non-finite residual (of a non-finite vector) is dropped in either case.
         """
         super().finish(committed=committed)
         for key, lost in self._provisional.items():
@@ -106,7 +106,7 @@ class Feedback(Wrapper):
         return own | inner_state(self.inner)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up residuals; what was provisional is forgotten."""
+        """Load residuals; provisional ones are dropped."""
         own = load_inner_state(self.inner, state)
         self._residuals = {
             key: check_vector(residual, role=f"the residual of {key!r}").clone()
@@ -115,7 +115,7 @@ class Feedback(Wrapper):
         self._provisional.clear()
 
     def _memory(self, elements: int) -> Tensor:
-        """Return a vector to write into, an old one if one fits."""
+        """Return a vector to write into, reusing an old one if it fits."""
         for index, vector in enumerate(self._spare):
             if vector.numel() == elements:
                 return self._spare.pop(index)
@@ -123,14 +123,14 @@ class Feedback(Wrapper):
 
 
 FED_BACK = ("fp32", "bf16", "int8", "int4")
-"""What `auto` chooses from inside a wrapper that makes up for what is lost."""
+"""The candidates of `auto` inside a wrapper that feeds back its loss."""
 
 
 def fed_back(given: Arguments, inner: Sequence[Codec]) -> Codec:
-    """Return the one codec whose loss is to be made up for later.
+    """Return the one codec inside a feedback wrapper.
 
     Raises:
-        ConfigError: there are no codecs or several, or the one is a wrapper or unbiased.
+        ConfigError: there are none or several, or it is a wrapper or unbiased.
     """
     given.at_most(0)
     if not inner:

@@ -1,10 +1,10 @@
-"""What codecs share that send some numbers of a vector and hand these on to another codec.
+"""Base class of codecs that select values of a vector and encode these with another codec.
 
-`topk:0.1|int8` is such a pair: the first chooses, the second says what a chosen number weighs. Not
-chosen elements decode to zero.
+In `topk:0.1|int8` the first codec selects, the second encodes the selected values. All other
+elements decode to zero.
 
-Layout of a packet: what says where the values belong (`where_bytes`), then the packet of the
-values by the second codec.
+Layout of a packet: the positions (`where_bytes`), then the packet of the values by the second
+codec.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Where = Any
 
 
 def check_density(name: str, density: float) -> float:
-    """Return a share of the elements, to the six digits that a spec shows.
+    """Return a share of the elements, rounded to the six digits that a spec shows.
 
     Raises:
         ConfigError: it is not above 0 and at most 1.
@@ -41,11 +41,11 @@ def check_density(name: str, density: float) -> float:
 
 
 class Selecting(Stateless, ABC):
-    """Chooses numbers of a vector and encodes these with another codec.
+    """Selects values and encodes them with another codec.
 
     Args:
         head: The spec without the second codec.
-        values: Encodes what was chosen; fp32 goes without saying.
+        values: Encodes the selected values; fp32 is left out of the spec.
     """
 
     def __init__(self, head: str, values: Codec) -> None:
@@ -54,26 +54,26 @@ class Selecting(Stateless, ABC):
 
     @abstractmethod
     def count(self, elements: int) -> int:
-        """Return how many numbers are chosen of a vector."""
+        """Return how many values of a vector are selected."""
 
     @abstractmethod
     def where_bytes(self, elements: int) -> int:
-        """Return the bytes that say where they belong."""
+        """Return the bytes of the positions."""
 
     @abstractmethod
     def choose(self, x: Tensor, *, out: Bytes) -> Tensor:
-        """Return the chosen numbers, shape (count,), and write where they belong into `out`."""
+        """Return the selected values, shape (count,), and write their positions into `out`."""
 
     @abstractmethod
     def where(self, data: Bytes, elements: int) -> Where:
-        """Return the positions that `choose` wrote, in the order of the numbers.
+        """Return the positions that `choose` wrote, in the order of the values.
 
         Raises:
             WireError: they are damaged.
         """
 
     def set_round(self, round_: int) -> None:
-        """Tell the second codec the round."""
+        """Set the round of the second codec."""
         self.values.set_round(round_)
 
     def nbytes(self, elements: int) -> int:

@@ -1,4 +1,4 @@
-"""What codecs around other codecs have in common: every call reaches those inside."""
+"""Base class of codecs around other codecs: delegates every call."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from atoll.codec.base import Codec, Packet, Stateless
 from atoll.errors import ConfigError, WireError
 
 SHARED, INNER = "shared.", "inner."
-"""Begin the names of state that is equal on all members, and of state of the codec inside."""
+"""Prefixes of state keys: equal on all members, and of the inner codec."""
 
 
 class Wrapper(Stateless):
-    """Delegates to the codecs inside. A subclass overrides what it does differently.
+    """Delegates to the inner codecs; subclasses override what differs.
 
     Args:
-        parts: The codecs inside. The first one encodes and decodes, unless `of` and `decoder` say
+        parts: The inner codecs. The first one encodes and decodes, unless `of` and `decoder` say
             otherwise.
     """
 
@@ -25,7 +25,7 @@ class Wrapper(Stateless):
         self.parts = tuple(parts)
 
     def of(self, elements: int) -> Codec:
-        """Return the codec for a vector of so many elements."""
+        """Return the codec for a vector of `elements` elements."""
         return self.parts[0]
 
     def decoder(self, packet: Packet) -> Codec:
@@ -42,12 +42,12 @@ class Wrapper(Stateless):
         return self.of(0).needs_allgather
 
     def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Pass the shapes on."""
+        """Set the shapes of the inner codecs."""
         for codec in self.parts:
             codec.set_shapes(shapes)
 
     def set_round(self, round_: int) -> None:
-        """Pass the round on."""
+        """Set the round of the inner codecs."""
         for codec in self.parts:
             codec.set_round(round_)
 
@@ -68,11 +68,11 @@ class Wrapper(Stateless):
         self.decoder(packet).decode_add(packet, out=out, weight=weight)
 
     def mean_codec(self, packet: Packet | None = None) -> Codec:
-        """Return what encodes a mean of such packets."""
+        """Return the codec that encodes a mean of such packets."""
         return self.of(0).mean_codec(packet)
 
     def finish(self, *, committed: bool) -> None:
-        """Pass on what became of the packets."""
+        """Finish the inner codecs."""
         for codec in self.parts:
             codec.finish(committed=committed)
 
@@ -87,10 +87,10 @@ def wrong_codec(packet: Packet, expected: str) -> WireError:
 
 
 def check_size(kept: Tensor, x: Tensor, *, what: str) -> None:
-    """Refuse a vector whose size differs from that of the state kept for its key.
+    """Check that a vector has the size of the state kept for its key.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it has another size.
     """
     if kept.numel() != x.numel():
         raise ConfigError(
@@ -102,7 +102,7 @@ def check_size(kept: Tensor, x: Tensor, *, what: str) -> None:
 
 
 def inner_state(inner: Codec) -> dict[str, Tensor]:
-    """Return the state of a wrapped codec for that of its wrapper; `shared.*` keeps its name."""
+    """Return an inner codec's state under its wrapper's keys; `shared.*` keeps its name."""
     return {
         name if name.startswith(SHARED) else INNER + name: value
         for name, value in inner.state_dict().items()
@@ -110,7 +110,7 @@ def inner_state(inner: Codec) -> dict[str, Tensor]:
 
 
 def load_inner_state(inner: Codec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give a wrapped codec its part of the wrapper's state, and return the rest."""
+    """Load an inner codec's part of the wrapper's state, and return the rest."""
     names = [name for name in state if name.startswith((SHARED, INNER))]
     inner.load_state_dict({name.removeprefix(INNER): state[name] for name in names})
     return {name: value for name, value in state.items() if name not in names}

@@ -1,6 +1,7 @@
-"""The role of an actor: it lives in its environment, improves its policy, and passes all on.
+"""The actor: collects experience in its environments, improves its policy, and feeds the critic.
 
-What an actor tells of itself: a point about once a second, and its part of the summary.
+`Actor.run` restores a saved state, announces the actor to the critic, and then repeats rounds:
+collect a trajectory, learn from it, send it to the critic, save now and then.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from atoll.run import Run
 from atoll.strategies.resolve import resolve
 
 LAST = 20
-"""Episodes whose mean is `return`."""
+"""Number of episodes averaged in `return`."""
 
 RATE_S = 5.0
-"""Steps per second are measured over about so long."""
+"""Window over which steps per second are measured."""
 
 
 class ActorMetrics:
-    """Counts one actor's episodes, steps and updates."""
+    """Counts one actor's episodes, steps and updates for its points and its summary."""
 
     def __init__(self, *, last: int = LAST) -> None:
-        """Begin with nothing; `return` is the mean of the last `last` episodes."""
+        """Start at zero; `return` is the mean of the last `last` episodes."""
         self._count = last
         self.env_steps = 0
         self.updates = 0
@@ -50,17 +51,17 @@ class ActorMetrics:
         """Returns of the first episodes."""
         self.best: float | None = None
         self.dropped: dict[str, int] = {}
-        """Trajectories that nobody learned from, by reason."""
+        """Trajectories that were not learned, by reason."""
         self._last: deque[float] = deque(maxlen=self._count)
         self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     @property
     def mean_return(self) -> float | None:
-        """Mean return of the last episodes; None: none has ended."""
+        """Mean return of the last episodes; None if no episode has ended."""
         return sum(self._last) / len(self._last) if self._last else None
 
     def lived(self, steps: int, returns: Sequence[float]) -> None:
-        """Count a trajectory."""
+        """Count a trajectory and the episodes that ended in it."""
         self.env_steps += steps
         for value in returns:
             self.episodes += 1
@@ -80,7 +81,7 @@ class ActorMetrics:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def point(self) -> dict[str, float]:
-        """Return what a point says of it."""
+        """Return the values of a point."""
         (began, before), (now, steps) = self._marks[0], self._marks[-1]
         values = {
             "env_steps": float(self.env_steps), "episodes": float(self.episodes),
@@ -95,7 +96,7 @@ class ActorMetrics:
         return values
 
     def result(self) -> dict[str, Any]:
-        """Return what the summary says of it."""
+        """Return the figures for the summary."""
         mean = self.mean_return
         return {
             "env_steps": self.env_steps, "episodes": self.episodes, "updates": self.updates,
@@ -105,7 +106,7 @@ class ActorMetrics:
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it all, to go on with."""
+        """Return all counts, to resume."""
         return {
             "env_steps": self.env_steps, "updates": self.updates, "episodes": self.episodes,
             "first": self.first, "best": self.best, "dropped": self.dropped,
@@ -113,7 +114,7 @@ class ActorMetrics:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         kept = dict(state)
         self._last = deque(kept.pop("last"), maxlen=self._count)
         for name, value in kept.items():
@@ -124,16 +125,16 @@ class ActorMetrics:
 log = logging.getLogger(__name__)
 
 MOST_BAD = 10
-"""Trajectories in a row that are no numbers; then the environment is wrong for good."""
+"""Trajectories in a row with NaN or infinity after which the environment is considered broken."""
 
 TELL_EVERY_S = 30.0
-"""People are told of dropped experience at most so often; all of it is counted."""
+"""Shortest time between two events about dropped experience; all of it is counted."""
 
 START_S = 60.0
-"""How long an actor waits at its start for the critic to come up as well."""
+"""How long an actor waits at its start for the critic."""
 
 LEAVE_SAVE_S = 3.0
-"""How long the last state may take to the hub when this process was asked to leave."""
+"""Time limit of the last save after a stop request; the process must leave soon."""
 
 END_SAVE_S = 60.0
 
@@ -153,7 +154,7 @@ class Actor:
         self._table = rl.policies[index]
         number = seats(rl)[: run.slot].count(seat)
         self._share = -(-seat.steps // self._table.actors)
-        """Environment steps of this actor: those of its policy are divided."""
+        """Environment steps of this actor: its share of the policy's."""
         self._columns = VectorEnv(
             self._table, count=rl.environments, seed=run.seed, policy=index, actor=number,
             joint=rl.critic == "joint",
@@ -184,7 +185,7 @@ class Actor:
         self._keeper = StateSaver(run, member=run.member)
 
     def run(self) -> dict[str, Any]:
-        """Act until all steps are done or a stop is asked for; return its part of the summary."""
+        """Act until all steps are done or a stop is requested; return the part of the summary."""
         run = self._run
         self._resume()
         self._enter()
@@ -193,12 +194,14 @@ class Actor:
             try:
                 self._one_round()
             except DataError as error:
+                # One bad trajectory is dropped; many in a row mean that the environment is broken.
                 bad += 1
                 self._drop("not_finite", error)
                 if bad >= MOST_BAD:
                     raise
                 continue
             except DeadlineExceeded as error:
+                # The value service may answer the next request, so drop only this trajectory.
                 self._drop("unanswered", error)
                 continue
             bad, rounds = 0, rounds + 1
@@ -206,10 +209,10 @@ class Actor:
                 self._keeper.save(self._state())
         return self._end()
 
-    # ------------------------------------------------------------------------- beginning
+    # ----------------------------------------------------------------------------- start
 
     def _resume(self) -> None:
-        """Go on from the newest saved state of this member, if there is one."""
+        """Continue from the newest saved state of this member, if there is one."""
         state = self._keeper.newest()
         if state is None:
             return
@@ -224,7 +227,7 @@ class Actor:
         )  # fmt: skip
 
     def _enter(self) -> None:
-        """Begin to measure, agree with others if the job says so, and tell the critic."""
+        """Start measuring, wrap the optimizer if policies synchronize, and announce this actor."""
         run, learner, strategy = self._run, self._learner, self._spec.strategy
         if learner.optimizer is not None and not self._spec.alone:
             resolved = resolve(strategy)
@@ -238,6 +241,7 @@ class Actor:
             run.track(learner.module, learner.optimizer)
         if self._side is not None:
             self._side.announce(self._task)
+            # Values of an untrained copy would waste the first rollouts, so wait for the critic's.
             deadline = time.monotonic() + START_S
             while not self._learner.catch_up() and not run.stopping:
                 if time.monotonic() > deadline:
@@ -245,10 +249,11 @@ class Actor:
                     break
                 time.sleep(0.05)
 
-    # ------------------------------------------------------------------------- acting
+    # ---------------------------------------------------------------------------- rounds
 
     def _one_round(self) -> None:
-        """Live through a rollout, learn from it, pass it on, and tell."""
+        """Collect a trajectory, learn from it, send it to the critic, and report."""
+        # The version that acts, before learning: the critic computes the staleness from it.
         version = self._learner.version
         trajectory = self._collector.collect(self._learner.policy, self._rl.rollout)
         trajectory.policy_version = version
@@ -261,7 +266,7 @@ class Actor:
         self._report(trajectory, told)
 
     def _drop(self, reason: str, error: AtollError) -> None:
-        """Count experience that came to nothing, and tell of it now and then."""
+        """Count dropped experience, and report it at most every `TELL_EVERY_S`."""
         self._metrics.drop(reason)
         now = time.monotonic()
         if now - self._told_at.get(reason, -TELL_EVERY_S) >= TELL_EVERY_S:
@@ -276,7 +281,7 @@ class Actor:
         self._run.log(tokens=trajectory.steps, **values)
         self._run.stepped(trajectory.steps)
 
-    # ------------------------------------------------------------------------- ending
+    # ------------------------------------------------------------------------------- end
 
     def _state(self) -> dict[str, Any]:
         """Return everything that the next rollout and update depend on."""
@@ -289,7 +294,7 @@ class Actor:
         return state
 
     def _end(self) -> dict[str, Any]:
-        """Save, and after the last step record an episode and tell the critic."""
+        """Save; after the last step also record an episode and tell the critic of the end."""
         self._keeper.save(self._state())
         over = not self._run.stopping
         if not self._keeper.flush(timeout_s=END_SAVE_S if over else LEAVE_SAVE_S):
@@ -303,7 +308,7 @@ class Actor:
         return self._result(gif)
 
     def _result(self, gif: str) -> dict[str, Any]:
-        """Close everything, and return what the summary says of it."""
+        """Close everything; return the figures for the summary."""
         result = {
             "role": "actor", "policy": self._table.name, "env": self._table.env,
             **self._metrics.result(), "staleness": {}, "queue_wait_s": 0.0, "sent_bytes": 0,
@@ -320,7 +325,7 @@ class Actor:
         return result
 
     def _leave_behind(self) -> str:
-        """Publish the policy's weights and an episode; return the episode's name, or nothing."""
+        """Publish the policy's weights and an episode; return its name, or an empty text."""
         run, name = self._run, self._table.name
         path = run.directory / f"policy-{name}.safetensors"
         save_weights(path, self._learner.policy.state_dict(), about={"policy": name})

@@ -1,4 +1,4 @@
-"""Lets a policy live in its environments, and hands back what happened as a trajectory."""
+"""Collect trajectories: step a policy in its environments and record what happens."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from atoll.rl.trajectory import Trajectory
 
 
 class Acting(Protocol):
-    """A policy, as far as collecting goes."""
+    """The part of a policy that a collector needs."""
 
     norm: RunningNorm | None
 
     @property
     def log_deviation(self) -> Tensor | None:
-        """[d], of continuous actions."""
+        """[d], for continuous actions."""
         ...
 
     def put_out(
         self, observations: Tensor, hidden: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what decides on actions in states [B, *shape], and the memory then."""
+        """Return the outputs in states [B, *shape], and the recurrent state after them."""
         ...
 
     def initial(self, columns: int) -> Tensor | None:
-        """Return what a recurrent policy knows at the start, [B, H]."""
+        """Return the initial recurrent state, [B, H]."""
         ...
 
     def forget(self, hidden: Tensor | None, ended: Tensor) -> Tensor | None:
-        """Return `hidden` as at the start wherever an episode ended ([B], bool)."""
+        """Return `hidden`, reset wherever an episode ended ([B], bool)."""
         ...
 
 
 class Collector:
-    """Collects trajectories of one actor.
+    """Collects the trajectories of one actor.
 
     Args:
         columns: The environments.
         task: The policy's task.
         actor: Name of this actor in trajectories, e.g. `w1`.
-        seed: Of the choice of actions.
+        seed: Seed of the actions.
     """
 
     def __init__(
@@ -57,23 +57,23 @@ class Collector:
     ) -> None:  # fmt: skip
         self.columns, self.task, self.actor = columns, task, actor
         self.sequence = 0
-        """Trajectories handed out; the number of the last one."""
+        """Number of the last trajectory."""
         self.steps = 0
-        """Environment steps lived, those of dropped trajectories included."""
+        """Environment steps, with those of dropped trajectories."""
         self.not_finite = 0
-        """Trajectories dropped because something in them was not finite."""
+        """Trajectories dropped because a value was not finite."""
         self._generator = torch.Generator().manual_seed(seed)
         self._hidden: Tensor | None = None
 
     def collect(self, policy: Acting, length: int) -> Trajectory:
         """Return the next `length` steps of every column.
 
-        The policy must not change meanwhile; its normaliser is used, not updated.
+        The policy must not change meanwhile; its normalizer is used, not updated.
 
         Raises:
-            DataError: something became NaN or infinite; the policy, the step and the column are
-                named. The trajectory is dropped and counted in `not_finite`, and that column
-                starts a new episode: collecting may go on.
+            DataError: a value is NaN or infinite; the policy, the step and the column are named.
+                The trajectory is dropped and counted in `not_finite`, and that column starts a new
+                episode: collecting may continue.
             ScriptError: an environment raised.
         """
         if self._hidden is None:
@@ -86,7 +86,8 @@ class Collector:
         )  # fmt: skip
         self._live(policy, room, sampler)
         log_probabilities = sampler.log_probabilities(torch.from_numpy(room.actions))
-        # In order of cause and effect. All at once: at every step it would cost a few per cent.
+        # Causes before effects. Once per trajectory: a check at every step would cost a few per
+        # cent.
         self._check("observations", room.observations)
         self._check_cuts(room)
         if room.states is not None:
@@ -97,7 +98,7 @@ class Collector:
         return self._trajectory(room, log_probabilities, before, policy.norm)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return everything that the next trajectory depends on, the policy aside."""
+        """Return everything that the next trajectory depends on, except the policy."""
         saved = {f"columns.{k}": v for k, v in self.columns.state_dict().items()}
         saved["counts"] = torch.tensor([self.sequence, self.steps, self.not_finite])
         saved["generator"] = self._generator.get_state()
@@ -106,7 +107,7 @@ class Collector:
         return saved
 
     def load_state_dict(self, saved: dict[str, Tensor]) -> None:
-        """Go on where `state_dict` was taken, bit for bit if the environment is repeatable."""
+        """Load a saved state; the continuation is exact if the environment is deterministic."""
         anew = self.columns.load_state_dict(
             {k.removeprefix("columns."): v for k, v in saved.items() if k.startswith("columns.")}
         )
@@ -116,7 +117,7 @@ class Collector:
         self._forget(anew)
 
     def _live(self, policy: Acting, room: Rollout, sampler: ActionSampler) -> None:
-        """Fill the room step by step."""
+        """Fill the rollout step by step."""
         observed = torch.from_numpy(room.observations).unbind(0)
         chosen = torch.from_numpy(room.actions).unbind(0)
         floats = chosen[0].is_floating_point()
@@ -125,7 +126,7 @@ class Collector:
                 output, hidden = policy.put_out(observed[step], self._hidden)
                 chosen[step].copy_(sampler.choose(step, output))
                 if floats and not np.isfinite(room.actions[step]).all():
-                    # Not every environment survives such an action.
+                    # An environment may crash on such an action, so look for the cause now.
                     self._check("observations", room.observations[: step + 1])
                     self._check("actions", room.actions[: step + 1])
                 self.columns.step(room, step)
@@ -138,7 +139,7 @@ class Collector:
         self, room: Rollout, log_probabilities: Tensor, hidden: Tensor | None,
         norm: RunningNorm | None,
     ) -> Trajectory:  # fmt: skip
-        """Return what the room holds; its arrays become the tensors, without a copy."""
+        """Return a rollout as a trajectory, which shares its arrays."""
         cuts = room.cuts
         at = torch.tensor([cut[:2] for cut in cuts], dtype=torch.int64).reshape(-1, 2)
         return Trajectory(
@@ -163,13 +164,13 @@ class Collector:
         )  # fmt: skip
 
     def _check(self, what: str, values: NDArray[Any]) -> None:
-        """Drop the trajectory if one of its values [T, B, ...] is not finite."""
+        """Drop the trajectory if a value [T, B, ...] is not finite."""
         finite = np.isfinite(values)
         if not finite.all():
             self._drop(what, np.argwhere(~finite.reshape(*finite.shape[:2], -1).all(-1)))
 
     def _check_cuts(self, room: Rollout) -> None:
-        """Drop the trajectory if an episode was cut off where something is not finite."""
+        """Drop the trajectory if the last observation of a truncated episode is not finite."""
         wrong = [
             (step, column) for step, column, seen, state in room.cuts
             if not (np.isfinite(seen).all() and (state is None or np.isfinite(state).all()))
@@ -178,11 +179,11 @@ class Collector:
             self._drop("last observations of episodes", np.array(wrong))
 
     def _drop(self, what: str, places: NDArray[Any]) -> NoReturn:
-        """Give up this trajectory, and the episodes in which something is wrong.
+        """Drop this trajectory, and restart the episodes with wrong values.
 
         Args:
             what: What is not finite.
-            places: [N, 2], steps and columns where it is not, the first one first.
+            places: [N, 2], the steps and columns of the values, the first one first.
         """
         agents, first = self.columns.agents, places[0]
         for environment in sorted({int(column) // agents for column in places[:, 1]}):
@@ -199,7 +200,7 @@ class Collector:
         )
 
     def _forget(self, columns: list[int]) -> None:
-        """Make a recurrent policy forget what happened in columns that start anew."""
+        """Reset the recurrent state of columns that start a new episode."""
         if self._hidden is not None and columns:
             self._hidden = self._hidden.clone()
             self._hidden[columns] = 0.0

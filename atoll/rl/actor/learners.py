@@ -1,7 +1,4 @@
-"""What an actor does with its experience: how its policy becomes better, by each algorithm.
-
-How an actor's policy becomes better, by the algorithm and the critic of its job.
-"""
+"""How an actor's policy improves, by the algorithm and the critic of its job."""
 
 from __future__ import annotations
 
@@ -30,42 +27,42 @@ log = logging.getLogger(__name__)
 
 
 class ActorLearner(Protocol):
-    """One policy, and where its improvements come from."""
+    """One policy and the source of its improvements."""
 
     @property
     def policy(self) -> Policy:
-        """Who acts."""
+        """The policy that acts."""
         ...
 
     @property
     def module(self) -> nn.Module:
-        """What the optimizer changes."""
+        """The module that the optimizer changes."""
         ...
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """Of the module; None: somebody else improves it."""
+        """The module's optimizer; None if another member improves the policy."""
         ...
 
     @property
     def version(self) -> int:
-        """Updates of the policy so far."""
+        """Number of updates of the policy."""
         ...
 
     def use(self, optimizer: Optimizer) -> None:
-        """Step by another optimizer from now on: one that lets policies agree."""
+        """Replace the optimizer with one that wraps it and synchronizes policies."""
         ...
 
     def catch_up(self) -> bool:
-        """Take over what others have learned; return whether anything has come from them yet."""
+        """Load the newest weights from the critic; return whether any have ever arrived."""
         ...
 
     def learn(self, trajectory: Trajectory) -> dict[str, float]:
-        """Take experience in, and write into it whose values were used; return figures.
+        """Learn from a trajectory, note in it which values were used, and return figures.
 
         Raises:
-            DataError: nothing could be learned from it.
-            DeadlineExceeded: nobody said in time what it was worth.
+            DataError: the trajectory cannot be learned from.
+            DeadlineExceeded: its values did not arrive in time.
         """
         ...
 
@@ -74,52 +71,52 @@ class ActorLearner(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         ...
 
 
 class LocalLearner:
-    """Learns by what it lives itself, and by the values of whatever critic there is."""
+    """Learns from its own trajectories, with the values of any critic."""
 
     def __init__(self, learner: Ppo | A3c, values: Source | None) -> None:
-        """Begin with a fresh policy.
+        """Start with a fresh policy.
 
         Args:
-            learner: What improves it.
-            values: Says what experience is worth; None: the learner knows by itself.
+            learner: Improves the policy.
+            values: Values trajectories; None if the learner has values of its own.
         """
         self._learner, self._values = learner, values
 
     @property
     def policy(self) -> Policy:
-        """Who acts."""
+        """The policy that acts."""
         return self._learner.policy
 
     @property
     def module(self) -> nn.Module:
-        """What the optimizer changes."""
+        """The module that the optimizer changes."""
         return self._learner.module
 
     @property
     def optimizer(self) -> Optimizer:
-        """Of the module."""
+        """The module's optimizer."""
         return self._learner.optimizer
 
     @property
     def version(self) -> int:
-        """Updates of the policy so far."""
+        """Number of updates of the policy."""
         return self._learner.version
 
     def use(self, optimizer: Optimizer) -> None:
-        """Step by another optimizer from now on."""
+        """Replace the optimizer."""
         self._learner.optimizer = optimizer
 
     def catch_up(self) -> bool:
-        """Take over the newest critic."""
+        """Load the newest critic."""
         return self._values is None or self._values.catch_up()
 
     def learn(self, trajectory: Trajectory) -> dict[str, float]:
-        """Value, improve, and let an own critic learn as well."""
+        """Value a trajectory, improve the policy, and train an own critic as well."""
         learner, values = self._learner, self._values
         if values is None:
             assert isinstance(learner, A3c)
@@ -133,35 +130,35 @@ class LocalLearner:
         return told | {"value_version": float(valued.version)}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return policy, optimizer, generators and the critic, as far as it is known."""
+        """Return policy, optimizer, generators, and the critic's weights if known."""
         values = {} if self._values is None else self._values.state_dict()
         return {**prefixed("learner", self._learner.state_dict()), **prefixed("values", values)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         self._learner.load_state_dict(parts_of(state, "learner"))
         if self._values is not None:
             self._values.load_state_dict(parts_of(state, "values"))
 
 
 class FollowerLearner:
-    """Acts by the newest policy that a learner elsewhere has made of everybody's experience."""
+    """Acts by the newest policy of a central learner, which trains on all actors' experience."""
 
     optimizer = None
 
     def __init__(self, policy: Policy, *, newest: Callable[[], dict[str, Tensor] | None]) -> None:
-        """Begin with a fresh policy, until the learner's comes.
+        """Start with a fresh policy, until the learner's arrives.
 
         Args:
-            policy: Who acts.
-            newest: Returns the learner's newest weights, None if these are known.
+            policy: The policy that acts.
+            newest: Returns the learner's newest weights, or None if they were returned before.
         """
         self._policy, self._newest = policy, newest
         self._version, self._heard = 0, False
 
     @property
     def policy(self) -> Policy:
-        """Who acts."""
+        """The policy that acts."""
         return self._policy
 
     @property
@@ -171,15 +168,15 @@ class FollowerLearner:
 
     @property
     def version(self) -> int:
-        """Updates that the learner had done of it."""
+        """Number of updates of the policy by the learner."""
         return self._version
 
     def use(self, optimizer: Optimizer) -> None:
-        """Refuse: nothing is improved here."""
+        """Raise: the policy is not improved here."""
         raise TypeError("an actor of impala has no optimizer")
 
     def catch_up(self) -> bool:
-        """Take over the learner's newest policy; return whether any has come."""
+        """Load the learner's newest policy; return whether any has ever arrived."""
         found = self._newest()
         if found is None:
             return self._heard
@@ -191,17 +188,17 @@ class FollowerLearner:
         return self._heard
 
     def learn(self, trajectory: Trajectory) -> dict[str, float]:
-        """Take the newest policy over for what comes next; waits for nothing."""
+        """Load the newest policy for the next trajectory, without waiting."""
         self.catch_up()
         return {"value_version": float(self._version)}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the policy as it is known here."""
+        """Return the policy's weights."""
         weights = prefixed("policy", self._policy.state_dict())
         return {**weights, "version": torch.tensor(self._version)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         load_module(self._policy, parts_of(state, "policy"), what="the saved policy")
         self._version = int(state["version"])
 
@@ -210,13 +207,13 @@ def make_actor_learner(
     task: TaskSpec, rl: RlTable, *, side: ActorChannel | None, service: ServiceValues | None,
     total_steps: int, seed: Callable[[str], int],
 ) -> ActorLearner:  # fmt: skip
-    """Return a fresh policy, and what makes it better.
+    """Return a fresh policy and its learner.
 
     Args:
-        task: What the policy is to do.
-        rl: By which algorithm and whose values.
-        side: The way to the critic; None: there is none.
-        service: Where values are asked; None: they are not.
+        task: The policy's task.
+        rl: The job's algorithm and critic.
+        side: The channel to the critic; None without one.
+        service: The value service; None if values are not requested from one.
         total_steps: Environment steps of this actor.
         seed: Returns the seed for a purpose.
     """

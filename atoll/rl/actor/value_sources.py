@@ -1,4 +1,4 @@
-"""The critics that an actor can judge its experience by: its own, or the one that all share."""
+"""Where an actor gets values: an own critic, a copy of the pooled one, or the value service."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Says what experience is worth, and may learn from it."""
+    """Values trajectories, and may learn from them."""
 
     def catch_up(self) -> bool:
-        """Take over what is newest; return whether anything is known at all."""
+        """Load the newest weights; return whether any have ever arrived."""
         ...
 
     def of(self, trajectory: Trajectory) -> ValuedTrajectory:
-        """Return the values of everything in a trajectory.
+        """Return the values of a trajectory.
 
         Raises:
             DeadlineExceeded: a service did not answer in time.
@@ -35,33 +35,33 @@ class Source(Protocol):
         ...
 
     def learn(self, trajectory: Trajectory) -> dict[str, float]:
-        """Learn from a trajectory, if it is this one's to learn; return figures."""
+        """Learn from a trajectory, if this source is trained here; return figures."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all that it knows."""
+        """Return the source's state."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         ...
 
 
 class OwnValues:
-    """A critic of one policy alone, which learns beside it."""
+    """A critic of one policy alone, trained beside it."""
 
     def __init__(self, task: TaskSpec, rl: RlTable, *, seed: int) -> None:
-        """Begin with a network that knows nothing."""
+        """Start with an untrained network."""
         self._critic = Critic(rl, seed=seed, kind="own")
         self._critic.add_policy(task)
         self._policy = task.policy
 
     def catch_up(self) -> bool:
-        """Wait for nobody."""
+        """Return True: there is nothing to wait for."""
         return True
 
     def of(self, trajectory: Trajectory) -> ValuedTrajectory:
-        """Return the values of everything in a trajectory."""
+        """Return the values of a trajectory."""
         return self._critic.of(trajectory)
 
     def learn(self, trajectory: Trajectory) -> dict[str, float]:
@@ -69,28 +69,28 @@ class OwnValues:
         return self._critic.learn([trajectory]).get(self._policy, {})
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all that it knows."""
+        """Return the critic's state."""
         return prefixed("critic", self._critic.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         self._critic.load_state_dict(parts_of(state, "critic"))
 
 
 class PulledValues:
-    """A copy of the shared critic, as new as what has been heard of it."""
+    """A copy of the pooled critic, with its newest published weights."""
 
     def __init__(
         self, task: TaskSpec, rl: RlTable, *, seed: int,
         newest: Callable[[], dict[str, Tensor] | None],
     ) -> None:  # fmt: skip
-        """Begin with a network that knows nothing.
+        """Start with an untrained network.
 
         Args:
-            task: Whose values are asked.
+            task: The task of the policy.
             rl: Widths of the network.
-            seed: Of the weights until the first ones come.
-            newest: Returns the critic's newest weights, None if these are known.
+            seed: Seed of the weights until the first ones arrive.
+            newest: Returns the critic's newest weights, or None if they were returned before.
         """
         self._critic = Critic(rl, seed=seed)
         self._critic.add_policy(task)
@@ -98,27 +98,27 @@ class PulledValues:
         self._held: dict[str, Tensor] = {}
 
     def catch_up(self) -> bool:
-        """Take over the newest weights; return whether any have come."""
+        """Load the newest weights; return whether any have ever arrived."""
         found = self._newest()
         if found is not None:
             self._take(found)
         return bool(self._held)
 
     def of(self, trajectory: Trajectory) -> ValuedTrajectory:
-        """Return the values by the newest weights; waits for nothing."""
+        """Return the values by the newest weights, without waiting."""
         self.catch_up()
         return self._critic.of(trajectory)
 
     def learn(self, trajectory: Trajectory) -> dict[str, float]:
-        """Learn nothing: the critic does, from what is sent to it."""
+        """Learn nothing: the critic learns from the trajectories sent to it."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the weights that were heard of last."""
+        """Return the newest known weights."""
         return prefixed("critic", self._held)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         held = parts_of(state, "critic")
         if held:
             self._take(held)
@@ -133,31 +133,31 @@ class PulledValues:
 
 
 class AskedValues:
-    """The shared critic itself, asked each time."""
+    """The pooled critic itself, asked for each trajectory."""
 
     def __init__(self, service: ServiceValues) -> None:
-        """Ask it."""
+        """Ask `service`."""
         self._service = service
 
     def catch_up(self) -> bool:
-        """Wait for nobody here: an answer is waited for."""
+        """Return True: `of` waits for the answer."""
         return True
 
     def of(self, trajectory: Trajectory) -> ValuedTrajectory:
         """Return the critic's answer.
 
         Raises:
-            DeadlineExceeded: it did not come in time.
+            DeadlineExceeded: the answer did not arrive in time.
         """
         return self._service.of(trajectory)
 
     def learn(self, trajectory: Trajectory) -> dict[str, float]:
-        """Learn nothing: the critic does, from what is sent to it."""
+        """Learn nothing: the critic learns from the trajectories sent to it."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return nothing: nothing is kept here."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take nothing up."""
+        """Ignore the state."""

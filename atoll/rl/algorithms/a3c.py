@@ -1,17 +1,15 @@
-"""Gradients instead of trajectories: each member learns from its own stretch and shares the step.
+"""A3C: each member computes gradients on its own trajectories, and an outer strategy shares them.
 
 Asynchronous Methods for Deep Reinforcement Learning, algorithm S3
-(https://arxiv.org/abs/1602.01783): n-step returns, one gradient per stretch, applied to parameters
-that others change at the same time. The sharing is an outer strategy's business: it is wrapped
-around `optimizer`, e.g. `async-sgd`.
+(https://arxiv.org/abs/1602.01783): n-step returns, one gradient per trajectory, applied to
+parameters that other members change at the same time. The strategy wraps `optimizer`, e.g. with
+`async-sgd`.
 
 Differs from the paper:
   * Adam instead of RMSProp, and policy and value share no layers;
   * values are learned in units of 1 / (1 - γ);
   * advantages are standardised, so that the size of rewards does not matter;
   * the values may be the pooled critic's: then only the policy has gradients.
-
-What policies agree on by an outer strategy: their weights, and nothing that is counted.
 """
 
 from __future__ import annotations
@@ -37,14 +35,13 @@ from atoll.rl.nets.policy import HEAD_GAIN, HIDDEN_GAIN, Policy, linear
 from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 LARGEST_DISCOUNT = 0.999
-"""Of which the unit of values is derived; without discounting it would have no limit."""
+"""Limit of γ in the unit of values, which would be infinite without discounting."""
 
 
 class ActorCritic(nn.Module):
-    """A policy, and a network of values beside it if it has its own."""
+    """A policy, and its own value network if it has one."""
 
     def __init__(self, policy: Policy, value: nn.Sequential | None) -> None:
-        """Hold both."""
         super().__init__()
         self.policy, self.value = policy, value
 
@@ -52,20 +49,21 @@ class ActorCritic(nn.Module):
 class A3c(TrainedPolicy):
     """One policy that takes a gradient step per trajectory, by n-step returns.
 
-    With the critic `own` (or `none`) it has a network of values that learns by the same steps.
+    With the critic `own` (or `none`) it has a value network trained by the same steps.
     """
 
     def __init__(self, task: TaskSpec, rl: RlTable, *, total_steps: int, seed: int) -> None:
         """Build the policy, and its values if they are its own; see `TrainedPolicy`."""
         super().__init__(task, rl, total_steps=total_steps, seed=seed)
-        # What a reward of one at every step is worth: values are learned in units of it. A network
-        # of small numbers takes thousands of steps to say 100; and members have it in common.
+        # The value of a reward of 1 at every step. In this unit values are near 1; a network would
+        # need thousands of steps to reach 100. All members derive the same unit.
         self._unit = 1.0 / (1.0 - min(task.gamma, LARGEST_DISCOUNT))
         value = self._values(task, rl) if rl.critic in ("own", "none") else None
         self.model = ActorCritic(self.policy, value)
         """What the optimizer changes: wrap it together with `optimizer`."""
         if value is not None:
-            # Apart, because the size of rewards scales the gradients of values alone.
+            # A norm limit of its own, because the size of rewards scales only the values'
+            # gradients.
             self._apart.append(list(value.parameters()))
             groups = [
                 {"params": group, "lr": lr}
@@ -75,17 +73,17 @@ class A3c(TrainedPolicy):
 
     @property
     def module(self) -> nn.Module:
-        """Everything that learns."""
+        """Everything that is trained."""
         return self.model
 
     def improve(
         self, trajectory: Trajectory, valued: ValuedTrajectory | None = None
     ) -> dict[str, float]:
-        """Take one gradient step; return what can be told about it.
+        """Take one gradient step; return its figures.
 
         Args:
-            trajectory: A stretch of experience of the policy as it is now, or was a moment ago.
-            valued: The values of another critic; ignored by one that has its own.
+            trajectory: Experience of the policy, possibly a few updates old.
+            valued: The values of another critic; ignored with own values.
 
         Returns:
             `policy_loss`, `entropy`, `explained_variance`, `lr`, and `value_loss` of own values.
@@ -124,7 +122,7 @@ class A3c(TrainedPolicy):
         return told
 
     def begin(self) -> float:
-        """Set the learning rates of the step that follows; return the policy's."""
+        """Set the learning rates of the next step; return the policy's."""
         rate = self.rate
         for group, full in zip(
             self.optimizer.param_groups, (self.rl.lr, self.rl.critic_lr), strict=False
@@ -141,7 +139,7 @@ class A3c(TrainedPolicy):
         return nn.Sequential(*layers, last)
 
     def _value_of(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
-        """Return own values of all observations, [T + 1, B], and of the cut ones, [K]."""
+        """Return own values of all observations, [T + 1, B], and of the truncated ones, [K]."""
         assert self.model.value is not None
         parts = (trajectory.observations, trajectory.cut_observations)
         values, cut_values = (
@@ -151,15 +149,14 @@ class A3c(TrainedPolicy):
 
 
 class ParametersOf(nn.Module):
-    """The very parameters of a module, without its buffers.
+    """The parameters of a module, shared with it, without its buffers.
 
-    Running means and variances of observations are no weights: a strategy that steps beyond a mean,
-    as momentum does, would make variances negative. Each member keeps its own; those of one task
-    come to the same.
+    Running statistics of observations must not be synchronized: a strategy that extrapolates, e.g.
+    with momentum, would make variances negative. Each member keeps its own; those of one task
+    converge.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Hold the parameters of a module."""
         super().__init__()
         for name, parameter in module.named_parameters():
             self.register_parameter(name.replace(".", "_"), parameter)

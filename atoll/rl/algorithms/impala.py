@@ -1,13 +1,13 @@
-"""One learner for all policies: actors only act, and what they send is corrected by V-trace.
+"""IMPALA: one learner trains all policies; actors only act, and V-trace corrects their staleness.
 
 IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures
 (https://arxiv.org/abs/1802.01561).
 
 Differs from the paper:
-  * the value network is the critic, which knows every policy; it learns V-trace's targets;
+  * the value network is the critic of all policies; it learns V-trace's targets;
   * a trajectory is cut into `minibatches` groups of columns, a gradient step each, and V-trace is
-    computed anew for each with the policy as it is then; `epochs` goes over them again, which
-    V-trace corrects like any other staleness;
+    computed anew for each with the current policy; `epochs` repeats them, which V-trace corrects
+    like any other staleness;
   * advantages are divided by their deviation, so that the size of rewards does not matter.
 """
 
@@ -39,11 +39,11 @@ VERSION = "version"
 """Name of the number of updates in a snapshot."""
 SMALLEST_DEVIATION = 1e-8
 APART = 1_000_003
-"""Between the seeds of two policies."""
+"""Distance between the seeds of two policies."""
 
 
 class LearnerStep(Protocol):
-    """A critic that can be told what its values should have been."""
+    """A critic that learns given targets."""
 
     def values_of(self, trajectories: Sequence[Trajectory]) -> list[ValuedTrajectory]:
         """Return the values of several trajectories."""
@@ -52,7 +52,7 @@ class LearnerStep(Protocol):
     def learn(
         self, trajectories: Sequence[Trajectory], *, targets: Sequence[Tensor] | None = None
     ) -> Mapping[str, Mapping[str, float]]:
-        """Learn targets [T, B] of each trajectory; return statistics of each policy."""
+        """Learn targets [T, B] of each trajectory; return figures of each policy."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -60,12 +60,12 @@ class LearnerStep(Protocol):
         ...
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         ...
 
 
 class ImpalaLearner:
-    """All policies of a job and their critic, learning from what actors send."""
+    """All policies of a job and their critic, trained on the actors' trajectories."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class ImpalaLearner:
 
         Args:
             tasks: One per policy; `critic` knows them.
-            rl: Every number of the algorithm.
-            critic: Whose values are used, and which learns V-trace's targets.
-            total_steps: Environment steps of each policy at whose end its learning rate is zero.
-            seed: Of everything random.
+            rl: The job's `[rl]`.
+            critic: Values trajectories, and learns V-trace's targets.
+            total_steps: Environment steps of each policy after which its learning rate is zero.
+            seed: Seed of everything random.
         """
         self.rl, self.critic, self.total_steps, self.seed = rl, critic, total_steps, seed
         self.learners: dict[str, TrainedPolicy] = {}
@@ -91,7 +91,7 @@ class ImpalaLearner:
             self.add_policy(task)
 
     def add_policy(self, task: TaskSpec) -> None:
-        """Take in another policy, a fresh one; one that is there already stays as it is."""
+        """Add a fresh policy, unless it is known."""
         if task.policy not in self.learners:
             self.learners[task.policy] = TrainedPolicy(
                 task, self.rl, total_steps=self.total_steps,
@@ -99,28 +99,26 @@ class ImpalaLearner:
             )  # fmt: skip
 
     def version(self, policy: str) -> int:
-        """Return the updates of a policy so far."""
+        """Return a policy's number of updates."""
         return self._learner(policy).version
 
     def snapshot(self, policy: str) -> dict[str, Tensor]:
-        """Return what an actor needs to act by this policy; `load_snapshot` takes it up."""
+        """Return a policy's weights for actors; see `load_snapshot`."""
         learner = self._learner(policy)
         weights = prefixed("policy", learner.policy.state_dict())
         return {**weights, VERSION: torch.tensor(learner.version)}
 
     def learn(self, trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
-        """Improve the policies that the trajectories are of, and the critic.
-
-        The order of the trajectories does not matter.
+        """Improve the policies of the trajectories, whose order does not matter, and the critic.
 
         Returns:
             Of each policy `policy_loss`, `entropy` and `kl` (of the acting policy from the
-            learner's: what V-trace had to correct), both before the update, `rho` (mean importance
-            weight, cut off), `explained_variance` (of the values against V-trace's targets), `lr`,
-            and what the critic tells, e.g. `value_loss`.
+            learner's: what V-trace had to correct), both before the update, `rho` (mean clipped
+            importance weight), `explained_variance` (of V-trace's targets by the values), `lr`, and
+            the critic's figures, e.g. `value_loss`.
 
         Raises:
-            ConfigError: nobody knows a policy.
+            ConfigError: a policy is unknown.
             DataError: rewards or values are not finite; nothing was learned.
         """
         arrived = sorted(trajectories, key=lambda t: (t.policy, t.actor, t.sequence))
@@ -145,10 +143,10 @@ class ImpalaLearner:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned; the policies MUST be the same, in the same order.
+        """Load the result of `state_dict`; the policies MUST be the same, in the same order.
 
         Raises:
-            CheckpointCorrupt: it is of other networks.
+            CheckpointCorrupt: it belongs to other networks.
         """
         self.critic.load_state_dict(parts_of(state, "critic"))
         for number, learner in enumerate(self.learners.values()):
@@ -163,7 +161,7 @@ class ImpalaLearner:
 
     @torch.no_grad()
     def _look(self, trajectory: Trajectory, valued: ValuedTrajectory) -> PolicySnapshot:
-        """Correct a trajectory to its policy as it is now, before anything is learned."""
+        """Correct a trajectory to its policy before the update."""
         learner = self._learner(trajectory.policy)
         batch = OffPolicyBatch.of(trajectory, valued, learner.policy)
         chances = learner.policy.over(batch.prepared, batch.hidden, batch.ended)
@@ -176,7 +174,7 @@ class ImpalaLearner:
         )  # fmt: skip
 
     def _improve(self, learner: TrainedPolicy, looks: list[PolicySnapshot]) -> dict[str, float]:
-        """Do the gradient steps of one policy; return what is told about the update."""
+        """Do the gradient steps of one policy; return the update's figures."""
         rate = learner.begin()
         losses = [
             self._step(learner, look.batch.columns(part))
@@ -197,7 +195,7 @@ class ImpalaLearner:
         }
 
     def _parts(self, learner: TrainedPolicy, batch: OffPolicyBatch) -> Sequence[Tensor]:
-        """Return the numbers of the columns of each minibatch, in random order."""
+        """Return the columns of each minibatch, in random order."""
         order = torch.randperm(batch.count, generator=learner.generator)
         return order.tensor_split(max(1, min(self.rl.minibatches, batch.count)))
 
@@ -227,23 +225,23 @@ class ImpalaLearner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySnapshot:
-    """A trajectory as its policy sees it before an update."""
+    """A trajectory with the log ratios and targets of its policy before an update."""
 
     policy: str
     batch: OffPolicyBatch
     log_ratios: Tensor
     """ln π - ln μ, [T, B]."""
     targets: Tensor
-    """Of the values, by V-trace, [T, B]."""
+    """V-trace's targets of the values, [T, B]."""
     entropy: Tensor
     """[T, B]."""
 
 
 def load_snapshot(policy: Policy, snapshot: Mapping[str, Tensor]) -> int:
-    """Let an actor's policy be what `ImpalaLearner.snapshot` returned; return its version.
+    """Load the result of `ImpalaLearner.snapshot` into an actor's policy; return its version.
 
     Raises:
-        CheckpointCorrupt: it is of another network.
+        CheckpointCorrupt: it belongs to another network.
     """
     load_module(policy, parts_of(snapshot, "policy"), what="the policy that the learner sent")
     return int(snapshot[VERSION])

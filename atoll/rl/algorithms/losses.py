@@ -1,18 +1,16 @@
-"""The losses of policies and values, one number per step: the caller takes the mean.
+"""Losses of policies and values per step, and advantages: GAE, n-step returns and V-trace.
 
-What is logged about an update (divergence, share of clipped steps, explained variance) is here
-too. Tensors may have any shape, the same for all, and any floating dtype.
+Losses and figures of an update take tensors of one shape and any floating dtype; the caller
+averages.
 
-How much better an action was than expected: GAE, n-step returns and V-trace.
-
-All take tensors [T, B] of any floating dtype and go backward in time over each column:
+Advantages take tensors [T, B] of any floating dtype and go backward in time over each column:
 
 * `values[t]` is V(s_t), `next_values[t]` is V of what followed step t: the next state, or the last
-  one of an episode that was cut off (`Trajectory.next_values`).
+  one of a truncated episode (`Trajectory.next_values`).
 * `terminated[t]`: nothing followed, the bootstrapped value counts as zero.
 * `gamma` and `lam` may be tensors that broadcast, e.g. [B]: one number for each column.
-* `ended[t]`: what is at t + 1 belongs to another episode (terminated or cut off), so that nothing
-  flows back across; an episode that was cut off still bootstraps from `next_values[t]`.
+* `ended[t]`: t + 1 belongs to another episode (terminated or truncated), so that nothing flows back
+  across; a truncated episode still bootstraps from `next_values[t]`.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from torch import Tensor
 
 
 def clipped_policy_loss(log_ratios: Tensor, advantages: Tensor, *, clip: float) -> Tensor:
-    """Return PPO's loss of each step, the pessimistic one of the ratio and the clipped ratio.
+    """Return PPO's loss of each step, the larger of those by the ratio and the clipped ratio.
 
     Proximal Policy Optimization Algorithms, eq. 7 (https://arxiv.org/abs/1707.06347), negated.
 
     Args:
         log_ratios: ln π(a|s) now minus when it acted.
         advantages: How much better the action was than expected.
-        clip: ε, how far a ratio may go from 1 and still gain.
+        clip: ε, how far a ratio may move from 1 and still gain.
     """
     ratios = log_ratios.exp()
     return torch.maximum(-advantages * ratios, -advantages * ratios.clamp(1 - clip, 1 + clip))
@@ -46,11 +44,10 @@ def value_loss(
     """Return half the squared error of each value.
 
     Args:
-        values: What the network says now.
-        targets: What it should say.
-        before: What it said when the batch was made; needed for `clip`.
-        clip: A value that moved by more than this away from `before` gains nothing by it; 0: no
-            limit.
+        values: Current output of the network.
+        targets: What it should be.
+        before: Output when the batch was made; needed for `clip`.
+        clip: A value that moves further than this from `before` gains nothing; 0: no limit.
     """
     squared = (values - targets).square()
     if clip > 0 and before is not None:
@@ -60,22 +57,22 @@ def value_loss(
 
 
 def approximate_divergence(log_ratios: Tensor) -> Tensor:
-    """Return an unbiased estimate, never negative, of KL(old || new) from each step: r - 1 - ln r.
+    """Return r - 1 - ln r per step: an unbiased estimate of KL(old || new), never negative.
 
-    `log_ratios` are ln of new over old, of actions that the old policy drew.
+    `log_ratios` are ln of new over old, of actions drawn from the old policy.
     """
     return torch.expm1(log_ratios) - log_ratios
 
 
 def clipped_share(log_ratios: Tensor, *, clip: float) -> Tensor:
-    """Return which share of the ratios is beyond the clip, a scalar."""
+    """Return the fraction of ratios beyond the clip, a scalar."""
     return ((log_ratios.exp() - 1).abs() > clip).to(log_ratios.dtype).mean()
 
 
 def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
-    """Return 1 - Var(targets - values) / Var(targets): 1 is perfect, 0 no better than a constant.
+    """Return 1 - Var(targets - values) / Var(targets); 0 for constant targets.
 
-    Targets that are all the same explain nothing: 0.
+    1 is perfect, 0 no better than a constant.
     """
     spread = targets.var(correction=0)
     rest = (targets - values).var(correction=0)
@@ -83,7 +80,7 @@ def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
 
 
 def standardised(advantages: Tensor) -> Tensor:
-    """Return advantages of mean 0 and deviation 1 over all of them."""
+    """Return advantages with mean 0 and deviation 1."""
     deviation = advantages.std(correction=0)
     return (advantages - advantages.mean()) / (deviation + 1e-8)
 
@@ -147,7 +144,7 @@ def vtrace(
     ρ_s (r_s + γ v_{s+1} - V_s).
 
     Differs from the paper:
-      * c_s has the factor λ of its remark 2, and episodes that were cut off bootstrap.
+      * c_s has the factor λ of its remark 2, and truncated episodes bootstrap.
 
     Args:
         log_ratios: ln π(a|s) - ln μ(a|s) of the learner's and of the acting policy.

@@ -1,16 +1,15 @@
-"""Proximal policy optimisation of one policy, by values that somebody else knows.
+"""PPO: proximal policy optimization of one policy, with the values of a separate critic.
 
 Proximal Policy Optimization Algorithms (https://arxiv.org/abs/1707.06347), with generalised
 advantage estimation.
 
 Differs from the paper:
-  * policy and value share nothing: the critic learns elsewhere, from everybody's experience;
+  * policy and value share nothing: the critic learns elsewhere, from all actors' experience;
   * advantages are standardised once over the whole rollout, not over each minibatch;
   * gradients are clipped by their norm and the learning rate falls to zero, as is usual.
 
-Batches in which every policy weighs the same, whatever its share of the experience.
-
-What a policy learns from in one update, dealt out to minibatches.
+`minibatches` serves the critic: batches in which every policy weighs the same, regardless of its
+share of the experience.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 
 def in_order(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Return the indices of trajectories by policy, actor and sequence.
+    """Return the indices of trajectories sorted by policy, actor and sequence.
 
-    A batch is learned in this order, so that it does not matter which one arrived first.
+    Learning in this order makes the result independent of the order of arrival.
     """
     keys = [(t.policy, t.actor, t.sequence) for t in trajectories]
     return sorted(range(len(trajectories)), key=keys.__getitem__)
@@ -47,20 +46,20 @@ class Part:
     """One minibatch."""
 
     rows: list[Tensor]
-    """For each group its rows of this minibatch, counted from the group's first."""
+    """For each group its rows in this minibatch, counted from the group's first."""
     weights: Tensor
-    """[N] over all of them: each group's add up to the same, all to 1."""
+    """[N] over all rows: each group's sum is equal, the total is 1."""
 
 
 def minibatches(counts: Sequence[int], *, parts: int, generator: torch.Generator) -> Iterator[Part]:
     """Yield a pass over all rows in `parts` minibatches, each with a share of every group.
 
-    A group's rows in one minibatch have the same weight together as those of any other group.
+    In each minibatch all groups have the same total weight.
 
     Args:
-        counts: Rows of each group.
-        parts: How many minibatches.
-        generator: Draws the order.
+        counts: Number of rows of each group.
+        parts: Number of minibatches.
+        generator: Source of the order.
     """
     drawn = [torch.randperm(n, generator=generator).tensor_split(parts) for n in counts]
     for chosen in zip(*drawn, strict=True):
@@ -73,9 +72,9 @@ def minibatches(counts: Sequence[int], *, parts: int, generator: torch.Generator
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """Whole columns of steps, [T, B, ...]; or, made `flat`, single steps side by side, [N, ...].
+    """Columns of steps, [T, B, ...], or, after `flat`, single steps, [N, ...].
 
-    A recurrent policy needs columns: what it remembers depends on the steps before.
+    A recurrent policy needs columns: its state depends on the steps before.
     """
 
     prepared: Tensor
@@ -86,24 +85,24 @@ class Batch:
     """ln π of the actions when they were taken."""
     advantages: Tensor
     hidden: Tensor | None = None
-    """[B, H]: what a recurrent policy remembered before the first step."""
+    """[B, H]: the state of a recurrent policy before the first step."""
     ended: Tensor | None = None
-    """[T, B], bool: where a recurrent policy forgets."""
+    """[T, B], bool: where a recurrent policy resets its state."""
 
     @property
     def items(self) -> int:
-        """How many steps or columns there are to deal out."""
+        """Number of steps or columns."""
         return self.before.shape[-1]
 
     def flat(self) -> Batch:
-        """Return it as single steps."""
+        """Return the batch as single steps."""
         return Batch(
             prepared=self.prepared.flatten(0, 1), actions=self.actions.flatten(0, 1),
             before=self.before.flatten(), advantages=self.advantages.flatten(),
         )  # fmt: skip
 
     def picked(self, order: Tensor) -> Batch:
-        """Return its items of these numbers, in this order."""
+        """Return the items of these indices, in this order."""
         axis = self.before.dim() - 1
         return Batch(
             prepared=self.prepared.index_select(axis, order),
@@ -115,7 +114,7 @@ class Batch:
         )
 
     def split(self, count: int) -> Iterator[Batch]:
-        """Yield `count` parts as equal as can be, which are views; never an empty one."""
+        """Yield `count` non-empty parts of nearly equal size, as views."""
         axis, count = self.before.dim() - 1, max(1, min(count, self.items))
         hidden = [None] * count if self.hidden is None else self.hidden.tensor_split(count)
         ended = [None] * count if self.ended is None else self.ended.tensor_split(count, axis)
@@ -130,15 +129,15 @@ class Batch:
 
 
 class Ppo(TrainedPolicy):
-    """One policy and what makes it better."""
+    """One policy trained by PPO."""
 
     def improve(self, trajectory: Trajectory, valued: ValuedTrajectory) -> dict[str, float]:
-        """Do one update; return what can be told about it.
+        """Do one update; return its figures.
 
         Returns:
             `policy_loss` (mean over all minibatches), `kl` (of the policy before from the one
-            after), `clip_fraction`, `entropy` (after), `explained_variance` (of the values against
-            GAE's targets), `epochs` done and `lr`.
+            after), `clip_fraction`, `entropy` (after), `explained_variance` (of GAE's targets by
+            the values), `epochs` done and `lr`.
 
         Raises:
             DataError: rewards or values are not finite; nothing was learned.
@@ -181,8 +180,8 @@ class Ppo(TrainedPolicy):
         return batch
 
     def _pass(self, batch: Batch, losses: list[Tensor]) -> None:
-        """Go once over the batch in random order, a step of the optimizer per minibatch."""
-        # Shuffling all at once and cutting views is a fourth of the copies of picking each part.
+        """Go once over the batch in random order, with an optimizer step per minibatch."""
+        # Shuffling once and slicing views takes a fourth of the time of indexing each minibatch.
         shuffled = batch.picked(torch.randperm(batch.items, generator=self.generator))
         for part in shuffled.split(self.rl.minibatches):
             chances = self.policy.over(part.prepared, part.hidden, part.ended)
@@ -195,7 +194,7 @@ class Ppo(TrainedPolicy):
 
     @torch.no_grad()
     def _after(self, batch: Batch) -> dict[str, float]:
-        """Return how far the policy has come from the one that acted."""
+        """Return how far the policy has moved from the one that acted."""
         chances = self.policy.over(batch.prepared, batch.hidden, batch.ended)
         log_ratios = chances.log_probability(batch.actions) - batch.before
         return {

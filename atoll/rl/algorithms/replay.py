@@ -1,4 +1,4 @@
-"""What slow policies sent last, learned again while fast ones send more: none is drowned."""
+"""Replay of slow policies' last trajectories, so that fast policies do not dominate the critic."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from atoll.rl.channel.messages import decode_trajectory, encode_trajectory
 from atoll.rl.trajectory import Trajectory
 
 KEPT = 2
-"""Trajectories that are kept of each policy, the newest."""
+"""Number of newest trajectories kept of each policy."""
 AT_MOST = 8
-"""Absent policies that are rehearsed in one update: it must not grow with the pool."""
+"""Most absent policies rehearsed in one update, so that its cost does not grow with the pool."""
 FORGOTTEN = 100
-"""Updates after which a policy that sent nothing is not rehearsed any more."""
+"""Updates after which a silent policy is no longer rehearsed."""
 
 
 class ReplayBuffer:
-    """The newest trajectories of each policy, and when it was last learned."""
+    """The newest trajectories of each policy, and when each was last learned."""
 
     def __init__(self) -> None:
         self._forget()
@@ -30,12 +30,10 @@ class ReplayBuffer:
         self._learned: dict[str, int] = {}
 
     def absent(self, present: Sequence[Trajectory], *, update: int) -> list[Trajectory]:
-        """Return what is rehearsed in an update, of policies that sent nothing for it.
-
-        Those that were not learned for longest come first.
+        """Return trajectories of policies without new ones, the longest not learned first.
 
         Args:
-            present: What was sent.
+            present: The new trajectories.
             update: Number of the update.
         """
         here = {trajectory.policy for trajectory in present}
@@ -49,14 +47,14 @@ class ReplayBuffer:
         return [trajectory for _, name in names for trajectory in self._kept[name]]
 
     def keep(self, present: Sequence[Trajectory], *, update: int) -> None:
-        """Take in what was sent for an update, in the order in which it was learned."""
+        """Add the trajectories of an update, in the order in which they were learned."""
         for name in {trajectory.policy for trajectory in present}:
             newest = [trajectory for trajectory in present if trajectory.policy == name]
             self._kept[name] = [*self._kept.get(name, []), *newest][-KEPT:]
             self._heard[name] = self._learned[name] = update
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all of it, flat."""
+        """Return the whole state, flat."""
         state: dict[str, Tensor] = {}
         for number, name in enumerate(sorted(self._kept)):
             state[f"{number}.at"] = torch.tensor([self._heard[name], self._learned[name]])
@@ -66,7 +64,7 @@ class ReplayBuffer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned.
+        """Load the result of `state_dict`.
 
         Raises:
             DataError: a trajectory in it is damaged.

@@ -1,7 +1,4 @@
-"""What the critic regresses: each policy's own GAE returns, or V-trace over everybody's.
-
-Experience with its values, column by column: what can be corrected to another policy.
-"""
+"""The critic's targets: GAE returns of each policy, or V-trace over all policies' experience."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 
 class Evaluates(Protocol):
-    """A policy as far as it is asked how likely it finds what another one did."""
+    """The part of a policy that computes the probability of given actions."""
 
     def evaluate(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
         """Return log-probabilities [T, B] of the actions, and the entropy [T, B]."""
@@ -27,11 +24,11 @@ class Evaluates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """One trajectory as experience of one policy: whose value, from what, which targets."""
+    """Targets of one policy's values on one trajectory."""
 
     trajectory: Trajectory
     policy: str
-    """Whose value is learned; with `corrected` not always the one that acted."""
+    """The policy to value; with `corrected` it may differ from the one that acted."""
     targets: Tensor
     """[T, B], in reward units."""
 
@@ -45,10 +42,10 @@ def own_targets(
 ) -> list[Tensor]:
     """Return the GAE(lambda) returns of each trajectory, [T, B] each.
 
-    Trajectories of one length are walked side by side: the loop over steps is what costs.
+    Trajectories of one length are computed side by side, because the loop over steps dominates.
 
     Args:
-        trajectories: Whose they are does not matter, each is bootstrapped from its own values.
+        trajectories: Of any policies; each is bootstrapped from its own values.
         valued: The values of each.
         gammas: Discount of each policy.
         lam: Lambda.
@@ -91,12 +88,12 @@ def corrected_targets(
     rho_clip: float,
     c_clip: float,
 ) -> Tensor:
-    """Return the V-trace targets [T, B] of one trajectory for the policy whose value is learned.
+    """Return the V-trace targets [T, B] of one trajectory for the learned policy's values.
 
     Args:
-        trajectory: Lived by any policy of the same task; its log-probabilities are that one's.
+        trajectory: Experience of any policy of the same task, with its log-probabilities.
         valued: The values of the learned policy there.
-        policy: The learned policy as it is now; None: the one that acted is taken for it.
+        policy: The learned policy; None if it is the one that acted.
         gamma: Discount of the learned policy.
         lam: Lambda.
         rho_clip: Largest importance weight.
@@ -121,7 +118,7 @@ def corrected_targets(
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class OffPolicyBatch:
-    """T steps of B columns, the first two axes of everything but `hidden`."""
+    """T steps of B columns for an off-policy update; `hidden` alone has no axis T."""
 
     prepared: Tensor
     """Observations as the policy's layers take them."""
@@ -134,11 +131,11 @@ class OffPolicyBatch:
     terminated: Tensor
     ended: Tensor
     hidden: Tensor | None
-    """[B, H], what a recurrent policy remembered before the first step."""
+    """[B, H], the state of a recurrent policy before the first step."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, valued: ValuedTrajectory, policy: Policy) -> OffPolicyBatch:
-        """Return a trajectory as such a batch, its observations prepared for `policy`."""
+        """Return a trajectory as a batch, its observations prepared for `policy`."""
         with torch.no_grad():
             prepared = policy.prepared(trajectory.observations[:-1])
         return cls(
@@ -150,11 +147,11 @@ class OffPolicyBatch:
 
     @property
     def count(self) -> int:
-        """How many columns it has."""
+        """Number of columns."""
         return self.rewards.shape[1]
 
     def columns(self, which: Tensor) -> OffPolicyBatch:
-        """Return it with these columns only, by their numbers."""
+        """Return these columns of the batch."""
         parts: dict[str, Tensor | None] = {}
         for field in fields(self):
             whole: Tensor | None = getattr(self, field.name)

@@ -1,4 +1,4 @@
-"""A policy with what trains it: optimizer, schedule, generator, and how far it has come."""
+"""A policy with its optimizer, learning-rate schedule, generator and counters."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ from atoll.rl.trajectory import Trajectory
 
 
 class TrainedPolicy:
-    """What every algorithm has: one policy, taking gradient steps."""
+    """One policy that takes gradient steps; the base of every algorithm."""
 
     def __init__(self, task: TaskSpec, rl: RlTable, *, total_steps: int, seed: int) -> None:
         """Build the policy of a task.
 
         Args:
-            task: Whose policy.
-            rl: Every number of the algorithm.
-            total_steps: Environment steps at whose end the learning rate is zero.
-            seed: Of the weights it starts from and of every random choice in learning.
+            task: The policy's task.
+            rl: The job's `[rl]`.
+            total_steps: Environment steps after which the learning rate is zero.
+            seed: Seed of the initial weights and of every random choice in learning.
         """
         self.task, self.rl, self.total_steps = task, rl, total_steps
         self.generator = torch.Generator().manual_seed(seed)
         self.policy = Policy.build(task, rl, generator=self.generator)
         self._apart = [list(self.policy.parameters())]
-        """Parameters whose gradients are limited together."""
+        """Groups of parameters whose gradient norms are limited separately."""
         self.optimizer: Optimizer = adam(self._apart[0], lr=rl.lr)
-        """May be replaced by one that wraps it, so that several members' policies agree."""
+        """May be replaced by one that wraps it and synchronizes members' policies."""
         self.version = 0
-        """Updates so far."""
+        """Number of updates."""
         self.steps = 0
-        """Environment steps learned from so far."""
+        """Environment steps learned from."""
 
     @property
     def module(self) -> nn.Module:
-        """What the optimizer changes, in one module."""
+        """The trained module."""
         return self.policy
 
     @property
     def rate(self) -> float:
-        """The learning rate at this point of the run."""
+        """The current learning rate."""
         return annealed(self.rl.lr, done=self.steps, total=self.total_steps, anneal=self.rl.anneal)
 
     def begin(self) -> float:
-        """Set the learning rate of the steps that follow; return it."""
+        """Set the learning rate of the next steps; return it."""
         rate = self.rate
         set_rate(self.optimizer, rate)
         return rate
 
     def descend(self, loss: Tensor) -> None:
-        """Take one step down the gradient of a loss, its norm limited."""
-        for group in self._apart:  # a tenth of what the optimizer's own method takes
+        """Take one gradient step on a loss, with limited gradient norm."""
+        for group in self._apart:  # a tenth of the cost of zero_grad
             for parameter in group:
                 parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
@@ -76,11 +76,11 @@ class TrainedPolicy:
         self.optimizer.step()
 
     def end(self, trajectories: Sequence[Trajectory], told: Mapping[str, float]) -> None:
-        """Count an update as done; only now the normaliser takes its observations in.
+        """Count an update, and update the normalizer with its observations.
 
         Args:
-            trajectories: What was learned from.
-            told: What is told about the update.
+            trajectories: The trajectories that were learned.
+            told: Figures of the update.
 
         Raises:
             LossNotFinite: the update made the policy so.
@@ -102,11 +102,11 @@ class TrainedPolicy:
         """Refuse to learn from advantages [T, B] that are not finite.
 
         Raises:
-            DataError: they are not; nothing was learned.
+            DataError: they are not finite; nothing was learned.
         """
         wrong = (~torch.isfinite(advantages)).nonzero()
         if len(wrong):
-            # Errors flow back in time: the last step of the column is where it comes from.
+            # Errors flow back in time, so the last step of the column is the cause.
             step, column = (int(n) for n in wrong[-1])
             raise DataError(
                 "rewards or values are not finite",
@@ -116,7 +116,7 @@ class TrainedPolicy:
             )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return everything that the next update depends on, as tensors alone."""
+        """Return everything that the next update depends on, as tensors only."""
         return {
             **prefixed("module", self.module.state_dict()),
             **prefixed("optimizer", optimizer_tensors(self.optimizer)),
@@ -126,10 +126,10 @@ class TrainedPolicy:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned.
+        """Load the result of `state_dict`.
 
         Raises:
-            CheckpointCorrupt: it is of another network.
+            CheckpointCorrupt: it belongs to another network.
         """
         policy = f"policy {self.task.policy}"
         load_module(self.module, parts_of(state, "module"), what=policy)

@@ -1,7 +1,7 @@
-"""An actor's end of the channel to the critic: experience up, weights down, nothing in the way.
+"""An actor's end of the channel to the critic: sends experience, receives weights.
 
-The loop of an actor never waits for the hub: sending and reading happen in threads. It waits for
-the critic only while that one lives and has more than `queue_items` of its trajectories to read.
+Threads send and read, so an actor's loop never waits for the hub. It waits for the critic only
+while the critic is alive and has more than `queue_items` of its trajectories to read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from atoll.rl.environments.spaces import TaskSpec
 log = logging.getLogger(__name__)
 
 LONGEST_BACK_PRESSURE_S = 60.0
-"""A critic that lives but reads nothing for so long is not waited for any longer."""
+"""Longest wait for a live critic that reads nothing."""
 
 PUT_S = 20.0
 
@@ -59,7 +59,7 @@ class Experience(Protocol):
 
 
 class ActorChannel:
-    """One actor's queue, and what it reads of the critic. For one thread; it has its own."""
+    """One actor's queue, and what it reads of the critic; use it from one thread."""
 
     def __init__(
         self,
@@ -72,25 +72,25 @@ class ActorChannel:
         encode: Callable[[Any], dict[str, Tensor]] = encode_trajectory,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Open the queue of an actor and begin to listen.
+        """Open the actor's queue and start to listen.
 
         Args:
-            desk: The run, or a shelf of queues.
+            desk: The run, or a queue registry.
             rl: The job's `[rl]`.
-            policy: Whose experience it is, as the job file names it.
+            policy: The policy that acts, as named in the job file.
             member: The member that acts, e.g. `w1`.
             job: Its job; only needed in a pool.
-            encode: Makes a message of one item of experience.
-            stopping: Whether to wait no longer.
+            encode: Turns one item of experience into a message.
+            stopping: Returns whether to stop waiting.
         """
         names = QueueNames.of(rl, job=job)
         self.actor, self.policy = names.actor(member), names.task_policy(policy)
-        """What this actor and its policy are called at the critic: use them in trajectories."""
+        """Names of actor and policy at the critic: use them in trajectories."""
         self.sequence = 0
-        """Trajectories handed to `send` so far."""
+        """Number of the last trajectory passed to `send`."""
         self.queue_wait_s = 0.0
         self.dropped = 0
-        """Trajectories that made room for newer ones, as far as is known here."""
+        """Trajectories dropped for newer ones, as far as known."""
         self.sent_bytes = 0
         self._rl, self._encode, self._stopping = rl, encode, stopping
         self._job = job
@@ -100,10 +100,10 @@ class ActorChannel:
         self._line: collections.deque[tuple[int, dict[str, Tensor]]] = collections.deque()
         self._sending = False
         self._floor = 0
-        """The critic will not take anything up to this trajectory, or has done so."""
+        """The critic has taken, or will never take, everything up to this trajectory."""
         self._began = time.monotonic()
         self._gone = False
-        """The critic said that it ends."""
+        """The critic has announced its end."""
         self._heartbeat = LatestValue(
             desk.topic(names.heartbeat, max_items=1), reader=self.actor, on_news=self._heard
         )
@@ -117,22 +117,22 @@ class ActorChannel:
         self._weights.begin()
         self._sender = Background(f"sender of {self.actor}", self._send_next)
 
-    # ------------------------------------------------------------------------- the roster
+    # ------------------------------------------------------------------------- registration
 
     def announce(self, spec: TaskSpec) -> None:
-        """Tell the critic of this actor and its task; again after every start of the process.
+        """Announce this actor and its task to the critic; again after every start of the process.
 
         Raises:
-            AtollError: the hub did not take it.
+            AtollError: the hub did not accept it.
         """
         text = spec_named(spec, self.policy).to_json()
         self._tell({"kind": "here", "spec": text})
 
     def end(self, *, timeout_s: float = 30.0) -> None:
-        """Tell the critic that nothing more will come, once all is sent.
+        """Tell the critic that this actor is done, once everything is sent.
 
         Raises:
-            DeadlineExceeded: the hub did not take all of it in time; the critic was told nothing.
+            DeadlineExceeded: the hub did not accept all of it in time; the critic was not told.
         """
         if not self.flush(timeout_s=timeout_s):
             raise DeadlineExceeded(
@@ -149,9 +149,9 @@ class ActorChannel:
     # ------------------------------------------------------------------------- experience
 
     def send(self, item: Experience) -> None:
-        """Hand on experience: it gets its actor's name, the policy's and its number.
+        """Send experience, with the actor's name, the policy's name and a number.
 
-        Waits while the critic, which lives, has `queue_items` of this actor to read.
+        Waits while a live critic has `queue_items` of this actor to read.
         """
         self.sequence += 1
         item.actor, item.policy, item.sequence = self.actor, self.policy, self.sequence
@@ -160,21 +160,21 @@ class ActorChannel:
         self._wait_for_room()
         with self._condition:
             if self.waiting > self._rl.queue_items + most_unsaved(self._rl):
-                self.dropped += 1  # the hub makes room for this one
+                self.dropped += 1  # the hub drops its oldest item for this one
             self._line.append((self.sequence, message))
-            if len(self._line) > self._rl.queue_items + self._sending:  # the hub is away
+            if len(self._line) > self._rl.queue_items + self._sending:  # the hub is unreachable
                 del self._line[int(self._sending)]
                 self.dropped += 1
             self._condition.notify_all()
 
     @property
     def waiting(self) -> int:
-        """How many own trajectories the critic has not taken yet, as far as is known."""
+        """Number of own trajectories that the critic has not taken yet, as far as known."""
         return max(0, self.sequence - self._floor)
 
     @property
     def figures(self) -> dict[str, float]:
-        """What a point of this actor tells of the channel."""
+        """The channel's values for a point."""
         return {
             "queue_wait_s": self.queue_wait_s, "queue_depth": float(self.waiting),
             "value_age_s": self.critic_away_s, "sent_bytes": float(self.sent_bytes),
@@ -182,7 +182,7 @@ class ActorChannel:
         }  # fmt: skip
 
     def flush(self, *, timeout_s: float = 30.0) -> bool:
-        """Wait until the hub has everything that was sent; return whether that was in time."""
+        """Wait until the hub has everything that was sent; return whether it was in time."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
             while self._line:
@@ -208,7 +208,7 @@ class ActorChannel:
                 self._condition.wait(WAIT_S)
             if not self._line:
                 return
-            sequence, message = self._line[0]  # it stays there until the hub has it
+            sequence, message = self._line[0]  # removed only after the hub has it
             self._sending = True
         try:
             self._put(sequence, message)
@@ -220,7 +220,7 @@ class ActorChannel:
                 self._condition.notify_all()
 
     def _put(self, sequence: int, message: dict[str, Tensor]) -> None:
-        """Bring one message to the hub; after an error the same key again is stored once."""
+        """Send one message to the hub; a retry with the same key is stored once."""
         try:
             self._queue.put(message, key=f"{self.actor}/{sequence}", timeout_s=PUT_S)
         except QueueFull as error:
@@ -235,16 +235,16 @@ class ActorChannel:
 
     @property
     def critic_away_s(self) -> float:
-        """Seconds since the critic was last heard of, or since the start of this actor.
+        """Seconds since the last heartbeat of the critic, or since the start of this actor.
 
-        Infinite after a critic that said that it ends.
+        Infinite after the critic has announced its end.
         """
         if self._gone:
             return math.inf
         return time.monotonic() - max(self._began, self._heartbeat.heard_at)
 
     def newest_values(self) -> dict[str, Tensor] | None:
-        """Return the critic's newest published weights, or None if these were returned before.
+        """Return the critic's newest weights, or None if they were returned before.
 
         With `impala` they are those of the own policy.
         """
@@ -261,7 +261,7 @@ class ActorChannel:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of weights and heartbeats that came."""
+        """Bytes received in weights and heartbeats."""
         return self._weights.received_bytes + self._heartbeat.received_bytes
 
     def _heard(self, heartbeat: Any) -> None:
@@ -273,16 +273,16 @@ class ActorChannel:
             self._floor = max(self._floor, int(taken))
             self._condition.notify_all()
 
-    # ------------------------------------------------------------------------- ends
+    # ------------------------------------------------------------------------- state and end
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a restarted actor has to know: also what the hub does not have yet."""
+        """Return what a restarted actor needs, with the messages that the hub does not have yet."""
         with self._condition:
             unsent = [[sequence, dict(message)] for sequence, message in self._line]
         return {"sequence": self.sequence, "dropped": self.dropped, "unsent": unsent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a saved actor stood; what it sends again is known by its number."""
+        """Load a saved state; the critic recognizes repeated trajectories by their number."""
         self.sequence, self.dropped = int(state["sequence"]), int(state["dropped"])
         with self._condition:
             self._floor = max(self._floor, self.sequence)
@@ -290,7 +290,7 @@ class ActorChannel:
             self._condition.notify_all()
 
     def close(self, *, timeout_s: float = 5.0) -> None:
-        """Send what waits, and end the threads."""
+        """Send what is pending, and end the threads."""
         self.flush(timeout_s=timeout_s)
         parts = (self._sender, self._heartbeat, self._weights)
         for part in parts:

@@ -1,4 +1,4 @@
-"""One actor's queue at the critic: leased ahead, decoded, and held until a saved state has it."""
+"""One actor's queue at the critic: prefetches, decodes, and holds items until they are saved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """One leased item: what was in it, or None if that makes no sense, and when it was sent."""
+    """One leased item: its content, or None if it is damaged, and when it was sent."""
 
     item: Item
     value: Any
@@ -28,14 +28,14 @@ class Arrived:
 
 
 class ActorQueue:
-    """Leases what one actor has put, before it is asked for.
+    """Prefetches the items of one actor.
 
     Args:
-        queue: The actor's.
-        decode: Returns what is in a message, and when it was sent; DataError drops it.
-        ahead: How much to lease before it is asked for.
-        most_held: Holds at most so much that was not settled.
-        wake: Called when something came.
+        queue: The actor's queue.
+        decode: Returns the content of a message, and when it was sent; DataError drops it.
+        ahead: Number of items to prefetch.
+        most_held: Largest number of unsettled items.
+        wake: Called when an item arrives.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ActorQueue:
 
     @property
     def depth(self) -> int:
-        """Items that may be taken at once."""
+        """Number of prefetched items."""
         return len(self._line)
 
     @property
@@ -70,7 +70,7 @@ class ActorQueue:
         return list(self._held)
 
     def take(self) -> Arrived | None:
-        """Return the next item, which is held from now on, or None."""
+        """Return the next item, now held, or None."""
         with self._condition:
             if not self._line or len(self._held) >= self._most:
                 return None
@@ -80,17 +80,17 @@ class ActorQueue:
             return arrived
 
     def extend(self) -> None:
-        """Renew the leases of everything that is here."""
+        """Renew the leases of all items."""
         with self._condition:
             items = [*self._held, *(arrived.item for arrived in self._line)]
         if items:
             try:
                 self._queue.extend(items, lease_s=LEASE_S)
-            except HubError as error:  # they are delivered again, and known by their numbers
+            except HubError as error:  # they are delivered again, and recognized by number
                 log.warning("leases of %s have ended: %s", self._queue.name, error)
 
     def settle(self, taken: Sequence[Item]) -> None:
-        """Acknowledge items that were taken, as far as they are held still.
+        """Acknowledge taken items, if they are still held.
 
         Raises:
             AtollError: the hub did not answer; they are still held.
@@ -110,13 +110,13 @@ class ActorQueue:
             self._condition.notify_all()
 
     def end(self) -> None:
-        """Stop leasing after the question that is under way."""
+        """Stop leasing after the current request."""
         self._thread.end()
         with self._condition:
             self._condition.notify_all()
 
     def close(self) -> None:
-        """Stop leasing, and give back what was not taken."""
+        """Stop leasing, and release the items that were not taken."""
         self.end()
         self._thread.close()
         with self._condition:
@@ -155,5 +155,5 @@ class ActorQueue:
 
 
 def _is_about_leases(error: HubError) -> bool:
-    """Return whether an answer says that leases are gone, not that the hub is."""
+    """Return whether an error means lost leases, not an unreachable hub."""
     return type(error) is HubError and "lease" in str(error)

@@ -1,7 +1,4 @@
-"""The actors of a critic: who has announced itself with which task, and who is done.
-
-Which trajectories the critic has had already: each counts once, whatever arrives twice.
-"""
+"""The critic's registry of actors: tasks, ends, and the numbers of the trajectories received."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ MOST_ACTORS = 4_096
 
 
 class ActorRegistry:
-    """Reads in the background what actors tell of themselves, from the beginning.
+    """Reads the actors' announcements in the background, from the first one.
 
     Args:
         desk: Queues and topics.
         names: Their names.
-        on_actor: Called once for each actor that was not known, in the background.
+        on_actor: Called once for each new actor, in the background.
     """
 
     def __init__(
@@ -40,22 +37,22 @@ class ActorRegistry:
         self._opened: set[str] = set()
         self._new: list[TaskSpec] = []
         topic = desk.topic(names.roster, max_items=ROSTER_ITEMS)
-        # Nothing is acknowledged: whoever comes after this critic reads all of it again.
+        # Acknowledge nothing: the next critic must read all announcements again.
         self._subscription = topic.subscribe("critic", start="oldest")
         self._thread: Background | None = None
 
     def begin(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self._thread = Background("reader of the roster", self._read)
 
     def newcomers(self) -> list[TaskSpec]:
-        """Return the tasks of policies that were announced since the last call."""
+        """Return the tasks of policies announced since the last call."""
         with self._lock:
             new, self._new = self._new, []
             return new
 
     def policy_of(self, actor: str) -> str:
-        """Return whose experience an actor sends."""
+        """Return the policy of an actor."""
         return self._policies[actor]
 
     def tasks_of(self) -> dict[str, str]:
@@ -64,7 +61,7 @@ class ActorRegistry:
             return dict(self._policies)
 
     def running(self) -> list[str]:
-        """Return the actors that have not said that they are done."""
+        """Return the actors that are not done."""
         with self._lock:
             return sorted(set(self._policies) - self._done)
 
@@ -113,48 +110,48 @@ class ActorRegistry:
 
 
 MOST_GAPS = 4_096
-"""Numbers beyond the last gap of one actor that are remembered."""
+"""Largest number of remembered numbers beyond an actor's first gap."""
 
 
 class SeenSequences:
-    """The numbers of one actor's trajectories that were read."""
+    """The numbers of one actor's trajectories that were received."""
 
     def __init__(self, floor: int = 0, above: tuple[int, ...] = ()) -> None:
-        """Everything up to `floor` was read, and what is in `above`."""
+        """Start with everything up to `floor`, and the numbers in `above`."""
         self._floor = floor
         self._above = set(above)
 
     @property
     def highest(self) -> int:
-        """The last number that was read."""
+        """The last number received."""
         return max(self._above, default=self._floor)
 
     @property
     def missing(self) -> int:
-        """How many below the last one were not read, as far as is remembered."""
+        """How many numbers below the last were not received, as far as remembered."""
         return self.highest - self._floor - len(self._above)
 
     def add(self, sequence: int) -> bool:
-        """Note a number; return False if it was read before."""
+        """Add a number; return False if it was received before."""
         if sequence <= self._floor or sequence in self._above:
             return False
         self._above.add(sequence)
         while self._floor + 1 in self._above:
             self._floor += 1
             self._above.discard(self._floor)
-        if len(self._above) > MOST_GAPS:  # what is still missing down there never came
+        if len(self._above) > MOST_GAPS:  # old gaps were dropped for good: forget them
             ordered = sorted(self._above)
             self._floor = ordered[MOST_GAPS // 4]
             self._above = set(ordered[MOST_GAPS // 4 + 1 :])
         return True
 
     def to_list(self) -> list[Any]:
-        """Return it for a saved state."""
+        """Return the numbers for a saved state."""
         return [self._floor, sorted(self._above)]
 
     @classmethod
     def from_list(cls, saved: list[Any]) -> SeenSequences:
-        """Return what `to_list` wrote."""
+        """Restore the result of `to_list`."""
         return cls(int(saved[0]), tuple(int(n) for n in saved[1]))
 
 

@@ -1,7 +1,8 @@
-"""The critic's end of the channel: experience of all actors in, weights out, each counted once.
+"""The critic's end of the channel: receives experience of all actors, sends weights.
 
-Experience stays leased until a saved state that contains it is durable. A critic that dies leaves
-it to its successor; what that one finds in its own saved state is acknowledged without learning.
+Experience stays leased until a saved state that contains it is durable, so that the successor of a
+dead critic gets it again. Trajectories that the saved state already contains are acknowledged and
+not learned twice.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ Decode = Callable[[Mapping[str, Tensor], TaskSpec | None], Any]
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One item of experience that is to be learned from."""
+    """One item of experience to learn from."""
 
     trajectory: Any
-    """A `Trajectory`, or what else `decode` returns."""
+    """A `Trajectory`, or whatever `decode` returns."""
     age: int
-    """Versions that its policy has had since, as far as is known here."""
+    """Versions of its policy since then, as far as known."""
     travelled_s: float
-    """From the actor's `send` to here, by the clocks of both machines; 0: not known."""
+    """Seconds since the actor's `send`, by the clocks of both machines; 0 if unknown."""
 
 
 class CriticChannel:
-    """Reads the queues of all actors in turn. For one thread; it has its own."""
+    """Reads the queues of all actors in turn; use it from one thread."""
 
     def __init__(
         self,
@@ -62,21 +63,21 @@ class CriticChannel:
         decode: Decode = decode_trajectory,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Begin to listen.
+        """Start to listen.
 
         Args:
-            desk: The run, or a shelf of queues.
+            desk: The run, or a queue registry.
             rl: The job's `[rl]`.
             job: Its name; only needed in a pool.
             decode: Returns the experience in a message; DataError drops it.
-            stopping: Whether to wait no longer.
+            stopping: Returns whether to stop waiting.
         """
         self._desk, self._rl, self._decode, self._stopping = desk, rl, decode, stopping
         self._names = QueueNames.of(rl, job=job)
         self.counts: Counter[str] = Counter()
-        """What was dropped or odd: `stale`, `duplicate`, `damaged`, `out_of_order`."""
+        """Dropped or unusual items: `stale`, `duplicate`, `damaged`, `out_of_order`."""
         self.staleness: Counter[int] = Counter()
-        """How many trajectories were how many versions old when they were taken."""
+        """Number of trajectories by their age in versions, when taken."""
         self._queues: dict[str, ActorQueue] = {}
         self._seen: dict[str, SeenSequences] = {}
         self._versions: dict[str, int] = {}
@@ -91,28 +92,24 @@ class CriticChannel:
         self._heartbeat = CriticHeartbeat(desk, self._names, beats=self._beat, every=self._extend)
         self._roster.begin()
 
-    # ------------------------------------------------------------------------- who there is
+    # ------------------------------------------------------------------------- actors
 
     def newcomers(self) -> list[TaskSpec]:
-        """Return the tasks of policies that were announced since the last call."""
+        """Return the tasks of policies announced since the last call."""
         return self._roster.newcomers()
 
     @property
     def tasks(self) -> dict[str, TaskSpec]:
-        """The task of every policy that was ever announced, by its name."""
+        """The task of every announced policy, by name."""
         return self._roster.tasks
 
     def ended(self, *, expected: int) -> bool:
-        """Return whether nothing more will come.
-
-        Args:
-            expected: How many actors there have to be at least.
-        """
+        """Return whether no more experience will arrive from at least `expected` actors."""
         ended = self._roster.all_ended(expected=expected, silent=self._silent())
         if not ended or self._heartbeat.may_be_owed:
             self._last_calls = {}
             return False
-        # A question that was asked before the last actor was done does not count.
+        # A request that was sent before the last actor was done does not count.
         for actor, queue in self._queues.items():
             self._last_calls.setdefault(actor, queue.empties + 2)
         return set(self._roster.tasks_of()) <= set(self._queues) and all(
@@ -121,10 +118,10 @@ class CriticChannel:
         )
 
     def _silent(self) -> list[str]:
-        """Return the actors of a pool that nothing was heard of for long.
+        """Return the actors of a pool that have been silent for long.
 
-        Another job may have been stopped, or have lost its machines: nobody tells a pool. In a job
-        of its own the hub knows better, and ends the critic.
+        Their job may have been stopped or have lost its machines, which a pool is not told. In a
+        job of its own the hub ends the critic, so this is empty.
         """
         if not self._rl.pool:
             return []
@@ -133,7 +130,7 @@ class CriticChannel:
 
     @property
     def running(self) -> list[str]:
-        """The actors that were announced and have not said that they are done."""
+        """The announced actors that are not done."""
         return self._roster.running()
 
     # ------------------------------------------------------------------------- experience
@@ -142,7 +139,7 @@ class CriticChannel:
         """Return up to `limit` trajectories, one of each actor in turn.
 
         Args:
-            limit: At most so many.
+            limit: Largest number to return.
             wait_s: Longest wait for `least` of them.
             least: How many to wait for.
         """
@@ -164,30 +161,30 @@ class CriticChannel:
 
     @property
     def depth(self) -> dict[str, int]:
-        """How many trajectories wait here, by actor."""
+        """Number of prefetched trajectories, by actor."""
         return {actor: queue.depth for actor, queue in self._queues.items()}
 
     @property
     def lost(self) -> int:
-        """Trajectories that made room for newer ones before they came here."""
+        """Number of trajectories dropped for newer ones before they arrived here."""
         return sum(seen.missing for seen in self._seen.values())
 
     @property
     def unsaved(self) -> int:
-        """Trajectories that were taken and are in no durable state yet."""
+        """Number of trajectories taken and not in a durable state yet."""
         return sum(len(queue.held) for queue in self._queues.values())
 
     @property
     def should_save(self) -> bool:
-        """Whether so much of an actor is unsaved that nothing more of it is taken soon."""
+        """Whether an actor has so much unsaved experience that taking more of it will soon stop."""
         most = most_unsaved(self._rl) // 2
         return any(len(queue.held) >= most for queue in self._queues.values())
 
     def settling(self) -> Callable[[], None]:
-        """Return what acknowledges everything that was taken until now.
+        """Return a function that acknowledges everything taken until now.
 
-        Make it together with `state_dict`, when all of it is learned; call it once that state is
-        durable. It may be called in another thread.
+        Make it together with `state_dict`, when all of it is learned; call it, in any thread, once
+        that state is durable.
         """
         held = [(queue, queue.held) for queue in self._queues.values()]
 
@@ -198,7 +195,7 @@ class CriticChannel:
         return settle
 
     def _in_turn(self, limit: int) -> list[Arrived]:
-        """Take one of each actor until there is enough; the next call begins with the next."""
+        """Take one of each actor until there are enough; the next call starts at the next actor."""
         queues = list(self._queues.values())
         taken: list[Arrived] = []
         idle = 0
@@ -211,7 +208,7 @@ class CriticChannel:
         return taken
 
     def _is_new(self, arrived: Arrived) -> bool:
-        """Return whether an item makes sense and was not had before."""
+        """Return whether an item is valid and was not received before."""
         item = arrived.value
         if item is None:
             self.counts["damaged"] += 1
@@ -237,7 +234,7 @@ class CriticChannel:
             return True
         self.counts["stale"] += 1
         count, item = self.counts["stale"], received.trajectory
-        if count & (count - 1) == 0:  # the first, second, fourth, ...
+        if count & (count - 1) == 0:  # log the first, second, fourth, eighth, ... only
             log.warning(
                 "trajectory %d of %s (policy %s) is %d versions old and was dropped, the limit "
                 "is %d; %d were so far",
@@ -246,7 +243,7 @@ class CriticChannel:
         return False
 
     def _open(self, actor: str) -> None:
-        """Begin to read the queue of an actor; called in the background."""
+        """Start to read the queue of an actor; called in the background."""
         name = self._names.experience(actor)
         queue = ActorQueue(
             self._desk.queue(name, **queue_options(self._rl)),
@@ -290,7 +287,7 @@ class CriticChannel:
         self._published[policy].put(encode_snapshot(snapshot))
 
     def newest_policy(self, policy: str) -> dict[str, Tensor] | None:
-        """Return the weights that a policy's actor has published, if there are newer ones."""
+        """Return the newest weights of a policy's actor, or None if they were returned before."""
         if policy not in self._policies:
             topic = self._desk.topic(self._names.policy(policy), max_items=SNAPSHOTS_KEPT)
             self._policies[policy] = LatestValue(topic, reader="critic").begin()
@@ -299,13 +296,13 @@ class CriticChannel:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of weights that were published."""
+        """Bytes of published weights."""
         return self._values.sent_bytes + sum(p.sent_bytes for p in self._published.values())
 
-    # ------------------------------------------------------------------------- ends
+    # ------------------------------------------------------------------------- state and end
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a restarted critic has to know, in what JSON can say."""
+        """Return what a restarted critic needs, as JSON types."""
         return {
             "seen": {actor: seen.to_list() for actor, seen in self._seen.items()},
             "versions": dict(self._versions),
@@ -314,14 +311,14 @@ class CriticChannel:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a saved critic stood."""
+        """Load the result of `state_dict`."""
         self._seen = load_seen(state["seen"])
         self._versions = {policy: int(v) for policy, v in state["versions"].items()}
         self.counts = Counter({str(name): int(n) for name, n in state["counts"].items()})
         self.staleness = Counter({int(a): int(n) for a, n in state["staleness"].items()})
 
     def close(self, *, timeout_s: float = 5.0) -> None:
-        """Send what waits, give back what was not taken, and say that this critic ends."""
+        """Send what is pending, release what was not taken, and announce the critic's end."""
         for publisher in (self._values, *self._published.values()):
             publisher.close(timeout_s=timeout_s)
         self._roster.close()

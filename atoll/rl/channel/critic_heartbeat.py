@@ -1,4 +1,4 @@
-"""Tells the actors that the critic lives, and how far it has read each of them."""
+"""The critic's heartbeat: tells actors that it is alive, and how far it has read each of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from atoll.rl.channel.names import (
 
 
 class CriticHeartbeat:
-    """Publishes in the background what a critic has taken, at least once a second.
+    """Publishes the heartbeat in the background, at least once a second.
 
     Args:
         desk: Queues and topics.
@@ -38,7 +38,7 @@ class CriticHeartbeat:
         every: Callable[[], None],
     ) -> None:
         self.version = 0
-        """Updates of the critic, told with each heartbeat."""
+        """Number of updates, sent with each heartbeat."""
         self._topic = desk.topic(names.heartbeat, max_items=1)
         self._beats, self._every = beats, every
         self._news = threading.Event()
@@ -47,25 +47,25 @@ class CriticHeartbeat:
         last = self._topic.subscribe("critic", start="oldest").newest()
         before = last.value if last is not None else {}
         self._owed = bool(before) and (not before.get("closed") or bool(before.get("owed")))
-        # Whoever comes after a critic that dies has to know that there was one that held leases.
+        # First of all: the successor of a critic that dies must know that it held leases.
         self._topic.publish(self._told(), timeout_s=10.0)
         self._thread = Background("heartbeat of the critic", self._beat)
 
     @property
     def may_be_owed(self) -> bool:
-        """Whether leases of a critic that died may still hold something back."""
+        """Whether leases of a dead critic may still hold experience back."""
         return self._owed and time.monotonic() - self._began < LEASE_S + 2.0
 
     def soon(self) -> None:
-        """Something was taken: actors may wait to hear of it."""
+        """Publish soon: actors may wait for the new numbers."""
         self._news.set()
 
     def close(self, *, owed: bool) -> None:
-        """Say that this critic ends; `owed`: it holds experience that it could not settle."""
+        """Announce the critic's end; `owed`: it holds experience that it could not settle."""
         self._thread.end()
         self._news.set()
         self._thread.close()
-        with contextlib.suppress(AtollError):  # no hub: actors hear nothing, which says the same
+        with contextlib.suppress(AtollError):  # no heartbeat means the same
             self._topic.publish({**self._told(), "closed": True, "owed": owed}, timeout_s=5.0)
 
     def _beat(self) -> None:

@@ -1,7 +1,4 @@
-"""The newest item of a topic, read in the background and written in the background.
-
-Threads that do one thing again and again beside a loop that must not wait for it.
-"""
+"""The newest item of a topic, read and published by background threads."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ from atoll.queues.serialization import encode, size
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.5
-"""After a question that was answered by an error."""
+"""Pause after a request that failed."""
 
 
 class Background:
-    """Calls `work` until it is closed; an error of the hub is told once and tried again."""
+    """A thread that repeats `work` until closed; hub errors are logged once and retried."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
-        """Begin at once; `work` MUST return within about a second, and not spin."""
+        """Start at once; `work` MUST return within about a second, and not spin."""
         self._name, self._work = name, work
         self._end = threading.Event()
         self._failing = False
@@ -34,15 +31,15 @@ class Background:
 
     @property
     def closed(self) -> bool:
-        """Whether it was told to end."""
+        """Whether the thread was asked to end."""
         return self._end.is_set()
 
     def end(self) -> None:
-        """Let it end after what it does just now."""
+        """End after the current call of `work`."""
         self._end.set()
 
     def close(self, *, timeout_s: float = 2.0) -> None:
-        """Let it end, and wait for that a little."""
+        """End, and wait up to `timeout_s`."""
         self._end.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
@@ -63,15 +60,15 @@ class Background:
 
 
 WAIT_S = 0.5
-"""One question to the hub waits so long, so that the end of a thread is not far."""
+"""Long poll of one hub request: short, so that a thread ends soon after it is asked to."""
 
 
 LONGEST_INTERVAL_S = 10.0
-"""Whoever takes more rarely than this gets what was published half of this before at most."""
+"""With longer intervals between two `take`, a value is at most half of this old."""
 
 
 class LatestValue:
-    """Keeps the newest item of a topic; asking for it never waits."""
+    """Keeps the newest item of a topic; `take` never waits."""
 
     def __init__(
         self,
@@ -81,14 +78,13 @@ class LatestValue:
         on_news: Callable[[Any], None] = lambda value: None,
         sparing: bool = False,
     ) -> None:
-        """Subscribe; `begin` begins to read.
+        """Subscribe; `begin` starts to read.
 
         Args:
-            topic: Where to read.
+            topic: The topic to read.
             reader: Name of the subscription.
-            on_news: Called in the background with each item that was the newest when it came.
-            sparing: Fetch one item for each `take` only, about half way to the next one, instead
-                of everything that is published.
+            on_news: Called in the background with each item that was the newest when it arrived.
+            sparing: Fetch one item per `take`, about half way to the next one, instead of all.
         """
         self._topic, self._reader, self._on_news = topic, reader, on_news
         self._subscription = topic.subscribe(reader, start="oldest")
@@ -103,12 +99,12 @@ class LatestValue:
         self._thread: Background | None = None
 
     def begin(self) -> LatestValue:
-        """Begin to read; return itself."""
+        """Start to read; return itself."""
         self._thread = Background(f"reader of {self._topic.name}", self._read)
         return self
 
     def take(self) -> Any:
-        """Return the newest item if it was not taken before, else None."""
+        """Return the newest item, or None if it was returned before."""
         with self._lock:
             now = time.monotonic()
             if self._looked_at >= 0:
@@ -119,19 +115,19 @@ class LatestValue:
             return self._value if fresh else None
 
     def end(self) -> None:
-        """Stop reading after the question that is under way."""
+        """Stop reading after the current request."""
         if self._thread is not None:
             self._thread.end()
         with self._lock:
             self._lock.notify_all()
 
     def close(self) -> None:
-        """Stop reading, and wait for that a little."""
+        """Stop reading, and wait for that briefly."""
         if self._thread is not None:
             self._thread.close()
 
     def _is_due(self) -> bool:
-        """Return whether to fetch now; waits a little if not."""
+        """Return whether to fetch now; if not, wait briefly."""
         with self._lock:
             if not self._sparing or (self._looked_at < 0 and not self._fresh):
                 return True
@@ -159,7 +155,7 @@ class LatestValue:
 
 
 class Publisher:
-    """Publishes in the background; what was not sent yet when something newer comes never is."""
+    """Publishes in the background; an unsent value is replaced by a newer one."""
 
     def __init__(self, topic: Topic) -> None:
         """Publish into `topic`."""
@@ -172,18 +168,19 @@ class Publisher:
         self._thread = Background(f"publisher of {topic.name}", self._send)
 
     def put(self, value: Any, *, then: Callable[[], None] = lambda: None) -> None:
-        """Hand on a value, which MUST NOT change any more.
+        """Publish a value, which MUST NOT change any more.
 
         Args:
-            value: What `run.topic` takes.
-            then: Called in the background once it is durable; not called if a newer one came first.
+            value: Anything that `run.topic` accepts.
+            then: Called in the background once it is durable; not called if a newer value replaced
+                it.
         """
         with self._condition:
             self._waiting = (value, then)
             self._condition.notify_all()
 
     def flush(self, *, timeout_s: float) -> bool:
-        """Wait until all is durable; return whether that was in time."""
+        """Wait until all is durable; return whether it was in time."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
             while self._waiting is not None or self._busy:
@@ -194,7 +191,7 @@ class Publisher:
         return True
 
     def close(self, *, timeout_s: float = 5.0) -> bool:
-        """Send what waits, and stop; return whether all of it is durable."""
+        """Send what is pending, and stop; return whether all of it is durable."""
         done = self.flush(timeout_s=timeout_s)
         self._thread.end()
         with self._condition:
@@ -215,7 +212,7 @@ class Publisher:
             self.published += 1
             then()
         except BaseException:
-            with self._condition:  # nothing newer came: it is tried again
+            with self._condition:  # retry, unless a newer value has arrived
                 self._waiting = self._waiting or (value, then)
             raise
         finally:

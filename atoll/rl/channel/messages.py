@@ -1,10 +1,7 @@
-"""Trajectories, snapshots and announcements as what queues take: tensors by name, no pickle.
+"""Trajectories, snapshots and announcements as messages: named tensors, no pickle.
 
-Every message has a tensor `about`: JSON that says what it is and in which version of the format.
-What arrives was written by another process, maybe of another version: nothing of it is believed
-before its shapes, types and numbers were looked at.
-
-Weights on their way down: tensors by name, with what they are and how they were packed.
+Every message has a tensor `about`: JSON with its kind and the format's version. Messages come from
+other processes, maybe of another version, so shapes, types and numbers are checked before use.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ SENT_AT = "sent_at"
 """Wall-clock time at which an actor sent a message, seconds since 1970."""
 
 MAX_STEPS = 2**24
-"""Most steps times columns of one trajectory."""
+"""Largest number of steps times columns of one trajectory."""
 MAX_RETURNS = 2**16
 
 _TERMINATED, _TRUNCATED = 1, 2
@@ -38,9 +35,9 @@ _INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def encode_trajectory(trajectory: Trajectory) -> dict[str, Tensor]:
-    """Return a trajectory as a message; nothing in it is shared with the trajectory.
+    """Return a trajectory as a message that shares no memory with it.
 
-    Booleans share one byte per step, discrete actions take the smallest integers that hold them.
+    Booleans share one byte per step; discrete actions take the smallest integer type that fits.
     """
     flags = trajectory.terminated.to(torch.uint8) * _TERMINATED
     flags += trajectory.truncated.to(torch.uint8) * _TRUNCATED
@@ -68,12 +65,12 @@ def decode_trajectory(message: Mapping[str, Tensor], spec: TaskSpec | None) -> T
     """Return the trajectory in a message.
 
     Args:
-        message: What `encode_trajectory` returned, elsewhere.
-        spec: The task of its policy, which its shapes and actions have to fit; None: not known.
+        message: The result of `encode_trajectory`.
+        spec: The task of its policy, to check shapes and actions against; None if unknown.
 
     Raises:
-        DataError: it is no trajectory, of another version, does not fit its task or has numbers
-            that are not finite; the policy and the actor are named.
+        DataError: it is not a trajectory, is of another version, does not fit its task or has
+            numbers that are not finite; the policy and the actor are named.
     """
     about = metadata_of(message, "trajectory")
     header = _header(about)
@@ -89,17 +86,17 @@ def decode_trajectory(message: Mapping[str, Tensor], spec: TaskSpec | None) -> T
 
 
 def with_metadata(tensors: Mapping[str, Tensor], kind: str, **facts: Any) -> dict[str, Tensor]:
-    """Return a message: the tensors, and `about`, which says what it is."""
+    """Return a message of a kind: the tensors, and `about` with the facts."""
     text = json.dumps({"format": FORMAT, "kind": kind, **facts}, separators=(",", ":"))
     about = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     return {ABOUT: about, **tensors}
 
 
 def metadata_of(message: Any, kind: str) -> dict[str, Any]:
-    """Return what a message says about itself.
+    """Return the facts in a message's `about`.
 
     Raises:
-        DataError: it is not of this kind, or of another version.
+        DataError: the message is not of this kind, or is of another version.
     """
     try:
         about = json.loads(message[ABOUT].numpy().tobytes())
@@ -120,7 +117,7 @@ def metadata_of(message: Any, kind: str) -> dict[str, Any]:
 
 
 def without_metadata(message: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a message alone."""
+    """Return only the tensors of a message."""
     return {name: tensor for name, tensor in message.items() if name != ABOUT}
 
 
@@ -130,7 +127,7 @@ def float_tensor(value: float) -> Tensor:
 
 
 def _header(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that name a trajectory, of the right types."""
+    """Return the fields that identify a trajectory, checked for their types."""
     kinds = {"policy": str, "actor": str, "returns": list}
     header: dict[str, Any] = {}
     for name in _HEADER:
@@ -176,7 +173,7 @@ def _build(message: Mapping[str, Tensor], header: dict[str, Any]) -> Trajectory:
 
 
 def _check_bounds(trajectory: Trajectory, who: str) -> None:
-    """Refuse what would be read beyond its end."""
+    """Refuse indices that are out of range."""
     if trajectory.rewards.ndim != 2 or not 0 < trajectory.rewards.numel() <= MAX_STEPS:
         raise _wrong(who, f"rewards of shape {tuple(trajectory.rewards.shape)}")
     cut_at, (length, columns) = trajectory.cut_at, trajectory.rewards.shape
@@ -192,7 +189,7 @@ def _check_bounds(trajectory: Trajectory, who: str) -> None:
 
 
 def _check_fits(trajectory: Trajectory, spec: TaskSpec, who: str) -> None:
-    """Refuse what no network for this task can take."""
+    """Refuse a trajectory that networks of this task cannot take."""
     length, columns = trajectory.rewards.shape
     cuts = len(trajectory.cut_at)
     expected: dict[str, tuple[int, ...]] = {
@@ -230,7 +227,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _narrow(actions: Tensor) -> Tensor:
-    """Return actions in the smallest type that holds them."""
+    """Return actions in the smallest integer type that fits."""
     if actions.is_floating_point():
         return _plain(actions)
     low, high = (int(actions.min()), int(actions.max())) if actions.numel() else (0, 0)
@@ -245,7 +242,7 @@ KIND = "snapshot"
 
 
 def encode_snapshot(snapshot: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a snapshot as a message; nothing in it is shared with the network."""
+    """Return a snapshot as a message that shares no memory with the network."""
     copied = {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in snapshot.items()
     }
@@ -256,7 +253,7 @@ def decode_snapshot(message: object) -> dict[str, Tensor]:
     """Return the tensors of a snapshot.
 
     Raises:
-        DataError: it is none, or of another version.
+        DataError: it is not a snapshot, or is of another version.
     """
     metadata_of(message, KIND)
     if not isinstance(message, Mapping) or not all(isinstance(t, Tensor) for t in message.values()):

@@ -1,7 +1,4 @@
-"""The queues and topics of one pooled critic, by name: of a job, or of a pool that jobs share.
-
-How much may be under way between an actor and the critic, and for how long.
-"""
+"""Names and limits of the queues and topics between actors and a critic, of a job or of a pool."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from atoll.queues import Queue, Topic
 
 
 class QueueProvider(Protocol):
-    """Hands out queues and topics: a `Run`, or a `Shelf`."""
+    """Opens queues and topics: a `Run`, or a `QueueRegistry`."""
 
     def queue(self, name: str, **options: Any) -> Queue:
         """Return a queue."""
@@ -26,30 +23,30 @@ class QueueProvider(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class QueueNames:
-    """What everything is called.
+    """The names of all queues and topics of one critic.
 
-    In a pool the names begin with that of the pool, and those of actors and policies with that of
-    their job: two jobs may each have a `w1` and a policy `light`.
+    In a pool names start with the pool's, and those of actors and policies with their job's: two
+    jobs may both have a `w1` and a policy `light`.
     """
 
     pool: str = ""
-    """Name of the pool; empty: everything is the job's own."""
+    """The pool's name; empty without a pool."""
     job: str = ""
-    """The job; only needed in a pool."""
+    """The job's name; only needed in a pool."""
 
     @classmethod
     def of(cls, rl: RlTable, *, job: str) -> QueueNames:
-        """Return the names of a job's reinforcement learning."""
+        """Return the names for a job's `[rl]`."""
         return cls(pool=rl.pool, job=job)
 
     @property
     def roster(self) -> str:
-        """Topic: which actors there are, and who has ended."""
+        """Topic: announcements and ends of actors."""
         return self._named("roster")
 
     @property
     def heartbeat(self) -> str:
-        """Topic: that the critic lives, and how far it has read."""
+        """Topic: the critic's heartbeat and how far it has read."""
         return self._named("heartbeat")
 
     @property
@@ -59,15 +56,15 @@ class QueueNames:
 
     @property
     def ask(self) -> str:
-        """Queue: whose values are asked."""
+        """Queue: requests for values."""
         return self._named("ask")
 
     def actor(self, member: str) -> str:
-        """Return what a member is called among all actors."""
+        """Return a member's name among all actors."""
         return self._apart(member)
 
     def task_policy(self, policy: str) -> str:
-        """Return what a policy is called among all policies."""
+        """Return a policy's name among all policies."""
         return self._apart(policy)
 
     def experience(self, actor: str) -> str:
@@ -79,7 +76,7 @@ class QueueNames:
         return self._named(f"policy.{policy}")
 
     def answers(self, actor: str) -> str:
-        """Return the topic of values that an actor has asked for."""
+        """Return the topic of the answers to an actor's requests."""
         return self._named(f"answers.{actor}")
 
     def _named(self, name: str) -> str:
@@ -90,25 +87,25 @@ class QueueNames:
 
 
 BEAT_S = 1.0
-"""The critic tells at least so often that it lives."""
+"""Longest time between two heartbeats of the critic."""
 
 LEAST_BEAT_GAP_S = 0.1
-"""And no more often than this, how far it has read."""
+"""Shortest time between two heartbeats."""
 
 AWAY_S = 6.0
-"""Without a word for so long, the critic is away and nobody waits for it."""
+"""Time without a heartbeat after which actors no longer wait for the critic."""
 
 SILENT_S = 900.0
-"""The critic of a pool does not stay for an actor of which it heard nothing for so long."""
+"""Time after which the critic of a pool no longer waits for a silent actor."""
 
 LEASE_S = 20.0
-"""How long experience is kept from others when the critic that had it dies."""
+"""Lease of experience: how long a dead critic keeps it from its successor."""
 
 EXTEND_S = 5.0
-"""A critic that lives renews its leases so often."""
+"""Time between two renewals of leases by a live critic."""
 
 ATTEMPTS = 1_000
-"""Critics that may die over one trajectory before it is set aside as a dead letter."""
+"""Critics that may die over one trajectory before it becomes a dead letter."""
 
 ROSTER_ITEMS = 100_000
 SNAPSHOTS_KEPT = 2
@@ -116,16 +113,16 @@ STATES_KEPT = 2
 
 
 def most_unsaved(rl: RlTable) -> int:
-    """Return how many trajectories of one actor the critic may hold that are in no saved state."""
+    """Return how many unsaved trajectories of one actor the critic may hold."""
     return max(2 * rl.save_every, 2 * rl.queue_items)
 
 
 def queue_options(rl: RlTable) -> dict[str, Any]:
     """Return the options of an actor's queue.
 
-    While the critic lives, actors wait for it before they put more than `queue_items`, so nothing
-    is dropped. What it has taken but not saved yet stays in the queue, too. When it is away, actors
-    go on, and the oldest items make room.
+    While the critic is alive, actors wait before they put more than `queue_items`, so nothing is
+    dropped. Items that it has taken but not saved stay in the queue. While it is away, actors
+    continue, and the oldest items make room.
     """
     return {
         "max_items": rl.queue_items + most_unsaved(rl),

@@ -1,4 +1,9 @@
-"""The critic: learns what states are worth for every policy, from everybody's experience."""
+"""The critic: one network that learns the values of many policies from all actors' experience.
+
+A policy has a value head, and policies with observations of one kind share an encoder. An update
+computes targets (GAE returns or V-trace) with the values before it, and regresses them in
+minibatches in which every policy weighs the same.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +29,19 @@ log = logging.getLogger(__name__)
 
 CORRECTED = "corrected"
 LARGEST_TARGET = 1e12
-"""Values beyond this are a mistake of an environment; squared they would leave float32."""
+"""Values beyond this are an error of an environment; their squares would overflow float32."""
 
 
 class Critic:
-    """Values of many policies: what learns them, and what answers.
+    """Learns and answers the values of many policies.
 
-    An actor's own critic is the same thing with one policy. A critic that only answers takes up
+    An actor's own critic is the same class with one policy. A critic that only answers loads
     snapshots of the one that learns.
 
     Args:
-        rl: How wide it is and how it learns.
-        seed: Of its first weights and of the order of its batches.
-        kind: One of `CRITICS`; empty: what `rl.critic` says.
+        rl: The job's `[rl]`: widths, rates, kind of critic.
+        seed: Seed of the initial weights and of the minibatches.
+        kind: One of `CRITICS`; by default `rl.critic`.
     """
 
     def __init__(self, rl: RlTable, *, seed: int, kind: str = "") -> None:
@@ -50,7 +55,7 @@ class Critic:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin with a network that knows no policy."""
+        """Start with a network without policies."""
         self._seats = ValueHeads(self.kind)
         self.net = ValueNet(
             self.rl.critic_hidden,
@@ -62,14 +67,14 @@ class Critic:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Names of the policies it knows, in the order they came."""
+        """Names of the known policies, in the order they were added."""
         return tuple(self._seats.by_name)
 
     def add_policy(self, spec: TaskSpec) -> None:
-        """Let it know a policy; a new one begins as the mean of those there are.
+        """Add a policy; its head starts as the mean of the existing ones.
 
         Raises:
-            ConfigError: the name is known with other spaces, or a joint critic cannot see the
+            ConfigError: the name is known with other spaces, or a joint critic lacks the joint
                 state of this one.
         """
         if spec.policy in self._seats:
@@ -80,20 +85,20 @@ class Critic:
         added = [p for p in self.net.parameters() if id(p) not in optimized]
         if self._optimizer is None:
             self._optimizer = adam(added, lr=self.rl.critic_lr)
-        else:  # one group for all: Adam is one call for each
+        else:  # one parameter group, because fused Adam takes one call per group
             self._optimizer.param_groups[0]["params"].extend(added)
 
     def _parameters(self) -> list[nn.Parameter]:
-        """Return what is learned, in the order it came."""
+        """Return the trained parameters, in the order they were added."""
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         return [parameter for group in groups for parameter in group["params"]]
 
     def set_policy(self, name: str, policy: Evaluates) -> None:
-        """Take a policy as it is now: `corrected` weighs everybody's experience by it."""
+        """Set a policy's current network: `corrected` weighs other policies' experience by it."""
         self._evaluators[name] = policy
 
     def of(self, trajectory: Trajectory) -> ValuedTrajectory:
-        """Return the values of everything in a trajectory, for the policy that lived it."""
+        """Return the values of a trajectory, for the policy that collected it."""
         return self.values_of([trajectory])[0]
 
     def values_of(
@@ -102,8 +107,8 @@ class Critic:
         """Return the values of several trajectories, in one pass through the network.
 
         Args:
-            trajectories: Of any policies it knows.
-            policies: Whose value each is asked for; empty: the policy that lived it.
+            trajectories: Trajectories of known policies.
+            policies: The policy to value each one for; by default the one that collected it.
         """
         names = list(policies) or [t.policy for t in trajectories]
         seats = [self._seats[name] for name in names]
@@ -122,6 +127,7 @@ class Critic:
         """Return values in reward units, float32, for the rows of each input."""
         if not raw:
             return []
+        # The network takes the rows of one encoder side by side.
         order = sorted(range(len(raw)), key=lambda i: seats[i].encoder)
         inputs: list[Tensor | None] = []
         for index in range(len(self.net.encoders)):
@@ -148,16 +154,17 @@ class Critic:
         """Learn from trajectories, and return figures of each policy.
 
         Args:
-            trajectories: Of any policies it knows; their order does not matter. Policies that
-                are not among them are rehearsed from what they sent last.
-            targets: What to regress, [T, B] for each in reward units; None: own GAE returns, or
-                V-trace with `corrected`. Nothing is rehearsed with targets.
+            trajectories: Of known policies, in any order. Policies without one are rehearsed from
+                their last trajectories.
+            targets: Values to regress, [T, B] each in reward units; by default GAE returns, or
+                V-trace with `corrected`. With given targets nothing is rehearsed.
 
         Returns:
             For each policy that sent something: `value_loss` (squared error in units of its scale),
             `explained_variance` (of the targets, by the values before), `value_mean` and
             `value_scale` (its statistics), `steps`.
         """
+        # Sorted, so that the result does not depend on the order of arrival.
         order = in_order(trajectories)
         some = [trajectories[i] for i in order]
         self._see(some)
@@ -170,11 +177,12 @@ class Critic:
         return stats
 
     def _learn_all(self, sent: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
-        """Learn what was sent, and of absent policies what they sent last."""
+        """Learn from the new trajectories, and rehearse the absent policies."""
         again = self._rehearsal.absent(sent, update=self.version) if sent else []
         lessons = self._sound(self._lessons([*sent, *again]))
         fresh, everybody = (len({t.policy for t in part}) for part in (sent, [*sent, *again]))
-        # As many passes over everything as make the usual number over what was sent.
+        # As many passes as add up to the usual number over the new trajectories, so that rehearsal
+        # does not lengthen an update.
         stats = self._study(lessons, passes=-(-self.rl.critic_epochs * fresh // max(1, everybody)))
         learned = {id(lesson.trajectory) for lesson in lessons}
         new = [t for t in sent if id(t) in learned]
@@ -183,16 +191,16 @@ class Critic:
         return {name: figures for name, figures in stats.items() if name in taught}
 
     def _sound(self, lessons: Sequence[Targets]) -> list[Targets]:
-        """Return the lessons whose targets can be learned."""
+        """Return the targets that can be learned."""
         return [lesson for lesson in lessons if self._is_sound(lesson)]
 
     def _is_sound(self, lesson: Targets) -> bool:
-        """Return whether targets can be learned; one that cannot would ruin everybody's values."""
+        """Return whether all targets are in range: an outlier would ruin all policies' values."""
         sizes = lesson.targets.abs()
         if bool((sizes <= LARGEST_TARGET).all()):
             return True
         self.refused += 1
-        # The last one: targets before it were made from it.
+        # Name the last step: earlier targets were computed from it.
         step, column = (~(sizes <= LARGEST_TARGET)).nonzero()[-1].tolist()
         log.warning(
             "policy %s, actor %s, trajectory %d: the value at step %d, column %d would be %g; "
@@ -203,7 +211,7 @@ class Critic:
         return False
 
     def _see(self, trajectories: Sequence[Trajectory]) -> None:
-        """Let the encoders' normalisation take in what was seen, in one batch each."""
+        """Update the encoders' normalization, each with one batch."""
         if not self.rl.normalise:
             return
         seats = [self._seats[t.policy] for t in trajectories]
@@ -218,7 +226,7 @@ class Critic:
                 encoder.norm.update(torch.cat(some))
 
     def _lessons(self, trajectories: Sequence[Trajectory]) -> list[Targets]:
-        """Return what each policy learns from them."""
+        """Return the targets of each policy."""
         rl = self.rl
         if self.kind != CORRECTED:
             valued = self.values_of(trajectories)
@@ -244,12 +252,12 @@ class Critic:
         ]  # fmt: skip
 
     def _stands_in(self, actor: str, name: str) -> bool:
-        """Whether what another policy lived can be weighed for this one."""
+        """Whether another policy's experience can be importance-weighted for this one."""
         mine, other = self._seats[name].spec, self._seats[actor].spec
         return mine.task == other.task and name in self._evaluators
 
     def _study(self, lessons: Sequence[Targets], *, passes: int) -> dict[str, dict[str, float]]:
-        """Regress the targets of all lessons, a group of rows for each policy."""
+        """Regress all targets, with one group of rows per policy."""
         if not lessons:
             return {}
         names = sorted({lesson.policy for lesson in lessons}, key=self._seats.place)
@@ -271,11 +279,12 @@ class Critic:
         }
 
     def _scaled(self, goals: Sequence[Tensor], seats: Sequence[ValueHead]) -> list[Tensor]:
-        """Let each head take in its targets, and return them in its units."""
+        """Update the scale of each head with its targets, and return them in its units."""
         heads = self.net.all_heads()
         for index, head in enumerate(heads):
             some = [g for g, s in zip(goals, seats, strict=True) if s.head == index]
             if some:
+                # Each policy weighs the same in the scale of a shared head.
                 shares = [torch.full((len(g),), 1.0 / len(g)) for g in some]
                 head.observe(torch.cat(some), weights=torch.cat(shares))
         means, deviations = self.net.scales()
@@ -292,7 +301,7 @@ class Critic:
         *,
         passes: int,
     ) -> Tensor:
-        """Take the steps of one update; return the mean squared error of each group, [groups]."""
+        """Do the optimizer steps of one update; return the mean squared error, [groups]."""
         sizes = [len(part) for part in rows]
         heads = [seat.head for seat in seats]
         optimizer, parameters = self._optimizer, self._parameters()
@@ -319,7 +328,7 @@ class Critic:
     def _by_encoder(
         self, picked: Sequence[Tensor], seats: Sequence[ValueHead]
     ) -> list[Tensor | None]:
-        """Join the groups that one encoder reads."""
+        """Concatenate the groups that one encoder reads."""
         out: list[Tensor | None] = []
         for index in range(len(self.net.encoders)):
             some = [p for p, s in zip(picked, seats, strict=True) if s.encoder == index]
@@ -341,7 +350,7 @@ class Critic:
         }
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Return what it takes to answer: weights, statistics, tasks, version."""
+        """Return what answering requires: weights, statistics, tasks, version."""
         return {
             "version": torch.tensor(self.version),
             "specs": self._seats.to_tensor(),
@@ -349,10 +358,10 @@ class Critic:
         }
 
     def load_snapshot(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `snapshot` returned; policies it lacks begin as the mean of its own.
+        """Load the result of `snapshot`; policies it lacks start as the mean of its own.
 
         Raises:
-            CheckpointCorrupt: it is something else, or of a network of other widths.
+            CheckpointCorrupt: it is not a snapshot, or has other widths.
         """
         specs = self._seats.read(tensors)
         mine = self._seats.specs
@@ -366,7 +375,7 @@ class Critic:
             self.add_policy(spec)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return everything: learning goes on from it as if it had not stopped."""
+        """Return everything that an exact resume requires."""
         kept = {} if self._optimizer is None else optimizer_tensors(self._optimizer)
         return {
             **self.snapshot(),
@@ -376,10 +385,10 @@ class Critic:
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned.
+        """Load the result of `state_dict`.
 
         Raises:
-            CheckpointCorrupt: it is something else, or of a network of other widths.
+            CheckpointCorrupt: it is not such a state, or has other widths.
         """
         self._begin()
         self.load_snapshot(tensors)
@@ -390,7 +399,7 @@ class Critic:
 
 
 def _asked(heads: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], Tensor]:
-    """Return the different heads, and for each row of all groups the place of its head there."""
+    """Return the distinct heads, and for every row the index of its head in them."""
     asked = sorted(set(heads))
     places = torch.tensor([asked.index(head) for head in heads])
     return asked, places.repeat_interleave(torch.tensor(sizes))

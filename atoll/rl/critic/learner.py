@@ -1,7 +1,4 @@
-"""What learns from everybody's experience: the pooled critic, or a critic and all policies.
-
-A critic for each policy, side by side: what a learner has instead of a pooled one.
-"""
+"""What a critic process trains: the pooled critic, or a critic together with all policies."""
 
 from __future__ import annotations
 
@@ -25,17 +22,17 @@ from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 
 class SeparateCritics:
-    """Speaks as one critic, but no policy's experience touches another's values."""
+    """One critic per policy behind the interface of a pooled one; nothing is shared."""
 
     def __init__(self, rl: RlTable, *, seed: int) -> None:
-        """Begin with nobody."""
+        """Start without policies."""
         self._rl, self._seed = rl, seed
         self._critics: dict[str, Critic] = {}
         self.version = 0
-        """Updates so far."""
+        """Number of updates."""
 
     def add_policy(self, spec: TaskSpec) -> None:
-        """Make a critic for a policy; again is no mistake."""
+        """Make a critic for a policy, unless it has one."""
         if spec.policy not in self._critics:
             seed = seed_for(self._seed, "critic", spec.policy)
             self._critics[spec.policy] = Critic(self._rl, seed=seed, kind="own")
@@ -48,7 +45,7 @@ class SeparateCritics:
     def learn(
         self, trajectories: Sequence[Trajectory], *, targets: Sequence[Tensor] | None = None
     ) -> dict[str, dict[str, float]]:
-        """Let each critic learn from its own; see `Critic.learn`."""
+        """Train each critic on its own policy's trajectories; see `Critic.learn`."""
         told: dict[str, dict[str, float]] = {}
         for name, critic in self._critics.items():
             mine = [i for i, one in enumerate(trajectories) if one.policy == name]
@@ -66,7 +63,7 @@ class SeparateCritics:
         return state
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned; the policies MUST be the same, in the same order."""
+        """Load the result of `state_dict`; the policies MUST be the same, in the same order."""
         for number, critic in enumerate(self._critics.values()):
             critic.load_state_dict(parts_of(tensors, str(number)))
             self.version = max(self.version, critic.version)
@@ -76,21 +73,21 @@ log = logging.getLogger(__name__)
 
 
 class CriticLearner:
-    """One critic of many policies."""
+    """Trains one critic of many policies."""
 
     name = "critic"
 
     def __init__(self, rl: RlTable, *, seed: int) -> None:
-        """Begin with a network that knows nobody."""
+        """Start with a network without policies."""
         self._rl = rl
         self._critic = Critic(rl, seed=seed)
         self._tasks: dict[str, TaskSpec] = {}
         self._policies: dict[str, Policy] = {}
         self._answering: Critic | None = None
-        """A copy that nobody learns in, for who asks."""
+        """A copy that is not trained, for the value service."""
 
     def answer(self, trajectory: Trajectory) -> ValuedTrajectory:
-        """Return values as they were published last; from any thread.
+        """Return the values by the last published weights; thread-safe.
 
         Raises:
             ConfigError: nothing was published yet, or the policy is not known.
@@ -101,21 +98,21 @@ class CriticLearner:
 
     @property
     def module(self) -> nn.Module:
-        """Its network."""
+        """The critic's network."""
         return self._critic.net
 
     @property
     def version(self) -> int:
-        """Updates so far."""
+        """Number of updates."""
         return self._critic.version
 
     def add_policy(self, spec: TaskSpec) -> None:
-        """Let it know a policy; a new one begins as the mean of the others."""
+        """Add a policy; its head starts as the mean of the others."""
         self._critic.add_policy(spec)
         self._tasks[spec.policy] = spec
 
     def learn(self, trajectories: Sequence[Trajectory], side: CriticChannel) -> dict[str, Any]:
-        """Learn from trajectories of any policies; correct by their newest weights if need be."""
+        """Learn from trajectories, corrected by the policies' newest weights if needed."""
         if self._rl.critic == "corrected":
             self._follow(side)
         before = self._critic.refused
@@ -124,7 +121,7 @@ class CriticLearner:
         return told
 
     def publish(self, side: CriticChannel) -> None:
-        """Publish its weights, or let who asks be answered by them."""
+        """Publish the weights, or let the value service answer with them."""
         snapshot = self._critic.snapshot()
         if self._rl.values == "service":
             answering = Critic(self._rl, seed=0)
@@ -137,11 +134,11 @@ class CriticLearner:
         return self._critic.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         self._critic.load_state_dict(state)
 
     def _follow(self, side: CriticChannel) -> None:
-        """Take the newest weights of each policy, by which others' experience is weighed."""
+        """Load each policy's newest weights, by which other policies' experience is weighed."""
         for name, task in self._tasks.items():
             weights = side.newest_policy(name)
             if weights is None:
@@ -153,12 +150,12 @@ class CriticLearner:
 
 
 class PoliciesLearner:
-    """All policies and their critic, for actors that only act."""
+    """Trains all policies and their critic, for actors that only act."""
 
     name = "learner"
 
     def __init__(self, rl: RlTable, *, seed: int) -> None:
-        """Begin with nobody."""
+        """Start without policies."""
         self._rl = rl
         own = rl.critic == "own"
         self._critic: Critic | SeparateCritics = (
@@ -167,16 +164,16 @@ class PoliciesLearner:
         self._learner = ImpalaLearner([], rl, self._critic, total_steps=rl.steps, seed=seed)
         self._tasks: dict[str, TaskSpec] = {}
         self._published: dict[str, int] = {}
-        """The newest version of each policy that its actors can have."""
+        """The newest published version of each policy."""
         self.module = nn.ModuleDict()
 
     @property
     def version(self) -> int:
-        """Updates so far."""
+        """Number of updates."""
         return self._critic.version
 
     def add_policy(self, spec: TaskSpec) -> None:
-        """Begin with a policy of a task."""
+        """Start a fresh policy for a task."""
         if spec.policy in self._tasks:
             return
         steps = [table.steps for table in self._rl.policies if table.name == spec.policy]
@@ -184,15 +181,15 @@ class PoliciesLearner:
         self._critic.add_policy(spec)
         self._learner.add_policy(spec)
         self._tasks[spec.policy] = spec
-        # Names of modules have no dots, those of policies may.
+        # Module names must not contain dots; policy names may.
         self.module[spec.policy.replace(".", "_")] = self._learner.learners[spec.policy].policy
 
     def learn(self, trajectories: Sequence[Trajectory], side: CriticChannel) -> dict[str, Any]:
-        """Improve the policies whose trajectories these are, and the critic."""
+        """Improve the policies of these trajectories, and the critic."""
         return self._learner.learn(trajectories)
 
     def publish(self, side: CriticChannel) -> None:
-        """Publish each policy that has changed for its actors."""
+        """Publish each changed policy to its actors."""
         for policy in self._tasks:
             version = self._learner.version(policy)
             if self._published.get(policy) != version:
@@ -205,7 +202,7 @@ class PoliciesLearner:
         return {"tasks": tasks, "learner": self._learner.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         for task in state["tasks"]:
             self.add_policy(TaskSpec.from_json(task))
         self._learner.load_state_dict(state["learner"])

@@ -1,4 +1,4 @@
-"""The role of the critic: it learns from everybody's experience and tells what it knows."""
+"""The critic's process: takes experience of all actors, learns from it, and publishes weights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from atoll.run import Run
 log = logging.getLogger(__name__)
 
 TOGETHER_S = 0.2
-"""How long an update waits for experience of every actor that runs."""
+"""How long an update waits for experience of every running actor."""
 
 EACH = 4
-"""Trajectories of one update are at most so many times the actors that run."""
+"""Largest number of trajectories of one update, per running actor."""
 
 IDLE_SAVE_S = 5.0
-"""After so long without experience what was learned is saved, so that nothing stays leased."""
+"""Time without experience after which a save releases all leases."""
 
 LEAVE_SAVE_S, END_SAVE_S = 3.0, 60.0
 RATE_S = 5.0
@@ -37,30 +37,30 @@ Figures = Mapping[str, Mapping[str, float]]
 """By policy, then by name."""
 
 SHOWN = 12
-"""Policies that have figures of their own in a point."""
+"""Largest number of policies with figures of their own in a point."""
 
 
 class SharedLearner(Protocol):
-    """What learns: a critic, or a critic and all policies."""
+    """What is trained: a critic, or a critic and all policies."""
 
     name: str
-    """Of the role: `critic` or `learner`."""
+    """The role: `critic` or `learner`."""
 
     @property
     def module(self) -> nn.Module:
-        """Its networks, to count and to keep."""
+        """The trained networks."""
         ...
 
     @property
     def version(self) -> int:
-        """Updates so far."""
+        """Number of updates."""
         ...
 
     def add_policy(self, spec: TaskSpec) -> None:
-        """Let it know a policy; again is no mistake.
+        """Add a policy, unless it is known.
 
         Raises:
-            ConfigError: it cannot learn of this one.
+            ConfigError: the policy cannot be learned.
         """
         ...
 
@@ -69,7 +69,7 @@ class SharedLearner(Protocol):
         ...
 
     def publish(self, side: CriticChannel) -> None:
-        """Tell everybody what it knows, in the background."""
+        """Publish the weights in the background."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,18 +77,22 @@ class SharedLearner(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         ...
 
 
 class CriticRole:
-    """Takes experience in, lets a learner learn, publishes, saves, and acknowledges."""
+    """Takes experience, trains a learner, publishes weights, saves, and acknowledges.
+
+    Experience stays leased until a saved state contains it, so a successor of a dead critic gets it
+    again.
+    """
 
     def __init__(
         self, spec: JobSpec, run: Run, learner: SharedLearner, *,
         decode: Decode = decode_trajectory,
     ) -> None:  # fmt: skip
-        """Begin to listen; `decode` returns the experience in a message."""
+        """Start to listen; `decode` returns the experience in a message."""
         self._rl, self._run, self._learner = spec.rl, run, learner
         self._keeper = StateSaver(run, member=run.member)
         self._side = CriticChannel(
@@ -102,12 +106,13 @@ class CriticRole:
         self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     def run(self) -> dict[str, Any]:
-        """Learn until all actors are done or a stop is asked for; return the summary's part."""
+        """Learn until all actors are done or a stop is requested; return the summary's part."""
         run, side = self._run, self._side
         state = self._keeper.newest()
         if state is not None:
             self._resume(state)
         run.track(self._learner.module)
+        # Actors wait for the weights of a resumed critic.
         if self._learner.version:
             self._learner.publish(side)
         while not run.stopping:
@@ -120,7 +125,7 @@ class CriticRole:
                 self._rest()
         return self._end()
 
-    # ------------------------------------------------------------------------- who there is
+    # ------------------------------------------------------------------------- actors
 
     def _resume(self, state: Mapping[str, Any]) -> None:
         self._learner.load_state_dict(state["learner"])
@@ -130,7 +135,7 @@ class CriticRole:
         log.info("goes on after %d updates", self._learner.version)
 
     def _welcome(self) -> None:
-        """Learn to know the policies that have come."""
+        """Add the policies that were announced."""
         newcomers = self._side.newcomers()
         for spec in newcomers:
             try:
@@ -145,17 +150,17 @@ class CriticRole:
             self._publish()
 
     def _is_over(self) -> bool:
-        """Return whether nothing more will come; the critic of a pool alone waits for a stop."""
+        """Return whether no experience will arrive; a pool's own critic job waits for a stop."""
         actors = sum(policy.actors for policy in self._rl.policies)
         return actors > 0 and self._side.ended(expected=actors)
 
     # ------------------------------------------------------------------------- learning
 
     def _take(self) -> list[Received]:
-        """Return experience of all actors that run, or of those that were quick enough."""
+        """Return experience of all running actors, or of those that were fast enough."""
         actors = max(1, len(self._side.running))
         found = self._side.take(EACH * actors, wait_s=TOGETHER_S, least=actors)
-        self._welcome()  # whoever came meanwhile may have sent something already
+        self._welcome()  # after taking: it may contain new actors
         known = [one for one in found if one.trajectory.policy not in self._refused]
         self._side.counts["refused"] += len(found) - len(known)
         return known
@@ -179,7 +184,7 @@ class CriticRole:
         self._report(received, told)
 
     def _rest(self) -> None:
-        """Nothing came: bring the loose ends to rest."""
+        """Publish and save what is pending while no experience arrives."""
         idle_s = time.monotonic() - self._learned_at
         if idle_s > TOGETHER_S and self._unpublished:
             self._publish()
@@ -193,14 +198,14 @@ class CriticRole:
         self._unpublished = False
 
     def _save(self) -> None:
-        """Save in the background; what was learned is acknowledged once that is durable."""
+        """Save in the background; its experience is acknowledged once the state is durable."""
         state = {
             "learner": self._learner.state_dict(), "side": self._side.state_dict(),
             "learned": self._learned,
         }  # fmt: skip
         self._keeper.save(state, then=self._side.settling())
 
-    # ------------------------------------------------------------------------- telling
+    # ------------------------------------------------------------------------- reports
 
     def _report(
         self, received: Sequence[Received], told: Mapping[str, Mapping[str, float]]
@@ -231,15 +236,15 @@ class CriticRole:
         self._run.stepped()
 
     def _dropped(self) -> dict[str, int]:
-        """Return what was not learned from, by reason."""
+        """Return the numbers of dropped trajectories, by reason."""
         kinds = ("stale", "duplicate", "not_finite", "damaged", "refused")
         counts = {kind: self._side.counts[kind] for kind in kinds if self._side.counts[kind]}
         return counts | ({"oldest": self._side.lost} if self._side.lost else {})
 
-    # ------------------------------------------------------------------------- ending
+    # ------------------------------------------------------------------------- end
 
     def _end(self) -> dict[str, Any]:
-        """Publish and save what there is; after the last experience keep the weights as a file."""
+        """Publish and save; after the last experience also publish the weights as a file."""
         run, learner, side = self._run, self._learner, self._side
         over = not run.stopping
         if self._unpublished:

@@ -1,4 +1,4 @@
-"""Values by asking: the critic answers thin actors that keep no copy of it."""
+"""The value service: the critic answers actors that keep no copy of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 30.0
-"""Longest wait of an actor for one answer; then it goes on without."""
+"""Longest wait of an actor for one answer; then the trajectory is dropped."""
 
 AGAIN_S = 0.25
 ANSWERS_KEPT = 4
@@ -39,7 +39,7 @@ ASK_LEASE_S = 60.0
 
 
 class ServiceValues:
-    """What an actor asks for the values of its trajectories. For one thread."""
+    """Asks the critic for the values of an actor's trajectories; not thread-safe."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class ServiceValues:
         job: str = "",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Ask for `member`, and wait `timeout_s` for each answer."""
+        """Ask for `member`, and wait up to `timeout_s` for each answer."""
         names = QueueNames.of(rl, job=job)
         self._actor, self._timeout_s = names.actor(member), timeout_s
-        # An ask that nobody answers in time is worth nothing, so the oldest make room.
+        # A request without an answer in time is worthless, so the oldest make room.
         self._asks = desk.queue(names.ask, **_asks_options())
         self._answers = desk.topic(names.answers(self._actor), max_items=ANSWERS_KEPT)
         self._subscription = self._answers.subscribe(self._actor, start="new")
@@ -63,11 +63,11 @@ class ServiceValues:
         """Seconds that each of the last thousand answers took."""
 
     def of(self, trajectory: Trajectory) -> ValuedTrajectory:
-        """Return the values of everything in a trajectory.
+        """Return the values of a trajectory.
 
         Raises:
             DeadlineExceeded: the critic did not answer in time.
-            DataError: what it answered does not fit.
+            DataError: the answer does not fit the trajectory.
         """
         began, why = time.monotonic(), "no answer came"
         deadline, message = began + self._timeout_s, encode_trajectory(trajectory)
@@ -79,7 +79,7 @@ class ServiceValues:
             if not about.get("refused"):
                 self.waited_s = [*self.waited_s[-999:], time.monotonic() - began]
                 return _valued(found, about, trajectory)
-            why = str(about["refused"])  # it may not have heard of this policy yet
+            why = str(about["refused"])  # the critic may not know this policy yet
             time.sleep(min(AGAIN_S, max(0.0, deadline - time.monotonic())))
         raise DeadlineExceeded(
             "the critic did not tell what states are worth",
@@ -103,14 +103,14 @@ class ServiceValues:
 
 
 class ValueService:
-    """Answers at the critic, in a thread of its own.
+    """Answers actors' requests at the critic, in a thread of its own.
 
     Args:
-        desk: The run, or a shelf of queues.
+        desk: The run, or a queue registry.
         rl: The job's `[rl]`.
-        of: Returns the values of a trajectory; it is called in that thread. Let it use a copy of
-            the network that nobody learns in.
-        job: Only needed in a pool.
+        of: Returns the values of a trajectory; called in that thread, so it MUST use a copy of
+            the network that is not being trained.
+        job: The job's name; only needed in a pool.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class ValueService:
         self._topics: dict[str, Topic] = {}
         self.answered = 0
         self.refused = 0
-        """Asks that could not be answered: damaged, or of a policy that is not known."""
+        """Requests without an answer: damaged, or of an unknown policy."""
         self.sent_bytes = 0
         self.compute_s: list[float] = []
-        """Seconds that each of the last thousand answers was worked on."""
+        """Computing time of each of the last thousand answers, in seconds."""
         self._thread = Background("answers of the critic", self._answer)
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._thread.close()
 
     def _answer(self) -> None:
@@ -161,7 +161,7 @@ class ValueService:
         self._topics[actor].publish_later(answer)
 
     def _worth(self, message: Mapping[str, Tensor], number: str) -> dict[str, Tensor]:
-        """Return the answer to one question, or why there is none."""
+        """Return the answer to one request, or the reason why there is none."""
         began = time.monotonic()
         try:
             valued = self._of(decode_trajectory(message, None))
@@ -183,7 +183,7 @@ def _asks_options() -> dict[str, Any]:
 
 
 def _named(actor: str, number: str) -> dict[str, Tensor]:
-    """Return who asks, as one more tensor of a trajectory."""
+    """Return the asking actor as one more tensor of a trajectory."""
     return {"asks": with_metadata({}, "ask", actor=actor, ask=number)["about"]}
 
 

@@ -1,4 +1,4 @@
-"""Environments as columns of arrays, and what a policy must know about them.
+"""Environments as columns of arrays, and the description of a policy's task.
 
 May import only errors and config.
 Start with `environment.py`, then `vector_env.py`.

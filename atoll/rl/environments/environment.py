@@ -1,8 +1,7 @@
-"""Environments, made by name, as flat arrays of numbers.
+"""Environments, made by name, with flat arrays as observations and actions.
 
-Whatever an environment's observations are made of, the rest of this room sees float32 vectors;
-whatever its actions are, it gives rows of integers or of floats. An environment has one agent, or
-several that are columns of their own (see :mod:`atoll.rl.environments.multi_agent`).
+Observations become float32 vectors; actions are rows of integers or of floats. The agents of a
+multi-agent environment are columns (see :mod:`atoll.rl.environments.multi_agent`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ EXTRAS = {
     "gymnasium": "rl", "pygame": "rl", "pil": "rl", "box2d": "box2d", "swig": "box2d",
     "mujoco": "mujoco", "imageio": "mujoco",
 }  # fmt: skip
-"""What may be missing, in small letters -> the extra of atoll that brings it."""
+"""Package that may be missing, in lower case, to the extra of atoll that installs it."""
 SUPPORTED = (
     "observations of numbers (Box, Discrete, MultiDiscrete, MultiBinary, Tuple and Dict of them), "
     "actions of kind Discrete, MultiDiscrete, MultiBinary, or Box of floats"
@@ -39,12 +38,12 @@ class Environment(Protocol):
     observation: tuple[int, ...]
     """Shape of one agent's flat observation."""
     actions: Actions
-    """Of one agent."""
+    """The action space of one agent."""
     agents: int
     state_width: int
-    """Numbers in the joint state."""
+    """Width of the joint state."""
     frames_per_s: float
-    """Of the real thing, for recordings."""
+    """Steps per second of simulated time, for recordings."""
 
     def reset(self, seed: int) -> Array:
         """Start an episode that depends on the seed alone; return observations as `step` does."""
@@ -54,12 +53,12 @@ class Environment(Protocol):
         """Do one step.
 
         Args:
-            actions: [agents, width], as the policy chose them: they are clipped here.
+            actions: [agents, width], as sampled: the environment clips them.
 
         Returns:
-            Observations [agents, *observation], of one agent also without the first; rewards,
-            whether each terminated, and whether it was cut off: numbers, or arrays [agents]; and
-            whether the episode is over.
+            Observations [agents, *observation], without the first axis for one agent; rewards,
+            terminated and truncated, each a number or an array [agents]; and whether the episode
+            is over.
         """
         ...
 
@@ -68,11 +67,11 @@ class Environment(Protocol):
         ...
 
     def render(self) -> Array | None:
-        """Return a picture [height, width, 3] in bytes; None: there is none."""
+        """Return a frame [height, width, 3] in bytes; None if the environment cannot render."""
         ...
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
         ...
 
 
@@ -81,18 +80,18 @@ def make_environment(table: PolicyTable, *, render: bool = False) -> Environment
 
     Args:
         table: Names it: a Gymnasium name, or `module:factory`, with its options.
-        render: Whether pictures will be asked for.
+        render: Whether frames will be requested.
 
     Raises:
-        ConfigError: there is no such environment, a package is missing (the extra that brings it
-            is named), an option is wrong, or its spaces are not supported.
+        ConfigError: the environment does not exist, a package is missing (its extra is named), an
+            option is wrong, or the spaces are not supported.
     """
     from atoll.rl.environments.multi_agent import ManyAgents, is_parallel
 
     try:
         with warnings.catch_warnings():
-            # Box2D's compiled types warn as they are imported; where warnings are errors that is
-            # one which ends the process.
+            # Box2D's compiled types warn on import; with warnings as errors that aborts the
+            # process.
             warnings.simplefilter("ignore", DeprecationWarning)
             made = _made(table, {"render_mode": "rgb_array"} if render else {})
         if is_parallel(made):
@@ -105,7 +104,7 @@ def make_environment(table: PolicyTable, *, render: bool = False) -> Environment
 
 
 def task_of(table: PolicyTable, rl: RlTable, environment: Environment) -> TaskSpec:
-    """Return what everybody has to know about a policy's task."""
+    """Return the description of a policy's task."""
     return TaskSpec(
         policy=table.name, task=table.task_word, env=table.env, observation=environment.observation,
         actions=environment.actions, gamma=rl.gamma, agents=environment.agents,
@@ -114,11 +113,11 @@ def task_of(table: PolicyTable, rl: RlTable, environment: Environment) -> TaskSp
 
 
 class SingleAgent:
-    """An environment of Gymnasium.
+    """A Gymnasium environment.
 
     Args:
         environment: A `gymnasium.Env`.
-        name: What it is called in errors.
+        name: Its name in error messages.
     """
 
     agents = 1
@@ -139,7 +138,7 @@ class SingleAgent:
         return self._last
 
     def step(self, actions: Array) -> tuple[Array, Any, Any, Any, bool]:
-        """Do one step; what ended by itself was not cut off."""
+        """Do one step; an episode that terminated does not count as truncated."""
         observation, reward, terminated, truncated, _ = self._environment.step(
             self._to_action(actions)
         )
@@ -149,20 +148,20 @@ class SingleAgent:
         )  # fmt: skip
 
     def joint_state(self) -> Array:
-        """Return its observation: there is nobody else."""
+        """Return the observation, the joint state of a single agent."""
         return np.asarray(self._last, dtype=np.float32).reshape(-1)
 
     def render(self) -> Array | None:
-        """Return a picture of it."""
+        """Return a frame."""
         return render_frame(self._environment)
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
         self._environment.close()
 
 
 def observations_of(space: Any, *, name: str) -> tuple[int, Callable[[Any], Array]]:
-    """Return how many numbers an observation has, and what makes a flat array of one.
+    """Return the width of a flat observation, and a function that flattens one.
 
     Raises:
         ConfigError: the space cannot be flattened.
@@ -187,7 +186,7 @@ def observations_of(space: Any, *, name: str) -> tuple[int, Callable[[Any], Arra
 
 
 def actions_of(space: Any, *, name: str) -> tuple[Actions, Callable[[Array], Any]]:
-    """Return a space of actions, and what makes an action of an array of its numbers.
+    """Return a space of actions, and a function that makes an action from an array.
 
     Raises:
         ConfigError: actions of this kind are not supported.
@@ -213,7 +212,7 @@ def actions_of(space: Any, *, name: str) -> tuple[Actions, Callable[[Array], Any
             kind=CONTINUOUS, sizes=(low.size,), low=tuple(map(float, low)),
             high=tuple(map(float, high)),
         )  # fmt: skip
-        # Twice as quick as np.clip at this size, and the same numbers.
+        # Twice as fast as np.clip at this size, with the same result.
         return kind, lambda row: np.minimum(np.maximum(row.reshape(-1), low), high).reshape(shape)
     raise ConfigError(
         f"the actions of {name} cannot be used", given=str(space), expected=SUPPORTED,
@@ -222,7 +221,7 @@ def actions_of(space: Any, *, name: str) -> tuple[Actions, Callable[[Array], Any
 
 
 def render_frame(environment: Any) -> Array | None:
-    """Return a picture [height, width, 3] of an environment; None: it was not made for that."""
+    """Return a frame [height, width, 3]; None if the environment was not made to render."""
     if getattr(environment, "render_mode", None) != "rgb_array":
         return None
     picture = environment.render()
@@ -230,7 +229,7 @@ def render_frame(environment: Any) -> Array | None:
 
 
 def _as_it_is(observation: Any) -> Array:
-    """Return a vector itself: it is cast where it is written, and copying it costs more."""
+    """Return a vector unchanged: the caller casts it, and a copy here would cost more."""
     vector: Array = observation
     return vector
 
@@ -245,7 +244,7 @@ def _integers(sizes: Any) -> tuple[int, ...]:
 
 
 def _made(table: PolicyTable, extra: Mapping[str, Any]) -> Any:
-    """Return the environment, of whatever kind."""
+    """Return the environment, of any kind."""
     import gymnasium
 
     options = {**table.options, **extra}
@@ -260,12 +259,12 @@ def _made(table: PolicyTable, extra: Mapping[str, Any]) -> Any:
         if extra and not _takes(function, extra):
             options = dict(table.options)
         return function(**options)
-    # The checker only repeats what is checked here, at the cost of a call per step.
+    # Gymnasium's checker repeats the checks made here, at the cost of a call per step.
     return gymnasium.make(table.env, disable_env_checker=True, **options)
 
 
 def install_hint(package: str) -> str:
-    """Return what to do so that a package is there."""
+    """Return how to install a package."""
     package = package.partition(".")[0]
     extra = EXTRAS.get(package.lower())
     what = f'pip install "atoll[{extra}]"' if extra else f"install {package}"
@@ -281,7 +280,7 @@ def _takes(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
 
 
 def _explained(table: PolicyTable, error: Exception) -> ConfigError:
-    """Return why an environment could not be made, in words that help."""
+    """Return why an environment could not be made."""
     said = " ".join(f"{dict(table.options)}: {type(error).__name__}: {error}".split())[:400]
     what, remedy = "", "see the name and the options in [[rl.policies]]"
     module, missing = table.env.partition(":")[0], missing_package(error)
@@ -302,7 +301,7 @@ def _explained(table: PolicyTable, error: Exception) -> ConfigError:
 
 
 def missing_package(error: BaseException | None) -> str:
-    """Return which package is missing, by an error or what caused it; empty: none."""
+    """Return the missing package behind an error or its causes; empty if there is none."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
             return error.name

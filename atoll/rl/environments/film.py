@@ -1,4 +1,4 @@
-"""An episode of a policy as a moving picture that any browser shows: a GIF."""
+"""Record an episode of a policy as a GIF."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from atoll.rl.environments.environment import (
 )
 
 FRAMES = 200
-"""Pictures in a GIF at most: of a longer episode every second, third... one is taken."""
+"""Most frames of a GIF: of a longer episode every second, fourth, ... is kept."""
 SIDE = 320
-"""Pixels of a picture's longer side at most."""
+"""Most pixels of a frame's longer side."""
 COLOURS = 64
 STEPS = 2_000
-"""Steps of an episode that are shown at most."""
+"""Most steps of an episode."""
 LONGEST_S = 30.0
-"""Seconds that living and drawing it may take; then the film ends, wherever the episode is."""
+"""Time limit for playing and rendering; then the recording ends."""
 SHORTEST_MS = 20
-"""Browsers show a picture for at least this long."""
+"""Shortest time for which browsers show a frame."""
 SAMPLES = 8
-"""Pictures that the palette is made from."""
+"""Number of frames that the palette is made from."""
 PAUSE_MS = 800
-"""How long the last picture stays."""
+"""How long the last frame is shown."""
 
 
 class Acted(Protocol):
-    """What a policy did."""
+    """The actions of a policy."""
 
     @property
     def actions(self) -> Tensor:
@@ -48,12 +48,12 @@ class Acted(Protocol):
 
     @property
     def hidden(self) -> Tensor | None:
-        """[B, H], of a recurrent policy."""
+        """[B, H], for a recurrent policy."""
         ...
 
 
 class Greedy(Protocol):
-    """A policy that can do what it holds best."""
+    """A policy that can take its most probable action."""
 
     def act(
         self, observations: Tensor, hidden: Tensor | None = None, *, greedy: bool = False
@@ -62,34 +62,34 @@ class Greedy(Protocol):
         ...
 
     def initial(self, columns: int) -> Tensor | None:
-        """Return what a recurrent policy knows at the start."""
+        """Return the initial recurrent state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a recorded episode was like."""
+    """A recorded episode."""
 
     path: Path
     steps: int
-    """Steps that were lived: at most STEPS, and what LONGEST_S allows."""
+    """Number of steps, at most STEPS and what LONGEST_S allows."""
     score: float
-    """Its undiscounted return, the mean over the agents."""
+    """The undiscounted return, the mean over the agents."""
     frames: int
     size_bytes: int
 
 
 def record(policy: Greedy, table: PolicyTable, path: Path, *, seed: int) -> Recording:
-    """Let a policy live one episode, always taking its best action, and write it as a GIF.
+    """Play one episode with the most probable actions, and write it as a GIF.
 
     Args:
-        policy: Who acts; it is not changed.
-        table: Whose environment.
-        path: Where the GIF goes; it appears there whole or not at all.
-        seed: Of the episode.
+        policy: The policy; it is not changed.
+        table: The policy's table, which names the environment.
+        path: The GIF, written atomically.
+        seed: Seed of the episode.
 
     Raises:
-        ConfigError: the environment has no pictures, or lacks a package to draw them; it says why.
+        ConfigError: the environment cannot render, or a package for it is missing.
         ScriptError: the environment raised.
     """
     environment = _with_pictures(table)
@@ -97,7 +97,7 @@ def record(policy: Greedy, table: PolicyTable, path: Path, *, seed: int) -> Reco
         film = _Film(environment)
         steps, score = _live(policy, environment, film, seed)
     except Exception as error:
-        missing = missing_package(error)  # pictures may need one that living does not
+        missing = missing_package(error)  # rendering may need a package that stepping does not
         if missing:
             why = f"the package {missing} is missing"
             raise _no_pictures(table, why, remedy=install_hint(missing)) from error
@@ -114,7 +114,7 @@ def record(policy: Greedy, table: PolicyTable, path: Path, *, seed: int) -> Reco
 
 
 class _Film:
-    """Pictures of every first, second, fourth... step, so that they are never too many."""
+    """Frames of every first, second, fourth, ... step, so that there are at most `FRAMES`."""
 
     def __init__(self, environment: Environment) -> None:
         self.pictures: list[Any] = []
@@ -123,11 +123,11 @@ class _Film:
 
     @property
     def milliseconds(self) -> int:
-        """How long a picture is to be seen."""
+        """How long a frame is shown."""
         return max(SHORTEST_MS, round(1000 * self.every / self._environment.frames_per_s))
 
     def after(self, step: int, *, last: bool) -> None:
-        """Take a picture after so many steps, if it is due."""
+        """Add a frame after `step`, if one is due."""
         if step % self.every and not last:
             return
         from PIL import Image
@@ -151,7 +151,7 @@ def _with_pictures(table: PolicyTable) -> Environment:
 
 
 def _live(policy: Greedy, environment: Environment, film: _Film, seed: int) -> tuple[int, float]:
-    """Film an episode; return its steps and its return."""
+    """Record an episode; return its steps and its return."""
     hidden, shape = policy.initial(environment.agents), (environment.agents, -1)
     observation = environment.reset(seed)
     steps, score, over = 0, 0.0, False
@@ -168,11 +168,11 @@ def _live(policy: Greedy, environment: Environment, film: _Film, seed: int) -> t
 
 
 def _write(film: _Film, path: Path) -> None:
-    """Write a GIF that repeats."""
+    """Write a looping GIF."""
     from PIL import Image
 
     images = film.pictures
-    # One palette for all: only what moves differs from picture to picture, and only that is stored.
+    # One palette for all frames: then only the pixels that change are stored.
     width, height = images[0].size
     some = images[:: max(1, len(images) // SAMPLES)]
     together = Image.new("RGB", (width, height * len(some)))

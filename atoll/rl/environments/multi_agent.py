@@ -1,7 +1,7 @@
-"""Environments of several agents that act at the same time, as PettingZoo has them.
+"""PettingZoo environments whose agents act at the same time.
 
-Its parallel interface is what is meant: `reset` and `step` take and give a dictionary by agent.
-The agents share one policy, and each is a column of its own.
+They have its parallel interface: `reset` and `step` use dictionaries by agent. The agents share one
+policy, and each is a column of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 def is_parallel(environment: Any) -> bool:
-    """Return whether it is an environment of several agents.
+    """Return whether `environment` has several agents that act at the same time.
 
     Raises:
         ConfigError: its agents take turns, which is not supported.
@@ -39,11 +39,11 @@ class ManyAgents:
     """A parallel environment; its agents, in the order it lists them, are rows.
 
     Args:
-        environment: With PettingZoo's parallel interface.
-        name: What it is called in errors.
+        environment: An environment with PettingZoo's parallel interface.
+        name: Its name in error messages.
 
     Raises:
-        ConfigError: its agents differ in what they see or do.
+        ConfigError: its agents have different observations or actions.
     """
 
     def __init__(self, environment: Any, *, name: str) -> None:
@@ -108,17 +108,17 @@ class ManyAgents:
         )  # fmt: skip
 
     def joint_state(self) -> Array:
-        """Return the environment's own joint state, or all observations in the order of agents."""
+        """Return the environment's joint state, or else all observations in the order of agents."""
         if self._told is None:
             return self._last.reshape(-1)
         return np.asarray(self._told(), dtype=np.float32).reshape(-1)
 
     def render(self) -> Array | None:
-        """Return a picture of it."""
+        """Return a frame."""
         return render_frame(self._environment)
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
         self._environment.close()
 
     def _rows_of(self, observations: Mapping[str, Any]) -> Array:
@@ -143,7 +143,7 @@ class ManyAgents:
 
 
 def _own_state(environment: Any) -> Callable[[], Any] | None:
-    """Return the function that gives the joint state, if the environment has one."""
+    """Return the environment's function for the joint state, if it has one."""
     if getattr(environment, "state_space", None) is None:
         return None
     state: Callable[[], Any] = environment.state

@@ -1,9 +1,9 @@
-"""The cart with a pole and the pendulum, of other masses, lengths and gravities: related tasks.
+"""CartPole and Pendulum with other masses, lengths and gravities: a family of related tasks.
 
     env = "atoll.rl.environments.physics:cartpole"
     options = { gravity = 3.7, length = 1.0 }
 
-With nothing given they are `CartPole-v1` and `Pendulum-v1` of Gymnasium, number for number.
+With the defaults they exactly equal `CartPole-v1` and `Pendulum-v1` of Gymnasium.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def cartpole(
         masspole: Kilograms.
         masscart: Kilograms.
         force: Newtons, of a push to the left or to the right.
-        limit: Steps after which an episode is cut off.
+        limit: Steps after which an episode is truncated.
         render_mode: As in Gymnasium.
 
     Raises:
-        ConfigError: something that must be positive is not.
+        ConfigError: a value that must be positive is not.
     """
     _positive(length=length, masspole=masspole, masscart=masscart, force=force, limit=limit)
     made = CartPoleEnv(render_mode=render_mode)
     made.gravity, made.length, made.force_mag = gravity, length, force
     made.masspole, made.masscart = masspole, masscart
-    # Derived when it was made; the equations of motion read these, not what they come from.
+    # Derived in the constructor; the equations of motion read these attributes.
     made.total_mass = masspole + masscart
     made.polemass_length = masspole * length
     return TimeLimit(made, limit)
@@ -62,17 +62,17 @@ def pendulum(
     limit: int = 200,
     render_mode: str | None = None,
 ) -> Environment:
-    """Return a pendulum that is to be swung up and held.
+    """Return a pendulum to swing up and balance.
 
     Args:
         g: Gravity, metres per second squared.
         mass: Kilograms.
         length: Metres.
-        limit: Steps after which an episode is cut off.
+        limit: Steps after which an episode is truncated.
         render_mode: As in Gymnasium.
 
     Raises:
-        ConfigError: something that must be positive is not.
+        ConfigError: a value that must be positive is not.
     """
     _positive(mass=mass, length=length, limit=limit)
     made = PendulumEnv(render_mode=render_mode, g=g)

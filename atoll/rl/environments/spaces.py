@@ -1,4 +1,4 @@
-"""What a policy sees and does, in numbers: enough to build networks for it anywhere."""
+"""The description of a policy's task: enough to build its networks anywhere."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DISCRETE, MULTI_DISCRETE, CONTINUOUS = "discrete", "multi-discrete", "continuous
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Actions:
-    """The space of actions of one agent."""
+    """The action space of one agent."""
 
     kind: str
     """`discrete`, `multi-discrete` or `continuous`."""
     sizes: tuple[int, ...]
-    """Choices of each component; of a continuous space one number, its dimensions."""
+    """Number of choices of each component; for a continuous space its dimension."""
     low: tuple[float, ...] = ()
     """Continuous: smallest values."""
     high: tuple[float, ...] = ()
@@ -36,31 +36,31 @@ class TaskSpec:
     """One policy's task, as the critic has to know it."""
 
     policy: str
-    """Name of the policy whose values are meant: each has a head of its own."""
+    """Name of the policy; each has a value head of its own."""
     task: str
-    """Policies with the same word solve the same task, and may stand in for each other."""
+    """Policies with the same task can learn values from each other's experience."""
     observation: tuple[int, ...]
     """Shape of one flat observation, e.g. (4,)."""
     actions: Actions
     gamma: float
     """Discount per step."""
     state: tuple[int, ...] = ()
-    """Shape of the joint state that a centralised critic sees; empty: there is none."""
+    """Shape of the joint state that a centralised critic sees; empty without one."""
     agents: int = 1
     """Agents of one environment, each a column of its trajectories."""
     env: str = ""
-    """Name of the environment: a critic reads the observations of one name and shape alike."""
+    """Name of the environment: observations of one name and shape share an encoder."""
 
     def to_json(self) -> str:
-        """Return it as text that `from_json` reads back."""
+        """Return it as text for `from_json`."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> TaskSpec:
-        """Return what `to_json` wrote.
+        """Restore the result of `to_json`.
 
         Raises:
-            ConfigError: it is something else.
+            ConfigError: the text is something else.
         """
         try:
             found: Mapping[str, Any] = json.loads(text)

@@ -1,8 +1,8 @@
 """Copies of an environment side by side: the columns of trajectories.
 
-Every episode starts from a seed of its own, derived from who lives it and its number, so an
-episode is known by that seed and by the actions since. That is how columns are saved, and how they
-are restored: by living the unfinished episodes again.
+Every episode has a seed derived from its actor and its number, so the seed and the actions since
+the reset identify its state. That is how columns are saved, and they are restored by replaying the
+unfinished episodes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 LONGEST = 100_000
-"""Steps of an episode that are remembered; a longer one starts anew when it is restored."""
+"""Most remembered steps of an episode; a longer one starts over when it is restored."""
 
 
 @dataclass(slots=True)
 class Rollout:
-    """Room for T steps of B columns, filled step by step."""
+    """Arrays for T steps of B columns, filled step by step."""
 
     observations: Array
     """[T + 1, B, *shape], float32."""
@@ -44,22 +44,22 @@ class Rollout:
     truncated: Array
     """[T, B], bool."""
     states: Array | None
-    """[T + 1, B, state], float32; None: nobody wants the joint state."""
+    """[T + 1, B, state], float32; None if the joint state is not needed."""
     cuts: list[tuple[int, int, Array, Array | None]] = field(default_factory=list)
     """Step, column, last observation and last joint state of each truncation."""
     returns: list[float] = field(default_factory=list)
-    """Of the episodes that ended, the mean over the agents."""
+    """Returns of the episodes that ended, each the mean over the agents."""
 
 
 class VectorEnv:
-    """Environments of one policy, stepped together; each restarts by itself when it ends.
+    """Environments of one policy, stepped together; each restarts when its episode ends.
 
     Args:
-        table: The policy, whose environment is made.
-        count: Environments side by side; each has as many columns as agents.
-        seed: The job's.
+        table: The policy's table, which names the environment.
+        count: Number of environments; each has as many columns as agents.
+        seed: The job's seed.
         policy: Index of the policy in the job.
-        actor: Which of the policy's actors this is.
+        actor: Index of the actor among the policy's.
         joint: Whether the joint state is collected as well.
 
     Raises:
@@ -78,7 +78,7 @@ class VectorEnv:
         self.observation = one.observation
         self.state = (one.state_width,) if joint else ()
         self.unrepeatable = 0
-        """Episodes that came out differently when they were lived again."""
+        """Episodes whose replay led elsewhere."""
         self._name = table.name
         self._identity = (seed, policy, actor)
         self._rows = [slice(e * self.agents, (e + 1) * self.agents) for e in range(count)]
@@ -95,16 +95,16 @@ class VectorEnv:
 
     @property
     def action_type(self) -> Any:
-        """Numpy's type of stored actions."""
+        """Numpy dtype of stored actions."""
         return np.float32 if self.actions.kind == CONTINUOUS else np.int64
 
     @property
     def episodes(self) -> int:
-        """Episodes that were begun and are over."""
+        """Number of finished episodes."""
         return sum(self._episodes) - len(self._episodes)
 
     def room(self, length: int) -> Rollout:
-        """Return room for as many steps, the first observations filled in."""
+        """Return arrays for `length` steps, with the first observations filled in."""
         shape = (length, self.count)
         states = np.empty((length + 1, self.count, *self.state), np.float32) if self.joint else None
         room = Rollout(
@@ -140,7 +140,7 @@ class VectorEnv:
                 room.truncated[step, rows] = truncated
                 ended.append(e)
         self._returns += rewards
-        # Rows of the buffer that is being filled: copied only when it is needed, at a save.
+        # Views of the rollout's arrays: copied only at a save, where it is needed.
         self._observations = following
         if room.states is not None:
             self._states = room.states[step + 1]
@@ -150,8 +150,8 @@ class VectorEnv:
             self._end(room, step, e)
 
     def restart(self, column: int) -> None:
-        """Begin a new episode in the environment of a column, whatever happened to the old one."""
-        # They are rows of a trajectory that may have been handed out already.
+        """Start a new episode in the environment of a column."""
+        # Copy: they may be views of a trajectory that was already returned.
         self._observations, self._states = self._observations.copy(), self._states.copy()
         self._begin(column // self.agents)
 
@@ -161,7 +161,7 @@ class VectorEnv:
             environment.close()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the unfinished episodes: numbers, actions since the reset, where they are now."""
+        """Return the unfinished episodes: numbers, actions since the reset, and observations."""
         lengths = [0 if lost else self._now - since for lost, since in self._lives()]
         actions = [
             self._log[self._now - length : self._now, rows].reshape(-1)
@@ -178,14 +178,14 @@ class VectorEnv:
         }
 
     def load_state_dict(self, saved: dict[str, Tensor]) -> list[int]:
-        """Live the saved episodes again, up to where they were.
+        """Replay the saved episodes up to where they were.
 
         Returns:
-            The columns that could not be restored and start a new episode: what they were about is
-            told in the log, and counted in `unrepeatable`.
+            The columns that start a new episode because their replay failed; they are logged and
+            counted in `unrepeatable`.
 
         Raises:
-            ConfigError: it was saved by another number of environments.
+            ConfigError: the state has another number of environments.
             ScriptError: an environment raised.
         """
         lengths, lost = saved["lengths"].tolist(), saved["lost"].tolist()
@@ -222,7 +222,7 @@ class VectorEnv:
         return anew
 
     def _lived_again(self, e: int, right: Array) -> bool:
-        """Repeat the episode of an environment; return whether it led where it did before."""
+        """Replay the episode of an environment; return whether it led to the same observation."""
         environment, rows = self.environments[e], self._rows[e]
         observation: Array = np.empty_like(right)
         observation[:] = environment.reset(self._seed(e))
@@ -259,7 +259,7 @@ class VectorEnv:
             self._states[rows] = self.environments[e].joint_state()
 
     def _end(self, room: Rollout, step: int, e: int) -> None:
-        """Note how an episode ended, and start the next one."""
+        """Record the end of an episode, and start the next one."""
         rows = self._rows[e]
         for column in range(rows.start, rows.stop):
             if room.truncated[step, column]:
@@ -275,7 +275,7 @@ class VectorEnv:
         return list(zip(self._lost, self._since, strict=True))
 
     def _remember(self, actions: Array) -> None:
-        """Append the actions of one step, forgetting what no unfinished episode needs."""
+        """Append the actions of one step; forget those of finished episodes."""
         if self._now == len(self._log):
             oldest = min((since for lost, since in self._lives() if not lost), default=self._now)
             if self._now - oldest > LONGEST:
@@ -293,7 +293,7 @@ class VectorEnv:
         self._now += 1
 
     def _raised(self, error: Exception, e: int, step: int) -> ScriptError:
-        """Return an environment's own error with where it happened."""
+        """Return an environment's error with the place where it happened."""
         return ScriptError(
             "an environment raised",
             given=f"policy {self._name}, step {step}, environment {e}, episode "
@@ -303,6 +303,6 @@ class VectorEnv:
 
 
 def episode_seed(seed: int, policy: int, actor: int, environment: int, episode: int) -> int:
-    """Return the seed of one episode, from 0 to 2^31 - 1: no two are alike but by accident."""
+    """Return the seed of one episode, from 0 to 2^31 - 1; collisions are possible but rare."""
     words = f"{seed} {policy} {actor} {environment} {episode}".encode()
     return int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little") >> 1

@@ -1,12 +1,11 @@
-"""What policies draw actions from: categorical, several categoricals at once, a diagonal Gaussian.
+"""Distributions over actions: categorical, several independent categoricals, diagonal Gaussian.
 
-Each is built from what a network puts out for a batch of states, [..., outputs], and answers for
-the whole batch. Actions have the stored form of `Actions.width` numbers each, [..., width].
+Each is built from a network's output for a batch of states, [..., outputs]. Actions have the stored
+form, [..., width].
 
-The chance in a rollout: drawn for all its steps at once, and judged for all at once.
-
-A policy's network has to run step by step, because the next observation depends on the action. The
-random numbers and the probabilities have not, and they cost as much as the network does.
+In a rollout the network runs step by step, because the next observation depends on the action. The
+random numbers and the log-probabilities do not, and cost as much as the network, so
+:class:`ActionSampler` computes them once for all steps.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
 class Distribution(Protocol):
-    """Over the actions in each state of a batch."""
+    """A distribution over the actions in each state of a batch."""
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw one action per state, [..., width]."""
@@ -46,11 +45,10 @@ class Categorical:
     """One choice among n, from logits [..., n]."""
 
     def __init__(self, logits: Tensor) -> None:
-        """Normalise the logits."""
         self.log_p = torch.log_softmax(logits, dim=-1)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """Draw [..., 1], int64: the largest of the logits with Gumbel noise, -ln of Exp(1)."""
+        """Draw [..., 1], int64, by the Gumbel trick: the largest of logits - ln Exp(1)."""
         noise = torch.empty_like(self.log_p).exponential_(generator=generator).log_()
         return (self.log_p - noise).argmax(dim=-1, keepdim=True)
 
@@ -71,7 +69,6 @@ class MultiCategorical:
     """Independent choices, from their logits side by side, [..., sum of sizes]."""
 
     def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
-        """Take the logits of each choice apart."""
         self.parts = [Categorical(part) for part in torch.split(logits, list(sizes), dim=-1)]
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
@@ -79,7 +76,7 @@ class MultiCategorical:
         return torch.cat([part.sample(generator) for part in self.parts], dim=-1)
 
     def mode(self) -> Tensor:
-        """Return the most probable of each choice, [..., number of choices]."""
+        """Return the most probable choices, [..., number of choices]."""
         return torch.cat([part.mode() for part in self.parts], dim=-1)
 
     def log_probability(self, actions: Tensor) -> Tensor:
@@ -93,13 +90,12 @@ class MultiCategorical:
 
 
 class Gaussian:
-    """Independent normal numbers, from means [..., d] and one log deviation for each, [d].
+    """Independent normal numbers, from means [..., d] and log deviations [d].
 
-    The probabilities are of what was drawn; bounds of the space are the environment's business.
+    Probabilities are of the unbounded draw; the environment clips actions to the space.
     """
 
     def __init__(self, mean: Tensor, log_deviation: Tensor) -> None:
-        """Take the mean of each state and the deviation of all."""
         self.mean, self.log_deviation = mean, log_deviation
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
@@ -124,17 +120,17 @@ class Gaussian:
 
 
 def outputs(actions: Actions) -> int:
-    """Return how many numbers a network has to put out for a distribution over these actions."""
+    """Return the width of a network's output for a distribution over these actions."""
     return sum(actions.sizes)
 
 
 def distribution(actions: Actions, output: Tensor, log_deviation: Tensor | None) -> Distribution:
-    """Return the distribution that a network's output [..., outputs] stands for.
+    """Return the distribution for a network's output [..., outputs].
 
     Args:
         actions: The space.
-        output: Logits, or means of a continuous space.
-        log_deviation: [d], of a continuous space; None otherwise.
+        output: Logits, or means for a continuous space.
+        log_deviation: [d], for a continuous space; None otherwise.
     """
     if actions.kind == CONTINUOUS:
         assert log_deviation is not None
@@ -145,19 +141,19 @@ def distribution(actions: Actions, output: Tensor, log_deviation: Tensor | None)
 
 
 def _lowest(log_p: Tensor) -> float:
-    """Return a log probability whose exponential is zero but which is finite: 0 · it is 0."""
+    """Return a finite log-probability whose exponential is zero, so that 0 times it is 0."""
     return torch.finfo(log_p.dtype).min
 
 
 class ActionSampler:
-    """ActionSampler the actions of T steps in B columns.
+    """Draws the actions of T steps in B columns.
 
     Args:
         actions: The space.
-        log_deviation: [d], of a continuous space; None otherwise.
+        log_deviation: [d], for a continuous space; None otherwise.
         length: T.
         columns: B.
-        generator: Of the noise.
+        generator: Source of the noise.
     """
 
     def __init__(
@@ -172,7 +168,7 @@ class ActionSampler:
             assert log_deviation is not None
             noise.normal_(generator=generator).mul_(log_deviation.detach().exp())
         else:
-            # The largest of logits with Gumbel noise, -ln of Exp(1), is a draw from their softmax.
+            # The largest of logits with Gumbel noise, -ln Exp(1), is a draw from their softmax.
             noise.exponential_(generator=generator).log_().neg_()
         self._noise, self._kept = noise.unbind(0), self.outputs.unbind(0)
 
@@ -180,7 +176,7 @@ class ActionSampler:
         """Return the actions [B, width] of a step.
 
         Args:
-            step: Which of the T.
+            step: Index of the step.
             output: [B, outputs], of the policy's network.
         """
         self._kept[step].copy_(output)
@@ -194,6 +190,6 @@ class ActionSampler:
 
     @torch.no_grad()
     def log_probabilities(self, actions: Tensor) -> Tensor:
-        """Return ln p of all the actions [T, B, width] that were chosen, [T, B]."""
+        """Return ln p of all chosen actions [T, B, width], [T, B]."""
         chances = distribution(self._actions, self.outputs, self._log_deviation)
         return chances.log_probability(actions)

@@ -1,13 +1,11 @@
-"""The network of a policy: what to do in a state, and how likely that was.
+"""The network of a policy, which also normalizes observations.
 
-Layers of tanh, initialised orthogonally, with an optional recurrent cell (GRU) behind them. It
-takes observations as the environment gives them and normalises them itself, by running statistics
-that only its learner updates: between two updates a policy is a fixed function.
+It consists of tanh layers, initialised orthogonally, and an optional recurrent cell (GRU). It takes
+observations as the environment returns them and normalizes them by running statistics that only its
+learner updates: between two updates a policy is a fixed function.
 
-Running mean and deviation of observations, by which they are normalised.
-
-Batches are merged by the pairwise formula of Chan, Golub and LeVeque, in double precision, so the
-result is that of all observations at once within rounding, however they were cut into batches.
+Batches are merged into the statistics by the pairwise formula of Chan, Golub and LeVeque, in double
+precision, so the result does not depend on how observations were batched, within rounding.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ if TYPE_CHECKING:
 
 
 CLIP = 10.0
-"""Normalised observations lie within plus and minus this."""
+"""Largest absolute value of a normalized observation."""
 EPSILON = 1e-8
-"""Added to the variance: a number that never changed must not become infinite."""
+"""Added to the variance, which is 0 for a constant observation."""
 
 
 class RunningNorm(nn.Module):
-    """Normalises observations of one shape by what has been seen of them so far.
+    """Normalizes observations of one shape by their running mean and deviation.
 
     Args:
         shape: Shape of one observation.
@@ -46,9 +44,9 @@ class RunningNorm(nn.Module):
     mean: Tensor
     """[*shape], float64."""
     variance: Tensor
-    """[*shape], float64: of all observations, not the unbiased one."""
+    """[*shape], float64; the biased one."""
     count: Tensor
-    """Scalar, float64: observations seen; while it is 0 they are only clipped."""
+    """Scalar, float64: number of observations; at 0 they are only clipped."""
     _shift: Tensor
     _deviation: Tensor
 
@@ -57,17 +55,17 @@ class RunningNorm(nn.Module):
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        # What `forward` needs, derived: it runs at every step of an environment.
+        # Derived for `forward`, which runs at every step of an environment.
         self.register_buffer("_shift", torch.zeros(shape), persistent=False)
         self.register_buffer("_deviation", torch.ones(shape), persistent=False)
         self.register_load_state_dict_post_hook(_refresh)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def update(self, observations: Tensor) -> None:
-        """Take observations into account.
+        """Add observations to the statistics.
 
         Args:
-            observations: [..., *shape], not normalised, all finite.
+            observations: [..., *shape], not normalized, all finite.
         """
         batch = observations.to(torch.float64).reshape(-1, *self.mean.shape)
         if not len(batch):
@@ -81,13 +79,13 @@ class RunningNorm(nn.Module):
         _refresh(self)
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Return observations [..., *shape] normalised, float32."""
+        """Return observations [..., *shape] normalized, float32."""
         return normalised(observations, self._shift, self._deviation)
 
     def scale(self) -> tuple[Tensor, Tensor]:
-        """Return copies of the mean and the deviation, each [*shape], float32.
+        """Return copies of mean and deviation, each [*shape], float32.
 
-        `normalised` with them gives now and later what `forward` gives now.
+        `normalised` with them keeps returning what `forward` returns now.
         """
         return self._shift.clone(), self._deviation.clone()
 
@@ -99,7 +97,7 @@ def normalised(observations: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _refresh(norm: nn.Module, _: Any = None) -> None:
-    """Derive what `forward` uses from the buffers that are saved."""
+    """Derive the buffers of `forward` from the saved ones."""
     assert isinstance(norm, RunningNorm)
     if norm.count == 0:
         norm._shift.zero_()
@@ -110,19 +108,19 @@ def _refresh(norm: nn.Module, _: Any = None) -> None:
 
 
 HIDDEN_GAIN, HEAD_GAIN = math.sqrt(2.0), 0.01
-"""Of the orthogonal start: a policy begins near the uniform one."""
+"""Gains of the orthogonal initialisation: the small one makes the initial policy near uniform."""
 
 
 @dataclass(slots=True)
 class Acted:
-    """What a policy does in a batch of states."""
+    """A policy's actions in a batch of states."""
 
     actions: Tensor
     """[B, width]."""
     log_probabilities: Tensor
     """[B]."""
     hidden: Tensor | None
-    """[B, H]: what a recurrent policy remembers now; None otherwise."""
+    """[B, H], the next recurrent state; None if the policy is not recurrent."""
 
 
 class Policy(nn.Module):
@@ -140,11 +138,11 @@ class Policy(nn.Module):
         """Build the network of a task.
 
         Args:
-            task: Whose observations and actions.
+            task: Observations and actions.
             hidden: Widths of the layers.
-            recurrent: Width of the recurrent cell; 0: none.
-            norm: Normalises observations; None: they are taken as they are.
-            generator: Of the weights the network starts from.
+            recurrent: Width of the recurrent cell; 0 for none.
+            norm: Normalizes observations; None leaves them unchanged.
+            generator: Source of the initial weights.
         """
         super().__init__()
         self.actions, self.recurrent = task.actions, recurrent
@@ -164,18 +162,18 @@ class Policy(nn.Module):
 
     @classmethod
     def build(cls, task: TaskSpec, rl: RlTable, *, generator: torch.Generator) -> Policy:
-        """Return the policy that a job file asks for."""
+        """Return the policy that a job file specifies."""
         norm = RunningNorm(task.observation) if rl.normalise else None
         return cls(task, hidden=rl.hidden, recurrent=rl.recurrent, norm=norm, generator=generator)
 
     # ------------------------------------------------------------------------------- acting
 
     def initial(self, columns: int) -> Tensor | None:
-        """Return what a recurrent policy remembers at the start, [B, H]; None if it is none."""
+        """Return the initial recurrent state, [B, H]; None if the policy is not recurrent."""
         return torch.zeros(columns, self.recurrent) if self.recurrent else None
 
     def forget(self, hidden: Tensor | None, ended: Tensor) -> Tensor | None:
-        """Return the memory with the columns emptied whose episode ended, [B] bool."""
+        """Return the recurrent state, reset in the columns whose episode ended ([B], bool)."""
         return hidden if hidden is None else hidden * (~ended).unsqueeze(-1)
 
     @torch.inference_mode()
@@ -187,12 +185,12 @@ class Policy(nn.Module):
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> Acted:
-        """Return what to do in each state of a batch.
+        """Return actions for a batch of states.
 
         Args:
-            observations: [B, *shape], as the environment gives them.
-            hidden: [B, H], of a recurrent policy.
-            generator: Of the draw.
+            observations: [B, *shape], as the environment returns them.
+            hidden: [B, H], for a recurrent policy.
+            generator: Source of the draw.
             greedy: Take the most probable action instead of drawing one.
         """
         output, hidden = self.put_out(observations, hidden)
@@ -203,9 +201,9 @@ class Policy(nn.Module):
     def put_out(
         self, observations: Tensor, hidden: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what `distribution` takes of each state, [B, outputs], and the memory then.
+        """Return the input of `distribution` for each state, [B, outputs], and the recurrent state.
 
-        For who draws by itself, in inference mode: `act` does.
+        For callers that draw actions themselves, in inference mode.
         """
         features = self._body(self.prepared(observations))
         if self.cell is not None:
@@ -215,15 +213,15 @@ class Policy(nn.Module):
     # ---------------------------------------------------------------------------- evaluating
 
     def evaluate(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
-        """Return ln π of what was done and the entropy at each step, both [T, B]."""
+        """Return ln π of the trajectory's actions, and the entropy at each step, both [T, B]."""
         chances = self.over(
             self.prepared(trajectory.observations[:-1]), trajectory.hidden, trajectory.ended
         )
         return chances.log_probability(trajectory.actions), chances.entropy()
 
     def prepared(self, observations: Tensor) -> Tensor:
-        """Return observations [..., *shape] as the layers take them: normalised and flat."""
-        # Not `self.norm(...)`: the hooks that it looks for cost 4 us at every step of a collector.
+        """Return observations [..., *shape] normalized and flat."""
+        # Not `self.norm(...)`: its lookup of hooks costs 4 us at every step of a collector.
         normalised = observations if self.norm is None else self.norm.forward(observations)
         return normalised if self._dimensions == 1 else normalised.flatten(-self._dimensions)
 
@@ -233,9 +231,9 @@ class Policy(nn.Module):
         """Return the distribution in each state.
 
         Args:
-            prepared: What `prepared` returned, [..., width]; of a recurrent policy [T, B, width].
-            hidden: [B, H] before the first step, of a recurrent policy.
-            ended: [T, B] bool: the memory is emptied behind these steps.
+            prepared: Result of `prepared`, [..., width]; for a recurrent policy [T, B, width].
+            hidden: [B, H] before the first step, for a recurrent policy.
+            ended: [T, B] bool: the recurrent state is reset after these steps.
         """
         features = self._body(prepared)
         if self.cell is not None:
@@ -265,7 +263,7 @@ class Policy(nn.Module):
 def linear(
     inputs: int, width: int, *, gain: float, generator: torch.Generator | None = None
 ) -> nn.Linear:
-    """Return a layer with orthogonal weights and no bias yet; torch's own generator stays still."""
+    """Return a layer with orthogonal weights and zero bias; torch's own generator is not used."""
     layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, width)  # type: ignore[no-untyped-call]
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
@@ -273,7 +271,7 @@ def linear(
 
 
 def gru_cell(inputs: int, width: int, *, generator: torch.Generator | None = None) -> nn.GRUCell:
-    """Return a recurrent cell with orthogonal weights and no bias yet."""
+    """Return a GRU cell with orthogonal weights and zero bias."""
     cell: nn.GRUCell = nn.utils.skip_init(nn.GRUCell, inputs, width)  # type: ignore[no-untyped-call]
     for weight in (cell.weight_ih, cell.weight_hh):
         nn.init.orthogonal_(weight, generator=generator)

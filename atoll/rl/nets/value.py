@@ -1,7 +1,4 @@
-"""The network of values: encoders, a trunk for all, and for each policy an embedding and a head.
-
-A value head that keeps its own scale: PopArt, one for each policy.
-"""
+"""The value network: encoders, a shared trunk, and an embedding and a PopArt head per policy."""
 
 from __future__ import annotations
 
@@ -16,19 +13,19 @@ from atoll.errors import ConfigError
 from atoll.rl.nets.policy import RunningNorm
 
 BETA = 3e-4
-"""Weight of one new target in the running moments: they remember about 3000 steps."""
+"""Weight of a new target in the running moments, which thus cover about 3000 steps."""
 SMALLEST, LARGEST = 1e-4, 1e6
 """Limits of the deviation by which targets are divided."""
 
 
 class PopArt(nn.Module):
-    """A linear head in normalised units, and the mean and deviation that turn them into rewards.
+    """A linear value head with its own scale: normalized units, and their mean and deviation.
 
-    The network regresses `(target - mean) / deviation`. When a batch moves the two, weight and bias
-    are changed so that every value in reward units stays what it was.
+    The network regresses `(target - mean) / deviation`. When a batch moves these two, weight and
+    bias change so that every value in reward units stays the same.
 
     Args:
-        width: Features it reads.
+        width: Number of input features.
         beta: Weight of one target in the running moments.
     """
 
@@ -40,14 +37,14 @@ class PopArt(nn.Module):
         self.beta = beta
         self.weight = nn.Parameter(torch.zeros(width + 1))
         """[width + 1]: the last one is the bias."""
-        # Sums of weights, of targets and of their squares; double, for a difference of squares.
+        # Sums of weights, targets and their squares; double, because squares are subtracted.
         self.register_buffer("moments", torch.zeros(3, dtype=torch.float64))
-        # What holds before the first batch: mean and deviation.
+        # Mean and deviation before the first batch.
         self.register_buffer("start", torch.tensor([0.0, 1.0], dtype=torch.float64))
 
     @property
     def fresh(self) -> bool:
-        """Whether it has not seen any target yet."""
+        """Whether it has not observed any target yet."""
         return float(self.moments[0]) == 0.0
 
     def scale(self) -> tuple[Tensor, Tensor]:
@@ -60,14 +57,14 @@ class PopArt(nn.Module):
 
     @torch.no_grad()
     def observe(self, targets: Tensor, *, weights: Tensor | None = None) -> None:
-        """Take a batch of targets into the moments, and keep all values what they were.
+        """Add a batch of targets to the moments, and preserve all values.
 
-        The first batch sets the scale and leaves the weights: nothing has been learned in other
-        units that had to be kept, and a head that began as the mean of others keeps its shape.
+        The first batch sets the scale and keeps the weights: no values have been learned that must
+        be preserved, and a head that started as the mean of others keeps its shape.
 
         Args:
             targets: [N], in reward units.
-            weights: [N], how much each counts; None: all the same.
+            weights: [N], the weight of each; equal by default.
         """
         if not targets.numel():
             return
@@ -82,7 +79,7 @@ class PopArt(nn.Module):
             self._preserve(*before)
 
     def _preserve(self, mean: Tensor, deviation: Tensor) -> None:
-        """Change weight and bias from the units given to those of now."""
+        """Convert weight and bias from the given units to the current ones."""
         new_mean, new_deviation = self.scale()
         exact = self.weight.double() * (deviation / new_deviation)
         exact[-1] += (mean - new_mean) / new_deviation
@@ -90,7 +87,7 @@ class PopArt(nn.Module):
 
     @torch.no_grad()
     def begin_like(self, others: list[PopArt]) -> None:
-        """Begin as the mean of other heads, in normalised units."""
+        """Start as the mean of other heads, in normalized units."""
         if others:
             self.weight.copy_(torch.stack([other.weight for other in others]).mean(0))
             scales = [torch.stack(other.scale()) for other in others]
@@ -98,16 +95,16 @@ class PopArt(nn.Module):
 
 
 EMBEDDING = 8
-"""Numbers in the embedding of a policy."""
+"""Width of a policy's embedding."""
 
 
 class Encoder(nn.Module):
-    """Reads one kind of observation: its running normalisation and the first layer.
+    """Reads one kind of observation: running normalization and the first layer.
 
     Args:
-        features: Numbers in one flat observation.
+        features: Width of a flat observation.
         width: Width of the first layer.
-        generator: Draws the first weights.
+        generator: Source of the initial weights.
     """
 
     def __init__(self, features: int, width: int, *, generator: torch.Generator) -> None:
@@ -116,7 +113,7 @@ class Encoder(nn.Module):
         self.linear = _linear(features, width, generator=generator)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return what normalised inputs [N, features] are before the activation, [N, width]."""
+        """Return the pre-activations [N, width] of normalized inputs [N, features]."""
         out: Tensor = self.linear(inputs)
         return out
 
@@ -124,15 +121,15 @@ class Encoder(nn.Module):
 class ValueNet(nn.Module):
     """Values of many policies in one network.
 
-    Conditioned, the embedding of a policy is read beside the observation, and the policy has a
-    head of its own. The embeddings differ much from the start: the trunk then has features of each
-    policy as well as common ones. Unconditioned, nothing tells the network whose value is asked:
-    there is one head, with one scale.
+    Conditioned, the policy's embedding is an input beside the observation, and each policy has a
+    head. Embeddings differ strongly from the start, so that the trunk has features of each policy
+    and common ones. Unconditioned, the network does not know the policy: there is one head, with
+    one scale.
 
     Args:
-        hidden: Widths of the trunk; the first one is the encoders'.
-        conditioned: Whether it is told whose value is asked.
-        generator: Draws the first weights.
+        hidden: Widths of the trunk; the first is the encoders' width.
+        conditioned: Whether the policy is an input.
+        generator: Source of the initial weights.
 
     Raises:
         ConfigError: there is no hidden layer.
@@ -164,9 +161,9 @@ class ValueNet(nn.Module):
         return len(self.encoders) - 1
 
     def add_head(self) -> int:
-        """Add a head, which begins as the mean of those there are; return its index.
+        """Add a head that starts as the mean of the existing ones; return its index.
 
-        Nobody else's values change.
+        The values of other heads do not change.
         """
         head = PopArt(self.hidden[-1])
         head.begin_like(self.all_heads())
@@ -180,7 +177,7 @@ class ValueNet(nn.Module):
         return [head for head in self.heads if isinstance(head, PopArt)]
 
     def _embedding(self) -> Tensor:
-        """Return how a new policy begins: the mean of the others, or drawn for the first ones."""
+        """Return a new policy's embedding: the mean of the others, or random for the first."""
         drawn = torch.randn(EMBEDDING, generator=self.generator)
         trained = [
             embedding.detach()
@@ -192,13 +189,12 @@ class ValueNet(nn.Module):
     def forward(
         self, inputs: Sequence[Tensor | None], asked: Sequence[int], which: Tensor
     ) -> Tensor:
-        """Return values in each head's normalised units.
+        """Return values in each head's normalized units.
 
         Args:
-            inputs: For each encoder its flat observations [N_e, features], normalised, or None.
-            asked: Heads whose values are asked for; the others get no gradient at all, so that
-                the optimizer leaves them alone.
-            which: [N], for each row the place of its head in `asked`, in order of encoders.
+            inputs: For each encoder its flat observations [N_e, features], normalized, or None.
+            asked: The heads in use; the others get no gradient, so the optimizer leaves them alone.
+            which: [N], for each row the index of its head in `asked`, in order of encoders.
 
         Returns:
             [N], float32.
@@ -210,7 +206,7 @@ class ValueNet(nn.Module):
         ]
         out = read[0] if len(read) == 1 else torch.cat(read)
         if self.tell is not None:
-            # What a layer over [observation, embedding] would do, for each policy only once.
+            # Equals a layer over [observation, embedding], computed once per policy.
             told = self.tell(torch.stack([self.embeddings[index] for index in asked]))
             out = out + told.index_select(0, which)
         out = torch.tanh(out)
@@ -230,7 +226,7 @@ class ValueNet(nn.Module):
 def _linear(
     features: int, width: int, *, generator: torch.Generator, gain: float = math.sqrt(2.0)
 ) -> nn.Linear:
-    """Return a layer with orthogonal weights and no bias to begin with."""
+    """Return a layer with orthogonal weights and zero bias."""
     layer = nn.Linear(features, width, device="meta").to_empty(device="cpu")
     with torch.no_grad():
         nn.init.orthogonal_(layer.weight, gain, generator=generator)

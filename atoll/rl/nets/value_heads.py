@@ -1,4 +1,4 @@
-"""Which policy sits where in the network of a critic, and what is read for its values."""
+"""The assignment of policies to encoders and heads of a critic's network, and their inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOINT, UNCONDITIONED, OWN = "joint", "unconditioned", "own"
 
 @dataclass(frozen=True, slots=True)
 class ValueHead:
-    """One policy in the network."""
+    """One policy's place in the network."""
 
     spec: TaskSpec
     encoder: int
@@ -39,10 +39,10 @@ class ValueHeads:
         self._encoders: dict[tuple[str, int], int] = {}
 
     def __getitem__(self, name: str) -> ValueHead:
-        """Return the seat of a policy.
+        """Return the head of a policy.
 
         Raises:
-            ConfigError: nobody has added it.
+            ConfigError: the policy was not added.
         """
         if name not in self.by_name:
             raise ConfigError(
@@ -61,10 +61,10 @@ class ValueHeads:
         return [seat.spec for seat in self.by_name.values()]
 
     def add(self, spec: TaskSpec, net: ValueNet) -> None:
-        """Give a policy its encoder and its head.
+        """Assign an encoder and a head to a policy.
 
         Raises:
-            ConfigError: a joint critic cannot see the state of this one.
+            ConfigError: a joint critic lacks the joint state of this policy.
         """
         features = self._features(spec)
         key = (spec.env, features)
@@ -75,10 +75,10 @@ class ValueHeads:
         self.by_name[spec.policy] = ValueHead(spec, self._encoders[key], head)
 
     def check_same(self, spec: TaskSpec) -> None:
-        """Refuse a policy that came with other spaces than the ones it has here.
+        """Refuse a known policy with other spaces than before.
 
         Raises:
-            ConfigError: it did.
+            ConfigError: the spaces differ.
         """
         known = self.by_name[spec.policy].spec
         if (known.observation, known.state, known.agents) != (
@@ -92,7 +92,7 @@ class ValueHeads:
             )
 
     def _features(self, spec: TaskSpec) -> int:
-        """Return how many numbers are read for one value of this policy."""
+        """Return the input width for one value of this policy."""
         if self.kind != JOINT:
             return int(torch.Size(spec.observation).numel())
         if not spec.state:
@@ -114,9 +114,9 @@ class ValueHeads:
         return int(torch.Size(spec.state).numel()) + spec.agents
 
     def inputs(self, trajectory: Trajectory, seat: ValueHead, *, cut: bool) -> Tensor:
-        """Return what is read for each value, [rows, features]: all steps, then the cut ones.
+        """Return the network's input, [rows, features].
 
-        Without `cut` only the steps that were acted in.
+        With `cut` all T + 1 observations, then the truncated ones; otherwise the first T.
         """
         seen, ends = trajectory.observations, trajectory.cut_observations
         if self.kind == JOINT:
@@ -127,7 +127,7 @@ class ValueHeads:
         return torch.cat([rows, ends.flatten(1)]) if len(ends) else rows
 
     def place(self, name: str) -> tuple[int, int]:
-        """Return what sorts policies by encoder, so that the rows of one are side by side."""
+        """Return a sort key that puts the policies of one encoder side by side."""
         return self.by_name[name].encoder, list(self.by_name).index(name)
 
     def to_tensor(self) -> Tensor:
@@ -137,7 +137,7 @@ class ValueHeads:
         return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
     def read(self, tensors: Mapping[str, Tensor]) -> list[TaskSpec]:
-        """Return the tasks in what a critic published, under `specs`.
+        """Return the tasks in a critic's snapshot.
 
         Raises:
             CheckpointCorrupt: it is something else, or of another kind of critic.
@@ -159,7 +159,7 @@ class ValueHeads:
 
 
 def _joint(trajectory: Trajectory, *, agents: int) -> tuple[Tensor, Tensor]:
-    """Return joint states with the agent that asks, [T + 1, B, state + agents] and [K, ...]."""
+    """Return joint states with the agent as one-hot, [T + 1, B, state + agents] and [K, ...]."""
     states, cut = trajectory.states, trajectory.cut_states
     if states is None:
         raise ConfigError(

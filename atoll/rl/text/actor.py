@@ -1,4 +1,4 @@
-"""The role of an actor with a language model: it writes, learns, and passes completions on."""
+"""The actor of a language model: writes completions, learns from them, and feeds the critic."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from atoll.run import Run
 log = logging.getLogger(__name__)
 
 MOST_BAD = 10
-"""Batches in a row that came to nothing; then something is wrong for good."""
+"""Failed batches in a row after which the error is considered permanent."""
 
 EXAMINED = 128
-"""Prompts of the examination before and after."""
+"""Prompts of the evaluations before and after training."""
 
 SHOWN = 3
-"""Completions of it that are shown."""
+"""Completions of an evaluation in the summary."""
 
 START_S = 60.0
-"""How long a beginning actor waits for the value model before it goes on without."""
+"""How long an actor waits at its start for the value model."""
 
 LEAVE_SAVE_S, END_SAVE_S = 3.0, 60.0
 
 
 class TextActor:
-    """One policy, its task, and its way to the value model.
+    """One policy, its task, and its channel to the critic.
 
     Args:
         spec: The job.
         run: This member's part in it.
-        seat: Which policy.
-        beginning: What it starts from.
+        seat: The policy.
+        beginning: The model to start from.
 
     Raises:
         ConfigError: prompts do not fit into the model.
@@ -62,7 +62,7 @@ class TextActor:
             episodes=seat.steps, seed=run.seed,
         )  # fmt: skip
         self._critic: TextCritic | None = None
-        """The own one, or a copy of the pooled one's newest."""
+        """The own value model, or a copy of the pooled one."""
         self._side: ActorChannel | None = None
         if rl.has_critic:
             names = [policy.name for policy in rl.policies]
@@ -78,7 +78,7 @@ class TextActor:
         self._before: float | None = None
 
     def run(self) -> dict[str, Any]:
-        """Write and learn until all is done or a stop is asked for; return the summary's part."""
+        """Write and learn until all is done or a stop is requested; return the summary's part."""
         run, policy = self._run, self._policy
         self._resume()
         run.track(policy.model)
@@ -104,7 +104,7 @@ class TextActor:
         return self._end()
 
     def _task(self) -> TaskSpec:
-        """Return what the value model is told of this policy: text of a vocabulary."""
+        """Return this policy's task for the critic: text of a vocabulary."""
         model = self._policy.model.config
         return TaskSpec(
             policy=self._seat.policy, task=self._seat.env, observation=(model.context,),
@@ -115,7 +115,7 @@ class TextActor:
     # ------------------------------------------------------------------------- rounds
 
     def _one_round(self) -> None:
-        """Write a batch, learn from it, pass it on, and tell."""
+        """Write a batch, learn from it, send it to the critic, and report."""
         policy, critic, side = self._policy, self._critic, self._side
         episodes = policy.write()
         if side is not None:
@@ -133,7 +133,7 @@ class TextActor:
         self._report(episodes, told)
 
     def _wait_for_values(self, side: ActorChannel) -> None:
-        """Begin when the value model does, so that neither is long alone."""
+        """Wait for the first weights of the value model."""
         deadline = time.monotonic() + START_S
         while not self._follow(side) and not self._run.stopping:
             if time.monotonic() > deadline:
@@ -142,7 +142,7 @@ class TextActor:
             time.sleep(0.05)
 
     def _follow(self, side: ActorChannel) -> bool:
-        """Take the newest value model; return whether a newer one has come."""
+        """Load the newest value model; return whether it is a newer one."""
         weights = side.newest_values()
         if weights is None or self._critic is None:
             return False
@@ -165,7 +165,7 @@ class TextActor:
     # ------------------------------------------------------------------------- states
 
     def _resume(self) -> None:
-        """Go on from the newest saved state of this member, if there is one."""
+        """Continue from the newest saved state of this member, if there is one."""
         state = self._keeper.newest()
         if state is None:
             return
@@ -193,7 +193,7 @@ class TextActor:
     # ------------------------------------------------------------------------- ending
 
     def _end(self) -> dict[str, Any]:
-        """Save, and after the last episode keep the weights and tell the value model."""
+        """Save; after the last episode also publish the weights and tell the critic."""
         over = not self._run.stopping
         self._keeper.save(self._state())
         if not self._keeper.flush(timeout_s=END_SAVE_S if over else LEAVE_SAVE_S):
@@ -222,7 +222,7 @@ class TextActor:
         return result
 
     def _leave_behind(self) -> None:
-        """Publish the model, in a file that `start` of another job, or `atoll generate`, takes."""
+        """Publish the model in a file for `start` of another job, or for `atoll generate`."""
         run, name, model = self._run, self._seat.policy, self._policy.model
         about = describe(
             "gpt", options=dataclasses.asdict(model.config),

@@ -1,4 +1,4 @@
-"""Refuses jobs for language models that cannot work, before a machine is asked. No torch."""
+"""Refuse jobs for language models that cannot work, before they are scheduled. No torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from atoll.errors import ConfigError
 from atoll.rl.text.tasks import PREFIX, make_task
 
 CRITICS = ("pooled", "unconditioned", "own")
-"""Whose values language models can learn by, with PPO."""
+"""Critics for PPO with language models."""
 
 
 def check_text(spec: JobSpec) -> None:
-    """Refuse what language models do not have.
+    """Refuse settings that language models do not support.
 
     Raises:
-        ConfigError: such a setting; the message has the nearest thing that works.
+        ConfigError: with the nearest setting that works.
     """
     rl = spec.rl
     if rl.algorithm == "grpo":
@@ -42,5 +42,5 @@ def check_text(spec: JobSpec) -> None:
             expected='name = "gpt" in [model]',
         )  # fmt: skip
     for policy in rl.policies:
-        if ":" not in policy.env.removeprefix(PREFIX):  # one's own module is on the nodes only
+        if ":" not in policy.env.removeprefix(PREFIX):  # a custom module exists on the nodes only
             make_task(policy.env, policy.options)

@@ -1,12 +1,8 @@
-"""Learns what texts are worth from the completions of all policies, and answers them.
+"""The value model: learns and answers the values of texts, for all policies.
 
-One network that says what the beginnings of texts are worth, to each of several policies.
-
-A GPT reads the text; the policy that is asked about is added to every token as an embedding, and
-has a head with its own scale of rewards (PopArt). That is the conditioned pooling: each policy's
-values are of its own behaviour, what the network knows about texts is everybody's.
-
-What learns from the completions of all policies, for the critic's role: the value model.
+A GPT reads the text. The policy's embedding is added to every token, and each policy has a head
+with its own scale of rewards (PopArt): values are specific to the policy, while what the network
+learns about texts is shared.
 """
 
 from __future__ import annotations
@@ -39,30 +35,30 @@ class ValueModel(nn.Module):
     """Values of texts, token by token.
 
     Args:
-        policies: Names, in an order that everybody shares.
-        model: What it starts from; it is copied.
-        conditioned: Whether it is told whose value is asked; if not, there is one head.
+        policies: Names, in the same order on all members.
+        model: The initial weights; copied.
+        conditioned: Whether the policy is an input; if not, there is one head.
     """
 
     def __init__(self, policies: Sequence[str], model: GPT, *, conditioned: bool) -> None:
         super().__init__()
         self.trunk = copy.deepcopy(model).requires_grad_(True).eval()
-        self.trunk.head = nn.Identity()  # type: ignore[assignment]  # it writes nothing
+        self.trunk.head = nn.Identity()  # type: ignore[assignment]  # it predicts no tokens
         width = model.config.width
         self.conditioned = conditioned
         self.told = nn.Parameter(torch.zeros(len(policies), width))
         self.heads = nn.ModuleList(PopArt(width) for _ in (policies if conditioned else [""]))
 
     def forward(self, tokens: Tensor, places: Tensor, policies: Tensor) -> Tensor:
-        """Return the value before each step in the head's normalised units.
+        """Return the value before each step in the head's normalized units.
 
         Args:
             tokens: [B, L], see `Episodes`.
             places: [B, T], see `Episodes`.
-            policies: [B], int64: whose value is asked.
+            policies: [B], int64: the policy of each row.
 
         Returns:
-            [B, T]; what follows an end means nothing.
+            [B, T]; undefined after the end of a completion.
         """
         added = self.told[policies] if self.conditioned else None
         states = hidden_states(self.trunk, tokens, added=added)
@@ -75,11 +71,11 @@ class ValueModel(nn.Module):
         return [head for head in self.heads if isinstance(head, PopArt)]
 
     def head_of(self, policies: Tensor) -> Tensor:
-        """Return which head answers for each policy, [B]."""
+        """Return the head of each policy, [B]."""
         return policies if self.conditioned else torch.zeros_like(policies)
 
     def scales(self, policies: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and deviation of each one's rewards, [B, 1] float32 each."""
+        """Return mean and deviation of each policy's rewards, [B, 1] float32 each."""
         both = [torch.stack(head.scale()).float() for head in self.all_heads()]
         chosen = torch.stack(both)[self.head_of(policies)]
         return chosen[:, :1], chosen[:, 1:]
@@ -87,7 +83,7 @@ class ValueModel(nn.Module):
 
 @dataclass(slots=True)
 class _Batch:
-    """Completions of several batches below each other."""
+    """Completions of several batches, concatenated."""
 
     tokens: Tensor
     """[N, L]."""
@@ -100,24 +96,24 @@ class _Batch:
     targets: Tensor
     """[N, T], in reward units."""
     weights: Tensor
-    """[N, T]: 1 over all, each policy the same."""
+    """[N, T]: sums to 1, with the same share for each policy."""
 
 
 class TextCritic:
     """A value model and its optimizer.
 
     Args:
-        policies: Names of all policies whose values it learns.
-        model: What it starts from.
-        rl: `[rl]`: `critic` (`unconditioned`, or told whose value is asked), `critic_lr`,
+        policies: Names of all policies.
+        model: The initial weights.
+        rl: `[rl]`: `critic` (`unconditioned`, or conditioned on the policy), `critic_lr`,
             `critic_epochs`, `critic_minibatches`, `gamma`, `gae_lambda`, `max_norm`.
-        seed: Of the order of minibatches.
+        seed: Seed of the minibatches.
     """
 
     def __init__(self, policies: Sequence[str], model: GPT, rl: RlTable, *, seed: int) -> None:
         self.policies = tuple(policies)
         self.version = 0
-        """Updates so far."""
+        """Number of updates."""
         self.model = ValueModel(policies, model, conditioned=rl.critic != "unconditioned")
         self._rl, self._seed = rl, seed
         self._optimizer = adam(self.model.parameters(), lr=rl.critic_lr)
@@ -127,21 +123,19 @@ class TextCritic:
         """Return the value before each step, [B, T], in the units of its rewards.
 
         Raises:
-            DataError: nobody told it of that policy.
+            DataError: the policy is unknown.
         """
         return self._values(episodes.tokens, episodes.places, self._who(episodes))
 
     def learn(self, batches: Sequence[Episodes]) -> dict[str, dict[str, float]]:
-        """Learn from batches of any policies; return for each policy what happened.
-
-        Every policy weighs the same, and the order of the batches does not matter.
+        """Learn from batches of any policies, in any order; every policy weighs the same.
 
         Returns:
-            By policy: `value_loss` (in units of its deviation), `explained_variance` (of the values
-            before, against what they should have been), `steps` (completions).
+            By policy: `value_loss` (in units of its deviation), `explained_variance` (of the
+            targets, by the values before), `steps` (completions).
 
         Raises:
-            DataError: nobody told it of a policy.
+            DataError: a policy is unknown.
         """
         batches = sorted(batches, key=lambda b: (b.policy, b.actor, b.sequence))
         batch, told = self._prepare(batches)
@@ -154,29 +148,29 @@ class TextCritic:
         return told
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Return what answering needs, flat."""
+        """Return what answering requires, flat."""
         return prefixed("model", self.model.state_dict()) | {"version": torch.tensor(self.version)}
 
     def load_snapshot(self, tensors: Mapping[str, Tensor]) -> None:
-        """Answer by another critic's snapshot from now on.
+        """Load the result of `snapshot`.
 
         Raises:
-            CheckpointCorrupt: it is of another model or of other policies.
+            CheckpointCorrupt: it belongs to another model or other policies.
         """
         load_module(self.model, parts_of(tensors, "model"), what="the value model")
         self.version = int(tensors["version"])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return everything that an exact resume needs, flat."""
+        """Return everything that an exact resume requires, flat."""
         return self.snapshot() | prefixed("optimizer", optimizer_tensors(self._optimizer))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from such a state; raises as `load_snapshot` does."""
+        """Load the result of `state_dict`; raises as `load_snapshot` does."""
         self.load_snapshot(state)
         load_optimizer_tensors(self._optimizer, parts_of(state, "optimizer"))
 
     def _who(self, episodes: Episodes) -> Tensor:
-        """Return the number of the batch's policy for each row."""
+        """Return the index of the batch's policy for each row."""
         if episodes.policy not in self.policies:
             raise DataError(
                 "nobody told the value model of this policy", given=episodes.policy,
@@ -190,7 +184,7 @@ class TextCritic:
         return found * deviation + mean
 
     def _prepare(self, batches: Sequence[Episodes]) -> tuple[_Batch, dict[str, dict[str, float]]]:
-        """Return one batch with targets by the values of now, and what these explained."""
+        """Return one batch with targets by the current values, and how much these explained."""
         targets: dict[str, list[Tensor]] = {}
         values: dict[str, list[Tensor]] = {}
         rows: list[_Batch] = []
@@ -219,7 +213,7 @@ class TextCritic:
         return _joined(rows), told
 
     def _observe(self, targets: Mapping[str, Tensor]) -> None:
-        """Let the heads take the new targets into their scales."""
+        """Update the scales of the heads with the new targets."""
         heads = self.model.all_heads()
         if self.model.conditioned:
             for policy, goal in targets.items():
@@ -250,7 +244,7 @@ class TextCritic:
 
 
 def _joined(rows: Sequence[_Batch]) -> _Batch:
-    """Return batches below each other, zeros behind what is narrower."""
+    """Concatenate batches, padded with zeros to the widest."""
 
     def below(parts: list[Tensor]) -> Tensor:
         wide = max(part.shape[1] for part in parts)
@@ -265,10 +259,10 @@ def _joined(rows: Sequence[_Batch]) -> _Batch:
 
 
 class TextCriticLearner:
-    """One value model of many language models.
+    """The value model as the critic process trains it.
 
     Args:
-        critic: Made for all policies of the job.
+        critic: A critic of all policies of the job.
     """
 
     name = "critic"
@@ -283,14 +277,14 @@ class TextCriticLearner:
 
     @property
     def version(self) -> int:
-        """Updates so far."""
+        """Number of updates."""
         return self._critic.version
 
     def add_policy(self, spec: TaskSpec) -> None:
-        """Look whether a policy is one of the job.
+        """Check that a policy belongs to the job.
 
         Raises:
-            ConfigError: it is not.
+            ConfigError: it does not.
         """
         if spec.policy not in self._critic.policies:
             raise ConfigError(
@@ -303,7 +297,7 @@ class TextCriticLearner:
         return self._critic.learn(trajectories)
 
     def publish(self, side: CriticChannel) -> None:
-        """Publish its weights."""
+        """Publish the weights."""
         side.publish(self._critic.snapshot(), version=self.version)
 
     def state_dict(self) -> dict[str, Any]:
@@ -311,5 +305,5 @@ class TextCriticLearner:
         return self._critic.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         self._critic.load_state_dict(state)

@@ -1,13 +1,11 @@
-"""What a language model wrote between two updates: prompts, completions, and what they earned.
+"""Episodes of a language model: prompts, completions and rewards; and their messages.
 
-A batch has B completions. Positions of tokens run from 0 to L - 1 over prompt and completion; what
-follows the end of a completion is filled with zeros and never counted. A "step" is one written
-token: step t of a completion is the token at position `prompts[b] + t`.
+A batch has B completions. Token positions run from 0 to L - 1 over prompt and completion; padding
+after the end is zero and never counted. A step is one written token: step t of completion b is the
+token at position `prompts[b] + t`.
 
-Completions as what queues take: tensors by name, only what was really written.
-
-Per written token one byte of text (two or four with a larger vocabulary), its log-probability and
-its reward; nothing for the room behind shorter completions.
+A message holds per written token one byte of text (two or four with a larger vocabulary), its
+log-probability and its reward, and no padding.
 """
 
 from __future__ import annotations
@@ -26,34 +24,34 @@ from atoll.rl.environments.spaces import TaskSpec
 
 @dataclass(slots=True)
 class Episodes:
-    """B completions of one policy, with the same header as a trajectory of an environment."""
+    """B completions of one policy, with the header of a `Trajectory`."""
 
     policy: str
-    """Whose they are."""
+    """The policy that wrote them."""
     tokens: Tensor
     """[B, L], int64: prompt, completion, zeros."""
     prompts: Tensor
-    """[B], int64: tokens of each prompt, 1 or more."""
+    """[B], int64: tokens of each prompt, at least 1."""
     lengths: Tensor
-    """[B], int64: tokens of each completion, the end included; 1 or more."""
+    """[B], int64: tokens of each completion with its end, at least 1."""
     log_probabilities: Tensor
     """[B, T], float32: of the written tokens, under the policy that wrote them; zeros after."""
     rewards: Tensor
-    """[B, T], float32: per written token, the penalty for leaving the reference included."""
+    """[B, T], float32: per written token, with the penalty for leaving the reference."""
     scores: Tensor
-    """[B], float32: what the task gave."""
+    """[B], float32: the task's rewards."""
     sequence: int = 0
-    """Counts the batches of one actor, from 1."""
+    """Number among the actor's batches, from 1."""
     actor: str = ""
-    """Who wrote them, e.g. `w1`."""
+    """The actor, e.g. `w1`."""
     policy_version: int = 0
-    """Updates of the policy that wrote."""
+    """Number of updates of the policy that wrote."""
     value_version: int = 0
-    """Updates of the value model that the actor used."""
+    """Number of updates of the value model that the actor used."""
 
     @property
     def steps(self) -> int:
-        """Completions in it; `steps` of [rl] counts these."""
+        """Number of completions, the unit of `steps` in `[rl]`."""
         return len(self.tokens)
 
     @property
@@ -63,7 +61,7 @@ class Episodes:
 
     @property
     def places(self) -> Tensor:
-        """[B, T], int64: position before each step, whose output chose it; inside [0, L - 1]."""
+        """[B, T], int64: the position whose output chose each step; within [0, L - 1]."""
         steps = torch.arange(self.log_probabilities.shape[1])
         return (self.prompts[:, None] - 1 + steps).clamp(max=self.tokens.shape[1] - 1)
 
@@ -74,10 +72,10 @@ class Episodes:
         return self.tokens.gather(1, following) * self.mask
 
     def check(self) -> Episodes:
-        """Return itself if its parts fit together and every number is finite.
+        """Return itself if its shapes fit together and every number is finite.
 
         Raises:
-            DataError: they do not; the policy and the completion are named.
+            DataError: otherwise; the policy and the completion are named.
         """
         count, length = self.tokens.shape
         steps = self.log_probabilities.shape[1]
@@ -115,7 +113,7 @@ class Episodes:
 
 KIND = "episodes"
 MAX_TOKENS = 2**24
-"""Most tokens of one message, room included."""
+"""Most tokens of one message, with padding."""
 
 _HEADER: Mapping[str, type] = {
     "policy": str, "actor": str, "sequence": int, "policy_version": int, "value_version": int,
@@ -123,7 +121,7 @@ _HEADER: Mapping[str, type] = {
 
 
 def encode_episodes(episodes: Episodes) -> dict[str, Tensor]:
-    """Return a batch of completions as a message; nothing in it is shared with the batch."""
+    """Return a batch of completions as a message that shares no memory with it."""
     mask, whole = episodes.mask, _whole(episodes.prompts, episodes.lengths)
     header = {name: getattr(episodes, name) for name in _HEADER}
     message = {
@@ -141,9 +139,8 @@ def decode_episodes(message: Mapping[str, Tensor], spec: TaskSpec | None) -> Epi
     """Return the completions in a message.
 
     Args:
-        message: What `encode_episodes` returned, elsewhere.
-        spec: The task of its policy: how long a text may be and how many tokens there are; None:
-            not known.
+        message: The result of `encode_episodes`.
+        spec: The task of its policy, to check text length and vocabulary against; None if unknown.
 
     Raises:
         DataError: it is something else, of another version, does not fit its task or has numbers
@@ -194,7 +191,7 @@ def _build(message: Mapping[str, Tensor], header: Mapping[str, Any]) -> Episodes
 
 
 def _whole(prompts: Tensor, lengths: Tensor) -> Tensor:
-    """Return where there is text, [B, L] bool."""
+    """Return the mask of prompts and completions, [B, L] bool."""
     return _mask(prompts + lengths)
 
 
@@ -211,7 +208,7 @@ def _filled(mask: Tensor, values: Tensor) -> Tensor:
 
 
 def _narrow(ids: Tensor) -> Tensor:
-    """Return ids in the smallest type that holds them."""
+    """Return ids in the smallest integer type that fits."""
     largest = int(ids.max())
     for dtype in (torch.uint8, torch.int16):
         if largest <= torch.iinfo(dtype).max:

@@ -1,7 +1,4 @@
-"""All policies and the value model of a job in one process, in a fixed order: the same every time.
-
-What the roles do in processes of their own, one after the other: for tests and for measurements.
-"""
+"""All policies and the value model of a job in one process, in a fixed order."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from atoll.rl.text.language_policy import LanguagePolicy
 from atoll.rl.text.start import StartModel
 
 Told = Callable[[str, dict[str, float]], None]
-"""Hears of an update: the policy, and what happened."""
+"""Called after an update with the policy and its figures."""
 
 
 class TextInProcessRun:
@@ -22,7 +19,7 @@ class TextInProcessRun:
 
     Args:
         spec: The job.
-        beginning: What it starts from, already trained; it is not changed.
+        beginning: The trained start model; it is not changed.
     """
 
     def __init__(self, spec: JobSpec, beginning: StartModel) -> None:
@@ -48,7 +45,7 @@ class TextInProcessRun:
         return all(policy.done for policy in self.policies)
 
     def update(self, *, told: Told = lambda policy, facts: None) -> None:
-        """Let every policy that is not done write and learn once, then the critic."""
+        """Let every unfinished policy write and learn once, then the critic."""
         written = [policy.write() for policy in self.policies if not policy.done]
         for episodes in written:
             policy = next(one for one in self.policies if one.name == episodes.policy)

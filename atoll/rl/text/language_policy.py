@@ -1,4 +1,4 @@
-"""One policy at its task: it writes, is judged, and learns from that. No I/O."""
+"""One language policy and its task: it writes completions, is rewarded, and learns. No I/O."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from atoll.rl.text.tasks import TextTask
 class LanguagePolicy:
     """A policy, the reference it started from, and its task.
 
-    A batch has `environments` times `group` completions: as many prompts with PPO, `group`
-    completions of each prompt with GRPO. Both cost the same.
+    A batch has `environments` times `group` completions: of as many prompts with PPO, or `group` of
+    each prompt with GRPO. Both cost the same.
 
     Args:
-        name: The policy's.
-        task: What it is rewarded for.
-        model: Where it starts; it is trained in place, and a copy of it is the reference.
+        name: The policy's name.
+        task: The task that rewards it.
+        model: The initial weights, trained in place; a copy is the reference.
         wording: The model's tokens.
         rl: `[rl]`.
-        episodes: Completions at whose end the learning rate is zero.
-        seed: Of prompts, of what is written, and of the order of minibatches.
+        episodes: Completions after which the learning rate is zero.
+        seed: Seed of prompts, completions and minibatches.
 
     Raises:
-        ConfigError: no prompt fits into the model's context beside `max_tokens`.
+        ConfigError: a prompt does not fit into the model's context beside `max_tokens`.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class LanguagePolicy:
         return self.learner.version >= self.updates
 
     def write(self) -> Episodes:
-        """Return the next batch, judged; the same number of a run is always the same batch.
+        """Return the next batch, with rewards; a batch depends only on its number in the run.
 
         Raises:
             ConfigError: a prompt does not fit.
-            DataError: a reward is no finite number.
+            DataError: a reward is not finite.
         """
-        self.written += 1  # a batch that cannot be judged is not written again
+        self.written += 1  # counted first, so that a batch with a bad reward is not repeated
         rl, number = self.rl, self.written
         compared = rl.algorithm == "grpo"
         prompts = self._wording.draw(
@@ -106,15 +106,15 @@ class LanguagePolicy:
         return episodes.check()
 
     def improve(self, episodes: Episodes, values: Tensor | None) -> dict[str, float]:
-        """Learn from a batch; return what happened.
+        """Learn from a batch; return figures.
 
         Args:
-            episodes: What `write` returned.
+            episodes: The result of `write`.
             values: [B, T], the value before each step; None with GRPO.
 
         Returns:
-            What `TokenLearner.improve` tells; `kl_reference` (nats per completion), `length` (mean
-            tokens), and with values `explained_variance`.
+            The figures of `TokenLearner.improve`; `kl_reference` (nats per completion), `length`
+            (mean tokens), and with values `explained_variance`.
         """
         mask, rl = episodes.mask, self.rl
         told: dict[str, float] = {}
@@ -138,7 +138,7 @@ class LanguagePolicy:
 
     @torch.no_grad()
     def referred(self, episodes: Episodes) -> Tensor:
-        """Return how likely the reference finds what was written, [B, T]."""
+        """Return the reference's log-probabilities of the written tokens, [B, T]."""
         found, _ = log_probabilities(
             self.reference, episodes.tokens, episodes.places, episodes.written,
             temperature=self.rl.temperature,
@@ -146,7 +146,7 @@ class LanguagePolicy:
         return found
 
     def examine(self, count: int, *, temperature: float = 0.0) -> tuple[float, list[str]]:
-        """Return the mean score over prompts that are never trained on, and some completions."""
+        """Return the mean score on held-out prompts, and some completions."""
         prompts = self._wording.draw(
             self._task, count, repeats=1, room=self._room,
             source=seeds.source("examination", self._seed, self.name),
@@ -166,7 +166,7 @@ class LanguagePolicy:
         return scores.mean().item(), texts
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return everything that an exact resume needs, flat."""
+        """Return everything that an exact resume requires, flat."""
         return {
             **prefixed("model", self.model.state_dict()),
             **prefixed("reference", self.reference.state_dict()),
@@ -175,10 +175,10 @@ class LanguagePolicy:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from such a state.
+        """Load the result of `state_dict`.
 
         Raises:
-            CheckpointCorrupt: it is of another model.
+            CheckpointCorrupt: it belongs to another model.
         """
         load_module(self.model, parts_of(state, "model"), what=f"policy {self.name}")
         load_module(self.reference, parts_of(state, "reference"), what=f"policy {self.name}")

@@ -1,14 +1,13 @@
-"""A language model becomes better at its task by its own completions: PPO, or GRPO.
+"""Train a language model on its own completions, with PPO or GRPO.
 
-PPO takes one advantage per token (from values) and has the divergence from the reference in its
-rewards. GRPO takes one advantage per completion (from its group) and has the divergence in its
-loss. Everything else is the same: the clipped ratio of each token.
+PPO takes one advantage per token (from values), and has the divergence from the reference in its
+rewards. GRPO takes one advantage per completion (from its group), and has the divergence in its
+loss. Both use the clipped ratio of each token.
 
-Estimates of KL(π || π_ref) from tokens that π wrote.
-
-All take x = ln π_ref(token) - ln π(token) of tokens drawn from π and return one number per token.
-Their means: `plain` and `positive` the divergence itself, `half_square` nearly so while the two are
-close. See http://joschu.net/blog/kl-approx.html, which names them k1, k3 and k2.
+`plain`, `half_square` and `positive` estimate KL(π || π_ref) from tokens drawn from π, by
+x = ln π_ref(token) - ln π(token), one number per token. The means of `plain` and `positive` are the
+divergence; that of `half_square` is near it while the two policies are close. See
+http://joschu.net/blog/kl-approx.html: k1 is `plain`, k2 `half_square`, k3 `positive`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def plain(log_ratios: Tensor) -> Tensor:
 
 
 def half_square(log_ratios: Tensor) -> Tensor:
-    """Return x²/2: never negative, biased, little noise."""
+    """Return x²/2: never negative, biased, low variance."""
     return 0.5 * log_ratios.square()
 
 
@@ -51,18 +50,18 @@ def positive(log_ratios: Tensor) -> Tensor:
 
 
 class TokenLearner:
-    """Owns a policy's optimizer.
+    """Trains a policy.
 
     Args:
-        model: The policy; it has no dropout while it learns from rewards.
+        model: The policy, without dropout.
         rl: `[rl]`: `lr`, `clip`, `epochs`, `minibatches`, `entropy`, `max_norm`, `target_kl`;
             `kl` with `grpo`.
-        updates: How many there will be, for the rate that falls to zero.
+        updates: Number of updates after which the learning rate is zero.
     """
 
     def __init__(self, model: GPT, rl: RlTable, *, updates: int) -> None:
         self.version = 0
-        """Updates so far."""
+        """Number of updates."""
         self._model, self._rl, self._updates = model.eval(), rl, max(1, updates)
         self._optimizer = adam(model.parameters(), lr=rl.lr)
 
@@ -74,20 +73,20 @@ class TokenLearner:
         *,
         generator: torch.Generator | None,
     ) -> dict[str, float]:
-        """Learn from one batch; return what happened.
+        """Learn from one batch; return figures.
 
         Args:
-            episodes: What this policy wrote.
+            episodes: Completions of this policy.
             advantages: [B, T].
             reference: [B, T]: log-probabilities under the reference.
-            generator: Of the order of minibatches; None: one after the other.
+            generator: Source of the order of minibatches; None keeps the order.
 
         Returns:
             `policy_loss`, `entropy`, `kl` (between the policy before and after), `clip_fraction`,
             `passes`: means over all minibatches.
 
         Raises:
-            LossNotFinite: the loss became so; the weights are those of the step before.
+            LossNotFinite: the loss is not finite; the weights are those of the step before.
         """
         rl = self._rl
         rate = annealed(rl.lr, done=self.version, total=self._updates, anneal=rl.anneal)
@@ -107,15 +106,15 @@ class TokenLearner:
         return means | {"passes": float(passes)}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return version and optimizer, flat; the model is its owner's."""
+        """Return version and optimizer, flat; the model is saved by its owner."""
         kept = prefixed("optimizer", optimizer_tensors(self._optimizer))
         return kept | {"version": torch.tensor(self.version)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from such a state.
+        """Load the result of `state_dict`.
 
         Raises:
-            CheckpointCorrupt: it is of another model.
+            CheckpointCorrupt: it belongs to another model.
         """
         load_optimizer_tensors(self._optimizer, parts_of(state, "optimizer"))
         self.version = int(state["version"])
@@ -163,8 +162,8 @@ def token_weights(mask: Tensor, *, per_completion: bool) -> Tensor:
     """Return weights that sum to 1 over the written steps, [B, T].
 
     Args:
-        mask: [B, T], what was written.
-        per_completion: Every completion weighs the same (GRPO), not every token (PPO).
+        mask: [B, T], the written steps.
+        per_completion: Every completion weighs the same (GRPO) instead of every token (PPO).
     """
     ones = mask.to(torch.float32)
     if per_completion:

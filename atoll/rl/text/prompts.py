@@ -1,4 +1,4 @@
-"""Prompts as token ids, and how a completion is read back as text."""
+"""Prompts as token ids, and completions as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.errors import ConfigError
 from atoll.rl.text.tasks import TextTask
 
 END = b"\n"
-"""Ends a completion; part of no prompt."""
+"""Ends a completion; not allowed in prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Prompts:
 
     texts: list[str]
     tokens: Tensor
-    """[B, P], int64, zeros behind shorter ones."""
+    """[B, P], int64, padded with zeros."""
     lengths: Tensor
     """[B], int64."""
 
@@ -31,7 +31,7 @@ class Wording:
     """Turns texts into tokens and back.
 
     Args:
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -46,11 +46,11 @@ class Wording:
         """Return prompts of a task.
 
         Args:
-            task: Where they come from.
-            count: Different ones.
-            repeats: Each follows itself so many times.
-            source: Where their chances come from.
-            room: Most tokens of one.
+            task: The task.
+            count: Number of different prompts.
+            repeats: Number of consecutive copies of each.
+            source: Source of randomness.
+            room: Most tokens of a prompt.
 
         Raises:
             ConfigError: a prompt is empty, has a line break, or has more tokens.
@@ -72,11 +72,11 @@ class Wording:
         return Prompts(texts, padded(ids), torch.tensor([len(one) for one in ids]))
 
     def read(self, tokens: Tensor) -> str | None:
-        """Return the text of a completion's tokens up to its end; None: it has none."""
+        """Return a completion's text up to its end; None if it has no end."""
         text, end, _ = self.tokenizer.decode(tokens).partition(END)
         return text.decode("utf-8", errors="replace") if end else None
 
 
 def padded(rows: list[Tensor]) -> Tensor:
-    """Return rows of ids below each other, zeros behind the shorter ones."""
+    """Return rows of ids as one tensor, padded with zeros."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

@@ -1,4 +1,4 @@
-"""What completions earn, and how much better each was than expected."""
+"""Rewards of completions, and their advantages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from atoll.rl.text.tasks import TextTask
 
 
 def scores(task: TextTask, prompts: Prompts, written: Written, wording: Wording) -> Tensor:
-    """Return what the task gives for each completion, [B]; 0 for one without an end.
+    """Return the task's reward of each completion, [B]; 0 for one without an end.
 
     Raises:
-        DataError: the task's reward is no finite number.
+        DataError: a reward is not finite.
     """
     found: list[float] = []
     for row, start, length, prompt in zip(
@@ -44,14 +44,14 @@ def rewards_per_step(
     *,
     kl: float,
 ) -> Tensor:
-    """Return rewards of each step, [B, T]: a penalty everywhere, the score at the end.
+    """Return the rewards of each step, [B, T]: a penalty everywhere, the score at the end.
 
-    The penalty of a step is `kl` times ln π(token) - ln π_ref(token); summed over a completion that
-    the policy wrote its mean is `kl` times the divergence KL(π || π_ref).
+    The penalty of a step is `kl` times ln π(token) - ln π_ref(token); its sum over a completion of
+    the policy has the mean `kl` times KL(π || π_ref).
 
     Args:
-        scores: [B], what the task gave.
-        lengths: [B], steps of each.
+        scores: [B], the task's rewards.
+        lengths: [B], steps of each completion.
         log_probabilities: [B, T], under the policy that wrote.
         reference: [B, T], under the reference.
         kl: Weight of the penalty.
@@ -65,16 +65,13 @@ def rewards_per_step(
 def token_advantages(
     episodes: Episodes, values: Tensor, *, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Return advantages and targets of the value, each [B, T]; zeros after the end.
-
-    Generalised advantage estimation over the tokens of each completion; after its last one nothing
-    follows.
+    """Return GAE advantages and targets of the value, each [B, T]; zeros after the end.
 
     Args:
-        episodes: Completions.
+        episodes: Completions; nothing follows the last token of each.
         values: [B, T]: the value before each step.
         gamma: Discount per token.
-        lam: Its λ.
+        lam: λ.
     """
     mask = episodes.mask
     values = values * mask
@@ -88,17 +85,17 @@ def token_advantages(
 
 
 def group_advantages(scores: Tensor, *, group: int) -> Tensor:
-    """Return how much better each completion is than others of its prompt, [B].
+    """Return each completion's advantage over the others of its prompt, [B].
 
-    DeepSeekMath, section 4.1.2 (https://arxiv.org/abs/2402.03300): the score less the group's mean,
-    over the group's deviation. Where all are equal nothing is learned: zeros.
+    DeepSeekMath, section 4.1.2 (https://arxiv.org/abs/2402.03300): the score minus the group's
+    mean, over the group's deviation. A group of equal scores gives zeros: nothing is learned.
 
     Args:
-        scores: [B], `group` neighbours have the same prompt.
+        scores: [B]; each `group` neighbours have the same prompt.
         group: Completions per prompt, 2 or more.
 
     Raises:
-        ConfigError: the completions are no whole groups of two or more.
+        ConfigError: the completions do not divide into groups of two or more.
     """
     if group < 2 or len(scores) % group:
         raise ConfigError(

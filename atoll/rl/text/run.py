@@ -1,4 +1,4 @@
-"""A member's part in a job for language models, by its slot."""
+"""Run a member's role in a job for language models, by its slot."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from atoll.run import Run
 
 
 def run_text_job(spec: JobSpec, run: Run) -> dict[str, Any]:
-    """Do this member's part; return its part of the summary.
+    """Run this member's role; return its part of the summary.
 
     Raises:
-        AtollError: what makes that impossible.
+        AtollError: the role failed.
     """
     check_text(spec)
     seat = seats(spec.rl)[run.slot]
@@ -34,7 +34,7 @@ def run_text_job(spec: JobSpec, run: Run) -> dict[str, Any]:
 
 
 def _nothing(seat: Seat) -> dict[str, Any]:
-    """Return the part of a member that was stopped before it could begin."""
+    """Return the figures of a member that was stopped before it could begin."""
     return {
         "role": seat.role, "policy": seat.policy, "env": seat.env, "env_steps": 0, "episodes": 0,
         "return_first": None, "return_last": None, "return_best": None, "updates": 0,

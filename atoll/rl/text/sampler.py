@@ -1,7 +1,4 @@
-"""A language model writes completions, all of a batch at the same time.
-
-One token after the other through the built-in GPT, remembering keys and values.
-"""
+"""Sample completions from a language model, token by token for a whole batch, with a KV cache."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from atoll.rl.text.prompts import Prompts
 
 
 class Decoder:
-    """Feeds a batch of sequences to a model, the same position of all at a time.
+    """Feeds a batch of sequences to a model, one position at a time, with a KV cache.
 
-    Equal to the model's own forward pass over whole sequences, at a cost per token that does not
-    grow with a second pass over what came before.
+    It computes the same as the model's forward pass over whole sequences, without recomputing
+    earlier positions for each token.
 
     Args:
         model: In evaluation mode, or without dropout.
-        batch: Sequences.
+        batch: Number of sequences.
         length: Most tokens of each; at most the model's context.
     """
 
@@ -38,7 +35,7 @@ class Decoder:
 
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:
-        """Take the next token of every sequence, [B] int64; return the logits after it, [B, V]."""
+        """Append a token to every sequence, [B] int64; return the logits after it, [B, V]."""
         model, at = self._model, self._position
         x = model.embedding(ids)
         for number, block in enumerate(model.blocks):
@@ -64,12 +61,12 @@ class Decoder:
 
 
 def hidden_states(model: GPT, ids: Tensor, *, added: Tensor | None = None) -> Tensor:
-    """Return what a model makes of each position before its output layer, [B, L, width].
+    """Return the hidden state of each position before the output layer, [B, L, width].
 
     Args:
         model: The model.
         ids: [B, L], int64.
-        added: [B, width], added to every token of a row; None: nothing.
+        added: [B, width], added to every token of a row; None adds nothing.
     """
     x: Tensor = model.embedding(ids)
     if added is not None:
@@ -81,12 +78,12 @@ def hidden_states(model: GPT, ids: Tensor, *, added: Tensor | None = None) -> Te
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Completions and how likely they were."""
+    """Completions and their log-probabilities."""
 
     tokens: Tensor
     """[B, L], int64: prompt, completion, zeros."""
     lengths: Tensor
-    """[B], int64: tokens of each completion, the end included."""
+    """[B], int64: tokens of each completion with its end."""
     log_probabilities: Tensor
     """[B, T], float32; zeros after the end."""
 
@@ -103,15 +100,15 @@ def write(
 ) -> Written:
     """Sample a completion of each prompt.
 
-    Shorter prompts begin to write while longer ones are still being read, so every row is at the
-    same position and no row waits or is shifted.
+    All rows are at the same position: rows with shorter prompts already write while longer prompts
+    are still being read, so no row waits or is shifted.
 
     Args:
-        model: Who writes; it has no dropout while it does.
-        prompts: Their longest one and `max_tokens` fit into the model's context.
+        model: The model, without dropout.
+        prompts: The longest one and `max_tokens` fit into the model's context together.
         ends: [vocab], bool: tokens that end a completion.
         max_tokens: Longest completion.
-        temperature: Logits are divided by it; 0 takes the likeliest token.
+        temperature: Divides the logits; 0 takes the most probable token.
         generator: Source of randomness; needed unless the temperature is 0.
     """
     model.eval()
@@ -143,7 +140,7 @@ def write(
 def _choose(
     logits: Tensor, temperature: float, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """Return a token for each row and its log-probability under what it was drawn from."""
+    """Return a token for each row, and its log-probability in the sampled distribution."""
     if temperature == 0.0:
         ids = logits.argmax(-1)
         log_p = logits.log_softmax(-1)
@@ -156,17 +153,17 @@ def _choose(
 def log_probabilities(
     model: GPT, tokens: Tensor, places: Tensor, written: Tensor, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Return how likely written tokens are under a model, and its entropy where it wrote them.
+    """Return a model's log-probabilities of written tokens, and its entropy at each step.
 
     Args:
-        model: The model that is asked.
+        model: The model.
         tokens: [B, L]: see `Episodes`.
-        places: [B, T]: position before each step.
+        places: [B, T]: the position before each step.
         written: [B, T]: the token of each step.
-        temperature: As when they were written.
+        temperature: The temperature at which they were written.
 
     Returns:
-        Log-probabilities and entropies, both [B, T]; what follows an end means nothing.
+        Log-probabilities and entropies, both [B, T]; undefined after the end of a completion.
     """
     logits = model(tokens)
     index = places[:, :, None].expand(-1, -1, logits.shape[-1])

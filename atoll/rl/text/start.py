@@ -1,8 +1,7 @@
-"""The model that policies, their reference and the value model start from.
+"""The start model: the initial weights of policies, their reference and the value model.
 
-Before rewards begin: a model learns to write examples of the tasks, some of which are wrong.
-
-One member trains what all start from; the others take it from a topic.
+Before rewards begin, one member teaches it examples of the tasks, some of which are wrong; the
+others read it from a topic.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ def pretrain(
     seed: int,
     stopping: Callable[[], bool] = lambda: False,
 ) -> float:
-    """Teach a model examples of all tasks in equal parts, in place; return its last loss.
+    """Train a model on examples of all tasks in equal parts, in place; return its last loss.
 
     Args:
-        model: Fresh, or trained on something else.
-        tasks: Where examples come from.
+        model: A fresh or trained model.
+        tasks: The tasks that make the examples.
         wording: The model's tokens.
         table: `[train]`: steps, batch (of examples), optimizer, rate.
-        seed: Of the examples; the same seed gives the same model.
-        stopping: Asked before every step; True ends it early.
+        seed: Seed of the examples; the same seed gives the same model.
+        stopping: Polled before every step; True ends training early.
 
     Returns:
         Nats per token of the completions, mean over the last steps.
@@ -81,7 +80,7 @@ def pretrain(
 def _batch(
     tasks: Sequence[TextTask], wording: Wording, count: int, source: random.Random, context: int
 ) -> tuple[Tensor, Tensor]:
-    """Return examples [B, L] and what should follow each token; -1 where nothing is asked."""
+    """Return examples [B, L] and the next token at each position; -1 where it is not trained."""
     rows, targets = [], []
     for number in range(count):
         prompt, completion = tasks[number % len(tasks)].example(source)
@@ -98,14 +97,14 @@ def _batch(
 
 @dataclass(frozen=True, slots=True)
 class StartModel:
-    """What every member of a job for language models builds the same."""
+    """What every member of a job for language models builds alike."""
 
     tasks: dict[str, TextTask]
     """By policy."""
     wording: Wording
     model: GPT
     trained: bool
-    """Whether the model has learned something yet, elsewhere."""
+    """Whether the model was trained before, elsewhere."""
 
 
 def start_model(spec: JobSpec) -> StartModel:
@@ -113,8 +112,8 @@ def start_model(spec: JobSpec) -> StartModel:
 
     Raises:
         ConfigError: a task, or the model, cannot be made.
-        CheckpointMissing: there are no weights where `start` says.
-        CheckpointCorrupt: they are damaged.
+        CheckpointMissing: the file named by `start` does not exist.
+        CheckpointCorrupt: it is damaged.
     """
     rl = spec.rl
     tasks = {policy.name: make_task(policy.env, policy.options) for policy in rl.policies}
@@ -128,7 +127,7 @@ def start_model(spec: JobSpec) -> StartModel:
             )
         return StartModel(tasks, Wording(tokenizer), model, trained=True)
     tokenizer = make_tokenizer("bytes")
-    with torch.random.fork_rng(devices=[]):  # the layers draw from torch's own state
+    with torch.random.fork_rng(devices=[]):  # the layers draw from torch's global generator
         torch.manual_seed(seed_for(spec.job.seed, "weights"))
         model = cast(
             GPT,
@@ -140,10 +139,10 @@ def start_model(spec: JobSpec) -> StartModel:
 def train_start_model(
     beginning: StartModel, spec: JobSpec, *, stopping: Callable[[], bool] = lambda: False
 ) -> float:
-    """Teach a fresh model the examples of all tasks, in place; return its last loss.
+    """Train a fresh model on examples of all tasks, in place; return its last loss.
 
-    `[train]` says how: `steps`, `batch` (examples), `lr`. The seed decides all of it, so any member
-    gets the same model.
+    `[train]` sets `steps`, `batch` (examples) and `lr`. Everything depends on the seed, so any
+    member gets the same model.
     """
     return pretrain(
         beginning.model, list(beginning.tasks.values()), beginning.wording, table=spec.train,
@@ -156,11 +155,11 @@ log = logging.getLogger(__name__)
 TOPIC = "start"
 
 WAIT_S = 300.0
-"""After so long a member trains the beginning itself: the seed makes it the same."""
+"""After this wait a member trains the start model itself: the seed makes it the same."""
 
 
 class TopicProvider(Protocol):
-    """What is needed of a run."""
+    """The part of a run that is needed here."""
 
     @property
     def slot(self) -> int:
@@ -185,10 +184,9 @@ class TopicProvider(Protocol):
 def shared_start_model(
     spec: JobSpec, desk: TopicProvider, *, wait_s: float = WAIT_S
 ) -> StartModel | None:
-    """Return what all members start from; None if a stop was asked for meanwhile.
+    """Return the start model of all members; None if a stop was requested meanwhile.
 
-    The member in slot 0 trains it, unless it was trained already: by a process before, or elsewhere
-    (`start` in [rl]).
+    The member in slot 0 trains it, unless an earlier process has, or `start` in `[rl]` names one.
 
     Raises:
         ConfigError: a task, or the model, cannot be made.

@@ -1,7 +1,7 @@
-"""Tasks for language models: a prompt, and a program that says what a completion is worth.
+"""Tasks for language models: prompts, and a program that computes a completion's reward.
 
-A completion ends with a line break, which the task does not see. One that never ends is worth
-nothing, whatever it says.
+A completion ends with a line break, which the task does not see. A completion without an end gets
+no reward.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, Protocol
 from atoll.errors import ConfigError, unknown
 
 PREFIX = "text:"
-"""Start of the environments that are tasks for language models."""
+"""Prefix of environments that are tasks for language models."""
 
 
 class TextTask(Protocol):
-    """What a language model is rewarded for."""
+    """A task for a language model."""
 
     def prompt(self, source: random.Random) -> str:
-        """Return a prompt without line breaks, never empty."""
+        """Return a non-empty prompt without line breaks."""
         ...
 
     def reward(self, prompt: str, completion: str) -> float:
-        """Return what a completion is worth; the same for the same texts, always."""
+        """Return a completion's reward; deterministic."""
         ...
 
     def example(self, source: random.Random) -> tuple[str, str]:
@@ -36,15 +36,15 @@ class TextTask(Protocol):
 
 
 class Brackets:
-    """Close every bracket that the prompt has opened, in order, and stop.
+    """Close the prompt's open brackets, in order, and stop.
 
     Reward 1 if prompt and completion together are balanced, else 0.
 
     Args:
         kinds: Pairs of brackets, e.g. `()[]`.
-        least: Fewest brackets that a prompt leaves open.
-        most: Most of them.
-        flawed: Share of wrong examples: what a model has learned before rewards begin.
+        least: Fewest open brackets of a prompt.
+        most: Most open brackets of a prompt.
+        flawed: Fraction of wrong examples, which limits what a model learns before rewards begin.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Brackets:
         self._least, self._most, self._flawed = least, most, flawed
 
     def prompt(self, source: random.Random) -> str:
-        """Return brackets of which some are closed and some are left open."""
+        """Return brackets, some closed and some left open."""
         opening = list(self._closing)
         left = source.randint(self._least, self._most)
         parts: list[str] = []
@@ -81,7 +81,7 @@ class Brackets:
         return float(not missing)
 
     def example(self, source: random.Random) -> tuple[str, str]:
-        """Return a prompt and its closings, one of them wrong or missing in the flawed share."""
+        """Return a prompt and its closings; in the flawed fraction one is wrong or missing."""
         prompt = self.prompt(source)
         missing: list[str] = []
         for sign in prompt:
@@ -97,15 +97,15 @@ class Brackets:
 
 
 class Expressions:
-    """Finish an arithmetic expression so that Python's own parser accepts it.
+    """Finish an arithmetic expression so that Python's parser accepts it.
 
     Reward 1 if it does, else 0. A prompt ends with an operator inside some parentheses, e.g.
-    `(a*(b-`, and `c))` would finish it.
+    `(a*(b-`, which `c))` would finish.
 
     Args:
-        least: Fewest parentheses that a prompt leaves open.
-        most: Most of them.
-        flawed: Share of wrong examples.
+        least: Fewest open parentheses of a prompt.
+        most: Most open parentheses of a prompt.
+        flawed: Fraction of wrong examples.
     """
 
     NAMES = "abcxyz"
@@ -117,7 +117,7 @@ class Expressions:
         self._known = {*self.NAMES, *self.OPERATORS, "(", ")"}
 
     def prompt(self, source: random.Random) -> str:
-        """Return an expression that is not finished."""
+        """Return an unfinished expression."""
         parts: list[str] = []
         for _ in range(source.randint(self._least, self._most)):
             parts += ["(", source.choice(self.NAMES), source.choice(self.OPERATORS)]
@@ -137,7 +137,7 @@ class Expressions:
         return 1.0
 
     def example(self, source: random.Random) -> tuple[str, str]:
-        """Return a prompt and an end for it, with a sign lost or doubled in the flawed share."""
+        """Return a prompt and its end; in the flawed fraction a character is lost or doubled."""
         prompt = self.prompt(source)
         parts = [source.choice(self.NAMES)]
         for _ in range(prompt.count("(")):
@@ -153,18 +153,18 @@ class Expressions:
 TASKS: Mapping[str, Callable[..., TextTask]] = MappingProxyType(
     {"brackets": Brackets, "expressions": Expressions}
 )
-"""What can follow `text:`, besides `MODULE:FACTORY`."""
+"""The tasks after `text:`, besides `MODULE:FACTORY`."""
 
 
 def make_task(env: str, options: Mapping[str, Any]) -> TextTask:
     """Return the task that an `env` of `[[rl.policies]]` names.
 
     Args:
-        env: `text:brackets`, `text:expressions`, or `text:MODULE:FACTORY` for one's own.
+        env: `text:brackets`, `text:expressions`, or `text:MODULE:FACTORY` for a custom task.
         options: Its keyword arguments.
 
     Raises:
-        ConfigError: there is none of that name, or its options are wrong.
+        ConfigError: the task is unknown, or its options are wrong.
     """
     name = env.removeprefix(PREFIX)
     if name == env:
@@ -191,7 +191,7 @@ def make_task(env: str, options: Mapping[str, Any]) -> TextTask:
 
 
 def _entry_point(name: str) -> Callable[..., TextTask]:
-    """Return what `module:factory` stands for."""
+    """Return the function that `module:factory` names."""
     module, _, factory = name.partition(":")
     try:
         found: Callable[..., TextTask] = getattr(importlib.import_module(module), factory)

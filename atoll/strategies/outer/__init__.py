@@ -1,5 +1,5 @@
-"""The outer strategies without parameter servers: one file each, and the bases they share.
+"""Outer strategies without parameter servers: one file per method, and their base classes.
 
-Imports the rest of strategies except inner; options are in `atoll.methods`.
-Start at `average.py`, then `periodic.py`.
+Imports the rest of strategies except inner; options are in `atoll.methods`. Start at `average.py`,
+then `periodic.py`.
 """

@@ -1,9 +1,9 @@
 """Local SGD: members train alone and average their parameters every H steps.
 
 Stich 2018, "Local SGD Converges Fast and Communicates Little" (https://arxiv.org/abs/1805.09767),
-Algorithm 1; any inner optimizer. With `every_step_until` it is post-local SGD (Lin et al. 2018,
-"Don't Use Large Mini-Batches, Use Local SGD", https://arxiv.org/abs/1808.07217): members average in
-every step at first, and only then every H steps. With `growing` they come to H by doubling.
+Algorithm 1, with any inner optimizer. With `every_step_until` it is post-local SGD (Lin et al.
+2018, "Don't Use Large Mini-Batches, Use Local SGD", https://arxiv.org/abs/1808.07217): members
+average in every step at first, then every H steps. With `growing` the interval doubles until H.
 
 Differs from the paper:
   * what is averaged on the wire are differences to the last common parameters, which is the same
@@ -22,7 +22,7 @@ from atoll.strategies.outer.periodic import PeriodicOuter
 
 
 class AverageOuter(PeriodicOuter):
-    """See the module's docstring."""
+    """Periodic averaging of parameters; see the module's docstring."""
 
     def __init__(self, options: Average) -> None:
         """Check the options."""

@@ -1,14 +1,10 @@
-"""What most outer strategies do not need to say.
+"""Defaults of outer strategies, the step of a method's own optimizer, and learning-rate scaling.
 
-The step of methods that are optimizers themselves: rate and decay are the inner optimizer's.
-
-The learning rate for a batch that is as many times larger as there are members.
-
-Goyal et al. 2017, "Accurate, Large Minibatch SGD" (https://arxiv.org/abs/1706.02677), section 2.1
-and 2.2: n times the batch wants n times the rate with SGD, reached gradually; with Adam sqrt(n)
-(Malladi et al. 2022, https://arxiv.org/abs/2205.10287). The rate is changed around the optimizer's
-own step and put back, so that schedulers, which may compute the next rate from the current one,
-never see it.
+With n members the batch is n times larger. SGD then takes n times the learning rate, reached by a
+warm-up (Goyal et al. 2017, "Accurate, Large Minibatch SGD", https://arxiv.org/abs/1706.02677,
+sections 2.1 and 2.2); Adam takes sqrt(n) times (Malladi et al. 2022,
+https://arxiv.org/abs/2205.10287). The rate is scaled around the optimizer's step and restored after
+it, because a scheduler may compute the next rate from the current one.
 """
 
 from __future__ import annotations
@@ -27,11 +23,11 @@ from atoll.strategies.vectors.flat import Flat
 from atoll.task import Task
 
 SHARED_STATE = "shared."
-"""Start of the keys of a strategy's state that are equal on every member after a round."""
+"""Prefix of the state keys that are equal on every member after a round."""
 
 
 class OuterDefaults:
-    """The parts of :class:`Outer` that have an ordinary answer."""
+    """Default implementations of :class:`Outer`."""
 
     shared_steps = 0
     one_model = True
@@ -46,11 +42,11 @@ class OuterDefaults:
         return None
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Do nothing: every step was agreed on."""
+        """Do nothing: there are no steps to agree on."""
         return None
 
     def evaluating(self, task: Task) -> AbstractContextManager[None]:
-        """Leave the model as it is: members carry what they agreed on."""
+        """Do nothing: the model holds the agreed parameters."""
         return nullcontext()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -58,14 +54,14 @@ class OuterDefaults:
         return {}
 
     def shared_state(self) -> dict[str, Tensor]:
-        """Return the part of the state that a newcomer takes over; waits for nothing."""
+        """Return the part of the state that a joining member loads; never waits."""
         state = self.state_dict()
         return {key: value for key, value in state.items() if key.startswith(SHARED_STATE)}
 
 
 @contextmanager
 def as_carrier(flat: Flat, vector: Tensor) -> Iterator[None]:
-    """Put a vector into a model's tensors inside; afterwards they are as before."""
+    """Load a vector into the model's tensors, and restore them on exit."""
     before = flat.read()
     flat.write(vector)
     try:
@@ -76,16 +72,16 @@ def as_carrier(flat: Flat, vector: Tensor) -> Iterator[None]:
 
 @torch.no_grad()
 def own_step(task: Task, flat: Flat, direction: Tensor, *, decay: bool = True) -> None:
-    """Take `theta = (1 - lr * weight_decay) * theta - lr * direction`, and leave no gradients.
+    """Take the step `theta = (1 - lr * weight_decay) * theta - lr * direction` and clear gradients.
 
-    The inner optimizer's groups say `lr` and `weight_decay`, so schedules hold. It finds nothing to
-    do afterwards: a parameter without a gradient is left alone, by clipping too.
+    `lr` and `weight_decay` come from the inner optimizer's groups, so schedulers keep working. The
+    inner optimizer's own step then changes nothing: it skips parameters without a gradient.
 
     Args:
-        task: Its parameters are moved, and their gradients taken away.
+        task: Its parameters are updated and their gradients set to None.
         flat: The parameters.
-        direction: One flat vector, in the order of `flat`.
-        decay: Whether to shrink the parameters by `weight_decay`.
+        direction: One flat vector in the order of `flat`.
+        decay: Whether to apply `weight_decay`.
     """
     by_tensor = dict(zip(map(id, flat.tensors), flat.views(direction), strict=True))
     for group in task.optimizer.param_groups:
@@ -102,11 +98,11 @@ def own_step(task: Task, flat: Flat, direction: Tensor, *, decay: bool = True) -
 
 
 SCALINGS = ("none", "linear", "sqrt")
-"""How the rate grows with the number of members."""
+"""How the learning rate grows with the number of members."""
 
 
 class ScaledRate:
-    """Multiplies an optimizer's learning rates by a factor, during its step only."""
+    """Scale an optimizer's learning rates during its step only."""
 
     def __init__(self, scaling: str, *, warmup: int) -> None:
         """Scale by `none`, `linear` or `sqrt`; the factor is reached after `warmup` steps."""
@@ -116,18 +112,18 @@ class ScaledRate:
         self._before: list[Any] = []
 
     def set(self, members: int, *, step: int) -> None:
-        """Take note of how many members the next step's gradients come from.
+        """Set the factor of the next step.
 
         Args:
-            members: Their number.
-            step: Steps of the schedule done before, 0 for the first.
+            members: How many members contribute gradients.
+            step: Steps of the schedule already done, 0 for the first.
         """
         whole = {"none": 1.0, "linear": float(members), "sqrt": math.sqrt(members)}[self._scaling]
         reached = min(1.0, (step + 1) / (self._warmup + 1))
         self.factor = 1.0 + (whole - 1.0) * reached
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Surround the steps of an optimizer."""
+        """Register the step hooks on an optimizer."""
         if self._scaling != "none":
             optimizer.register_step_pre_hook(self._enlarge)
             optimizer.register_step_post_hook(self._restore)

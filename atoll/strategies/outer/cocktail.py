@@ -1,9 +1,9 @@
-"""CocktailSGD: in every step a compressed difference of models, one step late and beside training.
+"""CocktailSGD: exchange compressed model differences in every step, one step late.
 
 Wang et al. 2023, "CocktailSGD: Fine-tuning Foundation Models over 500Mbps Networks"
-(https://proceedings.mlr.press/v202/wang23t.html). Legend: x_i a member's parameters, w a second
-copy that is the same on all members, S the positions of this round, C the codec, e_j what owner j
-of a part of S has lost so far.
+(https://proceedings.mlr.press/v202/wang23t.html). Legend: x_i a member's parameters, w a copy that
+is equal on all members, S the positions of this round, C the codec, e_j the residual of owner j of
+a part of S.
 
     after a step, in the background while the next batch is computed:
       c_i = C(x_i[S] - w[S])                to the owners of its parts
@@ -11,16 +11,16 @@ of a part of S has lost so far.
     before the next optimizer step, which then applies that batch's gradient:
       x_i[S] += c - c_i ;  w[S] += c
 
-What is sent is the difference to the common copy, so any inner optimizer goes, and what was not
-sent stays in that difference. mean_i x_i + sum_j e_j is the same before and after an exchange. With
-`probability = 1` and codec fp32 it is averaging of parameters in every step, one step late.
+Members send the difference to the common copy, so any inner optimizer works and unsent values stay
+in that difference. mean_i x_i + sum_j e_j is the same before and after an exchange. With
+`probability = 1` and codec fp32 the method averages parameters in every step, one step late.
 
 Differs from the paper and its code:
-  * the common copy is in float32, so that nothing is rounded away in it;
+  * the common copy is in float32, so that no rounding error builds up in it;
   * positions are taken from all stretches of the vector, and the parts are those of S;
-  * an owner keeps its e by position, so that parts may change hands when members come and go;
-  * floating-point buffers are averaged in every step too, uncompressed and one step late;
-  * the last round averages everything with what owners still owe: all end with one model.
+  * an owner stores e by position, so that parts can change owners when members join and leave;
+  * floating-point buffers are averaged in every step, uncompressed and one step late;
+  * the last round averages all parameters plus the owners' residuals: all members end equal.
 """
 
 from __future__ import annotations
@@ -80,19 +80,19 @@ class CocktailOuter(EveryStepBase):
         self._masks(0)
 
     def _masks(self, elements: int) -> Mask:
-        """Return the masks of a model of so many parameters.
+        """Return the masks of a model with so many parameters.
 
         Raises:
-            ConfigError: the options do not describe any.
+            ConfigError: the options describe no valid mask.
         """
         options = self.options
         return Mask(elements, options.probability, options.mask, options.seed)
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Take the parameters as they are for the common copy.
+        """Use the current parameters as the common copy.
 
         Raises:
-            ConfigError: the codec remembers by itself.
+            ConfigError: the codec is stateful.
         """
         if codec.base is not codec:
             raise ConfigError(
@@ -108,28 +108,28 @@ class CocktailOuter(EveryStepBase):
         """Exchanges so far: says which positions are next."""
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Make sure that all start from the same parameters, those of the first member."""
+        """Broadcast the first member's parameters to all members."""
         result = super().begin(task)
         self._flat.read(self._common)
         return result
 
-    # ------------------------------------------------------------------------- two moments
+    # ------------------------------------------------------------------------- steps
 
     def gradients(self, task: Task) -> None:
-        """Take the round that went on beside this batch."""
-        task.skipped = task.overflowed  # steps are a member's own, hence also those left out
+        """Apply the round that ran during this batch."""
+        task.skipped = task.overflowed  # each member steps by itself, so it may skip by itself
         if self._passing is None and not self._due:
             return  # the very first step
         self._last = self._take(task)
 
     def sync(self, task: Task) -> SyncResult | None:
-        """Begin the next round, and return the one that was taken before the step."""
+        """Begin the next round, and return the one applied before the step."""
         if not self._stopping:
             self._start(task)
         return super().sync(task)
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Take what is under way; then average everything, with what owners owe."""
+        """Apply the round under way, then average everything, including the owners' residuals."""
         taken = [self._take(task)] if self._passing is not None or self._due else []
         result = in_a_row([*taken, self._together(task)])
         self._flat.read(self._common)
@@ -155,10 +155,10 @@ class CocktailOuter(EveryStepBase):
     def _prepared(
         self, task: Task
     ) -> tuple[DelayedRound, Exchanging[tuple[CompressedMean, Tensor | None]], float, float]:
-        """Return a round that can begin: what is to be exchanged, its norm and its weight.
+        """Return a round ready to begin: its exchange, norm and weight.
 
         Raises:
-            LossNotFinite: the parameters are not.
+            LossNotFinite: a parameter is not finite.
         """
         positions, codec = self._mask.at(self._number), self._codec
         difference = self._flat.read()[positions].sub_(self._common[positions])
@@ -181,7 +181,7 @@ class CocktailOuter(EveryStepBase):
         return passing, self._with_buffers(squeeze), norm, weight
 
     def _take(self, task: Task) -> SyncResult:
-        """Wait for the round under way, or hold the one that is due, and apply its result.
+        """Wait for the round under way, or run the one that is due, and apply its result.
 
         Raises:
             LeftBehind: the others committed without this member; it has to recover.
@@ -219,11 +219,11 @@ class CocktailOuter(EveryStepBase):
         agreed: CommittedRound[Found] | None,
         seconds: dict[str, float],
     ) -> SyncResult:
-        """Move the parameters and the common copy."""
+        """Update the parameters and the common copy."""
         began, squeezed = self._clock.monotonic(), taken.squeezed
         vector = self._flat.read()
         if squeezed.alone:
-            # There is nobody to differ from: what is owed comes home, exactly.
+            # A single member has no differences to send: it takes its residual back exactly.
             vector[positions] += self._owed[positions]
             self._owed[positions] = 0.0
             self._common[positions] = vector[positions]
@@ -236,7 +236,7 @@ class CocktailOuter(EveryStepBase):
             self._buffers.write(self._buffers.read().add_(taken.moved))
         self._number += 1
         self._due = False
-        # A result that was loaded may belong to a round that the group has yet to count.
+        # A loaded result may belong to a round that the group has yet to count.
         number = task.round
         task.round = number + 1 if agreed is not None else self._round_client.group.committed_round
         apply_s = self._clock.monotonic() - began
@@ -250,7 +250,7 @@ class CocktailOuter(EveryStepBase):
         agreed: CommittedRound[Found] | None,
         seconds: Mapping[str, float],
     ) -> SyncResult:
-        """Return a round that was applied."""
+        """Return the result of an applied round."""
         self._base = hashed(self._base, taken.digest)
         return SyncResult(
             round=number, contributors=taken.contributors, weight=taken.weight, seconds=seconds,
@@ -262,7 +262,7 @@ class CocktailOuter(EveryStepBase):
         )  # fmt: skip
 
     def _together(self, task: Task) -> SyncResult:
-        """Average all parameters, with the sum of what owners owe; uncompressed."""
+        """Average all parameters plus the owners' residuals, uncompressed."""
         entered, codec = self._clock.monotonic(), make_codec("fp32")
         vector = self._flat.read()
 
@@ -287,19 +287,19 @@ class CocktailOuter(EveryStepBase):
     # ------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all state; a round under way is waited for, and its result kept."""
+        """Return all state; waits for a round under way and includes its result."""
         pending = self._passing.pending() if self._passing is not None else {}
         own = {"own.owed": self._owed, "own.counters": self._weigher.state()}
         return self.shared_state() | own | pending
 
     def shared_state(self) -> dict[str, Tensor]:
-        """Return the common copy, without what is under way; see :meth:`Outer.shared_state`."""
+        """Return the common copy, without the round under way; see :meth:`Outer.shared_state`."""
         number = torch.tensor(self._number)
         base = super().state_dict()["shared.base"]
         return {"shared.base": base, "shared.common": self._common, "shared.number": number}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned; a newcomer owes nothing."""
+        """Load a state; a joining member starts without residuals."""
         if self._passing is not None:
             self._passing.end()
         super().load_state_dict(state)
@@ -314,7 +314,7 @@ class CocktailOuter(EveryStepBase):
         self._due, self._stopping = loaded is None, False
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`."""
+        """Return a member's traffic; see :meth:`Outer.traffic`."""
         parameters, buffers = self._split(elements)
         mask, beside = self._masks(parameters), buffer_volume(buffers, peers, rank=rank)
         rounds = [start_volume(peers, rank=rank)]

@@ -1,9 +1,9 @@
-"""What outer strategies have in common whose members carry models of their own.
+"""Base class of decentralized strategies, whose members carry different models.
 
-Members start from the same parameters, meet every `every` steps with some of the others, and agree
-on one model, the plain mean, only when the run ends. What all agree on in between is that a round
-took place, and what everybody gave: the chain of the digests of all rounds is what they compare
-when they join. A newcomer becomes a copy of one donor; a checkpoint keeps every member's model.
+Members start from the same parameters, exchange with some of the others every `every` steps, and
+average all models only when the run ends. In between they agree on which rounds took place and what
+was sent: joining members compare the chain of the rounds' digests. A joining member copies the
+model of one donor; a checkpoint stores every member's model.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ COUNTERS = "own.counters"
 
 
 class DecentralizedOuter(OuterDefaults, ABC):
-    """See the module's docstring."""
+    """Members with models of their own; see the module's docstring."""
 
     one_model = False
     one_state = False
 
     def __init__(self, *, every: int, clock: Clock | None = None) -> None:
-        """Meet every so many steps.
+        """Run a round every `every` steps.
 
         Raises:
-            ConfigError: it is less than 1.
+            ConfigError: `every` is less than 1.
         """
         if every < 1:
             raise ConfigError("every is too small", given=every, expected="1 or more")
@@ -61,7 +61,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
 
     @abstractmethod
     def _round(self, task: Task) -> SyncResult | None:
-        """Hold a round, or begin one."""
+        """Run a round, or begin one."""
 
     @abstractmethod
     def _round_volume(self, elements: int, peers: int, *, round_: int, rank: int) -> Traffic:
@@ -69,16 +69,16 @@ class DecentralizedOuter(OuterDefaults, ABC):
 
     @property
     def _own_weight(self) -> float:
-        """What this member's model weighs in the last mean."""
+        """The weight of this member's model in the final mean."""
         return 1.0
 
     def _stand(self, task: Task) -> None:
-        """Take the model as it is for where this member stands."""
+        """Make the current model this member's base for the next round."""
 
-    # --------------------------------------------------------------------- the moments
+    # --------------------------------------------------------------------- steps and rounds
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Get ready; nothing crosses the network yet.
+        """Prepare the vectors; sends nothing yet.
 
         Raises:
             ConfigError: the codec does not encode whole vectors.
@@ -94,7 +94,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
         self._plan(task)
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Make sure that all start from the same parameters, those of the first member."""
+        """Broadcast the first member's parameters to all members."""
         number = task.round
         vector, rounds = broadcast_start(task, self._flat, self._round_client, base=self._base)
         self._base = digest(vector)
@@ -104,7 +104,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
         return outcome(rounds[-1], number, seconds, digest=self._base, delta_norm=0.0)
 
     def sync(self, task: Task) -> SyncResult | None:
-        """Hold a round if one is due."""
+        """Run a round if one is due."""
         if task.step < self._next:
             return None
         result = self._round(task)
@@ -112,7 +112,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
         return result
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Make one model of all: the plain mean, exactly, in which a copy's weight counts."""
+        """Average all models exactly and uncompressed."""
         entered = self._clock.monotonic()
         now = self._flat.read(self._scratch)
         self._check(now, task)
@@ -131,12 +131,12 @@ class DecentralizedOuter(OuterDefaults, ABC):
         return outcome(agreed, number, seconds, digest=self._base, delta_norm=moved)
 
     def _plan(self, task: Task) -> None:
-        """Begin the period until the next round."""
+        """Start the period until the next round."""
         self._next = (task.step // self._every + 1) * self._every
         task.begin_period(self._next)
 
     def _check(self, vector: Tensor, task: Task) -> float:
-        """Return the norm of what is about to be shared.
+        """Return the norm of a vector that is about to be sent.
 
         Raises:
             LossNotFinite: it is not finite.
@@ -152,7 +152,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
         return norm
 
     def _advance(self, task: Task, digest_: str) -> None:
-        """A round was committed and applied."""
+        """Record a committed and applied round."""
         chain = (self._base + digest_).encode()
         self._base = hashlib.blake2b(chain, digest_size=16).hexdigest()
         task.round += 1
@@ -164,11 +164,11 @@ class DecentralizedOuter(OuterDefaults, ABC):
         return digest(self._flat.read(self._scratch))
 
     def committed(self, task: Task) -> Committed:
-        """Return the model as it is: there is no other."""
+        """Return the member's model: there is no common one."""
         return Committed(task.step, self._base)
 
     def rejoin(self, task: Task) -> None:
-        """Count from here, or as one's own saved state says; see :meth:`Outer.rejoin`."""
+        """Restart the counters, or restore this member's own; see :meth:`Outer.rejoin`."""
         self._round_client.restart()
         if self._resumed and self._next > task.step:
             task.begin_period(self._next)
@@ -177,13 +177,13 @@ class DecentralizedOuter(OuterDefaults, ABC):
         self._resumed = False
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the chain of all rounds, the counter and what the codec still owes."""
+        """Return the digest chain, the counter and the codec's residuals."""
         base = torch.tensor(list(self._base.encode()), dtype=torch.uint8)
         own = {BASE: base, COUNTERS: torch.tensor([self._next])}
         return own | codec_state(self._codec)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned; of another member's state only what is shared."""
+        """Load a state; of another member's state only the shared part."""
         self._base = bytes(state[BASE].tolist()).decode()
         self._resumed = COUNTERS in state
         if self._resumed:
@@ -194,7 +194,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
     """Rounds at the end in which nobody gives anything."""
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`."""
+        """Return a member's traffic; see :meth:`Outer.traffic`."""
         start, end = start_volume(peers, rank=rank), volume(
             make_codec("fp32"), elements, peers, rank=rank
         )  # fmt: skip
@@ -205,5 +205,5 @@ class DecentralizedOuter(OuterDefaults, ABC):
         return total([start, *rounds, *[all_to_all_volume([], [])] * self._last_rounds, end])
 
     def _rounds(self, steps: int) -> int:
-        """Return how many rounds there are between start and end."""
+        """Return the number of rounds between start and end."""
         return steps // self._every

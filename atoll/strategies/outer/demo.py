@@ -1,8 +1,8 @@
-"""DeMo: momenta stay apart, and what changes fastest in them is sent.
+"""DeMo: members keep separate momenta and send their largest DCT coefficients.
 
 Peng et al. 2024, "DeMo: Decoupled Momentum Optimization" (https://arxiv.org/abs/2411.19870).
-Legend: g_i a member's gradient, d_i its momentum, z coefficients of cosines piece by piece, beta =
-`decay`, k = `topk`.
+Legend: g_i a member's gradient, d_i its momentum, z coefficients of the cosine transform of each
+piece, beta = `decay`, k = `topk`.
 
     d_i   = beta d_i + lr g_i
     z_i   = the k largest coefficients of every piece of d_i
@@ -10,9 +10,9 @@ Legend: g_i a member's gradient, d_i its momentum, z coefficients of cosines pie
     z     = for every coefficient the mean over the members that sent it
     theta = (1 - lr * weight_decay) theta - lr sign(what z stands for)
 
-The method is the optimizer: it takes `lr` and `weight_decay` from the inner one, whose own rule
-(and gradient clipping) has no part in it. Rates are those of Adam. The codec says what a
-coefficient weighs; a position takes two bytes. What the codec rounds away stays in the momentum.
+The method replaces the inner optimizer: it uses only that optimizer's `lr` and `weight_decay`, not
+its update rule or gradient clipping. Learning rates are those of Adam. The codec encodes the
+coefficients; each position takes two bytes. The codec's rounding error stays in the momentum.
 
 Differs from the paper and its code:
   * positions are of 2 bytes, values of the codec's (the code sends 8 and 4);
@@ -53,16 +53,16 @@ from atoll.wire.messages import RoundPlan
 
 POSITION_BYTES = 2
 LARGEST_SIDE = 256
-"""Pieces have at most 65536 numbers, so that a position fits two bytes."""
+"""Pieces have at most 256 x 256 values, so that a position fits in two bytes."""
 NOTHING = 1e-12
-"""Share of a tensor's largest number below which rounding is all there is."""
+"""Values below this share of a tensor's largest one count as rounding error."""
 
 
 class Spectrum:
-    """The pieces of a model's parameters, and what is sent of them."""
+    """The pieces of a model's parameters and their transform."""
 
     def __init__(self, shapes: Sequence[Sequence[int]], *, side: int, topk: int) -> None:
-        """Cut parameters of these shapes."""
+        """Cut parameters of these shapes into pieces."""
         self.pieces = [Pieces.of(shape, limit=side) for shape in shapes]
         self.sizes = [math.prod(shape) for shape in shapes]
         self.topk = topk
@@ -71,7 +71,7 @@ class Spectrum:
 
     @property
     def sent(self) -> int:
-        """Coefficients of one packet."""
+        """Coefficients per packet."""
         return sum(p.count * min(self.topk, p.size) for p in self.pieces)
 
     def choose(self, vector: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,13 +89,13 @@ class Spectrum:
 
     @cached_property
     def offsets(self) -> Tensor:
-        """Where the piece of every sent coefficient begins among all coefficients."""
+        """Start of each sent coefficient's piece among all coefficients."""
         ends = self._piece_sizes.cumsum(0)
         return (ends - self._piece_sizes).repeat_interleave(self._kept_sizes)
 
     @cached_property
     def limits(self) -> Tensor:
-        """The size of the piece of every sent coefficient."""
+        """Size of each sent coefficient's piece."""
         return self._piece_sizes.repeat_interleave(self._kept_sizes)
 
     @property
@@ -112,11 +112,11 @@ class Spectrum:
         return sum(p.count * p.size for p in self.pieces)
 
     def values(self, coefficients: Tensor) -> Tensor:
-        """Return the vector that coefficients stand for, float32."""
+        """Return the inverse transform as a vector, float32."""
         return torch.cat([coefficients[:0], *self._parts(coefficients, torch.float32)])
 
     def signs(self, coefficients: Tensor) -> Tensor:
-        """Return the signs of what coefficients stand for, float32."""
+        """Return the signs of the inverse transform, float32."""
         signs = [coefficients[:0]]
         for part in self._parts(coefficients, torch.float64):
             if part.numel():
@@ -125,7 +125,7 @@ class Spectrum:
         return torch.cat(signs)
 
     def _parts(self, coefficients: Tensor, kind: torch.dtype) -> Iterator[Tensor]:
-        """Yield every parameter's values, computed in the given type."""
+        """Yield every parameter's values, computed in the given dtype."""
         sizes = [p.count * p.size for p in self.pieces]
         for piece, part in zip(self.pieces, torch.split(coefficients, sizes), strict=True):
             yield piece.values(part.to(kind), *self._sides(piece, kind))
@@ -168,7 +168,7 @@ class DeMoOuter(GradientRounds[Tensor]):
         self._momentum = self._flat.new().zero_()
 
     def prepare(self, task: Task, gradient: Tensor) -> Exchanging[Tensor]:
-        """Move the momentum on, and send its largest coefficients."""
+        """Update the momentum and send its largest coefficients."""
         self._moved = self._momentum * self.options.decay
         rates = {
             id(p): float(group["lr"])
@@ -199,12 +199,12 @@ class DeMoOuter(GradientRounds[Tensor]):
         return whole
 
     def _mean(self, swapped: AllToAllResult) -> ExchangeResult[Tensor]:
-        """Return for every coefficient the mean over those that sent it, in member order.
+        """Return each coefficient's mean over the members that sent it, in member order.
 
-        Who sent something unusable is left out; everybody sees the same packets.
+        Members with an invalid packet are left out; all members see the same packets.
 
         Raises:
-            GroupError: nobody sent anything usable.
+            GroupError: no member sent a valid packet.
         """
         total = torch.zeros(self._spectrum.coefficients)
         weights, offsets = torch.zeros_like(total), self._spectrum.offsets
@@ -224,7 +224,7 @@ class DeMoOuter(GradientRounds[Tensor]):
         return ExchangeResult(total, tuple(contributors), weight, swapped.digest)
 
     def _open(self, packet: Packet) -> tuple[Tensor, Tensor] | None:
-        """Return positions and values; None if they cannot be used."""
+        """Return a packet's positions and values; None if it is invalid."""
         count, data = self._spectrum.sent, memoryview(packet.data)
         edge = self._codec.nbytes(count)
         if len(data) != edge + POSITION_BYTES * count:
@@ -239,7 +239,7 @@ class DeMoOuter(GradientRounds[Tensor]):
         return (positions, values) if usable else None
 
     def apply(self, task: Task, value: Tensor, *, counted: bool) -> float:
-        """Keep in the momentum what was not sent, and step along the signs."""
+        """Subtract the sent part from the momentum and step along the signs."""
         self._momentum = self._moved
         if counted:
             self._momentum -= self._spectrum.values(self._kept)
@@ -252,15 +252,15 @@ class DeMoOuter(GradientRounds[Tensor]):
         return super().state_dict() | {"own.momentum": self._momentum}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned; a newcomer has no momentum yet."""
+        """Load a state; a joining member starts without momentum."""
         super().load_state_dict(state)
         self._adopt("own.momentum", self._momentum, state)
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`.
+        """Return a member's traffic; see :meth:`Outer.traffic`.
 
-        The shapes are those of the model it was set up with; of another number of elements, one
-        square matrix is assumed.
+        Uses the shapes of the model given to `setup`; for another number of elements it assumes one
+        square matrix.
         """
         parameters, buffers = self._split(elements)
         spectrum = self._spectrum

@@ -1,17 +1,17 @@
-"""DiLoCo: many local steps, then one outer step of SGD with Nesterov momentum.
+"""DiLoCo: many local steps, then one outer step of SGD with Nesterov momentum on the mean change.
 
 Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models"
-(https://arxiv.org/abs/2311.08105), Algorithm 1. Legend: theta the common parameters, theta_i a
-member's, Delta_i its pseudo-gradient, w_i its weight, H = `every`.
+(https://arxiv.org/abs/2311.08105), Algorithm 1. Legend: theta the common parameters, theta_i those
+of member i, Delta_i its pseudo-gradient, w_i its weight, H = `every`.
 
     every member: H inner steps (AdamW) from theta on its own shard
     Delta_i = theta - theta_i
     theta   = Outer(theta, sum_i w_i Delta_i / sum_i w_i)
 
 The paper's ablations are options: other outer optimizers (plain SGD with rate 1 is federated
-averaging), updates that are lost (`drop`: such a member goes on from its own parameters and has no
-weight in that round), and pruned updates (`prune`). AdamW's moments are never combined: the paper
-found no benefit in that, at three times the bytes.
+averaging), dropped updates (`drop`: the member keeps its own parameters and has weight 0 in that
+round), and pruned updates (`prune`). AdamW's moments are never averaged: the paper found no benefit
+at three times the bytes.
 
 Differs from the paper:
   * contributions weigh by the tokens they were trained on, unless `weight = "equal"`;
@@ -38,7 +38,7 @@ from atoll.wire.messages import RoundPlan
 
 
 class DiLoCoOuter(PeriodicOuter):
-    """See the module's docstring."""
+    """Local steps and an outer optimizer; see the module's docstring."""
 
     def __init__(self, options: DiLoCo) -> None:
         """Check the options."""
@@ -58,6 +58,8 @@ class DiLoCoOuter(PeriodicOuter):
             options.outer_optimizer, lr=options.outer_lr, momentum=options.outer_momentum,
             eps=options.outer_eps,
         )  # fmt: skip
+        # A member whose update is dropped keeps its own parameters, so models differ between
+        # rounds.
         self._drop, self._prune = check_probability(options.drop), check_share(options.prune)
         self.one_model = not self._drop
 
@@ -72,23 +74,25 @@ class DiLoCoOuter(PeriodicOuter):
         return since + ((step - since) // every + 1) * every
 
     def is_plain(self, step: int) -> bool:
-        """Return whether the round is one of the warm-up, or the outer step changes nothing."""
+        """Return whether this round only averages: in the warm-up, or with plain SGD of rate 1."""
+        # A pruned mean lacks values, so it is never a plain mean.
         plain = step <= self._warm_until or self._optimizer.is_plain
         return plain and not self._prune
 
     def prepare(self, delta: Tensor) -> None:
-        """Prune what this member sends."""
+        """Prune this member's pseudo-gradient."""
         if self._prune:
             prune(self._flat.views(delta)[: self._num_trained], self._prune)
 
     def weight_in(self, plan: RoundPlan, weight: float, *, last: bool) -> float:
-        """Return no weight for an update that is lost."""
+        """Return weight 0 for a dropped update."""
         return weight if self.takes_over(plan, last=last) else 0.0
 
     def takes_over(self, plan: RoundPlan, *, last: bool) -> bool:
-        """Return whether the own update is not lost; in the last round none is."""
+        """Return whether this member's update counts; the last round drops none."""
         if last or not self._drop:
             return True
+        # Drawn from a common seed: all members know which updates are dropped, without a message.
         lost = lost_updates(
             plan.members, round_=plan.round, probability=self._drop, seed=self.options.drop_seed
         )
@@ -107,7 +111,7 @@ class DiLoCoOuter(PeriodicOuter):
         return super().state_dict() | outer
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         super().load_state_dict(state)
         prefix = "shared.outer."
         self._optimizer.load_state_dict(

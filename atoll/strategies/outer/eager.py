@@ -1,24 +1,24 @@
-"""Eager DiLoCo: a round has the whole next period to come about, and the own share goes ahead.
+"""Eager DiLoCo: a round overlaps the whole next period, and each member applies its share early.
 
 Kale et al. 2025, "Eager Updates For Overlapped Communication and Computation in DiLoCo"
 (https://arxiv.org/abs/2502.12996). Legend: Delta_i^t a member's pseudo-gradient of period t, avg^t
-the mean of all, s_i the member's share of it (1/M with equal weights), H = `every`.
+the mean over all members, s_i the member's share of it (1/M with equal weights), H = `every`.
 
     at the end of period t:  begin to average Delta_i^t, take the result of avg^(t-1)
     theta_i = OuterSGD_i(theta_i, avg^(t-1) + s_i Delta_i^t - s_i Delta_i^(t-1))
 
-Every pseudo-gradient counts once: the own share at once, those of the others a period later.
-Members therefore carry different parameters between rounds. What they agree on is the sequence of
-means: the common parameters are OuterSGD over avg^1, avg^2, ..., a period behind. These are what is
-evaluated, saved as the model, given to newcomers, and what everybody has at the end.
+Every pseudo-gradient counts once: a member applies its own share at once and the others' a period
+later. Members therefore have different parameters between rounds, and agree on the sequence of
+means. The common parameters are OuterSGD over avg^1, avg^2, ..., one period behind. Evaluation,
+checkpoints and joining members use them, and all members end with them.
 
 Differs from the paper:
   * contributions weigh by the tokens they were trained on, unless `weight = "equal"`; the share
-    that goes ahead is that of the last round, and what went ahead is what is taken back;
-  * sending begins with the next step, so that a checkpoint after a round finds nothing under way;
+    applied early is that of the last round, and exactly this is taken back later;
+  * sending begins with the next step, so that a checkpoint after a round finds none under way;
   * during the first period members exchange one number, so that every period has its round;
-  * a newcomer sends nothing of weight in the round that is under way when it comes;
-  * the last rounds are waited for, and everybody ends with the common parameters;
+  * a joining member has next to no weight in the round that is under way when it joins;
+  * the last rounds are waited for, and all members end with the common parameters;
   * floating-point buffers are averaged plainly.
 """
 
@@ -50,10 +50,10 @@ from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
 KEY = "delta"
-"""Names the codec's residual state."""
+"""Key of the codec's residual."""
 
 NEXT_TO_NOTHING = 1e-9
-"""Weight of a newcomer that has nothing to send: if all are newcomers there still is a mean."""
+"""Weight of a joining member; above 0, so that a round of joining members only has a mean."""
 
 
 class EagerOuter(OverlappedOuter):
@@ -91,7 +91,7 @@ class EagerOuter(OverlappedOuter):
     # ------------------------------------------------------------------------- moments
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Take the parameters as they are for the common state and for the own one."""
+        """Use the current parameters as common state and as this member's own."""
         super().setup(task, group=group, codec=codec)
         self._exact = make_codec("fp32")
         self._num_parameters = task.num_parameters
@@ -99,7 +99,7 @@ class EagerOuter(OverlappedOuter):
         self._plan(task)
 
     def _settle(self, task: Task) -> None:
-        """Let the own state be the common one; count from here."""
+        """Set the member's state to the common one and restart the counters."""
         self._theta = self._start.clone()
         self._own_optimizer.load_state_dict(self._common_optimizer.state_dict())
         self._sent, self._share = None, 1.0 / len(self._round_client.group.members or ("",))
@@ -108,7 +108,7 @@ class EagerOuter(OverlappedOuter):
         self._taken = task.step
 
     def _plan(self, task: Task) -> None:
-        """Begin the period until the next round."""
+        """Start the period until the next round."""
         self._next = self._next_due(task.step)
         task.begin_period(self._next, together=self._next <= self.shared_steps)
 
@@ -117,7 +117,7 @@ class EagerOuter(OverlappedOuter):
         return since if step < since else since + ((step - since) // every + 1) * every
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Make sure that all start from the same parameters, those of the first member."""
+        """Broadcast the first member's parameters to all members."""
         result = self._same_start(task)
         self._plan(task)
         return result
@@ -135,7 +135,7 @@ class EagerOuter(OverlappedOuter):
         return self._digest or "start"
 
     def gradients(self, task: Task) -> None:
-        """Begin the round that this period is for, with its first step."""
+        """Begin this period's round, at its first step."""
         if self._flight is None and task.step >= self.shared_steps:
             entered = self._clock.monotonic()
             report = self._report_now(task)
@@ -150,7 +150,7 @@ class EagerOuter(OverlappedOuter):
         return self._round_client.renew(report, task, base=self._base)
 
     def sync(self, task: Task) -> SyncResult | None:
-        """Take the round of the period that ends here, and let the own share go ahead."""
+        """Apply the period's round, and the member's own share of the next one."""
         if task.step < self._next:
             return None
         if task.step == self.shared_steps:
@@ -167,7 +167,7 @@ class EagerOuter(OverlappedOuter):
         return result
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Wait for what is under way, agree on the rest, and end with the common parameters."""
+        """Wait for the round under way, average the rest, and load the common parameters."""
         results: list[SyncResult] = []
         if self._flight is not None or not self._first:
             results.append(self._last_round(task, self._flight, reached=self._theta))
@@ -184,13 +184,13 @@ class EagerOuter(OverlappedOuter):
     # -------------------------------------------------------------------------- rounds
 
     def _delta(self, task: Task) -> tuple[Tensor, float]:
-        """Return the own pseudo-gradient since the last round, and its norm."""
+        """Return the member's pseudo-gradient since the last round, and its norm."""
         now = self._flat.read()
         delta = pseudo_gradient(self._theta, now, out=now)
         return delta, finite_length(delta, task)
 
     def _exchange(self, task: Task, *, waiting: bool) -> Exchange[Means]:
-        """Return the exchange of what is to be sent now."""
+        """Return the exchange of the pending pseudo-gradient."""
         codec, key, weight = self._codec, KEY, self._weight
         if self._first:
             vector, codec, key, weight = torch.zeros(1), self._exact, "first", 1.0
@@ -209,7 +209,7 @@ class EagerOuter(OverlappedOuter):
         return mean
 
     def _land(self, task: Task, flight: BackgroundRound | None) -> tuple[int, RoundResult]:
-        """Return the number and the result of the round under way, or of one that is held now."""
+        """Return number and result of the round under way, or of one run now."""
         number = task.round
         if flight is not None:
             landed = flight.land(task, self._round_client, self._clock)
@@ -221,7 +221,7 @@ class EagerOuter(OverlappedOuter):
         return number, RoundResult.of(agreed, agreed.seconds)
 
     def _mean_of(self, landed: RoundResult) -> Tensor | None:
-        """Return the mean that a round brought; None in the first period."""
+        """Return a round's mean; None in the first period."""
         if self._first:
             return None
         return self._codec.restore_mean(
@@ -232,7 +232,7 @@ class EagerOuter(OverlappedOuter):
     def _last_round(
         self, task: Task, flight: BackgroundRound | None, *, reached: Tensor
     ) -> SyncResult:
-        """Take a round into the common state only: the own one ends there."""
+        """Apply a round to the common state only."""
         number, landed = self._land(task, flight)
         began = self._clock.monotonic()
         mean = self._mean_of(landed)
@@ -248,13 +248,13 @@ class EagerOuter(OverlappedOuter):
         reached: Tensor,
         began: float,
     ) -> SyncResult:
-        """Move the common state by a mean; `reached`: where the own update alone has led to."""
+        """Update the common state; `reached` is where the member's own update leads."""
         norm = 0.0
         if mean is not None:
             norm = float(mean.norm())
             if landed.alone and self._common_optimizer.is_plain:
-                # start - (start - now) need not be now to the last bit; one member is to train
-                # exactly as it would without us.
+                # start - (start - now) may differ from now in the last bit; a single member must
+                # train exactly as it would without Atoll.
                 self._start.copy_(reached)
             else:
                 self._move(self._start, self._common_optimizer, mean)
@@ -265,7 +265,7 @@ class EagerOuter(OverlappedOuter):
     def _go_ahead(
         self, task: Task, delta: Tensor, mean: Tensor | None, landed: RoundResult
     ) -> Tensor:
-        """Move the own state by the others' last share and the own new one; return where it was."""
+        """Apply the others' last share and the own new one; return the parameters from before."""
         share = self._share_in(landed)
         before = self._theta
         alone = landed.alone and share == 1.0 and (self._sent is None or self._share == 1.0)
@@ -284,13 +284,13 @@ class EagerOuter(OverlappedOuter):
         return before
 
     def _share_in(self, landed: RoundResult) -> float:
-        """Return which part of a round's weight was this member's, as far as it had any."""
+        """Return this member's share of a round's weight."""
         if self._first or self._sent is None:
             return 1.0 / max(1, len(landed.contributors))
         return self._weight / landed.weight
 
     def _move(self, vector: Tensor, optimizer: OuterSGD, g: Tensor) -> None:
-        """Take an outer step with the parameters; average buffers. `g` is used up."""
+        """Take an outer step with the parameters and average the buffers; `g` is overwritten."""
         trained = self._num_parameters
         optimizer.step(vector[:trained], g[:trained])
         vector[trained:].sub_(g[trained:])
@@ -298,7 +298,7 @@ class EagerOuter(OverlappedOuter):
     # ---------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the common and the own state, what is under way, and the codec's residuals."""
+        """Return the common and the own state, the round under way, and the codec's residuals."""
         pending = self._pending()
         velocity = self._own_optimizer.state_dict()
         own = {f"own.outer.{name}": value for name, value in velocity.items()}
@@ -319,10 +319,10 @@ class EagerOuter(OverlappedOuter):
         return self._shared() | {"shared.first": torch.tensor(self._first)} | outer
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned.
+        """Load what `state_dict` returned.
 
         Raises:
-            ConfigError: it is of another model.
+            ConfigError: it belongs to another model.
         """
         start = state["shared.start"]
         if start.shape != self._start.shape:
@@ -337,7 +337,7 @@ class EagerOuter(OverlappedOuter):
         self._first, self._taken = bool(state["shared.first"]), int(state["shared.step"])
         self._common_optimizer.load_state_dict(under("shared.outer.", state))
         self._resumed = "own.counters" in state
-        if self._resumed:  # a newcomer has another member's state, and counts from now
+        if self._resumed:  # a donor's counters do not apply to this member
             self._weigher.load(state["own.counters"])
             self._theta = state["own.theta"].clone()
             self._sent = state["own.sent"].clone() if "own.sent" in state else None
@@ -349,7 +349,7 @@ class EagerOuter(OverlappedOuter):
         self._next = self._next_due(self._taken)
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`."""
+        """Return a member's traffic; see :meth:`Outer.traffic`."""
         marks = 1 + (0 < self.shared_steps <= steps)
         alone = max(0, steps - self.shared_steps)
         periods = -(-alone // self.options.every) if alone else int(steps < self.shared_steps)

@@ -1,8 +1,8 @@
 """Data parallel: the members' gradients are averaged in every step.
 
-What torch's DistributedDataParallel computes, without its buckets and overlap: the yardstick for
-methods that communicate less. As there, parameters stay equal because every member takes the same
-step from the same start.
+This is the computation of torch's DistributedDataParallel without its buckets and overlap, and the
+baseline for methods that communicate less. Parameters stay equal because every member takes the
+same step from the same start.
 
 Differs from DistributedDataParallel:
   * gradients weigh by the tokens of the step, so that uneven batches give the mean over all
@@ -48,7 +48,7 @@ REDUCTIONS = ("average", "sum")
 
 
 class EveryStepOuter(OuterDefaults):
-    """See the module's docstring."""
+    """Average gradients in every step; see the module's docstring."""
 
     def __init__(self, options: EveryStep, *, clock: Clock | None = None) -> None:
         """Check the options."""
@@ -83,7 +83,7 @@ class EveryStepOuter(OuterDefaults):
         self._collective = "auto"
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Get ready for gradients of the task's parameters."""
+        """Prepare the vector for the task's gradients."""
         self._round_client, self._codec = RoundClient(group, self._clock, codec=codec), codec
         self._parameters = task.parameters()
         self._buffers = task.buffers()
@@ -95,13 +95,13 @@ class EveryStepOuter(OuterDefaults):
         self.rejoin(task)
 
     def rejoin(self, task: Task) -> None:
-        """Count from here; see :meth:`Outer.rejoin`."""
+        """Restart the counters; see :meth:`Outer.rejoin`."""
         self._weigher.reset(task)
         self._round_client.restart()
         task.free_period()
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Make sure that all start from the same parameters, those of the first member."""
+        """Broadcast the first member's parameters to all members."""
         number = task.round
         vector, rounds = broadcast_start(task, self._state, self._round_client, base=self._base)
         self._base = digest(vector)
@@ -140,7 +140,7 @@ class EveryStepOuter(OuterDefaults):
         combined.write(mean)
         self._rate.set(members, step=task.step)
         task.skipped = any_overflowed(agreed.reduced.weight)
-        # The parameters follow from what was agreed so far: hashing that is enough, every step.
+        # The parameters follow from the agreed gradients, so hashing those in every step is enough.
         chain = (self._base + agreed.reduced.digest).encode()
         self._base = hashlib.blake2b(chain, digest_size=16).hexdigest()
         self._weigher.reset(task)
@@ -153,27 +153,27 @@ class EveryStepOuter(OuterDefaults):
         )
 
     def _weight(self, task: Task) -> float:
-        """Return the weight of this step, which is not counted as done yet."""
+        """Return the weight of the current step, which is not counted as done yet."""
         tokens = 1.0
         if self._weigher.kind == "tokens":
             tokens = float(max(task.tokens - self._weigher.tokens, 0) or 1)
         return reported_weight(tokens, overflowed=task.overflowed)
 
     def sync(self, task: Task) -> SyncResult | None:
-        """Return the round that this step's gradients were agreed in."""
+        """Return the round in which this step's gradients were averaged."""
         result, self._last = self._last, None
         return result
 
     def digest(self, task: Task) -> str:
-        """Return the digest of the parameters and buffers as they are."""
+        """Return the digest of the current parameters and buffers."""
         return digest(self._state.read(self._scratch))
 
     def committed(self, task: Task) -> Committed:
-        """Return the parameters as they are: members only ever hold agreed ones."""
+        """Return the current parameters: members always hold agreed ones."""
         return Committed(task.step, self._base)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what the next round stands on, the counters and the codec's residuals."""
+        """Return the digest chain, the counters and the codec's residuals."""
         base = torch.tensor(list(self._base.encode()), dtype=torch.uint8)
         return {
             "shared.base": base,
@@ -182,14 +182,14 @@ class EveryStepOuter(OuterDefaults):
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         self._base = bytes(state["shared.base"].tolist()).decode()
         if "own.counters" in state:
             self._weigher.load(state["own.counters"])
         load_codec_state(self._codec, state)
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`."""
+        """Return a member's traffic; see :meth:`Outer.traffic`."""
         each = volume(self._codec, elements, peers, rank=rank)
         if peers > 1 and self._collective != "auto":
             sent, received = collective_bytes(
@@ -202,7 +202,7 @@ class EveryStepOuter(OuterDefaults):
 def collective_bytes(
     collective: str, codec: Codec, elements: int, peers: int, *, rank: int
 ) -> tuple[int, int]:
-    """Return the bytes that a member sends and receives in a reduce by a named collective."""
+    """Return the bytes a member sends and receives in a reduce by a named collective."""
     if collective == "star":
         up, down = codec.nbytes(elements), codec.base.nbytes(elements)
         return star_bytes(up, down, rank=rank, members=peers)
@@ -211,7 +211,7 @@ def collective_bytes(
 
 
 def _gradient(parameter: torch.nn.Parameter) -> Tensor:
-    """Return a gradient that is there."""
+    """Return a parameter's gradient, zeros if it has none."""
     if parameter.grad is None:
         raise RuntimeError("a gradient went away")
     return parameter.grad

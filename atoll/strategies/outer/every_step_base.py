@@ -1,9 +1,9 @@
-"""What outer strategies have in common that meet in every step.
+"""Base classes of strategies with a round in every step.
 
-A round may consist of several exchanges: one `exchange(floor, plan)` reduces and swaps in the same
-order on every member, changes no state, and is called anew after an abort; its outcome is applied
-after the commit. What members stand on is known by a chain of digests, as replicas need not be
-equal. Floating-point buffers are averaged plainly, uncompressed, in an exchange of their own.
+A round may need several exchanges. `exchange(context, plan)` runs them in the same order on every
+member, changes no state, and is called again after an aborted attempt; its result is applied after
+the commit. Replicas need not be equal, so members compare a chain of the rounds' digests.
+Floating-point buffers are averaged uncompressed in an exchange of their own.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class ExchangeResult(Generic[V]):
-    """What the exchanges of one round came to: the same on every member, but for `value`."""
+    """The result of a round's exchanges: equal on every member except for `value`."""
 
     value: V
     contributors: tuple[str, ...]
-    """Whose values count."""
+    """Members whose values count."""
     weight: float
     """Sum of their weights."""
     digest: str
@@ -51,7 +51,7 @@ class ExchangeResult(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class ExchangeContext:
-    """Where members exchange things: waits so that others may read the state meanwhile."""
+    """Runs exchanges; while it waits, other threads may read the member's state."""
 
     group: Group
     resting: Resting
@@ -65,7 +65,7 @@ class ExchangeContext:
             return work.wait()
 
     def swap(self, parcels: Sequence[PeerMessage]) -> AllToAllResult:
-        """Return what others gave; see :meth:`Group.swap`."""
+        """Exchange messages between all pairs; see :meth:`Group.swap`."""
         work = self.group.swap(parcels, weight=self.weight)
         with self.resting():
             return work.wait()
@@ -75,12 +75,12 @@ Exchanging = Callable[[ExchangeContext, RoundPlan], ExchangeResult[V]]
 
 
 def hashed(*digests: str) -> str:
-    """Return one digest for several."""
+    """Return one digest of several."""
     return hashlib.blake2b("\0".join(digests).encode(), digest_size=16).hexdigest()
 
 
 class EveryStepBase(OuterDefaults):
-    """Rounds in every step; see the module's docstring."""
+    """A round in every step; see the module's docstring."""
 
     def __init__(self, *, weight: str, clock: Clock | None = None) -> None:
         """Weigh contributions by `tokens` or `equal`."""
@@ -92,7 +92,7 @@ class EveryStepBase(OuterDefaults):
     # -------------------------------------------------------------------------- beginning
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Get ready for the task's parameters and buffers."""
+        """Prepare the vectors for the task's parameters and buffers."""
         self._round_client, self._codec = RoundClient(group, self._clock), codec
         self._parameters = task.parameters()
         self._flat = Flat(self._parameters, task=task)
@@ -101,29 +101,29 @@ class EveryStepBase(OuterDefaults):
         self.rejoin(task)
 
     def rejoin(self, task: Task) -> None:
-        """Count from here; see :meth:`Outer.rejoin`."""
+        """Restart the counters; see :meth:`Outer.rejoin`."""
         self._weigher.reset(task)
         self._round_client.restart()
         task.free_period()
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Make sure that all start from the same parameters, those of the first member."""
+        """Broadcast the first member's parameters to all members."""
         number = task.round
         vector, rounds = broadcast_start(task, self._whole, self._round_client, base=self._base)
         self._base = digest(vector)
         return outcome(rounds[-1], number, rounds[-1].seconds, digest=self._base, delta_norm=0.0)
 
     def sync(self, task: Task) -> SyncResult | None:
-        """Return the round that was held before the optimizer's step."""
+        """Return the round that was run before the optimizer's step."""
         result, self._last = self._last, None
         return result
 
     def digest(self, task: Task) -> str:
-        """Return the digest of the parameters and buffers as they are."""
+        """Return the digest of the current parameters and buffers."""
         return digest(self._whole.read())
 
     def committed(self, task: Task) -> Committed:
-        """Return the parameters as they are; the chain of digests says what they stand on."""
+        """Return the current parameters, with the digest chain as their base."""
         return Committed(task.step, self._base)
 
     # ----------------------------------------------------------------------------- a round
@@ -131,14 +131,14 @@ class EveryStepBase(OuterDefaults):
     def _hold(
         self, task: Task, exchange: Exchanging[V], *, weight: float, norm: float
     ) -> CommittedRound[ExchangeResult[V]]:
-        """Return what all members committed."""
+        """Run a round and return what all members committed."""
         floor = ExchangeContext(self._round_client.group, task.gate.resting, weight)
         return self._round_client.run(
             task, lambda plan: exchange(floor, plan), base=self._base, norm=norm
         )
 
     def _with_buffers(self, exchange: Exchanging[V]) -> Exchanging[tuple[V, Tensor | None]]:
-        """Return an exchange that averages the buffers too, if there are any."""
+        """Return an exchange that also averages the buffers, if there are any."""
         if not self._buffers.tensors:
             return lambda floor, plan: _beside(exchange(floor, plan), None)
         buffers, codec = self._buffers.read(), make_codec("fp32")
@@ -159,7 +159,7 @@ class EveryStepBase(OuterDefaults):
         seconds: Mapping[str, float],
         norm: float,
     ) -> SyncResult:
-        """A round was applied: move on, and return what it was like."""
+        """Record an applied round and return its result."""
         came = agreed.reduced
         self._base = hashed(self._base, came.digest)
         self._weigher.reset(task)
@@ -172,27 +172,27 @@ class EveryStepBase(OuterDefaults):
         )  # fmt: skip
 
     def _counts(self, contributors: Sequence[str]) -> bool:
-        """Return whether this member's values are among those of a round."""
+        """Return whether this member's values are in the round's result."""
         return self._round_client.group.me in contributors
 
     # ------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what the next round stands on, and the counters."""
+        """Return the digest chain and the counters."""
         base = torch.tensor(list(self._base.encode()), dtype=torch.uint8)
         return {"shared.base": base, "own.counters": self._weigher.state()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         self._base = bytes(state["shared.base"].tolist()).decode()
         if "own.counters" in state:
             self._weigher.load(state["own.counters"])
 
     def _adopt(self, name: str, vector: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Copy an entry of a state into a vector; zero it where the state has none.
+        """Copy an entry of a state into a vector; zero the vector if the entry is missing.
 
         Raises:
-            ConfigError: it is of another model.
+            ConfigError: the entry belongs to another model.
         """
         found = state.get(name)
         if found is None:
@@ -208,9 +208,9 @@ class EveryStepBase(OuterDefaults):
     # ----------------------------------------------------------------------------- traffic
 
     def _split(self, elements: int) -> tuple[int, int]:
-        """Return how many of a model's numbers are trained, and how many are buffers.
+        """Return how many values of a model are trained, and how many are buffers.
 
-        Before it is set up with a model, and for another one, all of them count as trained.
+        Before `setup`, and for a model of another size, all values count as trained.
         """
         whole: Flat | None = getattr(self, "_whole", None)
         if whole is None or whole.num_elements != elements:
@@ -221,7 +221,7 @@ class EveryStepBase(OuterDefaults):
 def _beside(
     came: ExchangeResult[V], buffers: Reduced | None
 ) -> ExchangeResult[tuple[V, Tensor | None]]:
-    """Put the mean of the buffers beside what else was exchanged."""
+    """Pair an exchange's result with the mean of the buffers."""
     if buffers is None:
         return ExchangeResult((came.value, None), came.contributors, came.weight, came.digest)
     return ExchangeResult(
@@ -231,15 +231,15 @@ def _beside(
 
 
 class GradientRounds(EveryStepBase, ABC, Generic[V]):
-    """Rounds about gradients, before the optimizer's step: every member takes the same step."""
+    """Exchange gradients before the optimizer's step: every member takes the same step."""
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Get ready for gradients of the task's parameters."""
+        """Prepare the vector for the task's gradients."""
         super().setup(task, group=group, codec=codec)
         self._gradient = self._flat.new()
 
     def gradients(self, task: Task) -> None:
-        """Combine the members' gradients; what follows from them is up to the subclass."""
+        """Run the exchange of this step's gradients and apply its result."""
         entered = self._clock.monotonic()
         norm = self._read(task)
         exchange = self._with_buffers(self.prepare(task, self._gradient))
@@ -264,13 +264,13 @@ class GradientRounds(EveryStepBase, ABC, Generic[V]):
 
     @abstractmethod
     def prepare(self, task: Task, gradient: Tensor) -> Exchanging[V]:
-        """Return the exchange of this step's gradient, a vector that stays until it is applied."""
+        """Return the exchange of this step's gradient; the vector is kept until it is applied."""
 
     @abstractmethod
     def apply(self, task: Task, value: V, *, counted: bool) -> float:
-        """Take the outcome's value over; return the norm of the direction.
+        """Apply the exchanged value and return the norm of the direction.
 
-        `counted` tells whether this member's own values are in it.
+        `counted` is whether this member's own values are in it.
         """
 
     def _read(self, task: Task) -> float:
@@ -294,33 +294,33 @@ class GradientRounds(EveryStepBase, ABC, Generic[V]):
         return norm
 
     def _weight(self, task: Task) -> float:
-        """Return the weight of this step, which is not counted as done yet."""
+        """Return the weight of the current step, which is not counted as done yet."""
         if self._weigher.kind == "equal":
             return 1.0
         return float(max(task.tokens - self._weigher.tokens, 0) or 1)
 
     def _write_gradients(self, direction: Tensor) -> None:
-        """Give the inner optimizer its gradients."""
+        """Write a direction into the parameters' `grad`, for the inner optimizer."""
         Flat([p.grad for p in self._parameters if p.grad is not None]).write(direction)
 
 
 def one_round(exchanges: Sequence[Traffic]) -> Traffic:
-    """Return what the exchanges of one round weigh together."""
+    """Return the traffic of several exchanges, counted as one round."""
     return replace(total(list(exchanges)), rounds=1)
 
 
 def buffer_volume(buffers: int, peers: int, *, rank: int) -> Traffic:
-    """Return what it weighs to average the buffers once."""
+    """Return the traffic of averaging the buffers once."""
     if not buffers:
         return Traffic(0, 0, 0, 0, 0)
     return volume(make_codec("fp32"), buffers, peers, rank=rank)
 
 
 def dense_codec(codec: Codec, *, method: str, why: str) -> Codec:
-    """Return the codec if it gives every number with little loss and remembers nothing.
+    """Return the codec if it is dense and stateless.
 
     Raises:
-        ConfigError: it does not; `why` says why the method needs it.
+        ConfigError: it is sparse, lossy or stateful; `why` says why the method needs a dense one.
     """
     if _is_dense(codec):
         return codec

@@ -1,4 +1,4 @@
-"""Gossip: every member averages with its neighbours in a graph, and nobody with all.
+"""Gossip: every member averages with its neighbours in a graph only.
 
 D-PSGD (Lian et al. 2017, https://arxiv.org/abs/1705.09056), and with `push_sum` stochastic gradient
 push (Assran et al. 2019, https://arxiv.org/abs/1811.10792). Legend: x_i the parameters of member i
@@ -8,23 +8,23 @@ before its step, u_i what its optimizer adds (-gamma g_i for SGD), W the weights
     plain:     x_i = sum_j W_ij x_j + u_i
     push-sum:  X_i = sum_j A_ij X_j + u_i ;  w_i = sum_j A_ij w_j ;  x_i = X_i / w_i
 
-The gradient is taken at x_i as it was before the mixing, as in the paper: what is exchanged after a
-step are the parameters from before it, and the own update comes on top. That holds for every inner
-optimizer. With `every` above 1 the steps between two rounds are local, and the last one is the u_i
-of the formula.
+As in the paper, the gradient is taken at x_i before the mixing: the round after a step exchanges
+the parameters from before that step and adds the member's own update on top. This works with every
+inner optimizer. With `every` above 1 the steps between two rounds are local, and u_i is the last
+one.
 
-A codec is applied to the parameters: x^_j is what everybody decodes, the sender too, and
-x_i + sum_j W_ij (x^_j - x^_i) keeps the mean, whatever the codec loses. `feedback(...)` sends in
-the next round what was lost in this one.
+A codec encodes the parameters: x^_j is what all members decode, the sender included, and x_i +
+sum_j W_ij (x^_j - x^_i) keeps the mean whatever the codec loses. `feedback(...)` adds a round's
+loss to the next one.
 
-A member that is lost leaves its weight to those who would have got its values (plain), or to those
-who would have sent to it (push-sum): rows still add up to 1, or no mass is lost.
+If a member is lost, its weight goes to the members that would have received its values (plain), or
+to those that would have sent to it (push-sum): rows still add up to 1, and no mass is lost.
 
 Differs from the papers:
-  * a round is agreed on by all members, though each talks to its neighbours only: a round that
-    cannot be finished is made again by everybody;
+  * all members agree on a round, though each exchanges with its neighbours only: a round that
+    cannot be finished is repeated by all;
   * floating-point buffers are mixed like parameters;
-  * at the end everybody gets the mean of all models.
+  * at the end every member gets the mean of all models.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
 KEY = "parameters"
-"""Names the codec's residual state."""
+"""Key of the codec's residual."""
 
 MASS = "own.mass"
 
 
 @dataclass(frozen=True, slots=True)
 class GossipState:
-    """What a round of gossip came to for one member."""
+    """The result of a round of gossip for one member."""
 
     vector: Tensor
     """Its mixed values, without its own last step."""
     mass: float
     alone: bool
-    """Nothing came and nothing went: the values are its own, to the bit."""
+    """Nothing was exchanged: the values are exactly its own."""
     contributors: tuple[str, ...]
     weight: float
     digest: str
@@ -99,7 +99,7 @@ class GossipOuter(DecentralizedOuter):
         return graph(self.options.graph, n, round_=round_)
 
     def gradients(self, task: Task) -> None:
-        """Keep the parameters as they are before the step: these are what others get."""
+        """Keep the parameters from before the step: these are sent to the neighbours."""
         self._flat.read(self._before)
 
     def _round(self, task: Task) -> SyncResult:
@@ -133,7 +133,7 @@ class GossipOuter(DecentralizedOuter):
         )  # fmt: skip
 
     def _exchange(self, task: Task) -> Exchange[GossipState]:
-        """Return what gives this member's values to its neighbours, and mixes theirs in."""
+        """Return the exchange with this member's neighbours, which mixes in their values."""
         values = self._before if self._mass == 1.0 else self._before * self._mass
 
         def exchange(plan: RoundPlan) -> GossipState:
@@ -152,7 +152,7 @@ class GossipOuter(DecentralizedOuter):
     def _mix(
         self, got: AllToAllVectors, values: Tensor, weights: Tensor, members: list[str]
     ) -> GossipState:
-        """Return the own values with those of the neighbours that came."""
+        """Return the member's values mixed with those received from its neighbours."""
         me, own = members.index(self._group.me), got.own[KEY]
         row, column = weights[me].tolist(), weights[:, me].tolist()
         coming = {m: row[members.index(m)] for m in got.others}
@@ -173,11 +173,11 @@ class GossipOuter(DecentralizedOuter):
     # ----------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state of every member that goes apart, and this one's mass."""
+        """Return the decentralized state and this member's mass."""
         return super().state_dict() | {MASS: torch.tensor(self._mass, dtype=torch.float64)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned; who copies another's model begins with mass 1."""
+        """Load a state; a member that copies a donor starts with mass 1."""
         super().load_state_dict(state)
         self._mass = float(state[MASS]) if MASS in state else 1.0
 

@@ -1,4 +1,4 @@
-"""NoLoCo: DiLoCo whose outer step is taken in random pairs; nobody ever adds up for all.
+"""NoLoCo: DiLoCo with the outer step taken in random pairs, without any all-reduce.
 
 Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large Models"
 (https://arxiv.org/abs/2506.10911). Legend: phi_i the slow parameters of member i, theta_i its fast
@@ -14,11 +14,11 @@ their distance d follows d(t+1) = (1 + alpha - gamma) d(t) - alpha d(t-1), which
 gamma < 2 (1 + alpha).
 
 Differs from the paper:
-  * the equations are written from its description, and not compared with the authors' code;
+  * the equations follow the paper's text and were not compared with the authors' code;
   * activations are not re-routed: there is no pipeline;
-  * who has no partner, by an odd number or a loss, takes its own outer step (n = 1);
+  * a member without a partner (odd number of members, or a loss) takes its own outer step (n = 1);
   * floating-point buffers become the mean of the pair;
-  * at the end everybody gets the mean of all models.
+  * at the end every member gets the mean of all models.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
 DELTA, SLOW = "delta", "slow"
-"""Name the codec's residual states: of what was learned, and of the slow parameters."""
+"""Keys of the codec's residuals: of the parameter change, and of the slow parameters."""
 
 OWN_SLOW, OWN_MOMENTUM = "own.slow", "own.momentum"
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """What a round came to for one member."""
+    """The result of a round for one member."""
 
     delta: Tensor
-    """Mean over its pair of what was learned."""
+    """Mean over its pair of the change since the last round."""
     away: Tensor
-    """How far its slow parameters are from the mean of the pair."""
+    """Difference of its slow parameters to the pair's mean."""
     alone: bool
     """It had no partner."""
     contributors: tuple[str, ...]
@@ -121,7 +121,7 @@ class NoLoCoOuter(DecentralizedOuter):
         )  # fmt: skip
 
     def _exchange(self, task: Task, delta: Tensor) -> Exchange[Paired]:
-        """Return what gives this member's move and slow parameters to its partner."""
+        """Return the exchange of this member's change and slow parameters with its partner."""
 
         def exchange(plan: RoundPlan) -> Paired:
             members = plan.members
@@ -145,12 +145,12 @@ class NoLoCoOuter(DecentralizedOuter):
         return Paired(delta, away, False, *facts)
 
     def _apply(self, paired: Paired) -> float:
-        """Take the outer step, and go on from there; return how far it went."""
+        """Take the outer step and return its norm."""
         trained, rest = slice(0, self._num_parameters), slice(self._num_parameters, None)
         before = self._slow.clone()
         if paired.alone and self._is_plain:
             # phi - (phi - theta) need not be theta to the last bit; one member is to train
-            # exactly as it would without us.
+            # train exactly as it would without Atoll.
             self._flat.read(self._slow)
         else:
             options, momentum = self.options, self._momentum
@@ -165,25 +165,25 @@ class NoLoCoOuter(DecentralizedOuter):
     # ----------------------------------------------------------------------------- state
 
     def rejoin(self, task: Task) -> None:
-        """Go on from the slow parameters, or as one's own saved state says."""
+        """Continue from the slow parameters, or from this member's saved state."""
         if not self._resumed:
             self._flat.write(self._slow)
         super().rejoin(task)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state of every member that goes apart, slow parameters and momentum."""
+        """Return the decentralized state, the slow parameters and the momentum."""
         return super().state_dict() | {OWN_SLOW: self._slow, OWN_MOMENTUM: self._momentum}
 
     def shared_state(self) -> dict[str, Tensor]:
-        """Return what a newcomer copies of its one donor."""
+        """Return the state that a joining member copies from its donor."""
         own = {OWN_SLOW: self._slow, OWN_MOMENTUM: self._momentum}
         return super().shared_state() | own
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned.
+        """Load what `state_dict` returned.
 
         Raises:
-            ConfigError: it is of another model.
+            ConfigError: it belongs to another model.
         """
         super().load_state_dict(state)
         if OWN_SLOW not in state:  # a member that a checkpoint does not know begins at its model

@@ -1,4 +1,4 @@
-"""1-bit Adam: Adam at first, then a frozen variance and momenta of one bit per number.
+"""1-bit Adam: Adam during a warm-up, then a frozen variance and one bit per value of momentum.
 
 Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
 Speed" (https://arxiv.org/abs/2102.02888), Algorithm 1. Legend: g_i a member's gradient, C the
@@ -9,9 +9,9 @@ codec, m the common momentum, v the variance at the end of the warm-up, with bia
            m   = mean of C(m_i + what was lost before), compressed again on its way back
            theta = theta - lr m
 
-What either compression loses is remembered and sent along later: by the member on the way up, by
-the owner of a part of the vector on the way down. Rates, betas, eps and weight decay are those of
-the inner optimizer; after the warm-up its own rule, and clipping, have no part any more.
+Both compressions keep their residual and add it to the next message: members on the way up, chunk
+owners on the way down. Learning rate, betas, eps and weight decay are the inner optimizer's; after
+the warm-up its update rule and gradient clipping are not used.
 
 Differs from the paper:
   * what is compressed is divided by sqrt(v) + eps beforehand. Without compression that is the same;
@@ -57,7 +57,7 @@ from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
 Value = Tensor | CompressedMean
-"""The mean gradient of the warm-up, or what came of the momenta."""
+"""The mean gradient of the warm-up, or the mean of the compressed momenta."""
 
 
 class OneBitAdamOuter(GradientRounds[Value]):
@@ -76,10 +76,10 @@ class OneBitAdamOuter(GradientRounds[Value]):
         self._warm_steps = max(1, options.warmup_steps)  # the variance has to come from somewhere
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Get ready for the task's gradients.
+        """Prepare for the task's gradients.
 
         Raises:
-            ConfigError: the inner optimizer is not Adam, or the codec remembers by itself.
+            ConfigError: the inner optimizer is not Adam, or the codec is stateful.
         """
         _check_optimizer(task.optimizer)
         if codec.base is not codec:
@@ -120,7 +120,7 @@ class OneBitAdamOuter(GradientRounds[Value]):
         return squeeze
 
     def _moved(self, task: Task, gradient: Tensor) -> Tensor:
-        """Return the own momentum and what is owed, in place of the gradient."""
+        """Return the member's momentum plus its residual, written into the gradient's vector."""
         momenta, gradients = self._flat.views(self._momentum), self._flat.views(gradient)
         for index, parameter, group in self._groups(task):
             part, beta = gradients[index], float(group["betas"][0])
@@ -132,7 +132,7 @@ class OneBitAdamOuter(GradientRounds[Value]):
         return self._wanted
 
     def apply(self, task: Task, value: Value, *, counted: bool) -> float:
-        """Give Adam its gradient, or step along the momentum."""
+        """Pass the mean gradient to Adam, or step along the momentum."""
         if not isinstance(value, CompressedMean):
             self._write_gradients(value)
             return float(value.norm())
@@ -150,10 +150,10 @@ class OneBitAdamOuter(GradientRounds[Value]):
     # ------------------------------------------------------------------- end of the warm-up
 
     def _freeze(self, task: Task) -> None:
-        """Take momentum and variance over from Adam.
+        """Copy momentum and variance from Adam.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: Adam has none yet.
         """
         self._momentum, self._divisor = self._flat.new().zero_(), self._flat.new().fill_(1.0)
         self._error, self._owed = self._flat.new().zero_(), self._flat.new().zero_()
@@ -187,7 +187,7 @@ class OneBitAdamOuter(GradientRounds[Value]):
     # ------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what was frozen, the common momentum, and what is owed."""
+        """Return the frozen variance, the common momentum and the residuals."""
         state = super().state_dict()
         if self._frozen:
             state |= {
@@ -200,7 +200,7 @@ class OneBitAdamOuter(GradientRounds[Value]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned; a newcomer owes nothing."""
+        """Load a state; a joining member starts without residuals."""
         super().load_state_dict(state)
         self._frozen = "shared.divisor" in state
         if not self._frozen:
@@ -214,7 +214,7 @@ class OneBitAdamOuter(GradientRounds[Value]):
         self._adopt("own.owed", self._owed, state)
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`."""
+        """Return a member's traffic; see :meth:`Outer.traffic`."""
         parameters, buffers = self._split(elements)
         beside = buffer_volume(buffers, peers, rank=rank)
         warm = min(steps, self._warm_steps)

@@ -1,4 +1,4 @@
-"""Outer optimizers: what a mean pseudo-gradient does to one flat float32 vector."""
+"""Outer optimizers: how the mean pseudo-gradient updates one flat float32 parameter vector."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch import Tensor
 from atoll.errors import ConfigError, unknown
 
 OUTER_OPTIMIZERS = ("nesterov", "momentum", "sgd", "adam")
-"""Names that `make_outer_optimizer` knows."""
+"""Names that `make_outer_optimizer` accepts."""
 
 BETA2 = 0.999
 """Decay of Adam's mean of squares."""
 
 
 class OuterOptimizer(Protocol):
-    """Takes outer steps; equal on all members as long as they take the same ones."""
+    """Takes outer steps; its state is equal on all members that took the same steps."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step takes the members' mean as it is."""
+        """Whether a step only takes the members' mean."""
         ...
 
     def step(self, theta: Tensor, g: Tensor) -> None:
-        """Change `theta` in place by the pseudo-gradient `g`, which is used up as scratch."""
+        """Update `theta` in place with the pseudo-gradient `g`, which is overwritten."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what the next step needs of the ones before."""
+        """Return the optimizer's state."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         ...
 
 
@@ -48,9 +48,9 @@ class OuterSGD:
         theta = theta - lr * (g + mu * v)        with Nesterov
         theta = theta - lr * v                   without (heavy ball)
 
-    With the same g every time Nesterov's moves are lr (1 + mu) g, lr (1 + mu + mu^2) g, ... and
-    tend to lr / (1 - mu) g: 1.33, 1.897, ... 7 for 0.7 and 0.9. With mu = 0 both are plain SGD, for
-    which torch has to be asked without Nesterov.
+    With a constant g, Nesterov's steps are lr (1 + mu) g, lr (1 + mu + mu^2) g, ... and tend to lr
+    / (1 - mu) g: with 0.7 and 0.9 the factors are 1.33, 1.897, ... 7. With mu = 0 both forms are
+    plain SGD; torch then accepts only `nesterov=False`.
     """
 
     def __init__(self, *, lr: float, momentum: float, nesterov: bool = True) -> None:
@@ -70,12 +70,12 @@ class OuterSGD:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step takes the members' mean as it is."""
+        """Whether a step only takes the members' mean."""
         return self.lr == 1.0 and self.momentum == 0.0
 
     @torch.no_grad()
     def step(self, theta: Tensor, g: Tensor) -> None:
-        """Change `theta` in place; `g` is used up as scratch."""
+        """Update `theta` in place; `g` is overwritten."""
         direction = g
         if self.momentum:
             if self.velocity is None:
@@ -92,7 +92,7 @@ class OuterSGD:
         return {} if self.velocity is None else {"velocity": self.velocity}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         velocity = state.get("velocity")
         self.velocity = None if velocity is None else velocity.clone()
 
@@ -101,8 +101,8 @@ class OuterAdam:
     """Adam on the mean pseudo-gradient, bit for bit `torch.optim.Adam`.
 
     FedAdam of Reddi et al. 2020, "Adaptive Federated Optimization"
-    (https://arxiv.org/abs/2003.00295), with the bias correction of Adam. Coordinates that hardly
-    move would be blown up to full steps: hence an epsilon of about 0.1, as DiLoCo's authors found.
+    (https://arxiv.org/abs/2003.00295), with Adam's bias correction. A small epsilon would turn tiny
+    pseudo-gradients into full steps; DiLoCo's authors found an epsilon of about 0.1.
     """
 
     def __init__(self, *, lr: float, beta1: float, eps: float, beta2: float = BETA2) -> None:
@@ -127,7 +127,7 @@ class OuterAdam:
 
     @torch.no_grad()
     def step(self, theta: Tensor, g: Tensor) -> None:
-        """Change `theta` in place; `g` is used up as scratch."""
+        """Update `theta` in place; `g` is overwritten."""
         if self._mean is None or self._square is None:
             self._mean, self._square = torch.zeros_like(g), torch.zeros_like(g)
         self._steps += 1
@@ -145,7 +145,7 @@ class OuterAdam:
         return {"mean": self._mean, "square": self._square, "steps": torch.tensor(self._steps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         self._steps = int(state["steps"]) if "steps" in state else 0
         self._mean = state["mean"].clone() if "mean" in state else None
         self._square = state["square"].clone() if "square" in state else None
@@ -154,16 +154,16 @@ class OuterAdam:
 def make_outer_optimizer(
     name: str, *, lr: float, momentum: float, eps: float = 0.1
 ) -> OuterOptimizer:
-    """Return an outer optimizer by its name.
+    """Return an outer optimizer by name.
 
     Args:
-        name: One of `OUTER_OPTIMIZERS`; empty for `nesterov`, or `sgd` where the momentum is 0.
-        lr: Its rate.
-        momentum: Of `nesterov` and `momentum`; the first beta of `adam`; `sgd` has none.
+        name: One of `OUTER_OPTIMIZERS`; empty means `nesterov`, or `sgd` with momentum 0.
+        lr: Learning rate.
+        momentum: Of `nesterov` and `momentum`; the first beta of `adam`; unused by `sgd`.
         eps: Of `adam`.
 
     Raises:
-        ConfigError: the name is unknown, or the numbers do not fit it.
+        ConfigError: the name is unknown, or a number is out of its range.
     """
     if name and name not in OUTER_OPTIMIZERS:
         raise unknown("outer optimizer", name, OUTER_OPTIMIZERS)

@@ -1,9 +1,8 @@
-"""What strategies have in common whose rounds run beside training.
+"""Base class of strategies whose rounds run in the background while training continues.
 
-Members are ahead of what they agreed on: each carries its own parameters, and all keep the same
-common ones, a flat float32 vector. That is what is evaluated, what the digest is of, what a
-checkpoint's model is, and what newcomers start from. A round in which a result is still to come has
-not changed it.
+Each member trains its own parameters ahead of the common ones, a flat float32 vector that is equal
+on all members. Evaluation, digests, checkpoints and joining members use the common parameters. A
+round under way changes them only once its result is applied.
 """
 
 from __future__ import annotations
@@ -34,30 +33,30 @@ class OverlappedOuter(OuterDefaults, ABC):
     one_model = False
 
     def __init__(self, *, clock: Clock | None) -> None:
-        """Have nothing under way."""
+        """Start without a round under way."""
         self._clock: Clock = clock if clock is not None else RealClock()
         self._flight: BackgroundRound | None = None
         self._next = 0
         self._taken = 0
         """Step at which the common state was last changed, or confirmed."""
         self._resumed = False
-        """The state that was loaded last was this member's own, not another's."""
+        """Whether the last loaded state was this member's own, not a donor's."""
 
     @property
     @abstractmethod
     def _base(self) -> str:
-        """What members compare when they join."""
+        """Digest of the common state, compared when members join."""
 
     @abstractmethod
     def _settle(self, task: Task) -> None:
-        """Count from here: the common parameters are the own ones."""
+        """Restart the counters; the member's parameters equal the common ones."""
 
     @abstractmethod
     def _plan(self, task: Task) -> None:
-        """Begin the period until the next moment."""
+        """Start the period until the next event."""
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Take the parameters as they are for the common state."""
+        """Use the current parameters as the common state."""
         self._task, self._codec = task, codec
         self._round_client = RoundClient(group, self._clock, codec=codec)
         self._flat = Flat.of(task)
@@ -69,15 +68,15 @@ class OverlappedOuter(OuterDefaults, ABC):
         return self._base
 
     def evaluating(self, task: Task) -> AbstractContextManager[None]:
-        """Put the common parameters into the model inside; see :meth:`Outer.evaluating`."""
+        """Load the common parameters into the model for the block; see :meth:`Outer.evaluating`."""
         return as_carrier(self._flat, self._start)
 
     def committed(self, task: Task) -> Committed:
-        """Return the common state, without what is under way; see :meth:`Outer.committed`."""
+        """Return the common state, without the round under way; see :meth:`Outer.committed`."""
         return Committed(self._taken, self._base, self._flat.views(self._start))
 
     def rejoin(self, task: Task) -> None:
-        """Go on from the common state, or as one's own saved state says; see `Outer.rejoin`."""
+        """Continue from the common state, or from this member's saved one; see `Outer.rejoin`."""
         if not self._resumed:
             self._drop_flight()
             self._flat.write(self._start)
@@ -87,18 +86,18 @@ class OverlappedOuter(OuterDefaults, ABC):
         self._plan(task)
 
     def _drop_flight(self) -> None:
-        """Forget a round under way; what it had come to is not taken."""
+        """Discard the round under way and its result."""
         if self._flight is not None and self._flight.work is not None:
             self._flight.end()
             self._task.round = self._round_client.group.committed_round
         self._flight = None
 
     def _pending(self) -> dict[str, Tensor]:
-        """Return the result of a round under way, once it is there."""
+        """Return the result of the round under way; waits for it."""
         return self._flight.state() if self._flight is not None else {}
 
     def _shared(self) -> dict[str, Tensor]:
-        """Return the shared state that all such strategies have."""
+        """Return the shared state that all these strategies have."""
         codec = codec_state(self._codec)
         return {
             "shared.start": self._start,
@@ -109,7 +108,7 @@ class OverlappedOuter(OuterDefaults, ABC):
     def _result(
         self, number: int, landed: RoundResult, *, began: float, delta_norm: float
     ) -> SyncResult:
-        """Return a round that was taken; applying its result began at `began`."""
+        """Return the result of an applied round; `began` is when applying started."""
         apply_s = self._clock.monotonic() - began
         self._round_client.note_applied(apply_s)
         return SyncResult(
@@ -121,7 +120,7 @@ class OverlappedOuter(OuterDefaults, ABC):
 
 
 def started(rounds: Sequence[CommittedMean], *, number: int, digest: str) -> SyncResult:
-    """Return the rounds of a same start as one result."""
+    """Merge the rounds of the initial broadcast into one result."""
     last = rounds[-1]
     return SyncResult(
         round=number, contributors=last.reduced.contributors, weight=last.reduced.weight,
@@ -132,7 +131,7 @@ def started(rounds: Sequence[CommittedMean], *, number: int, digest: str) -> Syn
 
 
 def in_a_row(results: Sequence[SyncResult]) -> SyncResult | None:
-    """Return rounds that were held one after the other as one result: that of the last."""
+    """Merge consecutive rounds into one result with the numbers of the last."""
     if len(results) < 2:
         return results[0] if results else None
     last = results[-1]
@@ -147,5 +146,5 @@ def in_a_row(results: Sequence[SyncResult]) -> SyncResult | None:
 
 
 def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the part of a state whose keys begin with a prefix, without it."""
+    """Return the entries whose keys start with `prefix`, without the prefix."""
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

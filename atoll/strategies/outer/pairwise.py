@@ -1,27 +1,26 @@
-"""Pairs that meet in the middle beside training: nobody's gradients wait for anybody.
+"""AD-PSGD: random pairs average in the background; no member's steps wait for another's.
 
-AD-PSGD (Lian et al. 2018, https://arxiv.org/abs/1710.06952). Legend: x_i the parameters of member
-i, x_i' those of the moment at which a meeting began, j its partner, u_i what its optimizer added
-meanwhile.
+Lian et al. 2018 (https://arxiv.org/abs/1710.06952). Legend: x_i the parameters of member i, x_i'
+those at which an exchange began, j its partner, u_i what its optimizer has added since.
 
-    beside training:     m = (x_i' + x_j') / 2
-    between two steps:   x_i = m + u_i
+  in the background:   m = (x_i' + x_j') / 2
+  between two steps:   x_i = m + u_i
 
-In every meeting all members are paired at random, by a seed that all share; with an odd number one
-sits out. The meeting runs on a thread of its own, while optimizer steps go on; its result is put in
-between two steps, and what was learned meanwhile stays on top. So a slow member slows the meetings
-and nobody's steps.
+In every exchange all members are paired at random from a common seed; with an odd number one sits
+out. The exchange runs on its own thread while optimizer steps continue. Its result is applied
+between two steps, and the updates made meanwhile are kept on top. A slow member therefore slows
+down exchanges, but not the steps of others.
 
-With `delay` a result is taken after so many steps, and waited for if it is not there: two runs are
-then equal bit for bit, and training is late by no more than that.
+With `delay` a result is applied after exactly so many steps, waiting for it if needed: runs are
+then bitwise reproducible, and results are never later than that.
 
 Differs from the paper:
-  * members that train are paired anew for every meeting, all at once; its split into active and
-    passive members keeps two that pick each other from waiting forever, which matchings cannot;
-  * a meeting is agreed on by all members: one that cannot be finished is held again;
+  * all training members are paired anew for every exchange; the paper's split into active and
+    passive members avoids the deadlock of two that pick each other, which matchings cannot have;
+  * an exchange is agreed on by all members: one that cannot be finished is repeated;
   * floating-point buffers are averaged like parameters;
-  * who is done with its steps goes on to attend, without values, until all are; then everybody gets
-    the mean of all models.
+  * a member that has done its steps keeps taking part, without values, until all are done; then
+    every member gets the mean of all models.
 """
 
 from __future__ import annotations
@@ -50,38 +49,38 @@ from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
 KEY = "parameters"
-"""Names the codec's residual state."""
+"""Key of the codec's residual."""
 
 COMMON, DUE = "shared.common", "own.due"
 
 PENDING = "own.pending."
-"""Start of the keys of a result that was not taken yet."""
+"""Prefix of the keys of a result that was not applied yet."""
 
 DONE = 0.0
-"""What members tell as their weight once they have done all steps; before: 1 + their step."""
+"""The weight that a member reports once it has done all steps; before that it is 1 + its step."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairwiseResult:
-    """What a meeting came to for one member."""
+    """The result of an exchange for one member."""
 
     move: Tensor | None
-    """What brings it to the middle; None: it met nobody."""
+    """The change that brings it to the pair's mean; None: it had no partner."""
     weights: Mapping[str, float]
     digest: str
 
     @property
     def contributors(self) -> tuple[str, ...]:
-        """Who took part."""
+        """The members that took part."""
         return tuple(self.weights)
 
 
 @dataclass(slots=True)
 class _PairExchange:
-    """A meeting under way, or one whose result waits to be taken."""
+    """An exchange under way, or one whose result is not applied yet."""
 
     step: int
-    """At which it began."""
+    """The step at which it began."""
     prepare_s: float
     work: Work[CommittedRound[PairwiseResult]] | None
     """None: the result was loaded from a saved state."""
@@ -109,13 +108,13 @@ class PairwiseOuter(DecentralizedOuter):
         self._common = task.step
 
     def _plan(self, task: Task) -> None:
-        """Let every step count: meetings come when they come."""
+        """Make every step a period of its own: exchanges have no fixed schedule."""
         task.free_period()
 
-    # ----------------------------------------------------------------------- the moments
+    # ----------------------------------------------------------------------- steps
 
     def gradients(self, task: Task) -> None:
-        """Begin a meeting, if none is under way; the step that follows does not wait for it."""
+        """Begin an exchange if none is under way; the next step does not wait for it."""
         if self._flight is not None or task.step < self._due:
             return
         entered = self._clock.monotonic()
@@ -129,7 +128,7 @@ class PairwiseOuter(DecentralizedOuter):
         self._flight = _PairExchange(task.step, self._clock.monotonic() - entered, work)
 
     def sync(self, task: Task) -> SyncResult | None:
-        """Take the result of a meeting, if it is there or has to be."""
+        """Apply the result of an exchange, if it has arrived or is due."""
         flight, delay = self._flight, self.options.delay
         if flight is None:
             return None
@@ -139,7 +138,7 @@ class PairwiseOuter(DecentralizedOuter):
         return self._take(task, flight)
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Attend until all are done, then make one model of all."""
+        """Take part until all members are done, then average all models."""
         results = [self._take(task, self._flight)] if self._flight is not None else []
         told: Mapping[str, float] = {}
         while not told or any(weight != DONE for weight in told.values()):
@@ -149,7 +148,7 @@ class PairwiseOuter(DecentralizedOuter):
         return in_a_row([*results, last] if last is not None else results)
 
     def _attend(self, task: Task) -> tuple[SyncResult, Mapping[str, float]]:
-        """Be at a meeting without values; return it, and what all have told."""
+        """Take part in an exchange without values; return its result and all reported weights."""
         number = task.round
         agreed = self._round_client.run(task, self._exchange(None, telling=DONE), base=self._base)
         met = agreed.reduced
@@ -163,7 +162,7 @@ class PairwiseOuter(DecentralizedOuter):
         return result, met.weights
 
     def _take(self, task: Task, flight: _PairExchange) -> SyncResult:
-        """Bring this member to the middle of its pair; what it learned since stays on top."""
+        """Move this member to its pair's mean, keeping the updates made since on top."""
         number, entered = task.round, self._clock.monotonic()
         agreed: CommittedRound[PairwiseResult] | None = None
         self._flight = None
@@ -202,14 +201,14 @@ class PairwiseOuter(DecentralizedOuter):
         )  # fmt: skip
 
     def _note(self, task: Task, met: PairwiseResult) -> None:
-        """A meeting was committed, and its result is taken."""
+        """Record a committed exchange whose result was applied."""
         self._advance(task, met.digest)
         training = [weight for weight in met.weights.values() if weight != DONE]
         if training:
             self._common = int(min(training)) - 1
 
     def _exchange(self, values: Tensor | None, *, telling: float) -> Exchange[PairwiseResult]:
-        """Return what gives this member's values to its partner, if it trains; on any thread."""
+        """Return the exchange with this member's partner, if it trains; runs on any thread."""
 
         def exchange(plan: RoundPlan) -> PairwiseResult:
             members, me = plan.members, self._group.me
@@ -229,18 +228,18 @@ class PairwiseOuter(DecentralizedOuter):
     # ----------------------------------------------------------------------------- state
 
     def committed(self, task: Task) -> Committed:
-        """Return the model as it is, and the step that all know of."""
+        """Return the current model, and the step known to all members."""
         return Committed(self._common, self._base)
 
     def rejoin(self, task: Task) -> None:
-        """Begin the next meeting with the next step, unless one's own state says otherwise."""
+        """Begin the next exchange with the next step, unless a saved one was loaded."""
         if not self._resumed:
             self._drop()
             self._due = task.step
         super().rejoin(task)
 
     def _drop(self) -> None:
-        """Forget a meeting under way, whatever comes of it."""
+        """Discard the exchange under way."""
         flight, self._flight = self._flight, None
         if flight is not None and flight.work is not None:
             try:
@@ -251,7 +250,7 @@ class PairwiseOuter(DecentralizedOuter):
                 self._swaps.finish(committed=True)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state of every member that goes apart, and a result not taken yet."""
+        """Return the decentralized state, and a result that was not applied yet."""
         pending: dict[str, Tensor] = {}
         if self._flight is not None:
             met = self._landed(self._flight)
@@ -260,7 +259,7 @@ class PairwiseOuter(DecentralizedOuter):
         return super().state_dict() | places | pending
 
     def _landed(self, flight: _PairExchange) -> PairwiseResult | None:
-        """Wait for the result of a meeting; None if there will be none."""
+        """Wait for the result of an exchange; None if it failed."""
         if flight.work is None:
             return flight.loaded
         try:
@@ -271,12 +270,12 @@ class PairwiseOuter(DecentralizedOuter):
         return met
 
     def shared_state(self) -> dict[str, Tensor]:
-        """Return the chain of all rounds; waits for nothing."""
+        """Return the digest chain of all rounds; never waits."""
         shared = {k: v for k, v in super().state_dict().items() if k.startswith(SHARED_STATE)}
         return shared | {COMMON: torch.tensor(self._common)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         self._drop()
         super().load_state_dict(state)
         self._common = int(state[COMMON])
@@ -291,12 +290,12 @@ class PairwiseOuter(DecentralizedOuter):
         return all_to_all_volume([(nbytes, 1)], [nbytes])
 
     def _rounds(self, steps: int) -> int:
-        """Return how many meetings there are, if each takes no longer than `every` steps."""
+        """Return the number of exchanges, if each takes at most `every` steps."""
         return -(-steps // max(self._every, self.options.delay))
 
 
 def _move(got: AllToAllVectors, partner: str) -> Tensor | None:
-    """Return what brings a member to the middle; None if not both gave their values."""
+    """Return the change that brings a member to the pair's mean; None unless both sent values."""
     theirs = got.others.get(partner)
     if theirs is None or KEY not in got.own or got.weights.get(partner, DONE) == DONE:
         return None
@@ -304,7 +303,7 @@ def _move(got: AllToAllVectors, partner: str) -> Tensor | None:
 
 
 def _pending(step: int, met: PairwiseResult) -> dict[str, Tensor]:
-    """Return the result of a meeting that began at a step, for a saved state."""
+    """Return the state entries of a result whose exchange began at `step`."""
     names = " ".join([met.digest, *met.weights])
     move = {} if met.move is None else {PENDING + "move": met.move}
     return move | {
@@ -315,7 +314,7 @@ def _pending(step: int, met: PairwiseResult) -> dict[str, Tensor]:
 
 
 def _loaded(state: Mapping[str, Tensor]) -> _PairExchange | None:
-    """Return the meeting whose result is in a saved state."""
+    """Return the exchange whose result is in a state, if any."""
     if PENDING + "step" not in state:
         return None
     digest, *names = bytes(state[PENDING + "names"].tolist()).decode().split()

@@ -1,13 +1,13 @@
-"""Base of the outer strategies that average parameters from time to time, e.g. DiLoCo.
+"""Base class of strategies that average parameters every so many steps.
 
-Members train apart from a common state. When a round is due each sends its pseudo-gradient
-`start - now`; the mean of all moves the common state, and all go on from there. A subclass says
-when a round is due (`next_due`) and how the mean moves the common state (`update`).
+A subclass decides at which step a round is due (`next_due`) and how the agreed mean updates the
+common state (`update`).
 
-The common state is one flat float32 vector: the trained parameters, then the floating-point
-buffers. Differences travel, never parameters: they are small and centred on zero, so coarse codecs
-lose little. Buffers (running means of BatchNorm) are averaged plainly by every method:
-extrapolating a variance could make it negative. The inner optimizer's state stays local.
+The common state is one flat float32 vector: trained parameters, then floating-point buffers.
+Members send the pseudo-gradient `start - now` and not the parameters: it is small and centred on
+zero, so coarse codecs lose little. Every method averages buffers (running means of BatchNorm)
+plainly, as extrapolating a variance could make it negative. The inner optimizer's state stays
+local.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
 WEIGHTS = ("tokens", "equal")
-"""How members weigh: by the tokens trained since the last round, or all the same."""
+"""Members weigh by the tokens trained since the last round, or equally."""
 
 KEY = "delta"
-"""Names the codec's residual state."""
+"""Key of the codec's residual."""
 
 
 class WeightRule:
-    """Weights of one member's contributions: what it trained since the last round."""
+    """The weight of a member's contribution: what it trained since the last round."""
 
     def __init__(self, kind: str, *, among: Sequence[str] = WEIGHTS) -> None:
-        """Weigh by `kind`, one of the words `among` which a strategy lets choose.
+        """Weigh by `kind`, one of `among`.
 
         Raises:
-            ConfigError: it is another word.
+            ConfigError: `kind` is not in `among`.
         """
         if kind not in among:
             raise ConfigError(
@@ -64,19 +64,19 @@ class WeightRule:
         self.tokens = 0
 
     def weight(self, task: Task) -> float:
-        """Return the weight now; steps stand in where tokens are not counted."""
+        """Return the current weight; steps replace tokens where tokens are not counted."""
         steps = task.step - self.step
         if self.kind in ("equal", FEDNOVA):
             return float(steps > 0)
         return float(max(task.tokens - self.tokens, 0) or steps)
 
     def steps(self, task: Task) -> int:
-        """Return the optimizer steps since the last round, by the schedule if not all were seen."""
+        """Return the optimizer steps since the last round; the period also counts skipped ones."""
         period = task.period
         return period.done if period.start == self.step else task.step - self.step
 
     def reset(self, task: Task) -> None:
-        """Count from here: a round was committed."""
+        """Start counting from the current step, after a committed round."""
         self.step, self.tokens = task.step, task.tokens
 
     def state(self) -> Tensor:
@@ -84,12 +84,12 @@ class WeightRule:
         return torch.tensor([self.step, self.tokens])
 
     def load(self, state: Tensor) -> None:
-        """Load the counters."""
+        """Restore the counters."""
         self.step, self.tokens = (int(value) for value in state.tolist())
 
 
 class PeriodicOuter(OuterDefaults, ABC):
-    """Averages parameters from time to time; see the module."""
+    """Run a round every so many steps; see the module's docstring."""
 
     def __init__(self, *, weight: str, clock: Clock | None = None) -> None:
         """Weigh contributions by `tokens`, `equal` or `fednova`."""
@@ -98,7 +98,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         self._next = 0
         self._base = "start"
         self._resumed = False
-        """The state that was loaded last was this member's own, not another's."""
+        """Whether the last loaded state was this member's own, not a donor's."""
 
     # ---------------------------------------------------------- decided by a subclass
 
@@ -108,27 +108,27 @@ class PeriodicOuter(OuterDefaults, ABC):
 
     @abstractmethod
     def update(self, start: Tensor, mean: Tensor, *, step: int) -> None:
-        """Move the parameters `start` in place by the members' mean; `mean` may be used up."""
+        """Update the parameters `start` in place with the members' mean; may overwrite `mean`."""
 
     @abstractmethod
     def is_plain(self, step: int) -> bool:
-        """Return whether the round at `step` takes the mean as it is."""
+        """Return whether the round at `step` only averages."""
 
     def prepare(self, delta: Tensor) -> None:
-        """Change the own contribution in place before it is sent; by default not at all."""
+        """Change this member's pseudo-gradient in place before it is sent; not by default."""
 
     def weight_in(self, plan: RoundPlan, weight: float, *, last: bool) -> float:
-        """Return the own weight in a round with the members of a plan; by default as it is."""
+        """Return this member's weight in a planned round; by default `weight`."""
         return weight
 
     def takes_over(self, plan: RoundPlan, *, last: bool) -> bool:
-        """Return whether the own model becomes the common state in a round; by default it does."""
+        """Return whether this member loads the new common state; by default it does."""
         return True
 
     # ----------------------------------------------------------------------- training
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Take the parameters as they are for the common state."""
+        """Use the current parameters as the common state."""
         self._round_client, self._codec = RoundClient(group, self._clock, codec=codec), codec
         self._flat = Flat.of(task)
         codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
@@ -139,7 +139,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         self._plan(task)
 
     def rejoin(self, task: Task) -> None:
-        """Put the common state into the model and count from here; see :meth:`Outer.rejoin`."""
+        """Load the common state into the model and restart the counters."""
         if self.one_model or not self._resumed:
             self._flat.write(self._start)
         self._resumed = False
@@ -148,8 +148,9 @@ class PeriodicOuter(OuterDefaults, ABC):
         self._plan(task)
 
     def _plan(self, task: Task) -> None:
-        """Begin the period until the next round."""
+        """Start the period until the next round."""
         self._next = self.next_due(task.step)
+        # In the first `shared_steps` all members train on the same data and send nothing.
         task.begin_period(self._next, together=self._next <= self.shared_steps)
 
     def begin(self, task: Task) -> SyncResult | None:
@@ -168,7 +169,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         return result
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Run a last round if there were steps since the one before."""
+        """Run a last round if there were steps since the last one."""
         if task.step > self._weigher.step:
             return self._round(task, last=True)
         if not self.one_model:
@@ -176,11 +177,11 @@ class PeriodicOuter(OuterDefaults, ABC):
         return None
 
     def digest(self, task: Task) -> str:
-        """Return the digest of the parameters and buffers as they are, or of the common ones."""
+        """Return the digest of the current parameters and buffers, or of the common state."""
         return digest(self._flat.read(self._scratch)) if self.one_model else self._base
 
     def evaluating(self, task: Task) -> AbstractContextManager[None]:
-        """Put the common state into the model inside; see :meth:`Outer.evaluating`."""
+        """Load the common state into the model for the block; see :meth:`Outer.evaluating`."""
         if self.one_model and task.step == self._weigher.step:
             return nullcontext()  # it is there already
         return as_carrier(self._flat, self._start)
@@ -189,6 +190,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         """Run one round: the pseudo-gradient, join, reduce, commit, and the outer step."""
         entered = self._clock.monotonic()
         delta = pseudo_gradient(self._start, self._flat.read(self._scratch), out=self._scratch)
+        # A NaN in one contribution would destroy the mean of all members: refuse it before sending.
         norm = finite_length(delta, task)
         self.prepare(delta)
         number, prepare_s = task.round, self._clock.monotonic() - entered
@@ -243,8 +245,8 @@ class PeriodicOuter(OuterDefaults, ABC):
         parameters = slice(0, self._num_parameters)
         buffers = slice(self._num_parameters, None)
         if alone and self.is_plain(step):
-            # start - (start - now) need not be now to the last bit; one member is to train
-            # exactly as it would without us.
+            # start - (start - now) may differ from now in the last bit; a single member must
+            # train exactly as it would without Atoll.
             self._flat.read(self._start)
             return
         self.update(self._start[parameters], mean[parameters], step=step)
@@ -286,14 +288,14 @@ class PeriodicOuter(OuterDefaults, ABC):
             )
         self._start.copy_(start)
         self._resumed = "own.counters" in state
-        if self._resumed:  # a newcomer has another member's state, and counts from now
+        if self._resumed:  # a donor's counters do not apply to this member
             self._weigher.load(state["own.counters"])
         load_codec_state(self._codec, state)
         self._base = digest(self._start)
         self._next = self.next_due(self._weigher.step)
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`."""
+        """Return a member's traffic; see :meth:`Outer.traffic`."""
         marks, rounds, step = 1, 0, 0
         while step < steps:
             step = min(self.next_due(step), steps)
@@ -317,7 +319,7 @@ def finite_length(delta: Tensor, task: Task) -> float:
     """Return the Euclidean norm of a contribution.
 
     Raises:
-        LossNotFinite: it is not finite.
+        LossNotFinite: the norm is NaN or infinite.
     """
     norm = length(delta)
     if not math.isfinite(norm):
@@ -331,7 +333,7 @@ def finite_length(delta: Tensor, task: Task) -> float:
 
 
 def start_volume(peers: int, *, rank: int) -> Traffic:
-    """Return what it weighs to find that all start from the same parameters."""
+    """Return the traffic of comparing the members' initial parameters."""
     return volume(make_codec("fp32"), DIGEST_ELEMENTS, peers, rank=rank)
 
 
@@ -343,7 +345,7 @@ def outcome(
     digest: str,
     delta_norm: float,
 ) -> SyncResult:
-    """Return the result of a committed round, one with contributors and a weight."""
+    """Return the :class:`SyncResult` of a committed round."""
     return SyncResult(
         round=number,
         contributors=committed.reduced.contributors,

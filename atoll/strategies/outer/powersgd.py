@@ -1,4 +1,4 @@
-"""PowerSGD: gradients travel as products of two thin matrices.
+"""PowerSGD: exchange gradients as products of two low-rank matrices.
 
 Vogels et al. 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
 Optimization" (https://arxiv.org/abs/1905.13727), Algorithms 1 and 2. Legend: G_i a member's
@@ -10,8 +10,8 @@ gradient of one matrix (n x m), e_i its error, Q (m x r) common to all members.
     G   = P Q^T ;    e_i = M_i - P Q_i^T
 
 Each parameter of two or more dimensions is a matrix of its first dimension by all others; it is
-compressed where that saves something. The rest (biases, norms) goes along with P as it is. The
-inner optimizer gets G for a gradient, whatever it is.
+compressed where that saves bytes. The rest (biases, norms) travels uncompressed with P. The inner
+optimizer, of any kind, receives G as its gradient.
 
 Differs from the paper:
   * momentum is the inner optimizer's, applied to G after decompression, not of our own;
@@ -56,7 +56,7 @@ from atoll.wire.messages import RoundPlan
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One parameter that is compressed, in the flat vector of all."""
+    """One compressed parameter and its position in the flat vector."""
 
     place: slice
     rows: int
@@ -64,20 +64,20 @@ class Matrix:
     rank: int
 
     def of(self, vector: Tensor) -> Tensor:
-        """Return its part of a vector, shape (rows, columns), sharing memory."""
+        """Return its view of a vector, shape (rows, columns)."""
         return vector[self.place].view(self.rows, self.columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is compressed of a model, and what is not."""
+    """Which parts of a model are compressed."""
 
     matrices: list[Matrix]
     plain: list[slice]
 
     @classmethod
     def of(cls, shapes: Sequence[Sequence[int]], *, rank: int) -> Layout:
-        """Return the layout of parameters of these shapes, one after another."""
+        """Return the layout of consecutive parameters of these shapes."""
         matrices: list[Matrix] = []
         plain: list[slice] = []
         start = 0
@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Numbers in the first and in the second exchange."""
+        """Number of values in the first and in the second exchange."""
         uncompressed = sum(place.stop - place.start for place in self.plain)
         left = sum(matrix.rank * matrix.rows for matrix in self.matrices)
         right = sum(matrix.rank * matrix.columns for matrix in self.matrices)
@@ -104,18 +104,18 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What the two exchanges of a round brought."""
+    """The result of a round's two exchanges."""
 
     left: list[Tensor]
-    """P, orthonormal, float32: the same on every member."""
+    """P, orthonormal, float32: equal on every member."""
     mine: list[Tensor]
     """Q_i."""
     mean: list[Tensor]
-    """Q: the same on every member."""
+    """Q: equal on every member."""
     plain: Tensor
-    """The mean of what is not compressed."""
+    """The mean of the uncompressed parameters."""
     whole: Tensor | None = None
-    """The mean of everything, where nothing was compressed."""
+    """The mean of the full vector, if nothing was compressed."""
 
 
 class PowerSGDOuter(GradientRounds[Factors]):
@@ -141,7 +141,7 @@ class PowerSGDOuter(GradientRounds[Factors]):
         self._q = self._fresh(0)
 
     def _fresh(self, number: int) -> Tensor:
-        """Return random factors, in one vector; the same on every member."""
+        """Return random factors in one vector, equal on every member."""
         return uniform(self._layout.sizes[1], seed=mixed(self.options.seed, number))
 
     def _factors(self, vector: Tensor) -> list[Tensor]:
@@ -152,7 +152,7 @@ class PowerSGDOuter(GradientRounds[Factors]):
         return [q.view(m.columns, m.rank) for q, m in zip(parts, matrices, strict=True)]
 
     def _plain(self, vector: Tensor) -> Tensor:
-        """Return what is not compressed, a copy."""
+        """Return a copy of the uncompressed values."""
         return torch.cat([vector[:0], *(vector[place] for place in self._layout.plain)])
 
     def prepare(self, task: Task, gradient: Tensor) -> Exchanging[Factors]:
@@ -192,7 +192,7 @@ class PowerSGDOuter(GradientRounds[Factors]):
         return ExchangeResult(factors, both, second.weight, hashed(first.digest, second.digest))
 
     def apply(self, task: Task, value: Factors, *, counted: bool) -> float:
-        """Multiply the factors; keep what they could not hold."""
+        """Multiply the factors and keep the approximation error."""
         wanted = self._gradient
         if value.whole is not None:
             self._error.zero_()
@@ -212,20 +212,20 @@ class PowerSGDOuter(GradientRounds[Factors]):
         return float(wanted.norm())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return Q, which is common, and the own error."""
+        """Return Q, which is common, and this member's error."""
         return super().state_dict() | {"shared.q": self._q, "own.error": self._error}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned; a newcomer owes nothing."""
+        """Load a state; a joining member starts without residuals."""
         super().load_state_dict(state)
         self._adopt("shared.q", self._q, state)
         self._adopt("own.error", self._error, state)
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`.
+        """Return a member's traffic; see :meth:`Outer.traffic`.
 
-        The shapes are those of the model it was set up with; of another number of elements, one
-        square matrix is assumed.
+        Uses the shapes of the model given to `setup`; for another number of elements it assumes one
+        square matrix.
         """
         parameters, buffers = self._split(elements)
         layout = self._layout

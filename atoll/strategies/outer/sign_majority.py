@@ -1,4 +1,4 @@
-"""signSGD: members vote on the sign of every number, and all take a step of the same length.
+"""signSGD with majority vote: members vote on the sign of every value, then take equal steps.
 
 Bernstein et al. 2018, "signSGD with Majority Vote is Communication Efficient and Fault Tolerant"
 (https://arxiv.org/abs/1810.05291), Algorithm 1. Legend: g_i a member's gradient, beta = `momentum`.
@@ -7,12 +7,13 @@ Bernstein et al. 2018, "signSGD with Majority Vote is Communication Efficient an
     v     = sign(sum_i sign(m_i))            with codec `sign`: one bit up, one bit down
     theta = (1 - lr * weight_decay) theta - lr v
 
-The method is the optimizer: it takes `lr` and `weight_decay` from the inner one, whose own rule
-(and gradient clipping) has no part in it. Rates are those of Adam, about 1e-4 to 1e-2.
+The method replaces the inner optimizer: it uses only that optimizer's `lr` and `weight_decay`, not
+its update rule or gradient clipping. Learning rates are those of Adam, about 1e-4 to 1e-2.
 
-With `feedback` the signs carry a scale, and members and owners remember what they lost: blockwise
+With `feedback` the signs carry a scale, and both members and chunk owners keep residuals: blockwise
 signSGD with error feedback (Zheng et al. 2019, https://arxiv.org/abs/1905.10936), which converges
-where the plain vote does not; `v` is then as long as the gradient, and rates are those of SGD.
+where the plain vote does not. `v` then has the gradient's length, and learning rates are those of
+SGD.
 
 Differs from the papers:
   * one bit cannot say zero: zeros, and ties between members, count as + in even rounds and as - in
@@ -52,7 +53,7 @@ from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
 Voted = Tensor | CompressedMean
-"""The mean vote, or with feedback what came of the scaled signs."""
+"""The mean vote, or with feedback the mean of the scaled signs."""
 
 
 class SignMajorityOuter(GradientRounds[Voted]):
@@ -68,10 +69,10 @@ class SignMajorityOuter(GradientRounds[Voted]):
         self.options = options
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Get ready for votes of the task's parameters.
+        """Prepare for votes on the task's parameters.
 
         Raises:
-            ConfigError: the codec cannot carry votes.
+            ConfigError: the codec cannot encode signs.
         """
         if codec.needs_allgather or codec.base is not codec:
             raise ConfigError(
@@ -126,19 +127,19 @@ class SignMajorityOuter(GradientRounds[Voted]):
         return float(direction.norm())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the own momentum, and what is owed."""
+        """Return the member's momentum and residuals."""
         own = {"momentum": self._momentum, "error": self._error, "owed": self._owed}
         return super().state_dict() | {f"own.{k}": v for k, v in own.items() if v.numel()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned; a newcomer owes nothing."""
+        """Load a state; a joining member starts without residuals."""
         super().load_state_dict(state)
         self._adopt("own.momentum", self._momentum, state)
         self._adopt("own.error", self._error, state)
         self._adopt("own.owed", self._owed, state)
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`."""
+        """Return a member's traffic; see :meth:`Outer.traffic`."""
         parameters, buffers = self._split(elements)
         of = compressed_volume if self.options.feedback else volume
         votes = of(self._codec, parameters, peers, rank=rank)

@@ -1,7 +1,7 @@
-"""No agreement at all: every member trains its own model.
+"""No averaging: every member trains its own model.
 
-Rounds still happen now and then, without tensors: they are the moments at which a stop is heard
-and a checkpoint can be taken.
+Rounds without tensors still happen every so often: in them members learn of a stop request, and
+checkpoints can be taken.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from atoll.strategies.vectors.flat import Flat, digest
 from atoll.task import Task
 
 BASE = "alone"
-"""Members stand on different states on purpose; this is what they say instead of a digest."""
+"""Sent in place of a digest, because members differ on purpose."""
 
 
 class NoSyncOuter(OuterDefaults):
-    """See the module's docstring."""
+    """Train without averaging; see the module's docstring."""
 
     one_model = False
     inherits = False
@@ -43,26 +43,26 @@ class NoSyncOuter(OuterDefaults):
         self._exact = make_codec("fp32")
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Remember the group."""
+        """Keep the group."""
         self._round_client = RoundClient(group, RealClock())
         self._state = Flat.of(task)
         self._held = task.step
         task.free_period()
 
     def rejoin(self, task: Task) -> None:
-        """Go on with the own model; only the number of meetings held is the others'."""
+        """Keep the own model; only the number of rounds comes from the other members."""
         self._round_client.restart()
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Do nothing: everybody starts from where it likes."""
+        """Do nothing: members may start from different parameters."""
         return None
 
     def sync(self, task: Task) -> SyncResult | None:
-        """Meet without tensors, if it is time."""
+        """Run a round without tensors if one is due."""
         return self._meet(task) if task.step % self.options.every == 0 else None
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Meet once more if there were steps since."""
+        """Run a last round if there were steps since the last one."""
         return self._meet(task) if task.step > self._held else None
 
     def _meet(self, task: Task) -> SyncResult:
@@ -76,7 +76,7 @@ class NoSyncOuter(OuterDefaults):
         return outcome(agreed, number, agreed.seconds, digest="", delta_norm=0.0)
 
     def digest(self, task: Task) -> str:
-        """Return the digest of the parameters and buffers as they are."""
+        """Return the digest of the current parameters and buffers."""
         return digest(self._state.read())
 
     def committed(self, task: Task) -> Committed:
@@ -84,15 +84,15 @@ class NoSyncOuter(OuterDefaults):
         return Committed(task.step, BASE)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return when members met last."""
+        """Return the step of the last round."""
         return {"own.held": torch.tensor(self._held)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         if "own.held" in state:
             self._held = int(state["own.held"])
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends: one number now and then."""
+        """Return a member's traffic: one number per round."""
         meetings = -(-steps // self.options.every)
         return times(volume(self._exact, 1, peers, rank=rank), meetings)

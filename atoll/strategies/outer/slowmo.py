@@ -1,4 +1,4 @@
-"""SlowMo: local steps and averages, with a slow momentum over the averages.
+"""SlowMo: local steps and averaging, with a slow momentum over the averages.
 
 Wang et al. 2019, "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum"
 (https://arxiv.org/abs/1910.00643), Algorithm 1 with Local SGD as the base. Legend: x_0 the common
@@ -54,7 +54,7 @@ class SlowMoOuter(PeriodicOuter):
         """The rate that it is of."""
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Take the parameters as they are for the common state."""
+        """Use the current parameters as the common state."""
         super().setup(task, group=group, codec=codec)
         self._inner = task.optimizer
 
@@ -73,7 +73,7 @@ class SlowMoOuter(PeriodicOuter):
 
     @torch.no_grad()
     def update(self, start: Tensor, mean: Tensor, *, step: int) -> None:
-        """Take a slow step."""
+        """Take a slow-momentum step."""
         gamma, momentum = self._rate, self.options.slow_momentum
         if gamma <= 0.0:
             start.sub_(mean)
@@ -95,7 +95,7 @@ class SlowMoOuter(PeriodicOuter):
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         super().load_state_dict(state)
         moved = state.get("shared.outer.moved")
         self._moved = None if moved is None else moved.clone()

@@ -1,4 +1,4 @@
-"""SPARTA: after every step a small random part of the parameters is averaged.
+"""SPARTA: average a small random part of the parameters after every step.
 
 The method of EXO's gym for distributed training (https://github.com/exo-explore/gym). Legend: x_i a
 member's parameters, S the positions of this step, drawn from a common seed, p their share.
@@ -6,16 +6,16 @@ member's parameters, S the positions of this step, drawn from a common seed, p t
     every member: an optimizer step
     x_i[S] = mean_j x_j[S]
 
-Members' parameters differ between rounds, and the variance among them shrinks by p in each step.
-With `every` the method goes along with DiLoCo: every H steps all parameters are agreed on by an
-outer step of Nesterov's SGD from where they last were equal, which may then be longer ago.
+Members' parameters differ between rounds; each step reduces their variance by the share p. With
+`every` the method is combined with DiLoCo: every H steps an outer Nesterov step averages all
+parameters, starting from where they last were equal.
 
 Differs from there:
-  * the positions are a few out of each stretch of the vector, so that drawing them costs time for
-    the share and not for the model, and every round sends the same number;
+  * the positions are a few out of each stretch of the vector, so drawing them costs time in
+    proportion to the share and not to the model, and every round sends the same number;
   * means weigh by the tokens of the step, unless `weight = "equal"`;
   * floating-point buffers are averaged in every step; the optimizer's state stays local;
-  * the last round averages everything, so that all end with one model.
+  * the last round averages all parameters, so that all members end with one model.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ class SpartaOuter(EveryStepBase):
         self._drawn(0)
 
     def _drawn(self, elements: int) -> Mask:
-        """Return the masks of a model of so many parameters.
+        """Return the masks of a model with so many parameters.
 
         Raises:
-            ConfigError: the options do not describe any.
+            ConfigError: the options describe no valid mask.
         """
         options = self.options
         return Mask(elements, options.probability, options.mask, options.seed)
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Get ready to average parts of the task's parameters."""
+        """Prepare to average parts of the task's parameters."""
         why = "what travels are parameters themselves, other ones in every step"
         dense_codec(codec, method="SPARTA", why=why)
         super().setup(task, group=group, codec=codec)
@@ -84,7 +84,7 @@ class SpartaOuter(EveryStepBase):
         self._start = self._flat.read() if self.options.every else self._vector[:0]
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Make sure that all start from the same parameters, those of the first member."""
+        """Broadcast the first member's parameters to all members."""
         result = super().begin(task)
         if self.options.every:
             self._flat.read(self._start)
@@ -93,7 +93,7 @@ class SpartaOuter(EveryStepBase):
     # ----------------------------------------------------------------------------- a round
 
     def sync(self, task: Task) -> SyncResult | None:
-        """Average this step's part of the parameters, or take an outer step if it is time."""
+        """Average this step's part of the parameters, or take an outer step if one is due."""
         if self.options.every and task.step % self.options.every == 0:
             return self._together(task, outer_step=True)
         entered = self._clock.monotonic()
@@ -115,7 +115,7 @@ class SpartaOuter(EveryStepBase):
         return self._together(task, outer_step=False)
 
     def _together(self, task: Task, *, outer_step: bool) -> SyncResult:
-        """Agree on all parameters: by an outer step, or by their plain mean."""
+        """Average all parameters: by an outer step, or plainly."""
         entered = self._clock.monotonic()
         vector = self._flat.read(self._vector)
         codec = self._codec if outer_step else make_codec("fp32")
@@ -139,7 +139,7 @@ class SpartaOuter(EveryStepBase):
         self, task: Task, exchange: Exchanging[Tensor], apply: Applying, *, entered: float,
         norm: float,
     ) -> SyncResult:  # fmt: skip
-        """Hold a round and apply the mean."""
+        """Run a round and apply the mean."""
         exchange_both = self._with_buffers(exchange)
         prepare_s = self._clock.monotonic() - entered
         weight = self._weigher.weight(task) or 1.0  # at the end nothing was trained since
@@ -172,7 +172,7 @@ class SpartaOuter(EveryStepBase):
     # ------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the counters and, with outer steps, what those start from."""
+        """Return the counters and, with outer steps, the vector those start from."""
         state = super().state_dict()
         if self.options.every:
             moments = self._optimizer.state_dict().items()
@@ -181,7 +181,7 @@ class SpartaOuter(EveryStepBase):
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         super().load_state_dict(state)
         if self.options.every:
             self._adopt("shared.start", self._start, state)
@@ -190,7 +190,7 @@ class SpartaOuter(EveryStepBase):
             self._optimizer.load_state_dict(moments)
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`."""
+        """Return a member's traffic; see :meth:`Outer.traffic`."""
         parameters, buffers = self._split(elements)
         mask, every = self._drawn(parameters), self.options.every
         beside = buffer_volume(buffers, peers, rank=rank)

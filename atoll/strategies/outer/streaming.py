@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: one fragment of the model at a time, while training goes on.
+"""Streaming DiLoCo: average one fragment of the model at a time, while training continues.
 
 Douillard et al. 2025, "Streaming DiLoCo with overlapping communication"
 (https://arxiv.org/abs/2501.18512), Algorithm 2. Legend: p a fragment of F, t_p its offset, H =
@@ -9,16 +9,15 @@ member's.
     at step t = t_p + tau (mod H):  theta_p = OuterSGD_p(theta_p, mean of Delta)
                                     theta_i = alpha theta_i + (1 - alpha) theta_p
 
-Rounds are as many as fragments times those of DiLoCo, each 1/F as large, and each has tau steps of
-time before anybody waits for it. Members choose the fragment by the step that all share. What is
-evaluated, saved as the model and given to newcomers are the common parameters.
+There are F times as many rounds as in DiLoCo, each 1/F as large, and each has tau steps to finish
+before training waits. The common step number selects the fragment. Evaluation, checkpoints and
+joining members use the common parameters.
 
 Differs from the paper:
   * contributions weigh by the tokens they were trained on, unless `weight = "equal"`;
-  * the run may start warm: in the first `shared_steps` all compute on the same data;
-  * what remains after the last rounds is agreed on, all fragments at once, and everybody ends with
-    the common parameters;
-  * what belongs to no numbered layer is spread over all fragments (see `fragments`);
+  * the run may start warm: in the first `shared_steps` all members compute on the same data;
+  * the last round averages all fragments at once, and all members end with the common parameters;
+  * tensors outside numbered layers are spread over all fragments (see `fragments`);
   * floating-point buffers are averaged plainly, with the fragment of their layer.
 """
 
@@ -78,12 +77,12 @@ class StreamingOuter(OverlappedOuter):
             for _ in range(options.fragments)
         ]
         self._begun = False
-        """Members are known to stand on the same state."""
+        """Whether all members are known to have the same common state."""
 
-    # --------------------------------------------------------------- the two moments
+    # --------------------------------------------------------------- steps and rounds
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Take the parameters as they are for the common state, and cut them into fragments."""
+        """Use the current parameters as common state, cut into fragments."""
         super().setup(task, group=group, codec=codec)
         self._fragments = cut(
             self._flat.tensors, names_of(task.model, self._flat.tensors),
@@ -95,20 +94,20 @@ class StreamingOuter(OverlappedOuter):
         self._plan(task)
 
     def _settle(self, task: Task) -> None:
-        """Count from here: the common parameters are the own ones."""
+        """Restart the counters; the member's parameters equal the common ones."""
         self._taken = task.step
         for weigher in self._weighers:
             weigher.reset(task)
 
     def _keep(self, start: Tensor) -> None:
-        """Take a vector for the common state."""
+        """Make a vector the common state."""
         self._start = start
         common = self._flat.views(start)
         self._common = [fragment.of(common) for fragment in self._fragments]
         self._digests: list[str] = []
 
     def _plan(self, task: Task) -> None:
-        """Begin the period until the next moment: a round, or taking its result."""
+        """Start the period until the next event: a round begins, or its result is applied."""
         if self._flight is not None:
             self._next = self._flight.step + self.options.delay
         else:
@@ -116,7 +115,7 @@ class StreamingOuter(OverlappedOuter):
         task.begin_period(self._next, together=self._next <= self.shared_steps)
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Make sure that all start from the same parameters, those of the first member."""
+        """Broadcast the first member's parameters to all members."""
         result = self._same_start(task)
         self._plan(task)
         return result
@@ -130,7 +129,7 @@ class StreamingOuter(OverlappedOuter):
         return started(rounds, number=number, digest=self._base)
 
     def sync(self, task: Task) -> SyncResult | None:
-        """Begin a round, or take the result of the one under way, if it is time."""
+        """Begin a round, or apply the result of the one under way, if it is due."""
         if task.step < self._next:
             return None
         result: SyncResult | None = None
@@ -146,7 +145,7 @@ class StreamingOuter(OverlappedOuter):
         return result
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Take what is under way, agree on the steps since, and end with the common parameters."""
+        """Apply the round under way, average the rest, and load the common parameters."""
         results = [] if self._flight is None else [self._take(task, self._flight)]
         rest = [p for p, weigher in enumerate(self._weighers) if weigher.step < task.step]
         if rest:
@@ -166,7 +165,7 @@ class StreamingOuter(OverlappedOuter):
         return BackgroundRound(task.step, self._clock.monotonic() - entered, work)
 
     def _hold(self, task: Task, which: Sequence[int]) -> SyncResult:
-        """Hold a round while training waits."""
+        """Run a round while training waits."""
         entered = self._clock.monotonic()
         exchange, norm = self._offer(task, which, waiting=True)
         number, prepare_s = task.round, self._clock.monotonic() - entered
@@ -178,7 +177,7 @@ class StreamingOuter(OverlappedOuter):
     def _offer(
         self, task: Task, which: Sequence[int], *, waiting: bool = False
     ) -> tuple[Exchange[Means], float]:
-        """Return the exchange of some fragments' pseudo-gradients of now, and their norm."""
+        """Return the exchange of the fragments' current pseudo-gradients, and their norm."""
         given: list[tuple[int, Tensor, float]] = []
         squares = 0.0
         for p in which:
@@ -204,7 +203,7 @@ class StreamingOuter(OverlappedOuter):
         return exchange, math.sqrt(squares)
 
     def _take(self, task: Task, flight: BackgroundRound) -> SyncResult:
-        """Take the result of a round that ran beside training."""
+        """Apply the result of the round under way."""
         number = task.round
         landed = flight.land(task, self._round_client, self._clock)
         self._flight = None
@@ -224,7 +223,7 @@ class StreamingOuter(OverlappedOuter):
         mix: float,
         current: bool,
     ) -> SyncResult:
-        """Take outer steps with the means, and mix the common parameters into the own ones.
+        """Take outer steps with the means and mix the common parameters into the member's own.
 
         `current`: no step was done since the contribution was made.
         """
@@ -237,8 +236,8 @@ class StreamingOuter(OverlappedOuter):
             )  # fmt: skip
             common, own = self._common[p], self._fragments[p].of(self._flat.tensors, task=task)
             if landed.alone and current and self._optimizers[p].is_plain:
-                # start - (start - now) need not be now to the last bit; one member is to train
-                # exactly as it would without us.
+                # start - (start - now) may differ from now in the last bit; a single member must
+                # train exactly as it would without Atoll.
                 theta = own.read()
             else:
                 theta = common.read()
@@ -259,7 +258,7 @@ class StreamingOuter(OverlappedOuter):
 
     @property
     def _base(self) -> str:
-        """Digest of the common state: over the fragments' digests, of which a round changes few."""
+        """Digest of the fragments' digests: a round changes only a few of them."""
         if not self._begun:
             return "start"
         if not self._digests:
@@ -284,10 +283,10 @@ class StreamingOuter(OverlappedOuter):
         return self._shared() | {"shared.fragments": sizes} | velocities
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned.
+        """Load what `state_dict` returned.
 
         Raises:
-            ConfigError: it is of another model, or of other fragments.
+            ConfigError: it belongs to another model or to other fragments.
         """
         sizes = [fragment.num_elements for fragment in self._fragments]
         if state["shared.fragments"].tolist() != sizes:
@@ -304,7 +303,7 @@ class StreamingOuter(OverlappedOuter):
         for p, optimizer in enumerate(self._optimizers):
             optimizer.load_state_dict(under(f"shared.outer.{p}.", state))
         self._resumed = "own.counters" in state
-        if self._resumed:  # a newcomer has another member's state, and counts from now
+        if self._resumed:  # a donor's counters do not apply to this member
             for weigher, row in zip(self._weighers, state["own.counters"], strict=True):
                 weigher.load(row)
             self._flight = BackgroundRound.load(state)
@@ -314,7 +313,7 @@ class StreamingOuter(OverlappedOuter):
             self._next = self._flight.step + self.options.delay
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; a model that was not set up is cut evenly."""
+        """Return a member's traffic; before `setup` the fragments count as equally large."""
         count = self.options.fragments
         sizes = [elements * (p + 1) // count - elements * p // count for p in range(count)]
         if hasattr(self, "_fragments") and elements == self._flat.num_elements:

@@ -1,4 +1,4 @@
-"""When which fragment of Streaming DiLoCo is combined; pure."""
+"""The schedule of Streaming DiLoCo: which fragment is averaged at which step; pure functions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from atoll.errors import ConfigError
 
 
 class StreamingPlan:
-    """Steps at which rounds begin, by the step that all members share.
+    """Steps at which rounds begin, counted by the step common to all members.
 
     Legend: H steps between two rounds of a fragment, F fragments, tau steps until a result is
-    taken. Fragment p begins at (p + 1) H / F, rounded down, and every H steps from then on.
+    applied. Fragment p first begins at (p + 1) H / F, rounded down, then every H steps.
     """
 
     def __init__(self, *, every: int, count: int, delay: int, since: int, staggered: bool) -> None:
-        """Count from step `since`; with `staggered` off all fragments begin with the last one.
+        """Count from step `since`; without `staggered` all fragments begin with the last one.
 
         Raises:
             ConfigError: a number is out of range, or a result would come after the next round.
@@ -52,7 +52,7 @@ class StreamingPlan:
         return [p for p, o in enumerate(self._offsets) if (begun - o) % self._every == 0]
 
     def rounds(self, steps: int) -> Iterator[list[int]]:
-        """Yield the fragments of every round in a run of so many steps, the last one included."""
+        """Yield the fragments of every round in a run of `steps`, including the last round."""
         newest = dict.fromkeys(range(len(self._offsets)), min(self._since, steps))
         step = self.next_due(self._since) if steps >= self._since else steps + 1
         while step <= steps:

@@ -1,15 +1,15 @@
-"""Asynchronous Local SGD: members push when they like, momentum moves once in N arrivals.
+"""Asynchronous Local SGD: members push at any time; momentum is applied once per N pushes.
 
 Liu et al. 2024, "Asynchronous Local-SGD Training for Language Modeling"
 (https://arxiv.org/abs/2401.09135): delayed Nesterov (Algorithm 2, see
-`atoll.reducer.update_rules.DelayedNesterov`) and dynamic local updates (section 4.2): a member that
-is slow does fewer steps, H_i = floor(v_i / max_j v_j H) with v the measured steps per second, so
-that all push equally often.
+`atoll.reducer.update_rules.DelayedNesterov`) and dynamic local updates (section 4.2): a slow member
+takes fewer steps, H_i = floor(v_i / max_j v_j H) with v the measured steps per second, so that all
+members push equally often.
 
 Differs from the paper:
-  * the state is agreed on now and then in a round of all members, so that it survives the server;
-  * the schedule follows the steps that all members together have done;
-  * data is dealt by slots as for every other method, not re-sampled by how far shards lag behind;
+  * the state is agreed on every so often in a round of all members, so that it survives a server;
+  * the schedule follows the total steps of all members;
+  * data is assigned by slots as in every other method, not re-sampled by how far shards lag behind;
   * floating-point buffers move by a member's share of their change.
 """
 
@@ -61,11 +61,11 @@ class AsynchronousOuter(ParameterServerOuter):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a single member's moves are only added up."""
+        """Whether a server only adds up the moves of a single member."""
         return self.options.outer_optimizer == "sgd" and self.options.outer_lr == 1.0
 
     def server_setup(self, parameters: int, members: int) -> Setup:
-        """Return how a server works; see :meth:`ServedState.server_setup`."""
+        """Return a server's configuration; see :meth:`ParameterServerState.server_setup`."""
         options = self.options
         buffer = options.buffer or members
         return Setup(

@@ -1,13 +1,14 @@
-"""What methods with parameter servers have in common: pushes at any time, and anchors.
+"""Base class of parameter-server strategies: members push at any time and meet at sync points.
 
-Between anchors nobody waits for anybody, unless the servers' clocks say so: a member pushes what it
-has learned and gets the newest vector back. Every `anchor_every` steps of the schedule, at the end,
-and whenever a server has forgotten everything, the members hold an ordinary committed round (see
-`atoll.strategies.parameter_server.sync_points`). The common state is that of the last anchor: who
-comes late takes it over, checkpoints keep it, and servers are loaded with it. A server that dies
-takes with it what nobody had pulled yet, and its momentum falls back to the anchor's.
+Between sync points (options call them anchors) members do not wait for each other, unless the
+servers' clocks require it: a member pushes its update and receives the newest vector. A sync point
+is an ordinary committed round of all members (see `atoll.strategies.parameter_server.sync_points`).
+It is held every `anchor_every` steps of the schedule, at the end, and after a server lost its
+state. Its result is the common state: joining members load it, checkpoints store it, and servers
+are loaded with it. If a server dies, updates that no member had pulled are lost, and its momentum
+falls back to that of the last sync point.
 
-How far the schedule has come is what all members together have done: steps divided by members.
+The schedule counts the steps of all members together, divided by the number of members.
 """
 
 from __future__ import annotations
@@ -52,17 +53,17 @@ class ParameterServerOuter(ParameterServerState):
     """What is pushed are moves of the parameters, which count whenever they arrive."""
 
     def learned(self, task: Task) -> Tensor:
-        """Return what to push: here the move since the last pull, `start - now`."""
+        """Return the vector to push: here the change since the last pull, `start - now`."""
         return pseudo_gradient(self._start, self._flat.read(self._scratch), out=self._scratch)
 
     def push_rate(self) -> float:
-        """Return the rate that goes along with a push."""
+        """Return the learning rate that is sent with a push."""
         return 1.0
 
-    # -------------------------------------------------------------------- the two moments
+    # -------------------------------------------------------------------- steps and pushes
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Take the parameters as they are for the common state."""
+        """Use the current parameters as the common state."""
         if group.policy.aggregate != "mean" or codec.spec.startswith("ef21"):
             raise ConfigError(
                 "parameter servers apply what single members push as it comes",
@@ -87,7 +88,7 @@ class ParameterServerOuter(ParameterServerState):
         self._new_period(task, self._every, self._every)
 
     def rejoin(self, task: Task) -> None:
-        """Put the anchor's state into the model and count from here; see :meth:`Outer.rejoin`."""
+        """Load the last sync point's state into the model; see :meth:`Outer.rejoin`."""
         self._start.copy_(self._anchor)
         self._flat.write(self._start)
         if not self._resumed:  # another's state: this member was not among those that made it
@@ -100,7 +101,7 @@ class ParameterServerOuter(ParameterServerState):
         self._new_period(task, self._every, self._every)
 
     def begin(self, task: Task) -> SyncResult | None:
-        """Make sure that all start from the same parameters, and load the servers with them."""
+        """Broadcast the first member's parameters, and load the servers with them."""
         number = task.round
         vector, rounds = broadcast_start(task, self._flat, self._round_client, base=self._base)
         last = rounds[-1]
@@ -112,7 +113,7 @@ class ParameterServerOuter(ParameterServerState):
         return outcome(last, number, seconds, digest=self._base, delta_norm=0.0)
 
     def sync(self, task: Task) -> SyncResult | None:
-        """Push what was learned if it is time; hold an anchor if one is due."""
+        """Push this member's update if it is due; hold a sync point if one is due."""
         self._done += 1
         self._since += 1
         if self._alone:
@@ -126,7 +127,7 @@ class ParameterServerOuter(ParameterServerState):
         return None
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Push what is left and hold a last anchor; again, until all members have come so far."""
+        """Push what is left and hold sync points until all members are done."""
         if self._final:
             return None
         if not self._alone:
@@ -139,14 +140,15 @@ class ParameterServerOuter(ParameterServerState):
     # ----------------------------------------------------------------------------- servers
 
     def _enter_servers(self, task: Task, *, patient: bool) -> bool:
-        """Take part at the servers; return whether they stand on this member's anchor.
+        """Attach to the servers; return whether they hold this member's sync point.
 
-        A member that comes late takes over what they hold; what it computed before is dropped.
+        A member that joins late loads the servers' vector and drops what it computed before.
         """
         if self._alone:
             return True
         fresh = bool(self._members)
-        # Right after an anchor nobody may look yet: its result is not in the task's past.
+        # Right after a sync point the state may not be read yet: the task's history lacks its
+        # result.
         with task.gate.resting() if patient else nullcontext():
             taken = self._server_client.attach(
                 self._epoch, self._members, self._load_of, patient=patient
@@ -160,11 +162,11 @@ class ParameterServerOuter(ParameterServerState):
         return True
 
     def _load_of(self, number: int) -> tuple[Shard, Setup, float]:
-        """Return what a server is loaded with."""
+        """Return the content that a server is loaded with."""
         return self._anchor_shard(number), self._setup_of(number), float(self._anchor_step)
 
     def _push(self, task: Task) -> bool:
-        """Push what was learned and take the newest vector; return False if that is unknown."""
+        """Push and pull the newest vector; return False if the servers' state is unknown."""
         vector, steps = self.learned(task), self._done
         if not math.isfinite(length(vector)):
             raise LossNotFinite(
@@ -192,7 +194,7 @@ class ParameterServerOuter(ParameterServerState):
         return True
 
     def _undelivered(self, vector: Tensor, taken: PulledState) -> Tensor | None:
-        """Return the part of a push that servers which know nothing could not apply."""
+        """Return the part of a push that servers without state could not apply."""
         if not taken.lost or not self.moves:
             return None
         owed = torch.zeros_like(vector)
@@ -201,7 +203,7 @@ class ParameterServerOuter(ParameterServerState):
         return owed
 
     def _take(self, task: Task, taken: PulledState) -> None:
-        """Go on from what the servers hold."""
+        """Continue from the servers' vector."""
         for number, values in taken.values.items():
             self._shards.put(self._start, number, values)
         self._versions = taken.versions
@@ -222,7 +224,7 @@ class ParameterServerOuter(ParameterServerState):
     # ----------------------------------------------------------------------------- anchors
 
     def _hold(self, task: Task, *, done: bool = False) -> SyncResult:
-        """Hold an anchor: what the servers have becomes the common state."""
+        """Hold a sync point: the servers' state becomes the common state."""
         number = task.round
         if self._alone:
             self._flat.read(self._start)
@@ -262,7 +264,7 @@ class ParameterServerOuter(ParameterServerState):
         return replace(result, sent_bytes=sent, received_bytes=received, more=more)
 
     def _known(self, number: int, *, fetch: bool) -> Shard:
-        """Return what a server holds if it can be fetched, else what this member pulled last."""
+        """Return a server's state if it can be fetched, else what this member pulled last."""
         own = replace(
             self._anchor_shard(number),
             theta=self._shards.take(self._start, number).clone(),
@@ -272,8 +274,8 @@ class ParameterServerOuter(ParameterServerState):
         return own if found is None else found
 
     def _settle(self, task: Task, plan: RoundPlan, members: tuple[str, ...]) -> None:
-        """Stand on an anchor that was just committed."""
-        # Numbers of plans begin anew when a run is taken up by another hub; those of anchors never.
+        """Make a just committed sync point this member's base."""
+        # Plan numbers restart when another hub resumes the run; those of sync points must not.
         self._epoch = max(plan.epoch, self._epoch + 1)
         self._anchor_step, self._members = task.step, members
         self._alone = self.is_plain and plan.route == "alone"
@@ -284,14 +286,14 @@ class ParameterServerOuter(ParameterServerState):
         self._new_period(task, self._every, self._every)
 
     def _mark_bytes(self) -> tuple[int, int]:
-        """Return what was sent and received since the last call."""
+        """Return the bytes sent and received since the last call."""
         before = self._marked
         self._marked = (self._group.sent_bytes, self._group.received_bytes)
         return self._marked[0] - before[0], self._marked[1] - before[1]
 
 
 def _come_to(task: Task, step: int) -> None:
-    """Let the schedule stand where all members together have come, if that is further."""
+    """Advance the schedule to where all members together are, if that is further."""
     for _ in range(step - task.step):
         task.step += 1
         if task.scheduler is not None:

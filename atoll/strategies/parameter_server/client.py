@@ -1,9 +1,8 @@
-"""One member's dealings with the parameter servers of its job; every wait has an end.
+"""Client of a job's parameter servers; every wait has a deadline.
 
-Which part of a vector lies on which parameter server: consistent hashing of blocks.
-
-Servers stand on a ring of hashes at many points each; a block belongs to the server that comes
-next after its own hash. With another number of servers only the blocks move that have to.
+A vector is cut into blocks that are assigned to servers by consistent hashing. Each server has many
+points on a ring of hashes; a block belongs to the server whose point follows the block's hash.
+Changing the number of servers moves only the blocks that must move.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Fetch, Idl
 POINTS = 128
 """Points of each server on the ring."""
 BLOCKS = 256
-"""Blocks per server that a vector is cut into, unless they became smaller than `LEAST`."""
+"""Blocks per server that a vector is cut into, unless they would be smaller than `LEAST`."""
 LEAST = 16
 
 
@@ -48,14 +47,15 @@ def assign(blocks: int, servers: int) -> list[int]:
 
 
 class Shards:
-    """The parts of one flat vector, by server; pure and the same on every member."""
+    """The parts of one flat vector by server; pure, and equal on every member."""
 
     def __init__(self, parameters: int, elements: int, *, servers: int) -> None:
         """Cut a vector.
 
         Args:
-            parameters: Leading elements that are dealt to all servers.
-            elements: Of the vector; those behind the parameters (buffers) are the first server's.
+            parameters: Leading elements, which are spread over all servers.
+            elements: Length of the vector; those behind the parameters (buffers) go to the first
+                server.
             servers: How many, >= 1.
         """
         self.elements, self.num_parameters = elements, parameters
@@ -104,28 +104,28 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 WAIT_S = 180.0
-"""How long a member waits for a server that is away before it gives up."""
+"""How long a member waits for an unreachable server before it fails."""
 EAGER_S = 5.0
-"""How long it waits right after an anchor: it can as well train meanwhile."""
+"""How long it waits right after a sync point, when it could train instead."""
 PAUSE_S = 0.5
 
 __all__ = ["ParameterServerClient", "PulledState", "rule_state"]
 
 Loading = Callable[[int], tuple[Shard, Setup, float]]
-"""Returns what a server is loaded with: its part of the anchor, how it works, the progress."""
+"""Returns what a server is loaded with: its part of the vector, its setup, the progress."""
 
 
 @dataclass(slots=True)
 class PulledState:
-    """What the servers answered to one push or attach."""
+    """The servers' answers to one push or attach."""
 
     versions: list[int]
     first: Answer = field(default_factory=lambda: Answer("theta"))
-    """Of the first server: what it says of clocks and pace holds."""
+    """Answer of the first server, whose clocks and pace count."""
     values: dict[int, Tensor] = field(default_factory=dict)
-    """Server -> its part of the vector as it is now."""
+    """Server -> its current part of the vector."""
     lost: list[int] = field(default_factory=list)
-    """Servers that know nothing of the anchor."""
+    """Servers that do not have the sync point's state."""
     refused: dict[str, str] | None = None
     """Why a server could not apply the push."""
     accepted: bool = True
@@ -133,10 +133,10 @@ class PulledState:
 
 
 class ParameterServerClient:
-    """Asks servers on behalf of one member."""
+    """Requests to all servers on behalf of one member."""
 
     def __init__(self, group: Group, shards: Shards, clock: Clock) -> None:
-        """Deal with one server per part of `shards`."""
+        """Connect to one server per part of `shards`."""
         self._group, self._shards, self._clock = group, shards, clock
         self.attached = False
         self.progress = 0.0
@@ -146,32 +146,33 @@ class ParameterServerClient:
         self._busy_since = clock.monotonic()
 
     def forget(self) -> None:
-        """An anchor was committed, or the state was taken over: the servers are entered anew."""
+        """Attach anew at the next request: a sync point was committed or the state was replaced."""
         self.attached, self.progress = False, 0.0
 
     def take_waited(self) -> float:
-        """Return the seconds that were waited for servers since the last call."""
+        """Return the seconds waited for servers since the last call."""
         waited, self._waited_s = self._waited_s, 0.0
         return waited
 
-    # ---------------------------------------------------------------------------- verbs
+    # ---------------------------------------------------------------------------- requests
 
     def attach(
         self, anchor: int, members: Sequence[str], loading: Loading, *, patient: bool
     ) -> PulledState | None:
-        """Enter all servers, and load those that ask for it.
+        """Attach to all servers, and load those that ask for it.
 
         Args:
-            anchor: What this member stands on.
-            members: Who made it; empty: this member came later and wants what servers hold.
-            loading: What servers are loaded with.
-            patient: Wait for servers that are away.
+            anchor: Number of this member's sync point.
+            members: Members of that sync point; empty if this member joined later and pulls
+                instead.
+            loading: Returns what a server is loaded with.
+            patient: Wait for servers that are unreachable.
 
         Returns:
-            What they hold; None when one knows nothing of the anchor, or is away.
+            The servers' state; None if one is unreachable or does not have the sync point's state.
 
         Raises:
-            DeadlineExceeded: a server was away for too long.
+            DeadlineExceeded: a server was unreachable for too long.
         """
         deadline = self._clock.monotonic() + (WAIT_S if patient else EAGER_S)
         taken = PulledState([0] * len(self._shards))
@@ -197,7 +198,7 @@ class ParameterServerClient:
     def _entered(
         self, ask: Attach, number: int, loading: Loading, deadline: float
     ) -> ServerRequest | None:
-        """Return a server's answer to an attach; None if it is away until the deadline."""
+        """Return a server's answer to an attach; None if it is unreachable until the deadline."""
         while True:
             try:
                 asked = self._group.ask_server(ask, server=number).wait()
@@ -225,7 +226,7 @@ class ParameterServerClient:
         weight: float,
         rate: float,
     ) -> PulledState:
-        """Push a vector to all servers at once and return what they hold then."""
+        """Push a vector to all servers at once and return their state afterwards."""
         self.seq += 1
         codec.set_round(self.seq)
         began = self._clock.monotonic()
@@ -251,7 +252,7 @@ class ParameterServerClient:
         return taken
 
     def rest(self, anchor: int, *, final: bool) -> None:
-        """Tell the servers that no push follows before the next anchor; best effort."""
+        """Tell the servers that no push follows before the next sync point; best effort."""
         if not self.attached:
             return
         ask = Idle(anchor, final=final)
@@ -263,7 +264,7 @@ class ParameterServerClient:
                 log.warning("parameter server %s: %s", number, error)
 
     def fetch(self, anchor: int, like: Shard, *, server: int) -> Shard | None:
-        """Return what a server holds, in the shape of `like`; None if it is away or knows nothing.
+        """Return a server's state, in the shape of `like`; None if it has none or is unreachable.
 
         May be called on another thread.
         """
@@ -294,7 +295,7 @@ class ParameterServerClient:
             self._waited_s += self._clock.monotonic() - began
 
     def _note(self, taken: PulledState, number: int, asked: ServerRequest) -> None:
-        """Take one server's answer in."""
+        """Add one server's answer."""
         answer = asked.answer
         if answer.kind == "refused":
             taken.refused = answer.error
@@ -311,7 +312,7 @@ class ParameterServerClient:
 
 
 def _load(ask: Attach, shard: Shard, setup: Setup, progress: float) -> tuple[Ask, Packet]:
-    """Return what a server is loaded with."""
+    """Return the request that loads a server."""
     names = sorted(shard.vectors)
     body = Shard(shard.theta, shard.vectors, {}, shard.version).pack()
     load = Load(

@@ -1,4 +1,4 @@
-"""Checks of options that methods with parameter servers have in common; pure."""
+"""Checks of options that all parameter-server strategies have; pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LATENESS = ("constant", "inverse", "power")
 
 
 def check_lateness(staleness: str, power: float, limit: int) -> None:
-    """Refuse a treatment of late pushes that there is not.
+    """Check how late pushes are treated.
 
     Raises:
         ConfigError: a name is unknown or a number out of range.

@@ -1,6 +1,6 @@
-"""Parameter servers: members push in every step, and go on from what the servers hold then.
+"""Parameter servers: members push in every step and continue from the servers' newest vector.
 
-Three ways (Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server"):
+Three modes (Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server"):
 
   * `synchronous`: a clock's pushes are averaged; with b backup members only the first n - b of them
     (Chen et al. 2016, https://arxiv.org/abs/1604.00981).
@@ -11,12 +11,12 @@ Three ways (Li et al. 2014, "Scaling Distributed Machine Learning with the Param
     https://arxiv.org/abs/1903.03934), or corrected by lambda g g (theta_now - theta_read) (DC-ASGD,
     Zheng et al. 2017, https://arxiv.org/abs/1609.08326).
 
-What is pushed: with `optimizer = "member"` the step that the member's own optimizer took; else the
-gradient, clipped where it was computed, and the servers' SGD takes the step at the member's rate.
+With `optimizer = "member"` members push the step their own optimizer took; otherwise they push the
+gradient, clipped on the member, and the servers' SGD takes the step at the member's learning rate.
 
 Differs from the papers:
-  * the state is agreed on now and then in a round of all members, so that it survives the servers;
-  * the schedule follows the steps that all members together have done;
+  * the state is agreed on every so often in a round of all members, so that it survives a server;
+  * the schedule follows the total steps of all members;
   * floating-point buffers move by a member's share of their change.
 """
 
@@ -82,11 +82,11 @@ class ServerOuter(ParameterServerOuter):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a single member's steps are only added up."""
+        """Whether a server only adds up the steps of a single member."""
         return self.moves
 
     def server_setup(self, parameters: int, members: int) -> Setup:
-        """Return how a server works; see :meth:`ServedState.server_setup`."""
+        """Return a server's configuration; see :meth:`ParameterServerState.server_setup`."""
         options = self.options
         mode = "synchronous" if options.mode == "stale" and not options.bound else options.mode
         return Setup(
@@ -97,7 +97,7 @@ class ServerOuter(ParameterServerOuter):
         )  # fmt: skip
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
-        """Take the parameters as they are for the common state."""
+        """Use the current parameters as the common state."""
         if not self.moves and len({group["lr"] for group in task.optimizer.param_groups}) > 1:
             raise ConfigError(
                 "the servers' optimizer has one rate for all parameters",
@@ -106,11 +106,11 @@ class ServerOuter(ParameterServerOuter):
         super().setup(task, group=group, codec=codec)
 
     def gradients(self, task: Task) -> None:
-        """Note the rate of this step; the schedule moves on before the push."""
+        """Keep this step's learning rate: the schedule moves on before the push."""
         self._rate = float(task.optimizer.param_groups[0]["lr"])
 
     def push_rate(self) -> float:
-        """Return the rate that the servers' optimizer takes this step at."""
+        """Return the learning rate at which the servers' optimizer takes this step."""
         return 1.0 if self.moves else self._rate
 
     def learned(self, task: Task) -> Tensor:
@@ -125,7 +125,7 @@ class ServerOuter(ParameterServerOuter):
 
 
 def _check_mode(options: Server) -> None:
-    """Refuse options that mean nothing in a mode.
+    """Refuse options that have no meaning in a mode.
 
     Raises:
         ConfigError: one is set.

@@ -1,4 +1,4 @@
-"""What a member of parameter servers keeps: the last anchor's state, and where it stands itself."""
+"""The state of a member of parameter servers: the last sync point, and its own progress since."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from atoll.task import Task
 from atoll.wire.parameter_server_messages import Setup
 
 REPLIES = ("fp32", "bf16", "fp16")
-"""Codecs that the vector may come back in."""
+"""Codecs in which servers can send the vector back."""
 
 _RULE = "shared.rule."
 
 
 class ParameterServerState(OuterDefaults, ABC):
-    """Options, state and formulas of :class:`ServedOuter`."""
+    """Options, state and formulas of :class:`ParameterServerOuter`."""
 
     _round_client: RoundClient
     _group: Group
@@ -42,16 +42,16 @@ class ParameterServerState(OuterDefaults, ABC):
     _shards: Shards
     _server_client: ParameterServerClient
     _start: Tensor
-    """What this member pulled last."""
+    """The vector this member pulled last."""
     _anchor: Tensor
-    """What all members agreed on last."""
+    """The vector all members agreed on last."""
     _scratch: Tensor
     _rules: list[tuple[dict[str, Tensor], dict[str, float]]]
-    """Of every server, at the anchor: vectors and numbers of its rule."""
+    """Per server at the sync point: vectors and numbers of its update rule."""
     _versions: list[int]
-    """Of every server's part in `_start`."""
+    """Per server: version of its part in `_start`."""
     _anchor_versions: list[int]
-    """Likewise in `_anchor`."""
+    """Per server: version of its part in `_anchor`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ParameterServerState(OuterDefaults, ABC):
         weight: str,
         clock: Clock | None = None,
     ) -> None:
-        """Check what all these methods have in common.
+        """Check the options that all these methods have.
 
         Raises:
             ConfigError: an option is out of range.
@@ -92,7 +92,7 @@ class ParameterServerState(OuterDefaults, ABC):
         self._marked = (0, 0)
         """Bytes of the group at the last anchor."""
         self._resumed = False
-        """The state that was loaded last was this member's own, not another's."""
+        """Whether the last loaded state was this member's own, not a donor's."""
         self._owed: Tensor | None = None
         """What was learned and could not be delivered, because a server had forgotten all."""
 
@@ -100,14 +100,14 @@ class ParameterServerState(OuterDefaults, ABC):
 
     @abstractmethod
     def server_setup(self, parameters: int, members: int) -> Setup:
-        """Return how a server with so many parameters works for so many members."""
+        """Return the configuration of a server with `parameters` values and `members` clients."""
 
     @property
     @abstractmethod
     def is_plain(self) -> bool:
-        """Whether servers do nothing with a single member's moves but add them up."""
+        """Whether servers only add up the moves of a single member."""
 
-    # -------------------------------------------------------------------------- views
+    # -------------------------------------------------------------------------- queries
 
     @property
     def _next_anchor(self) -> int:
@@ -117,13 +117,13 @@ class ParameterServerState(OuterDefaults, ABC):
         return self.server_setup(self._shards.parameters[number], max(1, len(self._members)))
 
     def _anchor_shard(self, number: int) -> Shard:
-        """Return a server's part of the anchor."""
+        """Return a server's part of the last sync point."""
         vectors, scalars = self._rules[number]
         theta = self._shards.take(self._anchor, number)
         return Shard(theta, vectors, scalars, self._anchor_versions[number])
 
     def _adopt(self, found: SyncPoints) -> float:
-        """Take over what was agreed on; return how far the vector moved."""
+        """Load an agreed state; return how far the vector moved."""
         before = self._anchor.clone()
         for number, shard in enumerate(found.shards):
             self._shards.put(self._anchor, number, shard.theta)
@@ -135,26 +135,26 @@ class ParameterServerState(OuterDefaults, ABC):
         return float((before - self._anchor).norm())
 
     def _digest(self) -> str:
-        """Return the digest of the anchor's state, right after it was agreed on."""
+        """Return the digest of the sync point's state, right after it was agreed on."""
         shards = [self._anchor_shard(number) for number in range(self._num_servers)]
         return digest_of(shards, anchor=self._epoch)
 
     def digest(self, task: Task) -> str:
-        """Return the digest of the parameters and buffers as they are."""
+        """Return the digest of the current parameters and buffers."""
         return digest(self._flat.read(self._scratch))
 
     def committed(self, task: Task) -> Committed:
-        """Return the state of the last anchor; see :meth:`Outer.committed`."""
+        """Return the state of the last sync point; see :meth:`Outer.committed`."""
         return Committed(self._anchor_step, self._base, self._flat.views(self._anchor))
 
     def evaluating(self, task: Task) -> AbstractContextManager[None]:
-        """Put the state of the last anchor into the model: what all members have in common."""
+        """Load the last sync point's state, which all members share, into the model."""
         return nullcontext() if self._alone else as_carrier(self._flat, self._anchor)
 
     # -------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the anchor's state, and what this member has pulled and done since."""
+        """Return the last sync point's state, and what this member has pulled and done since."""
         shared: dict[str, Tensor] = {"shared.theta": self._anchor}
         for number, (vectors, scalars) in enumerate(self._rules):
             shared |= {f"{_RULE}{number}.{name}": value for name, value in vectors.items()}
@@ -178,7 +178,7 @@ class ParameterServerState(OuterDefaults, ABC):
         return shared | own
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         theta = state["shared.theta"]
         if theta.shape != self._anchor.shape or f"{_RULE}{self._num_servers}.numbers" in state:
             raise ConfigError(
@@ -200,7 +200,7 @@ class ParameterServerState(OuterDefaults, ABC):
         load_codec_state(self._codec, state)
         self._owed = state["own.owed"].clone() if "own.owed" in state else None
         self._resumed = "own.counters" in state
-        if self._resumed:  # a newcomer has another member's state, and counts from now
+        if self._resumed:  # a donor's counters do not apply to this member
             names = bytes(state["shared.members"].tolist()).decode()
             self._members = tuple(filter(None, names.split("\0")))
             self._load_counters([int(value) for value in state["own.counters"].tolist()])
@@ -214,9 +214,9 @@ class ParameterServerState(OuterDefaults, ABC):
     # ------------------------------------------------------------------------ traffic
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
-        """Return what a member sends; see :meth:`Outer.traffic`. All are taken to be equally fast.
+        """Return a member's traffic, assuming equally fast members; see :meth:`Outer.traffic`.
 
-        The first member fetches what the servers hold for every anchor, and loads them after it.
+        The first member fetches the servers' state for every sync point, and loads them after it.
         """
         shards = self._shards_like(elements)
         exact = make_codec("fp32")
@@ -249,13 +249,13 @@ class ParameterServerState(OuterDefaults, ABC):
         return total([*parts, _asked(0, held_bytes), anchor])
 
     def _shards_like(self, elements: int) -> Shards:
-        """Return how a vector of so many elements would be cut, with as many buffers."""
+        """Return how a vector of so many elements would be cut, with the same number of buffers."""
         buffers = self._flat.num_elements - self._shards.num_parameters
         return Shards(max(0, elements - buffers), elements, servers=self._num_servers)
 
 
 def total_round(first: Traffic, second: Traffic) -> Traffic:
-    """Return two exchanges of one round."""
+    """Return the traffic of two exchanges, counted as one round."""
     both = total([first, second])
     return Traffic(
         1, both.relay_sent_bytes, both.relay_received_bytes,
@@ -264,5 +264,5 @@ def total_round(first: Traffic, second: Traffic) -> Traffic:
 
 
 def _asked(sent: int, received: int) -> Traffic:
-    """Return what was sent to servers and came back: always over the relay."""
+    """Return the traffic of requests to servers, which always use the relay."""
     return Traffic(0, sent, received, sent, received)

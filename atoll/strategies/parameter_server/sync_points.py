@@ -1,8 +1,8 @@
-"""Anchors: committed rounds that make what parameter servers hold the common state of all members.
+"""Sync points: committed rounds that make the servers' state the common state of all members.
 
-All members rest. The first one fetches what the servers hold; where a server has nothing, because
-it was started anew, the member that pulled the newest vector gives that. Then everybody takes the
-giver's values over exactly.
+All members pause. The first one fetches the servers' state; where a server has none, because it was
+restarted, the member with the newest pulled vector provides it. Then every member copies the
+provider's values exactly.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from atoll.wire.messages import RoundPlan
 log = logging.getLogger(__name__)
 
 DIGIT = 4096
-"""Numbers travel as digits of this base: a mean of floats over members brings them back exactly."""
+"""Integers travel as digits of this base: small enough that a float mean restores them exactly."""
 DIGITS = 3
 FINE = 256
-"""Parts of a step that progress is counted in."""
+"""Progress is counted in 1/256 of a step."""
 MARKS = DIGITS + 1
-"""Numbers that tell of one server: whether it was asked, and the version."""
+"""Numbers sent per server: whether it was asked, and the version's digits."""
 
 
 @dataclass(slots=True)
 class Shard:
-    """One server's part of the state, as somebody knows it."""
+    """One server's part of the state, as one member knows it."""
 
     theta: Tensor
     vectors: dict[str, Tensor]
     scalars: dict[str, float]
     version: int
     fetched: bool = False
-    """It comes from the server itself."""
+    """Whether it was fetched from the server itself."""
 
     def pack(self) -> Tensor:
-        """Return everything as one float32 vector."""
+        """Return all its values as one float32 vector."""
         scalars = torch.tensor([self.scalars[k] for k in sorted(self.scalars)])
         return torch.cat([self.theta, *(self.vectors[k] for k in sorted(self.vectors)), scalars])
 
     def unpack(self, vector: Tensor, *, version: int) -> Shard:
-        """Return the shard of this shape that a vector holds."""
+        """Return a shard of this shape from a packed vector."""
         names, keys = sorted(self.vectors), sorted(self.scalars)
         sizes = [self.theta.numel(), *(self.vectors[k].numel() for k in names), len(keys)]
         theta, *vectors, scalars = torch.split(vector, sizes)
@@ -69,38 +69,38 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one member brings to an anchor."""
+    """What one member contributes to a sync point."""
 
     shards: list[Shard]
     progress: float
     done: bool
-    """It has done all its steps."""
+    """Whether it has done all its steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncPoints:
-    """What all members agreed on."""
+    """The state all members agreed on."""
 
     shards: list[Shard]
     progress: float
     done: bool
-    """Every member has done all its steps."""
+    """Whether every member has done all its steps."""
     contributors: tuple[str, ...]
     digest: str
     weight: float
-    """How many took part."""
+    """Number of members that took part."""
 
 
 def marks(members: int, servers: int) -> int:
-    """Return how many numbers are exchanged before an anchor's values."""
+    """Return how many numbers are exchanged before the values."""
     return members * (2 + DIGITS + MARKS * servers)
 
 
 def hold_sync_point(group: Group, plan: RoundPlan, view: View, *, resting: Resting) -> SyncPoints:
-    """Return what the members of a plan agree on; changes nothing.
+    """Return the state that the plan's members agree on; changes nothing.
 
     Raises:
-        PeerLost: the member was lost whose values were to be taken.
+        PeerLost: the member that was to provide values was lost.
     """
     codec = make_codec("fp32")
     members, rows = list(plan.members), len(plan.members)
@@ -132,7 +132,7 @@ def hold_sync_point(group: Group, plan: RoundPlan, view: View, *, resting: Resti
 
 
 def _row(view: View) -> Tensor:
-    """Return what a member tells: that it is there, whether it is done, progress and versions."""
+    """Return a member's report: presence, whether it is done, progress and versions."""
     row = [1.0, float(view.done), *_digits(round(view.progress * FINE))]
     for shard in view.shards:
         row += [float(shard.fetched), *_digits(shard.version)]
@@ -148,7 +148,7 @@ def _number(row: Tensor) -> int:
 
 
 def _giver(table: Tensor, present: Sequence[int], server: int) -> int:
-    """Return whose values count: what was fetched, else the newest, else the first member's."""
+    """Return the provider: the member that fetched, else the one with the newest version."""
     at = 2 + DIGITS + MARKS * server
 
     def standing(row: int) -> tuple[float, int, int]:
@@ -168,10 +168,10 @@ def _reduced(
 def _given(
     group: Group, members: Sequence[str], vector: Tensor, giver: str, resting: Resting
 ) -> tuple[Tensor, str]:
-    """Return the giver's values and the digest of the exchange; only the giver sends them.
+    """Return the provider's values and the exchange's digest; only the provider sends values.
 
     Raises:
-        PeerLost: it went away meanwhile; another attempt has another giver.
+        PeerLost: the provider was lost; another attempt chooses another one.
     """
     codec, mine = make_codec("fp32"), giver == group.me
     others = tuple(member for member in members if member != giver)

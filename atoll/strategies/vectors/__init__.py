@@ -1,5 +1,4 @@
-"""Arithmetic on the flat vector of a model: read, write, cut, mask, exact sums.
+"""Arithmetic on the flat parameter vector: read, write, cut, mask, reproducible sums.
 
-Imports torch, task and the leaves.
-Start at `flat.py`.
+Imports torch, task and the leaves. Start at `flat.py`.
 """

@@ -1,10 +1,10 @@
-"""Sums and products whose rounding is the same on every machine.
+"""Sums and products with the same rounding on every machine, and FedNova's normalization.
 
 Library routines (matrix products, long sums, factorisations) add in an order that depends on the
-processor. What follows from common values on every member by itself must not: replicas would drift
-apart. These use elementwise operations only, which IEEE 754 rounds alike everywhere.
+processor. Replicas would drift apart if each computed something from common values with them. The
+functions here use elementwise operations only, which IEEE 754 rounds alike everywhere.
 
-FedNova: members that took different numbers of steps pull equally hard.
+FedNova makes members that took different numbers of steps contribute equally.
 
 Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
 Optimization" (https://arxiv.org/abs/2007.07481), equation 8, for inner steps that are all alike.
@@ -13,16 +13,16 @@ share of the data.
 
     Delta = tau sum_i p_i Delta_i / H_i,   tau = sum_i p_i H_i
 
-Without it whoever takes more steps moves the common state further, and where the members' data
-differ the result is the optimum of other shares than p_i: those of the fast machines grow.
+Without it a member that takes more steps moves the common state further; where the members' data
+differ, the result is then the optimum for a mixture that favours the fast machines.
 
 Differs from the paper:
-  * p_i is the same for all members, as slots of the data are dealt evenly;
+  * p_i is the same for all members, because data slots are assigned evenly;
   * a step counts as 1 also with momentum or AdamW, whose steps grow a little over a period.
 
-tau is the mean of the members' H_i, agreed on first in the same round; then each sends
-`tau / H_i Delta_i`, so that rules other than a mean, and codecs, see comparable values. Where all
-H_i are equal the factor is 1 and nothing is touched: the mean is the plain one to the bit.
+tau, the mean of the members' H_i, is agreed on first in the same round; then each member sends `tau
+/ H_i Delta_i`, so that codecs and rules other than a mean see comparable values. If all H_i are
+equal the factor is 1 and the result is the plain mean, bit for bit.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from atoll.codec.seeds import random_words
 from atoll.group.base import Group
 
 DEPENDENT = 1e-6
-"""A column that keeps less than this share of its length is taken for a combination of others."""
+"""A column that keeps less than this share of its length counts as linearly dependent."""
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Return the sum over the first dimension: halves are added until one row is left."""
+    """Return the sum over the first dimension by adding halves until one row is left."""
     if not x.shape[0]:
         return x.new_zeros(x.shape[1:])
     while x.shape[0] > 1:
@@ -56,7 +56,7 @@ def tree_sum(x: Tensor) -> Tensor:
 def orthonormal(columns: Tensor) -> Tensor:
     """Return orthonormal columns of the same span, float64, shape (n, r).
 
-    Gram-Schmidt, each column projected twice; columns that depend on those before become zero.
+    Gram-Schmidt, projecting each column twice; linearly dependent columns become zero.
     """
     basis = columns.double().clone()
     for index in range(basis.shape[1]):
@@ -72,7 +72,7 @@ def orthonormal(columns: Tensor) -> Tensor:
 
 
 def outer_sum(left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
-    """Return `left @ right.T` in `out`, shape (n, m), adding one pair of columns after another."""
+    """Return `left @ right.T` in `out`, shape (n, m), adding one pair of columns at a time."""
     out.zero_()
     for index in range(left.shape[1]):
         out += left[:, index : index + 1] * right[:, index]
@@ -84,19 +84,19 @@ def _length(column: Tensor) -> float:
 
 
 def uniform(elements: int, *, seed: int) -> Tensor:
-    """Return float32 numbers from -1 to 1 that follow from the seed alone."""
+    """Return float32 numbers in -1 to 1, determined by the seed."""
     words = random_words(seed, elements) >> np.uint64(11)
     return torch.from_numpy(words.astype(np.float64) * 2.0**-52 - 1.0).float()
 
 
 FEDNOVA = "fednova"
-"""The word for it where weights are chosen."""
+"""The option value that selects FedNova weights."""
 
 KEY = "steps"
-"""Names what tau is made of among the vectors of a round."""
+"""Key of the exchange from which tau is computed."""
 
 EXACT = "fp32"
-"""Codec of the numbers of steps: whole numbers up to 2^24 stay what they are."""
+"""Codec of the step counts: integers up to 2^24 are exact."""
 
 
 def mean_steps(
@@ -107,8 +107,8 @@ def mean_steps(
     Args:
         group: In a round.
         steps: Of this member.
-        weight: 1, or 0 for a member that takes no part.
-        resting: Held while the others are waited for.
+        weight: 1, or 0 for a member that does not contribute.
+        resting: Held while waiting for the others.
     """
     told = torch.tensor([float(steps)])
     work = group.reduce([told], codec=make_codec(EXACT), weight=weight, key=KEY)
@@ -118,12 +118,13 @@ def mean_steps(
 
 
 def evened(delta: Tensor, *, num_parameters: int, steps: int, tau: float) -> Tensor:
-    """Return what to send: the pseudo-gradient as of `tau` steps; buffers stay as they are.
+    """Return the pseudo-gradient scaled to `tau` steps; buffers are unchanged.
 
     Args:
-        delta: Parameters, then buffers, (P,); it is not changed, and returned where that is right.
+        delta: Parameters, then buffers, (P,); not modified, and returned as it is if the factor is
+            1.
         num_parameters: How many of its values belong to parameters.
-        steps: That it is made of.
+        steps: Steps this member took.
         tau: Mean of all members' steps.
     """
     if steps < 1 or tau == steps:

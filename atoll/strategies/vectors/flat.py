@@ -1,7 +1,4 @@
-"""Parameters as one flat float32 vector: read, write, difference, digest.
-
-The tensors that outer strategies and codecs hold.
-"""
+"""Parameters as one flat float32 vector: read, write, difference, norm, digest."""
 
 from __future__ import annotations
 
@@ -18,20 +15,20 @@ from atoll.task import Task
 
 
 class Flat:
-    """Tensors of a model, read into and written from one flat float32 vector in main memory.
+    """A model's tensors, read into and written from one flat float32 vector in main memory.
 
-    The order is that of the tensors given; it MUST be the same on every member.
+    The order of the tensors MUST be the same on every member.
     """
 
     def __init__(
         self, tensors: Sequence[Tensor], *, task: Task | None = None, whole: bool = False
     ) -> None:
-        """Remember the tensors; nothing is copied.
+        """Keep the tensors without copying.
 
         Args:
             tensors: What is read and written.
-            task: Whose model they are of: it is told of every reading and writing.
-            whole: These are all that members agree on.
+            task: The task of their model; it is notified of every read and write.
+            whole: Whether these are all tensors that members agree on.
         """
         self.tensors = list(tensors)
         self._task, self._whole = task, whole
@@ -41,7 +38,7 @@ class Flat:
 
     @classmethod
     def of(cls, task: Task) -> Flat:
-        """Return all that members agree on: trained parameters, then floating-point buffers."""
+        """Return all tensors members agree on: trained parameters, then floating-point buffers."""
         return cls([*task.parameters(), *task.buffers()], task=task, whole=True)
 
     def new(self) -> Tensor:
@@ -49,10 +46,10 @@ class Flat:
         return torch.empty(self.num_elements)
 
     def scratch(self) -> Tensor:
-        """Return a vector to read into and work in, again and again.
+        """Return a reusable vector to read into and work in.
 
-        Where the model is only a picture of what is trained elsewhere, it is the picture's own
-        memory: between two rounds nobody looks at that, and it comes anew when somebody does.
+        Where the model only mirrors one that is trained elsewhere, this is the mirror's own memory:
+        between two rounds it is not used otherwise, and it is refreshed when needed.
         """
         elsewhere = self._task.elsewhere if self._task is not None and self._whole else None
         self._lent = elsewhere.vector if elsewhere is not None else None
@@ -60,7 +57,7 @@ class Flat:
 
     @torch.no_grad()
     def read(self, out: Tensor | None = None) -> Tensor:
-        """Copy the tensors into `out`, or a new vector, in one pass and return it."""
+        """Copy the tensors into `out`, or into a new vector, in one pass."""
         if self._task is not None:
             self._task.pull()
         vector = self.new() if out is None else out
@@ -94,7 +91,7 @@ class Flat:
             self._task.push()
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """Return the parts of a vector in the shapes of the tensors, sharing its memory."""
+        """Return a vector's parts in the shapes of the tensors, sharing its memory."""
         parts = torch.split(vector, self.sizes)
         return [part.view(like.shape) for part, like in zip(parts, self.tensors, strict=True)]
 
@@ -102,8 +99,8 @@ class Flat:
 def pseudo_gradient(start: Tensor, now: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the outer gradient `start - now`, float32, same shape as `start`.
 
-    DiLoCo, Algorithm 1 (https://arxiv.org/abs/2311.08105). The sign is fixed here and nowhere
-    else: an optimizer that subtracts moves towards the members. `out` may be `now` itself.
+    DiLoCo, Algorithm 1 (https://arxiv.org/abs/2311.08105). The sign is defined only here: an
+    optimizer that subtracts the result moves towards the members. `out` may be `now` itself.
 
     Differs from the paper:
       * computed in float32 even when the model is bfloat16, so that small moves survive.
@@ -112,10 +109,10 @@ def pseudo_gradient(start: Tensor, now: Tensor, *, out: Tensor | None = None) ->
 
 
 def length(vector: Tensor) -> float:
-    """Return the Euclidean norm; NaN or infinite exactly when an element is. Mostly in one pass.
+    """Return the Euclidean norm; NaN or infinite exactly when an element is.
 
-    Norm and check for finite values are one reading of memory. Only where the squares overflow,
-    or all vanish, the values are scaled first.
+    Reads memory once for both norm and finite check. Values are rescaled in a second pass only if
+    their squares overflow or all underflow.
     """
     norm = float(torch.linalg.vector_norm(vector))
     if (math.isfinite(norm) and norm > 0.0) or not vector.numel():
@@ -129,7 +126,7 @@ def length(vector: Tensor) -> float:
 def digest(vector: Tensor) -> str:
     """Return 32 hex digits over the bytes of a contiguous vector (BLAKE2b).
 
-    A vector on torch's device `meta` has no bytes: zeros, for who asks what a method would send.
+    For a vector on torch's device `meta`, used to compute traffic, the digest is zeros.
     """
     if vector.is_meta:
         return "0" * 32
@@ -138,7 +135,7 @@ def digest(vector: Tensor) -> str:
 
 
 def iter_tensors(roots: list[Any]) -> Iterator[Tensor]:
-    """Yield the tensors that objects of strategies and codecs hold, through what these hold."""
+    """Yield all tensors reachable from the attributes of strategies and codecs."""
     seen: set[int] = set()
     todo = list(roots)
     while todo:

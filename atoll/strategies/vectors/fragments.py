@@ -1,10 +1,10 @@
-"""Fragments: a model's tensors in parts that are combined at different times.
+"""Fragments: parts of a model that are averaged at different times.
 
-A *layer* is what a name has up to its first number, e.g. `blocks.3`; what has no number (embedding,
-head, the last norm) belongs to no layer. Layers are dealt whole: one after the other in turns
-(`strided`) or in runs of neighbours (`sequential`). What belongs to no layer is cut along its first
-dimension and spread over all fragments, so that a large embedding does not make one of them heavy.
-A model with fewer layers than fragments is cut like that altogether.
+A *layer* is a tensor's name up to its first number, e.g. `blocks.3`. Fragments get whole layers, in
+turns (`strided`) or as runs of neighbours (`sequential`). Tensors without a number (embedding,
+head, last norm) are cut along their first dimension and spread over all fragments, so that a large
+embedding does not make one fragment heavy. A model with fewer layers than fragments is cut like
+that entirely.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atoll.strategies.vectors.flat import Flat
 from atoll.task import Task
 
 PATTERNS = ("strided", "sequential")
-"""How layers are dealt to fragments."""
+"""How layers are assigned to fragments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Piece:
     """A tensor, or rows of it."""
 
     index: int
-    """Of the tensor in the task's order."""
+    """The tensor's index in the task's order."""
     rows: tuple[int, int] | None = None
-    """From and up to which; None: all of it."""
+    """First and end row; None: the whole tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Fragment:
     pieces: tuple[Piece, ...]
     num_elements: int
     num_parameters: int
-    """Of them trained; they come first, the rest are buffers."""
+    """Number of trained elements; they come first, then buffers."""
 
     @torch.no_grad()
     def of(self, tensors: Sequence[Tensor], *, task: Task | None = None) -> Flat:
-        """Return this part of the given tensors, sharing their memory; `task`: as in `Flat`."""
+        """Return this part of the given tensors, sharing their memory; for `task` see `Flat`."""
         parts: list[Tensor] = []
         for piece in self.pieces:
             tensor = tensors[piece.index].detach()
@@ -56,17 +56,17 @@ class Fragment:
 def cut(
     tensors: Sequence[Tensor], names: Sequence[str], *, trained: int, count: int, pattern: str
 ) -> list[Fragment]:
-    """Return the fragments of a model; every number is in exactly one.
+    """Return the fragments of a model; every value is in exactly one.
 
     Args:
         tensors: Trained parameters, then floating-point buffers.
-        names: Theirs, in the same order.
+        names: Their names, in the same order.
         trained: How many of the tensors are parameters.
-        count: How many fragments.
+        count: Number of fragments.
         pattern: `strided` or `sequential`.
 
     Raises:
-        ConfigError: the pattern is unknown, or there are more fragments than numbers.
+        ConfigError: the pattern is unknown, or there are more fragments than values.
     """
     if pattern not in PATTERNS:
         raise unknown("pattern of fragments", pattern, PATTERNS)
@@ -98,7 +98,7 @@ def names_of(model: nn.Module, tensors: Sequence[Tensor]) -> list[str]:
 
 
 def layer_of(name: str) -> str:
-    """Return which layer a tensor belongs to; empty for none."""
+    """Return a tensor's layer; empty for none."""
     parts = name.split(".")
     for place, part in enumerate(parts):
         if part.isdigit():
@@ -117,13 +117,13 @@ def _sizes(layers: Sequence[str], tensors: Sequence[Tensor], names: Sequence[str
 def _deal(
     layers: Sequence[str], sizes: Sequence[int], *, count: int, pattern: str
 ) -> dict[str, int]:
-    """Return which fragment each layer is in."""
+    """Return the fragment of each layer."""
     if pattern == "strided":
         return {layer: place % count for place, layer in enumerate(layers)}
     dealt: dict[str, int] = {}
     total, before = sum(sizes), 0
     for place, (layer, size) in enumerate(zip(layers, sizes, strict=True)):
-        # By where its middle lies, but never so that a later fragment goes without a layer.
+        # By the layer's middle, but never so that a later fragment is left without a layer.
         middle = int(count * (before + size / 2) / total)
         least = max(0, count - (len(layers) - place))
         last = next(reversed(dealt.values())) if dealt else -1
@@ -133,7 +133,7 @@ def _deal(
 
 
 def _spread(index: int, tensor: Tensor, pieces: list[list[Piece]]) -> None:
-    """Cut a tensor along its first dimension and give every fragment its share."""
+    """Cut a tensor along its first dimension and give every fragment a share."""
     rows = tensor.shape[0] if tensor.dim() else 0
     if rows < 2:
         pieces[index % len(pieces)].append(Piece(index))

@@ -1,21 +1,21 @@
-"""Which part of a vector is exchanged in a round: the same on every member, without a message.
+"""Which part of a vector a round exchanges, computed on every member without messages.
 
-The vector is cut into stretches of L entries, and m of each are taken, neighbours modulo L; m / L
-is the share. Where they begin in each stretch is drawn from a seed, so every entry is as likely as
-any other, drawing costs time for the share and not for the vector, and the positions come sorted.
+A mask cuts the vector into stretches of L entries and takes m neighbours (modulo L) of each; m / L
+is the share. The start in each stretch is drawn from a seed: every entry is equally likely, drawing
+costs time in proportion to the share, and the positions come sorted.
 
-Updates that are lost on purpose: by a shared seed, so that all members know whose.
+Dropped updates are drawn from a common seed, so that all members know which ones.
 
-Pruned pseudo-gradients: of every neuron only the larger values that agree on a direction.
+Pruning keeps, of every neuron, the larger values that agree on a sign.
 
 DiLoCo (https://arxiv.org/abs/2311.08105, section 3.1) prunes what a member sends after TIES-merging
 (https://arxiv.org/abs/2306.01708): per neuron a sign is elected, then values are trimmed. Neither
-says in which order values go when a share is asked for. Here: a neuron (a row of a matrix, all of
-anything with fewer than two dimensions) elects the sign of its sum; first the values of the other
-sign go, the smallest first, then the smallest of the rest, until the share is gone.
+defines the order in which values are removed to reach a share. Here a neuron (a row of a matrix, or
+a whole tensor with fewer than two dimensions) elects the sign of its sum. Values of the other sign
+are removed first, smallest first, then the smallest of the rest.
 
-The vector stays as long as it was: zeros weigh as much as other numbers in a dense codec. Bytes are
-saved where a sparse codec follows, e.g. `topk:0.5` after a share of 0.5.
+The vector keeps its length, and a dense codec sends the zeros. Bytes are saved with a sparse codec,
+e.g. `topk:0.5` after pruning 0.5.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from atoll.codec.seeds import mixed, random_words
 from atoll.errors import ConfigError
 
 KINDS = ("random", "rolled")
-"""`random`: drawn anew every round; `rolled`: moves on, so that a cycle visits every entry."""
+"""`random`: drawn anew every round; `rolled`: shifted, so that a cycle visits every entry."""
 
 LONGEST = 1 << 16
-"""Largest L: shares are rounded to a fraction with a denominator up to this."""
+"""Largest L: shares are rounded to fractions with a denominator up to this."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class Mask:
         return -(-stretch // taken)
 
     def size(self, number: int) -> int:
-        """Return how many positions round `number` has; pure."""
+        """Return how many positions round `number` has."""
         taken, stretch = self._fraction.as_integer_ratio()
         return self.elements // stretch * taken + len(self._rest(number))
 
     def at(self, number: int) -> Tensor:
-        """Return the positions of round `number`, int64, ascending, each once."""
+        """Return the positions of round `number`, int64, ascending and distinct."""
         taken, stretch = self._fraction.as_integer_ratio()
         if taken == stretch:
             return torch.arange(self.elements)
@@ -95,7 +95,7 @@ class Mask:
         return torch.cat([positions, rest])
 
     def _rest(self, number: int) -> list[int]:
-        """Return the positions in what is left after the last whole stretch; it only rolls."""
+        """Return the positions behind the last whole stretch; these always roll."""
         taken, stretch = self._fraction.as_integer_ratio()
         whole, rest = divmod(self.elements, stretch)
         inside = sorted({(taken * number + offset) % stretch for offset in range(taken)})
@@ -103,7 +103,7 @@ class Mask:
 
 
 def check_probability(probability: float) -> float:
-    """Return the probability if updates can be lost with it.
+    """Return the probability of dropping updates.
 
     Raises:
         ConfigError: it is not in 0 <= p < 1.
@@ -120,23 +120,23 @@ def check_probability(probability: float) -> float:
 def lost_updates(
     members: Sequence[str], *, round_: int, probability: float, seed: int
 ) -> frozenset[str]:
-    """Return whose updates are lost in a round: the same on every member.
+    """Return the members whose updates are dropped in a round; equal on every member.
 
-    Each member's draw depends on nothing but its name, the round and the seed. A round in which all
-    would be lost loses none, for there would be no mean.
+    Each draw depends on the member's name, the round and the seed only. If all would be dropped,
+    none is: there would be no mean.
     """
     lost = {name for name in members if _draw(name, round_=round_, seed=seed) < probability}
     return frozenset(lost if len(lost) < len(members) else ())
 
 
 def _draw(member: str, *, round_: int, seed: int) -> float:
-    """Return a number, uniform in 0 up to below 1."""
+    """Return a number, uniform in [0, 1)."""
     text = f"{seed} {round_} {member}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
 
 
 def check_share(share: float) -> float:
-    """Return the share if it can be pruned.
+    """Return the share to prune.
 
     Raises:
         ConfigError: it is not in 0 <= share < 1.
@@ -164,7 +164,7 @@ def prune(parts: Sequence[Tensor], share: float) -> None:
         if not count:
             continue
         size = rows.abs()
-        # Values against the elected sign come before all others, the smallest first.
+        # Values against the elected sign are removed before all others, smallest first.
         against = rows.sum(1, keepdim=True) * rows < 0
         order = torch.where(against, size - size.amax(1, keepdim=True) - 1.0, size)
         rows.scatter_(1, order.topk(count, dim=1, largest=False).indices, 0.0)

@@ -17,7 +17,7 @@ def follow(spec: JobSpec, *, place: RankPlace, start: StartReport) -> None:
         start: Where it reports how far it has come at its start.
 
     Raises:
-        ConfigError: the job names something that does not exist or cannot be divided like that;
+        ConfigError: the job names something that does not exist, or cannot be divided like that;
             the first rank raises the same.
         RuntimeError: another rank does not answer any more.
     """

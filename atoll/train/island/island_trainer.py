@@ -1,4 +1,8 @@
-"""The built-in trainer over an island: what its ranks are, and what the first one trains with."""
+"""The built-in trainer on an island: every rank computes a part, the first one leads.
+
+The first rank also keeps a host model: all parameters whole, in main memory. Strategies and
+checkpoints work on it.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +38,13 @@ from atoll.train.build import Built, whole_model
 from atoll.train.optim.optimizers import build_optimizer
 
 RAM, DISK = "ram", "disk"
-"""Words of `memory` in `[island]`."""
+"""Values of `memory` in `[island]`."""
 
 BETWEEN_S = 10.0
-"""Freed memory goes back to the system at most so often."""
+"""Shortest time between two returns of freed memory to the system."""
 
 STEPS_APART = 7_919
-"""From the seed of a start at one step to that of a start at the next."""
+"""Distance between the seeds of starts at neighbouring steps."""
 
 
 class TrainerIsland:
@@ -60,7 +64,7 @@ class TrainerIsland:
             spec: The job.
             broadcaster: All ranks.
             mesh: All four axes.
-            device: What this rank computes on.
+            device: The device of this rank.
         """
         self.broadcaster, self._spec, self._mesh = broadcaster, spec, mesh
         self._whole: Any = None
@@ -83,7 +87,7 @@ class TrainerIsland:
     def _model(self) -> Any:
         """Return the whole model to divide; it gets the host model's values afterwards.
 
-        A pipeline computes with it before it is cut, on the first rank.
+        A pipeline also measures it before the division, on the first rank.
         """
         if self._whole is not None:
             several = self._mesh["pipeline"].size() > 1
@@ -98,12 +102,12 @@ class TrainerIsland:
         """Let all ranks build their parts; what was built here becomes the host model.
 
         Args:
-            built: The job, as this process has built it.
-            folder: Where files go that this process needs while it runs.
+            built: The job's parts, as built by this process.
+            folder: Folder for files needed while this process runs.
 
         Raises:
             ConfigError: the model or its optimizer cannot be divided like that, or the strategy
-                cannot work on the disk.
+                cannot work on disk.
         """
         task, model = built.task, built.model
         self._disk = self._disk_in(folder, built)
@@ -137,7 +141,7 @@ class TrainerIsland:
         return HostModelOnDisk(folder)
 
     def _rested(self, outer: Outer) -> None:
-        """Let go of memory that a round needed and the steps until the next one do not."""
+        """Free memory that only rounds need, until the next round."""
         if self._disk is not None:
             held = list(self._whole.parameters()) + list(self._whole.buffers())
             known = {id(tensor) for tensor in held}
@@ -150,17 +154,17 @@ class TrainerIsland:
             trim_heap()
 
     def _sample(self, built: Built) -> list[Tensor]:
-        """Return a batch by which a pipeline finds out how long its units take."""
+        """Return a batch with which a pipeline measures the time of its units."""
         if self._mesh["pipeline"].size() == 1:
             return []
         return list(next(iter(built.held_out(batch=self._spec.train.batch))))
 
     def seed(self, *, slot: int, step: int) -> None:
-        """Seed the ranks for what dropout draws: another number for every member and start.
+        """Seed dropout on all ranks, differently for every member and start.
 
         Args:
-            slot: The member's slot of the data.
-            step: Where its training stands.
+            slot: The member's data slot.
+            step: The step at which training starts.
         """
         own = self._spec.job.seed * 1_000 + slot + 1  # at step 0 as without an island
         self.broadcaster.call(SEED, seed=own + STEPS_APART * step)
@@ -190,7 +194,7 @@ def entered(spec: JobSpec, *, place: RankPlace, start: StartReport) -> Iterator[
         start: Where it reports how far it has come at its start.
 
     Raises:
-        ConfigError: the mesh has another number of ranks, or there is no device for this one.
+        ConfigError: the mesh has another number of ranks, or this rank has no device.
     """
     limit_heap()
     device = device_of(place, wanted=spec.island.device)
@@ -207,7 +211,7 @@ def leading(spec: JobSpec, *, place: RankPlace, start: StartReport) -> Iterator[
     """Be the first rank of an island inside; afterwards the others end.
 
     Raises:
-        ConfigError: the mesh has another number of ranks, or there is no device for this one.
+        ConfigError: the mesh has another number of ranks, or this rank has no device.
     """
     with entered(spec, place=place, start=start) as island:
         try:

@@ -11,7 +11,7 @@ from atoll.train.results.script_meter import ScriptMeter
 
 
 class ScriptLeader:
-    """Fits :class:`atoll.strategies.wrapped_optimizer.OtherOptimizers`."""
+    """Implements :class:`atoll.strategies.wrapped_optimizer.OtherOptimizers` for an island."""
 
     def __init__(
         self, ranks: ScriptRanks, *, meter: ScriptMeter, asked: Callable[[], None]
@@ -29,7 +29,7 @@ class ScriptLeader:
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Do inside what others serve; an error inside ends the island."""
+        """Run the body while the other ranks serve; an error in it ends the island."""
         self._arrive(place)
         yield
         self.go_on()
@@ -55,7 +55,7 @@ class ScriptLeader:
         self._trained()
 
     def go_on(self) -> None:
-        """Let them go on with the script."""
+        """Let the other ranks continue with the script."""
         self._ranks.go_on()
 
     def _trained(self) -> None:

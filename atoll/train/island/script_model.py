@@ -23,11 +23,11 @@ from atoll.strategies.wrapped_optimizer import WrapSpec
 TAKE, GIVE = "take the optimizer", "give the optimizer"
 OUTLINE, FETCH = "outline the optimizer", "fetch from the optimizer"
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
-"""Only children of modules that wrap another: they are in no name of the whole model."""
+"""Attribute names by which wrappers hold their module; they are removed from parameter names."""
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module that wrappers (DDP, compilation, recomputation) are around."""
+    """Return the module inside wrappers (DDP, compilation, recomputation)."""
     while True:
         if isinstance(module, DistributedDataParallel):
             module = module.module
@@ -39,9 +39,9 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def host_model_of(module: nn.Module, *, known: dict[int, Any] | None = None) -> nn.Module:
-    """Return modules without behaviour that have a model's parameters whole, in main memory.
+    """Return modules without behaviour that hold a model's whole parameters in main memory.
 
-    Names, order, types, and what is shared by two names are those of the model without wrappers.
+    Names, order, dtypes and shared parameters are those of the model without wrappers.
     """
     known = {} if known is None else known
     module = unwrapped(module)
@@ -65,7 +65,7 @@ def host_model_of(module: nn.Module, *, known: dict[int, Any] | None = None) -> 
 
 
 class RankModel:
-    """One rank's part of a script's model; every rank makes one, and all at once.
+    """One rank's shards of a script's model; every rank makes one at the same time.
 
     Rank 0 also has the whole model, in `host_model`. Commands copy it from and to the ranks;
     see :class:`atoll.task.HeldElsewhere`.
@@ -79,11 +79,10 @@ class RankModel:
         broadcaster: CommandBroadcaster,
         device: torch.device,
     ) -> None:
-        """Look at a model that is spread already; collective.
+        """Inspect a model that is already sharded; collective.
 
         Raises:
-            ConfigError: it was spread in a way that shows no whole tensors, or not every rank has
-                a part of each.
+            ConfigError: its shards do not show the whole tensors, or a rank lacks a shard of one.
         """
         _check(model)
         self._model, self._broadcaster = model, broadcaster
@@ -107,7 +106,7 @@ class RankModel:
                 **dict(self.host_model.named_buffers()),
             }
         self.offered: tuple[State, Sequence[Mapping[str, Any]]] | None = None
-        """On the first rank: a state of the optimizer that all are about to take up."""
+        """On the first rank: a state of the optimizer that all ranks will load."""
         for verb, do in (
             (PULL, self._pull),
             (PUSH, self._push),
@@ -131,14 +130,14 @@ class RankModel:
         return self.host_model
 
     def has(self, model: nn.Module) -> bool:
-        """Return whether a model is this one, with or without its wrappers."""
+        """Return whether `model` is this model, with or without its wrappers."""
         return unwrapped(model) is unwrapped(self._model)
 
     def name_of(self, parameter: Tensor) -> str:
         """Return a parameter's name in the whole model.
 
         Raises:
-            ConfigError: it is none of the model's.
+            ConfigError: the parameter is not part of the model.
         """
         name = self._names.get(id(parameter))
         if name is None:
@@ -150,7 +149,7 @@ class RankModel:
         return name
 
     def reshard(self) -> None:
-        """Let go of gathered copies of parameters: the next forward pass gathers them anew."""
+        """Free gathered copies of parameters; the next forward pass gathers them again."""
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -174,10 +173,10 @@ class RankModel:
 
 
 class ScriptOptimizer(WrapSpec):
-    """`Task.optimizer` of a script's first rank: its groups are live, its state that of all.
+    """`Task.optimizer` of a script's first rank: own parameter groups, the state of all ranks.
 
-    The state comes and goes as that of an optimizer of the whole model, by commands: from the
-    thread that trains only.
+    State is read and loaded in the form of an optimizer of the whole model, by commands to all
+    ranks: use it from the training thread only.
     """
 
     def __init__(
@@ -215,7 +214,7 @@ class ScriptOptimizer(WrapSpec):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what `state_dict`, or an optimizer of the whole model, returned."""
+        """Load a state of the whole model."""
         self._whole.load_state_dict(state_dict)
         state = {self._names[id(p)]: dict(own) for p, own in self._whole.state.items()}
         self._whole.state.clear()
@@ -224,7 +223,7 @@ class ScriptOptimizer(WrapSpec):
 
 
 def saved_model(wrapped: RankModel | None, model: nn.Module) -> RankModel:
-    """Return the wrapped model, which is the one that an island can save.
+    """Return the wrapped model, the only one that an island can save.
 
     Raises:
         ConfigError: `model` is another one.
@@ -243,15 +242,15 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str:
-    """Return a name without the wrappers inside it."""
+    """Return a name without the wrappers in it."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _check(model: nn.Module) -> None:
-    """Refuse what does not show which part of a whole tensor is here.
+    """Refuse a model whose shards do not show their place in the whole tensor.
 
     Raises:
-        ConfigError: it is FSDP of the first kind, which hides parameters in flat vectors.
+        ConfigError: it uses FSDP 1, which hides parameters in flat vectors.
     """
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         raise ConfigError(
@@ -266,7 +265,7 @@ def _check_alike(names: Sequence[str], *, broadcaster: CommandBroadcaster) -> No
     """Refuse a model of which ranks have different parameters; the same error on every rank.
 
     Raises:
-        ConfigError: they have.
+        ConfigError: the parameters differ.
     """
     digest = hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest()
     rows = broadcaster.gather(torch.tensor([int.from_bytes(digest), len(names)]))

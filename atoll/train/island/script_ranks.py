@@ -34,7 +34,7 @@ PLACES = ("start", "wrap", "step", "finish", "save", "evaluating", "track", "end
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankMessage:
-    """What the first rank lets the others know whenever they go on."""
+    """What the first rank sends when the others may continue."""
 
     member: str = "w0"
     members: list[str] = dataclasses.field(default_factory=list)
@@ -46,7 +46,7 @@ class RankMessage:
     midway: bool = False
     """The place is not over: do the own optimizer's step, then return here."""
     skipped: bool = False
-    """That step is left out."""
+    """Leave out that step."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -65,7 +65,7 @@ class RankReport:
     """Tokens logged since."""
 
     def add(self, *, loss: float | Tensor | None, tokens: int) -> None:
-        """Take what a script logs."""
+        """Add what a script logs."""
         if loss is not None:
             self.losses += float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
             self.count += 1
@@ -86,18 +86,18 @@ class Reply:
     loss: float | None
     """Mean over the ranks that logged one."""
     tokens: int
-    """Of all rows, each counted once."""
+    """Sum over all rows of data, each counted once."""
 
 
 class _Continue(Exception):
-    """The first rank lets this one go on."""
+    """Raised to leave the serving loop when the first rank lets this one continue."""
 
     def __init__(self, message: RankMessage) -> None:
         self.message = message
 
 
 class ScriptRanks:
-    """One rank's view of its island. From the thread that trains only."""
+    """One rank's view of its island; use it from the training thread only."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class ScriptRanks:
         """Connect to no rank yet, so that the script may make its own process group.
 
         Args:
-            place: Which rank this is.
-            shape: How the ranks lie: which of them see the same rows.
+            place: This rank.
+            shape: The mesh: which ranks see the same rows of data.
             device: `cpu`, `cuda` or `auto`.
             timeout_s: How long one collective may take.
             start: Where this rank reports how far it has come at its start.
@@ -160,7 +160,7 @@ class ScriptRanks:
 
     @property
     def data_rank(self) -> int:
-        """Which of the shares of the island's rows is this rank's."""
+        """Index of this rank's share of the island's rows."""
         return self._share_of(self.place.rank)
 
     def _share_of(self, rank: int) -> int:
@@ -204,7 +204,7 @@ class ScriptRanks:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """All four axes; every rank asks for it."""
+        """All four axes; collective."""
         self.meet()
         if self._mesh is None:
             self._mesh = build_mesh(self.shape, device=self.device)
@@ -214,7 +214,7 @@ class ScriptRanks:
         """Exchange reports with all ranks at a place; every rank calls it.
 
         Raises:
-            ConfigError: a rank has come to another place.
+            ConfigError: a rank has arrived at another place.
         """
         self.meet()
         report, self.report = self.report, RankReport(asked=self.report.asked)
@@ -240,11 +240,11 @@ class ScriptRanks:
         )
 
     def go_on(self, *, midway: bool = False, skipped: bool = False) -> RankMessage:
-        """On the first rank, let the others go on; on these, serve it until then.
+        """On the first rank, let the others continue; on these, serve it until then.
 
         Args:
-            midway: Not with the script yet; see :class:`RankMessage`.
-            skipped: See there.
+            midway: See :class:`RankMessage`.
+            skipped: See :class:`RankMessage`.
         """
         if self.leads:
             self.message = dataclasses.replace(self.make_message(), midway=midway, skipped=skipped)
@@ -265,7 +265,7 @@ class ScriptRanks:
             raise _Continue(RankMessage(**word))
 
     def part(self) -> None:
-        """Part after everything went well: every rank calls it, after it has arrived at `end`."""
+        """End the island after success; collective, after all have arrived at `end`."""
         if self.leads:
             self.broadcaster.end()
         else:
@@ -276,7 +276,7 @@ class ScriptRanks:
 
 @contextmanager
 def _by_itself() -> Iterator[None]:
-    """Be a process group of one inside."""
+    """Be a process group of one rank inside the block."""
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         store=dist.HashStore(),

@@ -1,19 +1,18 @@
 """Keep torch's compiler out of processes that compile nothing.
 
-torch's optimizers mark their methods as not compiled, and import `torch._dynamo` for it; so do
-functions that compute shapes on the device `meta`. Until something imports the compiler, the marks
-are set here instead, and `step` gets a wrapper that needs no import. When anything imports it, e.g.
+torch's optimizers mark their methods as not compiled, and import `torch._dynamo` to do so; so do
+shape functions on the device `meta`. Until something imports the compiler, this module sets the
+marks itself and wraps `step` without an import. When anything imports the compiler, e.g.
 `torch.compile`, all of this is undone first.
 
-This relies on internals of torch, and is kept for this measurement (torch 2.13; after `import
-torch`,
-one AdamW with one step):
+The module relies on internals of torch. Its benefit (torch 2.13, after `import torch`, one AdamW
+with one step):
 
-    without this module     1.2 s of processor time, 81 MB
-    with it                 0.0 s of processor time, 10 MB
+    without this module  1.2 s of processor time, 81 MB
+    with it              0.0 s of processor time, 10 MB
 
-If torch looks different, the compiler is imported as usual, which costs time and changes nothing
-else. tests/train/optim/test_lazy_compiler.py fails then.
+If torch looks different, the compiler is imported as usual at that cost, and
+tests/train/optim/test_lazy_compiler.py fails.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ from torch.optim import Optimizer
 COMPILER = "torch._dynamo"
 
 TOLD = "__dynamo_disable"
-"""Attribute by which torch remembers that the compiler was told of a function."""
+"""Attribute by which torch marks a function as registered with the compiler."""
 
 TELLING = "torch._compile"
-"""Module of the wrapper that tells the compiler of a function when it is first called."""
+"""Module of the wrapper that registers a function with the compiler on its first call."""
 
 WRAPPED = "fn"
-"""What wrappers of torch call the function that they are around."""
+"""Variable by which wrappers of torch hold their function."""
 
 STEPPING = ("torch.optim.optimizer", "_use_grad")
 """Module and name of the wrapper around `step`."""
 
 SHAPES = ("torch._refs", "torch._refs.nn.functional", "torch._decomp.decompositions")
-"""Modules whose functions tell what the shape of a result is."""
+"""Modules of the functions that compute shapes."""
 
 Undo = Callable[[], None]
 
 
 def leave_out_compiler() -> None:
-    """Let optimizers, and models without memory, do without torch's compiler until it is imported.
+    """Let optimizers and meta-device models run without torch's compiler until it is imported.
 
     May be called again.
     """
@@ -69,7 +68,7 @@ def leave_out_compiler() -> None:
 
 
 class _Watch:
-    """Takes everything back when the compiler is looked for, before it is loaded."""
+    """Undoes all changes when the compiler is looked up, before it is loaded."""
 
     def __init__(self, undo: Sequence[Undo]) -> None:
         self._undo = undo
@@ -86,7 +85,7 @@ class _Watch:
 
 
 def _mark_as_told(function: Any, undo: list[Undo]) -> None:
-    """Let what would tell the compiler of a function, below its wrappers, believe that it has."""
+    """Mark a function, below its wrappers, as already registered with the compiler."""
     while inspect.isfunction(function):
         plain = _below(function)
         tells = function.__globals__.get("__name__") == TELLING
@@ -97,7 +96,7 @@ def _mark_as_told(function: Any, undo: list[Undo]) -> None:
 
 
 def _below(function: FunctionType) -> Any:
-    """Return what a wrapper of torch is around, as it calls it; None: it is none."""
+    """Return the function that a wrapper of torch calls; None if it is not a wrapper."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     try:
         return cells[WRAPPED].cell_contents
@@ -106,13 +105,13 @@ def _below(function: FunctionType) -> Any:
 
 
 def _forget(plain: Callable[..., Any]) -> None:
-    """Take the mark away from a function."""
+    """Remove the mark from a function."""
     if vars(plain).get(TOLD) is plain:
         delattr(plain, TOLD)
 
 
 def _step_without(kind: type, undo: list[Undo]) -> None:
-    """Give an optimizer a `step` that does what its own does, but for the compiler's part."""
+    """Give an optimizer class a `step` without the compiler's part."""
     step = vars(kind).get("step")
     if not inspect.isfunction(step):
         return
@@ -124,13 +123,13 @@ def _step_without(kind: type, undo: list[Undo]) -> None:
 
     @functools.wraps(plain)
     def without(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if COMPILER in sys.modules:  # somebody has kept this function from before
+        if COMPILER in sys.modules:  # the caller kept this function since before the import
             return step(self, *args, **kwargs)
         with torch.set_grad_enabled(bool(self.defaults["differentiable"])):
             return plain(self, *args, **kwargs)
 
     def take_back() -> None:
-        # Instances put their hooks around it: then it stays, and calls torch's own.
+        # Instances wrap it in their hooks: then it stays, and calls torch's own.
         if vars(kind).get("step") is without:
             put("step", step)
 

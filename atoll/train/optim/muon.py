@@ -15,18 +15,18 @@ LR_SCALE = "lr_scale"
 """Key of a parameter group: its rate as a share of the schedule's."""
 
 ADAMW_SHARE = 0.2
-"""AdamW's rate as a share of Muon's when nobody says: 4e-3 beside 0.02."""
+"""Default of AdamW's rate as a share of Muon's: 4e-3 beside 0.02."""
 
 
 class CombinedOptimizer(Optimizer):
     """Several optimizers that look like one: one list of groups, one state, one step.
 
-    The parts share their groups and states with the whole, so schedules, checkpoints and everything
-    else that looks into an optimizer sees all parameters.
+    The parts share their groups and states with the whole, so that schedules and checkpoints see
+    all parameters.
     """
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
-        """Take over the groups of some optimizers, in order."""
+        """Take over the groups of the parts, in order."""
         groups = [group for part in parts for group in part.param_groups]
         super().__init__(groups, dict(parts[0].defaults))
         self._parts = list(parts)
@@ -34,7 +34,7 @@ class CombinedOptimizer(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Give every part its groups, and all of them the one state."""
+        """Give each part its groups and the shared state."""
         first = 0
         for part, count in zip(self._parts, self._counts, strict=True):
             part.param_groups = self.param_groups[first : first + count]
@@ -43,7 +43,7 @@ class CombinedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do a step of every part; a closure is called once, before all of them."""
+        """Step every part; a closure is called once, first."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -69,14 +69,14 @@ def muon(
 ) -> Optimizer:
     """Return Muon on the hidden matrices of a model and AdamW on all other trained parameters.
 
-    Hidden is every matrix but embeddings and the layer that gives a value per word of them. Muon
-    makes each update nearly orthogonal and keeps one momentum instead of two.
+    Hidden matrices are all but embeddings and the output layer. Muon makes each update nearly
+    orthogonal, and keeps one momentum instead of two.
 
     Args:
-        model: What is trained.
+        model: The model to train.
         lr: Muon's rate; an update of a matrix with at least as many columns as rows has about the
             spectral norm `lr`.
-        adamw_lr: AdamW's rate; a fifth of `lr` when left out.
+        adamw_lr: AdamW's rate; a fifth of `lr` by default.
         weight_decay: Decoupled decay of matrices; vectors do not decay.
         betas: AdamW's two decay rates.
         options: Further options of `torch.optim.Muon`, e.g. `momentum`, `ns_steps`.
@@ -128,7 +128,7 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def decay_groups(parameters: Sequence[Tensor], *, weight_decay: float) -> list[dict[str, Any]]:
-    """Return parameter groups in which only matrices decay; none is empty."""
+    """Return non-empty parameter groups in which only matrices decay."""
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},

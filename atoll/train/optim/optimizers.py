@@ -23,11 +23,11 @@ SCHEDULES = ("cosine", "constant")
 def build_optimizer(model: nn.Module, table: TrainTable) -> Optimizer:
     """Return the optimizer of a `[train]` table; only matrices decay.
 
-    torch's fused kernels are used: one call instead of a dozen per tensor, which on small models
-    is a measurable part of a step.
+    It uses torch's fused kernels: one call instead of a dozen per tensor, a measurable part of a
+    step of small models.
 
     Raises:
-        ConfigError: no such optimizer, or one of its options is wrong.
+        ConfigError: the optimizer is unknown, or one of its options is wrong.
     """
     leave_out_compiler()
     options, decay = dict(table.options), table.weight_decay
@@ -54,7 +54,7 @@ def build_optimizer(model: nn.Module, table: TrainTable) -> Optimizer:
 
 
 def torch_optimizers() -> dict[str, type[Optimizer]]:
-    """Return torch's own optimizers by name, without those that evaluate the model themselves."""
+    """Return torch's optimizers by name, except those that evaluate the model themselves."""
     found = {
         name: kind
         for name, kind in vars(torch.optim).items()
@@ -69,7 +69,7 @@ def _muon(
     """Return Muon with AdamW for the rest."""
     adamw_lr = options.pop("adamw_lr", None)
     kind = getattr(torch.optim, "Muon", None)
-    if kind is not None:  # without it the call below says what is missing
+    if kind is not None:  # without it, the call below raises the error
         _check_options(kind, options, more=("adamw_lr",))
     with _Refused("muon", table.options):
         return muon(
@@ -90,7 +90,7 @@ def _check_options(
     kind: Callable[..., Optimizer], options: Mapping[str, Any], *, more: tuple[str, ...] = ()
 ) -> None:
     """Refuse options that an optimizer does not have."""
-    taken = {"params", "lr", "weight_decay"}  # by the model and by [train] itself
+    taken = {"params", "lr", "weight_decay"}  # set from the model and from [train] itself
     known = (set(inspect.signature(kind).parameters) | set(more)) - taken
     for name in options:
         if name not in known:
@@ -98,7 +98,7 @@ def _check_options(
 
 
 class _Refused:
-    """Says in our words that an optimizer does not take what it was given."""
+    """Turns an optimizer's error about its arguments into a ConfigError."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self._name, self._options = name, dict(options)
@@ -116,12 +116,12 @@ class _Refused:
 
 
 def learning_rate(table: TrainTable) -> Callable[[int], float]:
-    """Return the rate of each step, counted from 0: linear warm-up, then the schedule.
+    """Return the rate by step, counted from 0: linear warm-up, then the schedule.
 
-    A function of the step alone, so that members that come late or again use the same rate.
+    It depends on the step alone, so a member that joins late uses the same rate as the others.
 
     Raises:
-        ConfigError: no such schedule.
+        ConfigError: the schedule is unknown.
     """
     if table.schedule not in SCHEDULES:
         raise unknown("schedule", table.schedule, SCHEDULES)
@@ -154,7 +154,7 @@ class StepSchedule:
         return self._rate(self._step)
 
     def step(self) -> None:
-        """Set the rate of the step after."""
+        """Advance to the rate of the next step."""
         self._step += 1
         self._apply()
 
@@ -168,6 +168,6 @@ class StepSchedule:
         return {"step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a step."""
+        """Continue at a saved step."""
         self._step = int(state["step"])
         self._apply()

@@ -1,4 +1,4 @@
-"""What a chart of the report is, and the look that all of them share."""
+"""The form of a report's charts, and their common style."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7
 
 
 def line(xs: list[Any], ys: list[Any], name: str, index: int) -> Trace:
-    """Return a line in the colour of its place."""
+    """Return a line trace in the colour of number `index`."""
     colour = COLOURS[index % len(COLOURS)]
     style = {"color": colour, "width": 1.5}
     return {"x": xs, "y": ys, "name": name, "mode": "lines", "line": style}
 
 
 def layout(x: str, y: str) -> dict[str, Any]:
-    """Return a layout with these titles of the axes."""
+    """Return a plotly layout with titles for both axes."""
     return {
         "margin": {"l": 60, "r": 20, "t": 10, "b": 45},
         "height": 340,

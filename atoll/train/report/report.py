@@ -1,7 +1,6 @@
 """`report.html`: a run's plots and tables in one file that opens offline. Loads no torch.
 
-The charts are drawn by plotly.js, which is copied out of the installed plotly package; data and
-styles are in the page itself.
+plotly.js, copied from the installed plotly package, draws the charts; data and styles are inline.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ PHASES = {
     "send_s": ("sending", "#1f77b4"),
     "vote_s": ("agreeing", "#9467bd"),
 }
-"""Parts of a round that end with its verdict: what they are called, and their colour."""
+"""Phases of a round up to its commit: label and colour."""
 
 Points = Sequence[Mapping[str, Any]]
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html` from the other files of a run's folder; missing ones are left out.
+    """Write `report.html` from the other files of a run's folder; missing files are skipped.
 
     Raises:
         StorageFull: the disk is full.
@@ -57,7 +56,7 @@ def write_report(folder: Path) -> Path:
 
 
 def read_rounds(folder: Path) -> Mapping[str, Any]:
-    """Return what the hub left of the newest rounds and of what machines are worth; or nothing."""
+    """Return what the hub wrote of the newest rounds and of node values, or nothing."""
     path = folder / ROUNDS_NAME
     try:
         found: Mapping[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
@@ -78,12 +77,12 @@ def render(
     """Return the page.
 
     Args:
-        summary: What `summary.json` holds.
+        summary: The content of `summary.json`.
         points: All measurements.
-        events: What happened.
+        events: All events.
         job_text: The job file.
-        rounds: What :func:`read_rounds` found.
-        episodes: What `read_episodes` found: a GIF of each policy.
+        rounds: The result of :func:`read_rounds`.
+        episodes: The result of `read_episodes`: a GIF of each policy.
     """
     rounds, rl = rounds or {}, summary.get("rl")
     charts = rl_charts(rl, points) if rl else _charts(summary, points)
@@ -107,14 +106,14 @@ def render(
         * bool(sample)
         + f"<section><h2>Job</h2><pre>{text(job_text)}</pre></section>"
         + f"<script>{plotly_js()}</script>"
-        # "<" never appears in the data, so nothing in it can end the script.
+        # Escape every "<", so that no data can end the script element.
         + f"<script>const charts = {data.replace('<', chr(92) + 'u003c')};{_SCRIPT}</script>"
         "</body></html>\n"
     )
 
 
 def _head(summary: Mapping[str, Any], episodes: Mapping[str, bytes]) -> str:
-    """Return what comes before the charts: figures; of policies their episodes and a table."""
+    """Return the part before the charts: figures, and for policies their episodes and a table."""
     rl = summary.get("rl")
     if not rl:
         return tiles(summary)
@@ -138,14 +137,14 @@ def plotly_js() -> str:
 
 
 def members_of(points: Points) -> list[str]:
-    """Return the members in order of slots."""
+    """Return the members in the order of their slots."""
     return sorted({str(p["member"]) for p in points}, key=lambda name: (len(name), name))
 
 
 def series(
     points: Points, member: str, name: str, *, of: str = "step"
 ) -> tuple[list[Any], list[Any]]:
-    """Return x (step, or seconds since the first point for `of="time"`) and y of one value."""
+    """Return x (step, or seconds since the first point if `of="time"`) and y of one value."""
     zero = min((float(p["time"]) for p in points), default=0.0)
     xs: list[Any] = []
     ys: list[Any] = []
@@ -186,7 +185,7 @@ def speed_chart(points: Points) -> Chart:
 
 
 def time_chart(points: Points) -> Chart:
-    """Return where each member's time went: computing, waiting for others, sending, saving."""
+    """Return how each member's time divides into computing, waiting, sending and saving."""
     members = members_of(points)
     kinds = {
         "compute_s": "computing",
@@ -217,7 +216,7 @@ def time_chart(points: Points) -> Chart:
 
 
 def stretches(points: Points, member: str) -> list[dict[str, float]]:
-    """Return a member's time between two points: its start and seconds by kind."""
+    """Return each interval between two points of a member: its start, and seconds by kind."""
     names = ("compute_s", "wait_s", "send_s", "checkpoint_s")
     before = dict.fromkeys(("wall_s", *names), 0.0)
     found: list[dict[str, float]] = []
@@ -234,7 +233,7 @@ def stretches(points: Points, member: str) -> list[dict[str, float]]:
 
 
 def bytes_chart(points: Points, summary: Mapping[str, Any]) -> Chart:
-    """Return bytes sent by member against data parallel in every step."""
+    """Return bytes sent by member, against data parallel in every step."""
     traces: list[Trace] = []
     last_step = 0
     for index, member in enumerate(members_of(points)):
@@ -275,7 +274,7 @@ def round_chart(points: Points) -> Chart:
 
 
 def timeline_charts(rounds: Points) -> list[Chart]:
-    """Return what each member did in the newest rounds, as bars along time; none without rounds."""
+    """Return what each member did in the newest rounds, as bars over time; empty without rounds."""
     shown = [one for one in rounds if one.get("timeline")][-TIMELINE_ROUNDS:]
     if not shown:
         return []
@@ -303,7 +302,7 @@ def timeline_charts(rounds: Points) -> list[Chart]:
 
 
 def _round_s(row: Mapping[str, Any]) -> float:
-    """Return the seconds from the beginning of a member's period to the verdict."""
+    """Return the seconds from the start of a member's period to the commit."""
     return sum(float(row[name] or 0.0) for name in PHASES)
 
 

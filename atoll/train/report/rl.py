@@ -1,7 +1,4 @@
-"""The part of a report about policies: their episodes, their curves, and what the critic learned.
-
-Loads no torch.
-"""
+"""A report's part about policies: episodes, curves, and the critic. Loads no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from atoll.train.report.tables import boxes, table, text
 from atoll.train.results.rl_summary import curve, step_word
 
 EPISODES = "episodes"
-"""Folder of a run with a recorded episode of each policy, `POLICY.gif`."""
+"""Folder of a run that holds a recorded episode of each policy, `POLICY.gif`."""
 
 MAX_GIF_BYTES = 8 * 2**20
 """A larger one stays beside the report."""
@@ -27,7 +24,7 @@ Rl = Mapping[str, Any]
 
 
 def read_episodes(folder: Path, rl: Rl) -> dict[str, bytes]:
-    """Return the recorded episode of every policy that has one, as the bytes of a GIF."""
+    """Return the recorded episodes by policy, as GIF bytes."""
     found = {}
     for policy in rl.get("policies") or ():
         path = folder / EPISODES / f"{policy['policy']}.gif"
@@ -60,7 +57,7 @@ def rl_tiles(summary: Mapping[str, Any]) -> str:
 
 
 def gallery(rl: Rl, episodes: Mapping[str, bytes]) -> str:
-    """Return the recorded episodes side by side, each with what its policy came to."""
+    """Return the recorded episodes side by side, each with its policy's results."""
     figures = ""
     for policy in rl["policies"]:
         picture = episodes.get(str(policy["policy"]))
@@ -93,7 +90,7 @@ def rl_charts(rl: Rl, points: Points) -> list[Chart]:
 
 
 def critic_charts(rl: Rl, points: Points) -> list[Chart]:
-    """Return the critic's loss by policy, and how old what it learned from was."""
+    """Return the critic's loss by policy, and the staleness of its data."""
     critic = rl.get("critic_member")
     if not critic:
         return []
@@ -122,7 +119,7 @@ def critic_charts(rl: Rl, points: Points) -> list[Chart]:
 
 
 def policy_table(rl: Rl) -> str:
-    """Return what each policy came to, and the critic below it."""
+    """Return the results of each policy, with the critic below."""
     heads = [
         "policy", "environment", "return, first", "last", "best", "episodes", "steps", "updates",
         "waited for the queue", "sent", "dropped",
@@ -143,7 +140,7 @@ def policy_table(rl: Rl) -> str:
 
 
 def texts(rl: Rl) -> str:
-    """Return what language models wrote."""
+    """Return sample completions of language models."""
     written = ""
     for policy in rl["policies"]:
         lines = "\n".join(str(one) for one in policy.get("texts") or ())
@@ -158,13 +155,13 @@ def short_env(env: str) -> str:
 
 
 def rise(policy: Mapping[str, Any]) -> str:
-    """Return from what to what a policy's return went, in words."""
+    """Return a policy's first and last return, in words."""
     first, last = policy["return_first"], policy["return_last"]
     return f"{number(first)} \N{RIGHTWARDS ARROW} {number(last)}"
 
 
 def number(value: float | None) -> str:
-    """Return a return for people: as many digits as tell something."""
+    """Return a return for people, with its significant digits only."""
     if value is None:
         return "-"
     size = abs(value)
@@ -172,7 +169,7 @@ def number(value: float | None) -> str:
 
 
 def _returns(rl: Rl, points: Points) -> Chart:
-    """Return the returns: in one picture if they can be compared, else one beside the other."""
+    """Return the returns: in one chart if comparable, otherwise side by side."""
     policies = rl["policies"]
     traces = [
         line(*curve(points, policy["members"], "return"), str(policy["policy"]), index)
@@ -187,7 +184,7 @@ def _returns(rl: Rl, points: Points) -> Chart:
 
 
 def _side_by_side(policies: Sequence[Rl], traces: list[Trace]) -> dict[str, Any]:
-    """Give every trace axes of its own; return what the layout needs for it."""
+    """Give every trace its own axes; return the layout for them."""
     columns = min(PICTURES_IN_A_ROW, len(policies))
     rows = -(-len(policies) // columns)
     look: dict[str, Any] = {

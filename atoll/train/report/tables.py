@@ -1,4 +1,4 @@
-"""The tiles and tables of a report, as HTML; every text from outside is escaped."""
+"""The tiles and tables of a report, as HTML; all text is escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Points = Sequence[Mapping[str, Any]]
 
 
 def worth(found: Mapping[str, Any]) -> str:
-    """Return what machines are worth, in sentences."""
+    """Return the value of each node, in sentences."""
     if not found:
         return ""
     said = [found["text"], *(node["text"] for node in found["nodes"]), found["next"]["text"]]
@@ -45,7 +45,7 @@ def tiles(summary: Mapping[str, Any]) -> str:
 
 
 def boxes(shown: Mapping[str, object]) -> str:
-    """Return figures by name, one box each; those that nobody knows are left out."""
+    """Return named figures, one box each; unknown ones are left out."""
     cells = "".join(
         f"<div><b>{text(value)}</b><span>{text(name)}</span></div>"
         for name, value in shown.items()
@@ -59,7 +59,7 @@ def _number(value: Any, form: str) -> str | None:
 
 
 def member_table(summary: Mapping[str, Any]) -> str:
-    """Return what each member did."""
+    """Return the figures of each member."""
     rows = summary.get("members") or []
     columns = {
         "member": "{}", "finished": "{}", "steps": "{}", "rounds": "{}", "tokens": "{:,}",
@@ -78,7 +78,7 @@ def member_table(summary: Mapping[str, Any]) -> str:
 
 
 def event_table(events: Points) -> str:
-    """Return what happened, with times in UTC."""
+    """Return the events, with times in UTC."""
     body = "".join(
         f"<tr><td>{datetime.fromtimestamp(float(e.get('time', 0)), UTC):%H:%M:%S}</td>"
         f"<td>{text(e.get('member', ''))}</td><td>{text(e.get('kind', ''))}</td>"
@@ -89,7 +89,7 @@ def event_table(events: Points) -> str:
 
 
 def table(title: str, heads: Sequence[str], body: str) -> str:
-    """Return a table with a title; nothing where it has no rows."""
+    """Return a table with a title, or an empty text without rows."""
     if not body:
         return ""
     head = "".join(f"<th>{text(name)}</th>" for name in heads)
@@ -100,5 +100,5 @@ def table(title: str, heads: Sequence[str], body: str) -> str:
 
 
 def text(value: object) -> str:
-    """Return anything as text that cannot become markup."""
+    """Return any value as escaped text."""
     return html.escape(str(value))

@@ -1,7 +1,4 @@
-"""What a member measures while it trains, and where that goes.
-
-Where a member's measurements go: to the hub in the background, or into its folder alone.
-"""
+"""What a member measures while it trains, and how it is recorded and sent to the hub."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ from atoll.wire.messages import Event, Metrics, Point
 log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 1.0
-"""Seconds between two points of a member: a live view needs no more."""
+"""Seconds between two points of a member: enough for a live view."""
 
 
 class Recorder:
-    """Writes a member's points to its own `metrics.jsonl` and hands them on."""
+    """Writes a member's points to its `metrics.jsonl` and passes them on."""
 
     def __init__(
         self,
@@ -48,11 +45,11 @@ class Recorder:
 
     @property
     def outlets(self) -> tuple[Callable[[Point], None] | None, Callable[[Event], None] | None]:
-        """Where points and events go."""
+        """The receivers of points and events."""
         return self._report, self._announce
 
     def point(self, values: Mapping[str, float]) -> None:
-        """Record values of now; those that are not finite are left out."""
+        """Record values with the current time; values that are not finite are left out."""
         finite = {name: float(v) for name, v in values.items() if math.isfinite(v)}
         task = self._task
         point = Point(time=self._clock.wall(), step=task.step, round=task.round, values=finite)
@@ -72,12 +69,12 @@ class Recorder:
         try:
             file.write(json.dumps(line) + "\n")
         except OSError as error:
-            # Measurements are not worth the run: a full disk stops only this file.
+            # A full disk must not end the run, so only this file stops.
             log.warning("metrics are no longer written to disk: %s", error)
             self._file = None
 
     def event(self, kind: str, text: str, **about: str) -> None:
-        """Tell people that something happened."""
+        """Report an event for people."""
         log.info("%s: %s", kind, text)
         if self._announce is not None:
             self._announce(Event(kind=kind, text=text, fields=about))
@@ -91,35 +88,35 @@ class Recorder:
 
 @dataclass(slots=True)
 class Totals:
-    """Seconds and bytes of a member's whole run; they go on after a resume."""
+    """Seconds and bytes of a member's whole run, continued after a resume."""
 
     wall_s: float = 0.0
-    """Training, without start-up and evaluation."""
+    """Training time, without start-up and evaluation."""
     compute_s: float = 0.0
-    """Of it: batches, forward, backward and optimizer steps."""
+    """Part of `wall_s`: batches, forward, backward and optimizer steps."""
     sync_s: float = 0.0
-    """Of it: rounds, waiting included."""
+    """Part of `wall_s`: rounds, with waiting."""
     wait_s: float = 0.0
-    """Of the rounds: until all had come, and until the verdict was there."""
+    """Part of `sync_s`: until all members have arrived, and until the round is committed."""
     send_s: float = 0.0
-    """Of the rounds: tensors on their way."""
+    """Part of `sync_s`: transfer of tensors."""
     checkpoint_s: float = 0.0
-    """Of it: saving."""
+    """Part of `wall_s`: saving."""
     evaluation_s: float = 0.0
-    """Not in it."""
+    """Not part of `wall_s`."""
     sent_bytes: float = 0.0
     received_bytes: float = 0.0
     aborted: float = 0.0
     """Attempts at rounds that were not committed."""
     recovery_s: float = 0.0
-    """Of the training time: taking over the committed state after being left behind."""
+    """Part of `wall_s`: recovery of the committed state after being left behind."""
     wasted_steps: float = 0.0
-    """Optimizer steps whose work was dropped because the group went on without this member."""
+    """Optimizer steps that were lost because the group went on without this member."""
 
     def count(self, elapsed_s: float, sync: SyncResult | None, *, waited_s: float = 0.0) -> None:
-        """Add a stretch of training time, with the round in it if there was one.
+        """Add `elapsed_s` of training, with the round in it if there was one.
 
-        `waited_s` of it training stood still for others outside of rounds.
+        For `waited_s` of that time training waited for other members outside of rounds.
         """
         self.wall_s += elapsed_s
         self.sync_s += waited_s
@@ -141,16 +138,15 @@ class Totals:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def load(self, numbers: Mapping[str, float | int | str]) -> None:
-        """Go on from what `to_dict` returned."""
+        """Continue from the result of `to_dict`."""
         for field in fields(self):
             setattr(self, field.name, float(numbers.get(field.name, 0.0)))
 
 
 class Meter:
-    """Collects single steps into points, so that a step costs next to nothing."""
+    """Averages steps into points, so that a step costs next to nothing."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._clear()
 
     def _clear(self) -> None:
@@ -161,7 +157,7 @@ class Meter:
         self._tokens = 0
 
     def add(self, tokens: int, *, loss: float | None = None, norm: float | None = None) -> None:
-        """Count one step, with what is known of it."""
+        """Count one step."""
         self._tokens += tokens
         if loss is not None:
             self._losses += 1
@@ -184,5 +180,5 @@ class Meter:
 
 
 def metrics_outbox(link: SyncLink) -> SyncOutbox[Point]:
-    """Return the outbox that ships a member's points to the hub."""
+    """Return the outbox that sends a member's points to the hub."""
     return link.outbox(lambda seq, points: Metrics(link.incarnation, seq, points))

@@ -1,11 +1,4 @@
-"""What a member says about its run when it ends: its part of the summary.
-
-What a process tells of an error before it ends.
-
-The last words of a member: what it has trained, or what went wrong.
-
-What one member tells when its part in a run has ended.
-"""
+"""What a member reports when it ends: its part of the summary, or its error."""
 
 from __future__ import annotations
 
@@ -33,13 +26,13 @@ from atoll.wire.messages import Finished
 def final_evaluation(
     built: Built, *, seed: int, loss_of: LossOfBatch | None = None
 ) -> dict[str, Any]:
-    """Evaluate on all that is held out; a language model writes something, too.
+    """Evaluate on all held-out data; a language model also writes a sample.
 
     Args:
-        built: What was trained; `built.model` carries the final parameters.
-        seed: Of what the model writes.
-        loss_of: Computes losses where many processes can, together; a classifier, whose answers
-            are looked at, is evaluated by `built.model` alone.
+        built: The job's parts; `built.model` carries the final parameters.
+        seed: Seed of the sample.
+        loss_of: Computes losses on several ranks; a classifier is evaluated by `built.model`
+            alone, because its accuracy is needed.
     """
     if isinstance(built.dataset, ImageDataset):
         loss_of = None
@@ -91,7 +84,7 @@ def member_result(
 
 
 def versions() -> dict[str, str]:
-    """Return what is needed to run it again."""
+    """Return the versions needed to reproduce the run."""
     return {
         "atoll": __version__,
         "torch": str(torch.__version__),
@@ -100,7 +93,7 @@ def versions() -> dict[str, str]:
 
 
 def as_atoll_error(error: BaseException, *, member: str) -> AtollError:
-    """Return the error that the hub is told when a script raised."""
+    """Return the error that is reported to the hub when a script raised `error`."""
     if isinstance(error, AtollError):
         return error
     lines = "".join(traceback.format_exception(error)[-6:]).strip()
@@ -117,16 +110,16 @@ log = logging.getLogger(__name__)
 def end_member(
     enrolled: JoinedJob, *, error: BaseException | None, result: dict[str, Any], member: str
 ) -> None:
-    """Tell the hub how a member has ended, and close its session.
+    """Report to the hub how a member has ended, and close its session.
 
     Args:
-        enrolled: Its place in the job.
-        error: What its program raised; None: it came to its end.
+        enrolled: Its connection to the job.
+        error: The error that its program raised; None after success.
         result: Its part of the summary.
         member: Its name.
 
     Raises:
-        HubError: the hub was not told, and the program did not fail by itself.
+        HubError: the report failed, and the program itself did not.
     """
     sent = enrolled.connection.link.counters.sent_control_bytes
     told = None if error is None else as_atoll_error(error, member=member).to_dict()
@@ -142,7 +135,7 @@ def end_member(
 def run_result(
     *, member: str, slot: int, seed: int, stopped: bool, totals: Totals
 ) -> dict[str, Any]:
-    """Return a member's part of the summary, without what it has trained."""
+    """Return a member's part of the summary, without the model's figures."""
     return {
         "member": member,
         "slot": slot,
@@ -159,7 +152,7 @@ def run_result(
 
 
 def trained(task: Task, *, totals: Totals, digest: str) -> dict[str, Any]:
-    """Return what a member has trained."""
+    """Return the figures of the trained model."""
     return {
         "steps": task.step,
         "tokens": task.tokens,

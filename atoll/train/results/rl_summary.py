@@ -12,20 +12,19 @@ Results = Mapping[str, Mapping[str, Any]]
 Points = Sequence[Mapping[str, Any]]
 
 DROPPED = ("stale", "duplicate", "not_finite")
-"""Why a trajectory was not learned from."""
+"""Reasons for which a trajectory is dropped."""
 
 
 OF_TEXT = ("score_before", "score_after", "texts")
-"""What only language models tell: mean rewards of one examination, and completions in it."""
+"""Figures of language models only: mean rewards of an evaluation, and completions in it."""
 
 
 def rl_summary(rl: RlTable, *, results: Results, points: Points) -> dict[str, Any]:
     """Return the results of each policy and of the critic (keys: docs/reference/run_files.md).
 
     Args:
-        rl: The tables of the job.
-        results: Member -> what it said when it finished; one that was lost said nothing, and
-            counts with its last measurements.
+        rl: The `[rl]` tables of the job.
+        results: Member to its result; a lost member has none, and its last measurements count.
         points: All measurements.
     """
     told = {f"w{slot}": seat for slot, seat in enumerate(seats(rl))}
@@ -50,9 +49,9 @@ def rl_summary(rl: RlTable, *, results: Results, points: Points) -> dict[str, An
 
 
 def curve(points: Points, members: Iterable[str], name: str) -> tuple[list[float], list[float]]:
-    """Return environment steps and the values of one name, of a policy's actors together.
+    """Return environment steps and one value over them, for all actors of a policy.
 
-    Several actors of one policy count their own steps: their sum is the policy's.
+    Each actor counts its own steps; the policy's steps are their sum.
     """
     steps: dict[str, float] = {}
     newest: dict[str, float] = {}
@@ -106,7 +105,7 @@ def _member(name: str, seat: Seat, results: Results, points: Points) -> dict[str
 def _policy(
     name: str, env: str, steps: int, members: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the figures of one policy, of all its actors together."""
+    """Return the figures of one policy over all its actors."""
     own = [row for row in members if row["role"] == ACTOR and row["policy"] == name]
     best = [row["return_best"] for row in own if row["return_best"] is not None]
     return {
@@ -130,7 +129,7 @@ def _policy(
 
 
 def step_word(rl: Mapping[str, Any]) -> str:
-    """Return what a step is called: language models do not live in environments."""
+    """Return the word for a step: completions for language models, which have no environment."""
     text = all(str(policy["env"]).startswith("text:") for policy in rl["policies"])
     return "completion" if text else "environment step"
 
@@ -143,12 +142,12 @@ def _first_return(points: Points, member: str) -> float | None:
 
 
 def _counts(found: Any) -> dict[str, int]:
-    """Return counts by word as a member told them, whole numbers only."""
+    """Return a member's counts by word, whole numbers only."""
     return {str(k): int(v) for k, v in found.items()} if isinstance(found, Mapping) else {}
 
 
 def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return counts by word, added."""
+    """Return the sum of counts by word."""
     both: dict[str, int] = dict.fromkeys(DROPPED, 0)
     for one in counts:
         for word, count in one.items():

@@ -1,4 +1,4 @@
-"""Text that a trained model writes."""
+"""Sample text of a trained model."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from atoll.errors import CheckpointError, ConfigError
 from atoll.models import TEXT, LanguageModel, build_model, model_row
 
 SAMPLE_PROMPT = "def "
-"""How the sample of a run begins; the default corpus is Python source."""
+"""Prompt of a run's sample; the default corpus is Python source."""
 
 SAMPLE_TOKENS = 240
-"""A few lines."""
+"""Length of the sample: a few lines."""
 
 
 def load_model(path: Path) -> tuple[LanguageModel, Tokenizer]:
     """Return language model and tokenizer of `model.safetensors` or a checkpoint's shared part.
 
     Raises:
-        CheckpointMissing: there is no such file.
+        CheckpointMissing: the file does not exist.
         CheckpointCorrupt: it is damaged.
         CheckpointError: its weights do not fit the model it names.
-        ConfigError: the model writes no text.
+        ConfigError: the model is not a language model.
     """
     weights = load_weights(path)
     if model_row(weights.model).data != TEXT:
@@ -57,7 +57,7 @@ def write_text(
     temperature: float = 0.8,
     seed: int = 0,
 ) -> str:
-    """Return the prompt and what the model writes after it; bytes that are no text show as �.
+    """Return the prompt and the model's continuation; bytes that are not UTF-8 show as �.
 
     Raises:
         ConfigError: the prompt is empty.

@@ -1,4 +1,4 @@
-"""What is measured while somebody's own loop trains: times, losses, bytes; a point a second."""
+"""Measurements of a script's own training loop: times, losses and bytes, one point a second."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from atoll.train.results.metrics import REPORT_EVERY_S, Meter, Recorder, Totals,
 
 
 class ScriptMeter:
-    """Measures one member of a script; it sends nothing before it knows the task."""
+    """Measures one member of a script; it sends nothing before `open`."""
 
     def __init__(self, group: Group, clock: Clock) -> None:
-        """Measure from now."""
+        """Start measuring now."""
         self.totals = Totals()
         self._group, self._clock = group, clock
         self._task: Task | None = None
@@ -31,11 +31,11 @@ class ScriptMeter:
         self.restart()
 
     def restart(self) -> None:
-        """The next step begins now."""
+        """Start the time of the next step now."""
         self._mark = self._reported = self._clock.monotonic()
 
     def open(self, task: Task, connection: Connection | None, *, flush_timeout_s: float) -> None:
-        """Send the points of this task from now on."""
+        """Send points of `task` from now on."""
         self._task = task
         if connection is None:
             self._recorder = Recorder(task, clock=self._clock)
@@ -64,7 +64,7 @@ class ScriptMeter:
         self._values |= numbers
 
     def step(self, sync: SyncResult | None) -> None:
-        """Count the time since the last step; send a point if it is time."""
+        """Count the time since the last step; send a point if it is due."""
         now = self._clock.monotonic()
         self.totals.count(now - self._mark, sync)
         self._mark = now
@@ -73,12 +73,12 @@ class ScriptMeter:
             self.report()
 
     def bytes(self) -> None:
-        """Take note of what was sent."""
+        """Record the bytes sent so far."""
         self.totals.sent_bytes = self._group.sent_bytes + self._sent
         self.totals.received_bytes = self._group.received_bytes + self._received
 
     def report(self) -> None:
-        """Send what was measured since the last point."""
+        """Send the measurements since the last point."""
         if self._recorder is None or self._task is None:
             return
         now = self._clock.monotonic()
@@ -87,7 +87,7 @@ class ScriptMeter:
         self._recorder.point(values | self.totals.to_dict() | {"tokens": self._task.tokens})
 
     def tell(self, kind: str, text: str) -> None:
-        """Tell people that something happened."""
+        """Report an event for people."""
         if self._recorder is not None:
             self._recorder.event(kind, text)
 

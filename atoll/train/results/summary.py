@@ -30,17 +30,15 @@ def summarise(
     rounds_committed: int,
     rounds_aborted: int,
 ) -> dict[str, Any]:
-    """Return the content of `summary.json`; docs/reference/run_files.md says what each key means.
-
-    A pure function. Members that left no result (they were lost) count with their last point.
+    """Return the content of `summary.json`; its keys are in docs/reference/run_files.md.
 
     Args:
         job: The job's id.
         spec: The job.
-        results: Member -> what it said when it finished.
-        points: All measurements, as the hub or `metrics.jsonl` gives them.
-        rounds_committed: Verdicts of the hub.
-        rounds_aborted: Verdicts of the hub.
+        results: Member to its result; a lost member has none, and its last point counts.
+        points: All measurements, from the hub or `metrics.jsonl`.
+        rounds_committed: Number of rounds that the hub committed.
+        rounds_aborted: Number of rounds that the hub aborted.
     """
     members = {name: _figures(name, results, points) for name in _members(results, points)}
     steps = max((int(m["steps"]) for m in members.values()), default=0)
@@ -87,7 +85,7 @@ def summarise(
 
 
 def _of_policies(spec: JobSpec, results: Results, points: Points) -> dict[str, Any]:
-    """Return what is different for policies: they have steps instead of tokens, and no replicas."""
+    """Return what differs for policies: they count steps, not tokens, and have no replicas."""
     rl = rl_summary(spec.rl, results=results, points=points)
     return {
         "rl": rl,
@@ -101,15 +99,15 @@ def _of_policies(spec: JobSpec, results: Results, points: Points) -> dict[str, A
 
 
 def ddp_bytes(*, parameters: int, members: int, steps: int) -> int:
-    """Return what each member would have sent with a ring all-reduce of fp32 gradients per step."""
+    """Return the bytes each member would send with a ring all-reduce of fp32 gradients per step."""
     return round(2 * (members - 1) / members * FP32_BYTES * parameters * steps)
 
 
 def held_out_losses(points: Points) -> list[tuple[int, int, float]]:
     """Return (step, round, nats per token) of every evaluation, in order of rounds.
 
-    Members evaluate shares; those of one round add up. A final evaluation of everything by one
-    member is one by itself.
+    Members evaluate shares, and the shares of one round are added. The final evaluation of all data
+    by one member is an entry of its own.
     """
     sums: dict[tuple[int, int], list[float]] = {}
     final: list[tuple[int, int, float]] = []
@@ -126,12 +124,12 @@ def held_out_losses(points: Points) -> list[tuple[int, int, float]]:
 
 
 def best_sample(results: Results) -> str:
-    """Return the text that the trained model wrote, if a member reported one."""
+    """Return the sample of the trained model, if a member reported one."""
     return str(_first_of(results, "sample") or "")
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
-    """Write `summary.json` into a run's folder; it appears whole or not at all.
+    """Write `summary.json` into a run's folder, atomically.
 
     Raises:
         StorageFull: the disk is full.
@@ -141,7 +139,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
 
 
 def write_whole(path: Path, text: str) -> Path:
-    """Write a text file that appears whole or not at all.
+    """Write a text file atomically.
 
     Raises:
         StorageFull: the disk is full.
@@ -162,7 +160,7 @@ def write_whole(path: Path, text: str) -> Path:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a `.jsonl` file; none if there is no file, no cut last line."""
+    """Return the objects of a `.jsonl` file; a missing file or a truncated last line gives none."""
     if not path.exists():
         return []
     lines: list[dict[str, Any]] = []
@@ -170,7 +168,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             lines.append(json.loads(line))
         except ValueError:
-            continue  # the writer was ended in the middle of this line
+            continue  # a truncated last line: its writer was ended
     return lines
 
 
@@ -180,7 +178,7 @@ def _members(results: Results, points: Points) -> list[str]:
 
 
 def _figures(name: str, results: Results, points: Points) -> dict[str, Any]:
-    """Return one member's row: its result, or its last measurements."""
+    """Return one member's row, from its result or its last measurements."""
     latest: dict[str, Any] = {}
     for point in points:
         if point["member"] == name:
@@ -214,10 +212,10 @@ def _loss_first(results: Results, evaluations: Sequence[tuple[int, int, float]])
 
 
 def _identical(results: Results) -> bool:
-    """Return whether all that finished report the same digests, after every round and at the end.
+    """Return whether all members that finished report the same digests, per round and at the end.
 
-    A member that joined late or left early has another past: only those with as many rounds as
-    the most are compared.
+    A member that joined late or left early has another history: only the members with the most
+    rounds are compared.
     """
     most = max((int(result.get("rounds", 0)) for result in results.values()), default=0)
     full = [result for result in results.values() if int(result.get("rounds", 0)) == most]
@@ -226,7 +224,7 @@ def _identical(results: Results) -> bool:
 
 
 def _first_of(results: Results, key: str) -> Any:
-    """Return the value of the first member, in order of slots, that has it."""
+    """Return the value of the first member, in slot order, that has it."""
     for name in sorted(results, key=lambda name: (len(name), name)):
         if results[name].get(key) is not None:
             return results[name][key]

@@ -1,13 +1,12 @@
-"""The committed state on its way from members that have it to one that lacks it.
+"""The committed state, as donors serve it and late members load it.
 
-Two parts: `shared` has the same bytes on every member that stands on the same round; `inner` is one
-member's own optimizer, which a newcomer borrows rather than to start its moments at zero. Where
-members carry different models on purpose, both are one donor's own, and a newcomer becomes its
-copy. Both are taken between two optimizer steps, in the middle of a period if need be: the common
-state does not change from one round to the next.
+It has two parts. `shared` has the same bytes on every member of the same round. `inner` is one
+member's optimizer, which a late member copies so that its moments do not start at zero. Where
+members train different models on purpose, both parts are the donor's own. Both are read between
+two optimizer steps, also in the middle of a period: the common state changes only in a round.
 
-Others read the state from threads of their own, in which the ranks of an island cannot be asked for
-theirs: an island gives no optimizer, and of a model of its own what the last round made of it.
+Other threads read the state, and must not issue collectives. An island therefore serves no
+optimizer, and a model of its own only as of the last round.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ _TREE = "tree"
 
 
 class CommittedState:
-    """One member's state as others may have it; read only while the task rests."""
+    """One member's state as donors serve it; read only while the task is still."""
 
     def __init__(self, task: Task, outer: Outer) -> None:
-        """Look at a task and its strategy."""
         self._task, self._outer = task, outer
 
     @property
     def round(self) -> int:
-        """Rounds committed."""
+        """Number of committed rounds."""
         return self._task.round
 
     @property
@@ -47,7 +45,7 @@ class CommittedState:
 
     @property
     def identical(self) -> bool:
-        """Whether all members that stand on the same round have the same state."""
+        """Whether all members of the same round have the same state."""
         return self._outer.one_state
 
     def parts(self) -> tuple[Part, Part]:
@@ -68,15 +66,13 @@ class CommittedState:
 
 
 def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None:
-    """Set a task to the committed state of others.
-
-    The member's counters and its place in the data stay its own.
+    """Load the committed state of other members; counters and data position stay the member's own.
 
     Args:
-        task: Model, optimizer, step, round and past change.
-        outer: Its strategy, set up already.
-        shared: What all members have in common.
-        inner: A member's optimizer; None, or without one: the own one stays as it is.
+        task: Model, optimizer, step, round and history hash.
+        outer: Its strategy, already set up.
+        shared: The part that all members have in common.
+        inner: A donor's optimizer; None keeps the own one.
 
     Raises:
         CheckpointError: the parts do not fit this model, optimizer or strategy.
@@ -99,7 +95,7 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
             outer.rejoin(task)
             base, task.past = str(tree["base"]), str(tree["chain"])
         except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-            if is_peer_failure(error):  # another rank is gone: the state is not to blame
+            if is_peer_failure(error):  # another rank has died: the state is not to blame
                 raise
             raise CheckpointError(
                 "the state of the other members does not fit here",
@@ -115,14 +111,14 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
 
 
 def _trained(task: Task) -> dict[str, Tensor]:
-    """Return what members agree on, by name: trained parameters and floating-point buffers."""
+    """Return the tensors that members agree on: trained parameters and floating-point buffers."""
     agreed = {id(t) for t in [*task.parameters(), *task.buffers()]}
     state = task.model.state_dict(keep_vars=True)
     return {name: value.detach() for name, value in state.items() if id(value) in agreed}
 
 
 def _counts(task: Task) -> dict[str, Tensor]:
-    """Return the buffers that members do not agree on, e.g. counts of batches."""
+    """Return the buffers that members do not agree on, e.g. batch counters."""
     saved = task.model.state_dict(keep_vars=True)
     return {
         name: buffer
@@ -132,7 +128,7 @@ def _counts(task: Task) -> dict[str, Tensor]:
 
 
 def _load_model(task: Task, given: Mapping[str, Any]) -> None:
-    """Put the given entries into the model; the others stay as they are."""
+    """Load the given entries into the model; the others keep their values."""
     unknown = sorted(given.keys() - task.model.state_dict().keys())
     if unknown:
         raise KeyError(f"the model has no {unknown[0]}")
@@ -146,5 +142,5 @@ def _part(name: str, tree: Mapping[str, Any]) -> Part:
 
 
 def _tree(part: Part) -> dict[str, Any]:
-    # Copies: optimizers keep the tensors they are given, and these lie in a received message.
+    # Clone: optimizers keep the tensors, which are views of the received message.
     return dict(nest(part.metadata[_TREE], {k: v.clone() for k, v in part.tensors.items()}))

@@ -1,4 +1,9 @@
-"""A member's way back among the others: it takes their state over, and offers its own."""
+"""Recover the committed state from other members, and offer the own state to them.
+
+A member that joins late, or that the group left behind, asks the hub which members are donors,
+fetches their state, and loads it. The hub may commit more rounds meanwhile, so the member asks
+again after fetching and repeats until its state is the newest.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +27,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 8
-"""How often a state that does not fit is fetched anew."""
+"""How many fetched states may fail to load before the member gives up."""
 
+# Short enough that a stop request is noticed at once while a fetch runs.
 POLL_S = 0.2
 
 
 class RolledBack(GroupError):
-    """Nobody has the committed state any more: the run goes on from a checkpoint."""
+    """No member has the committed state any more: the run continues from a checkpoint."""
 
     def __init__(self, round_: int, *, lease: Lease | None = None) -> None:
-        """Go on from the checkpoint of a round, -1: from the beginning; `lease`: with what data."""
+        """Continue from the checkpoint of `round_` (-1: the beginning), on the data of `lease`."""
         super().__init__(
             "nobody has the committed state any more",
             expected=f"the checkpoint of round {round_}" if round_ >= 0 else "a fresh start",
@@ -41,20 +47,20 @@ class RolledBack(GroupError):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredState:
-    """A committed state that was taken over."""
+    """A committed state that was loaded."""
 
     lease: Lease | None
-    """What to train on until the next verdict."""
+    """The data to train on until the next round."""
     sources: tuple[str, ...]
     seconds: float
     nbytes: int
 
 
 class Hub(Protocol):
-    """What the hub is asked; :class:`atoll.group.hub.HubGroup` fits."""
+    """The hub's part in a recovery; implemented by :class:`atoll.group.hub.HubGroup`."""
 
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
-        """Return who has the committed state."""
+        """Return which members have the committed state."""
         ...
 
     def standing(
@@ -66,7 +72,7 @@ class Hub(Protocol):
         seconds: float = 0.0,
         nbytes: int = 0,
     ) -> None:
-        """Tell that this member stands on the committed state now."""
+        """Report that this member has the committed state of `round_`."""
         ...
 
 
@@ -74,17 +80,17 @@ class Fetch(Protocol):
     """Fetches the committed state; may take long."""
 
     def __call__(self, *, ready: bool, distrusted: Sequence[str] = ()) -> Recovered:
-        """Return it.
+        """Return the state.
 
         Args:
-            ready: It is loaded at once, so that rounds may wait for it.
-            distrusted: Members whose state did not fit before.
+            ready: The state will be loaded at once, so rounds may wait for this member.
+            distrusted: Members that sent a state which could not be loaded.
         """
         ...
 
 
 class Server(Protocol):
-    """What offers the state; :class:`atoll.recovery.StateServer` fits."""
+    """Serves the state; implemented by :class:`atoll.recovery.StateServer`."""
 
     def offer(
         self,
@@ -92,12 +98,12 @@ class Server(Protocol):
         *,
         still: Callable[..., AbstractContextManager[None]],
     ) -> None:
-        """Give this state to whoever asks for it."""
+        """Serve `state` to members that ask; `still` holds training between two steps."""
         ...
 
 
 class RecoveryClient:
-    """See the module's docstring. Used from the training thread."""
+    """Recovers and offers a task's state; used from the training thread."""
 
     def __init__(
         self,
@@ -111,11 +117,11 @@ class RecoveryClient:
         """Fetch nothing yet.
 
         Args:
-            hub: Who is asked who has the state.
+            hub: Says which members have the state.
             fetch: Fetches it from them.
-            server: Offers the own state; None: nobody can have it.
-            announce: Takes events for people.
-            should_stop: Asked while waiting; True: give up.
+            server: Serves the own state; None serves it to no one.
+            announce: Receives events for people.
+            should_stop: Polled while waiting; True gives up.
         """
         self._hub, self._fetch, self._server = hub, fetch, server
         self._announce, self._should_stop = announce, should_stop
@@ -123,7 +129,7 @@ class RecoveryClient:
         self._distrusted: set[str] = set()
 
     def begin(self) -> None:
-        """Start to fetch, while model and data are still being built."""
+        """Start to fetch while model and data are being built; rounds do not wait for this."""
         self._begun = self._start(ready=False)
 
     def _start(self, *, ready: bool) -> Work[Recovered]:
@@ -131,16 +137,16 @@ class RecoveryClient:
         return Work.start(lambda: self._fetch(ready=ready, distrusted=distrusted), name="recover")
 
     def offer(self, task: Task, state: CommittedState) -> None:
-        """Offer this member's committed state to whoever comes late, from now on."""
+        """Serve this member's committed state to late members from now on."""
         if self._server is not None:
             self._server.offer(state, still=task.gate.still)
 
     def take(self, task: Task, outer: Outer) -> RecoveredState:
-        """Set a task to the committed state of the others.
+        """Load the committed state of other members into a task.
 
         Raises:
-            SetBack: nobody has it.
-            CheckpointError: what they have does not fit this member's model, again and again.
+            RolledBack: no member has it.
+            CheckpointError: `ATTEMPTS` states did not fit this member's model.
             GroupLeft: this member was asked to leave meanwhile.
         """
         began = RealClock().monotonic()
@@ -156,6 +162,7 @@ class RecoveryClient:
                 self._announce(Event("recovery-refused", f"{task.member}: {error}"))
                 if attempt == ATTEMPTS:
                     raise
+                # The next fetch avoids these donors.
                 self._distrusted.update(recovered.sources)
                 continue
             break
@@ -167,17 +174,18 @@ class RecoveryClient:
         return RecoveredState(answer.lease, sources, seconds, recovered.nbytes)
 
     def catch_up(self) -> int:
-        """Take over nothing but the number of rounds: members train models of their own."""
+        """Take over only the round number, where members train models of their own."""
         answer = self._hub.recover()
         self._hub.standing(answer.round, base="", sources=[], seconds=0.0, nbytes=0)
         return answer.round
 
     def _newest(self) -> tuple[Recovered, Sources]:
-        """Return the state of the round that is committed now."""
+        """Return the state of the newest committed round, and the hub's answer for it."""
         work, self._begun = self._begun or self._start(ready=True), None
         while True:
             recovered = self._wait(work)
-            # The hub may have decided another round since; and the pace depends on the moment.
+            # Ask after fetching: the hub may have committed a round meanwhile, and the pace
+            # changes.
             answer = self._hub.recover()
             if recovered.shared is None or answer.round == recovered.round:
                 return recovered, answer

@@ -1,4 +1,4 @@
-"""Saving one member's checkpoints: in the background where there is a saver."""
+"""Save one member's checkpoints, in the background where there is a saver."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from atoll.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a checkpoint says beyond the state of the task and its strategy."""
+    """The metadata of a checkpoint, beyond the state of task and strategy."""
 
     members: tuple[str, ...]
-    """Who took part in the last round."""
+    """The members of the last round."""
     shared: bool
     """Whether this member writes the shared part."""
     final: bool
-    """The run ends here: wait for an earlier save rather than skip this one."""
+    """The run ends here: wait for an earlier save instead of skipping this one."""
     score: float | None
-    """Held-out loss of this very round, if it was evaluated."""
+    """Held-out loss of this round, if it was evaluated."""
     counters: Mapping[str, float | int | str]
     about: Mapping[str, str]
     cursor: Mapping[str, int]
     strategy: str
-    """Name of the outer strategy."""
+    """The name of the outer strategy."""
     kept: Sequence[Mapping[str, Any]] = ()
-    """By rank: what a script keeps beside model and optimizer."""
+    """By rank: what a script keeps besides model and optimizer."""
 
 
 SLACK_BYTES = 1 << 20
@@ -41,15 +41,15 @@ SLACK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Where checkpoints go; neither: nowhere."""
+    """Where checkpoints go: to a store, or to a background saver; without either, nowhere."""
 
     store: Store | None
     saver: BackgroundSaver | None
 
     def reserve(self, task: Task, outer: Outer, *, shared: bool) -> None:
-        """Get memory for later saves ahead; the optimizer has its state by now.
+        """Allocate memory for later saves, once the optimizer has its state.
 
-        An island has none to get: its state goes to the disk as it comes from the ranks.
+        An island needs none: its state is written to disk as the ranks send it.
         """
         if self.saver is None or task.elsewhere is not None:
             return
@@ -65,14 +65,14 @@ class Saving:
         """Save the state right after a committed round; return whether it was taken.
 
         Raises:
-            StorageFull: the store has no room; never with a saver.
+            StorageFull: the store is full; never with a saver.
             HubError: the store cannot be reached; never with a saver.
         """
         if self.store is None and self.saver is None:
             return False
         task.pull()
         base = outer.committed(task).base if outer.one_model else ""
-        # The parts of one checkpoint have one step, also where members are at steps of their own.
+        # All parts of a checkpoint carry the same step, also where members count their own.
         step = task.step if outer.one_state else outer.committed(task).step
         own, common = collect(
             task, outer=outer.state_dict(), codec={}, cursor=moment.cursor,
@@ -94,7 +94,7 @@ class Saving:
 
 
 def agreed(task: Task, outer: Outer) -> dict[str, Tensor]:
-    """Return the members' common parameters by name, where they are ahead of them; not copied."""
+    """Return the common parameters by name where the task's own differ from them; not copied."""
     tensors = None if outer.one_model else outer.committed(task).tensors
     if tensors is None:
         return {}

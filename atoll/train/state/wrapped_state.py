@@ -1,4 +1,4 @@
-"""How the state of a wrapped optimizer begins, is saved, and comes back when it was left behind."""
+"""Start, save and recover the state of an optimizer wrapped by `run.wrap`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CLOSE_TIMEOUT_S = 60.0
 
 
 class StatePolicy(Protocol):
-    """What a script keeps beside model and optimizer, on all its ranks."""
+    """What a script keeps besides model and optimizer, on all its ranks."""
 
     def gather(self) -> Sequence[Mapping[str, Any]]:
         """Return the state of every rank."""
         ...
 
     def give(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Let them take it up again."""
+        """Load the state of every rank."""
         ...
 
 
@@ -48,16 +48,16 @@ class WrappedState:
         every: int = 0,
         kept: StatePolicy | None = None,
     ) -> None:
-        """Stand by.
+        """Store the arguments.
 
         Args:
-            task: What is trained, its strategy set up already.
-            outer: That strategy.
+            task: What is trained.
+            outer: Its strategy, already set up.
             group: The members.
             strategy: The strategy's name.
-            enrolled: This member's place; None: without a hub there is nobody to recover from.
-            every: Rounds between checkpoints; 0: none.
-            kept: What the script's ranks keep besides; None: nothing.
+            enrolled: This member's connection; None without a hub, where recovery is impossible.
+            every: Rounds between checkpoints; 0 saves none.
+            kept: What the script's ranks keep besides; None for nothing.
         """
         self._kept = kept
         self._task, self._outer, self._group = task, outer, group
@@ -87,10 +87,10 @@ class WrappedState:
         return result
 
     def recover(self, error: LeftBehind | None) -> None:
-        """Take the committed state over from the others, or from the newest checkpoint.
+        """Take over the committed state of other members, or of the newest checkpoint.
 
         Raises:
-            LeftBehind: there is nobody to ask (`error` itself).
+            LeftBehind: there is no hub to recover through (`error` itself).
         """
         enrolled = self._enrolled
         if enrolled is None:
@@ -110,7 +110,7 @@ class WrappedState:
                 extend_history_hash(self._task, self._outer.begin(self._task))
 
     def after(self, sync: SyncResult | None) -> None:
-        """Take note of a round, and save if it is time."""
+        """Record a round, and save if it is due."""
         if sync is None or self._saver is None:
             return
         final = sync.ends(self._group)
@@ -118,7 +118,7 @@ class WrappedState:
             self._save(final=final)
 
     def close(self) -> None:
-        """Let the last checkpoint be written."""
+        """Wait until the last checkpoint is written."""
         if self._saver is not None:
             self._saver.close(timeout_s=CLOSE_TIMEOUT_S)
 
@@ -133,7 +133,7 @@ class WrappedState:
         Saving(store=None, saver=self._saver).save(self._task, self._outer, moment)
 
     def _resume(self, enrolled: JoinedJob, round_: int) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         store = enrolled.store()
         try:
             restored = resume(store, round_, self._task, strategy=self._strategy)
