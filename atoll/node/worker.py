@@ -23,12 +23,12 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from atoll import config
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
-from atoll.errors import AtollError, ConfigError, OutOfMemory, RankLost, ScriptError
+from atoll.errors import AtollError, ConfigError, RankLost, ScriptError
 from atoll.ids import is_follower
 from atoll.island.peer_failure import is_peer_failure, rank_lost
 from atoll.island.start_phase import StartPhase, StartReport
@@ -36,6 +36,7 @@ from atoll.node.imports import load, modules_of_rank
 from atoll.node.islands.failure_cause import error_file
 from atoll.node.processes.exits import ERROR_FILE
 from atoll.node.processes.process_tree import watch_parent
+from atoll.node.script_errors import describe
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 from atoll.wire.messages import Finished
 
@@ -351,41 +352,6 @@ def script_path(directory: Path, spec: JobSpec, *, folder: Path) -> Path:
         folder: Where the process works; its copy of the code, if the job has any.
     """
     return folder / spec.job.script if spec.job.code else directory / Path(spec.job.script).name
-
-
-def describe(
-    error: BaseException, *, where: str, place: str = "", trace: TracebackType | None = None
-) -> AtollError:
-    """Return the error that an exception of a library or of a user's script stands for.
-
-    Args:
-        error: What was raised.
-        where: What raised it, e.g. the script's name.
-        place: Member and machine.
-        trace: Its traceback from the script's own first frame on.
-    """
-    text = f"{type(error).__name__}: {error}".rstrip(": ")
-    if is_out_of_memory(error):
-        return OutOfMemory(
-            f"{where} ran out of memory",
-            given=" ".join([text.splitlines()[0], place]).strip(),
-            expected="a model and batch that fit",
-            remedy="make batch or the model smaller, or run fewer workers on this machine",
-        )
-    frames = traceback.extract_tb(trace or error.__traceback__)
-    line = f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
-    return ScriptError(
-        f"{where} raised {text}",
-        given=", ".join(part for part in (line, place) if part) or None,
-        remedy="its traceback is in the log: atoll logs",
-    )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, in Python or in one of torch's allocators."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def _end_quietly() -> None:

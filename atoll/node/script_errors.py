@@ -1,0 +1,44 @@
+"""The errors that exceptions of a user's script or of a library stand for."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from atoll.errors import AtollError, OutOfMemory, ScriptError
+
+
+def describe(
+    error: BaseException, *, where: str, place: str = "", trace: TracebackType | None = None
+) -> AtollError:
+    """Return the error that an exception of a library or of a user's script stands for.
+
+    Args:
+        error: What was raised.
+        where: What raised it, e.g. the script's name.
+        place: Member and machine.
+        trace: Its traceback from the script's own first frame on.
+    """
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    if is_out_of_memory(error):
+        return OutOfMemory(
+            f"{where} ran out of memory",
+            given=" ".join([text.splitlines()[0], place]).strip(),
+            expected="a model and batch that fit",
+            remedy="make batch or the model smaller, or run fewer workers on this machine",
+        )
+    frames = traceback.extract_tb(trace or error.__traceback__)
+    line = f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
+    return ScriptError(
+        f"{where} raised {text}",
+        given=", ".join(part for part in (line, place) if part) or None,
+        remedy="its traceback is in the log: atoll logs",
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, in Python or in one of torch's allocators."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
