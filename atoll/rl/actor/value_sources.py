@@ -86,11 +86,7 @@ class PulledValues:
     ) -> None:  # fmt: skip
         """Start with an untrained network.
 
-        Args:
-            task: The task of the policy.
-            rl: Widths of the network.
-            seed: Seed of the weights until the first ones arrive.
-            newest: Returns the critic's newest weights, or None if they were returned before.
+        `newest` returns the critic's newest weights, or None if they were returned before.
         """
         self._critic = Critic(rl, seed=seed)
         self._critic.add_policy(task)

@@ -138,10 +138,7 @@ class CriticChannel:
     def take(self, limit: int, *, wait_s: float = 0.0, least: int = 1) -> list[Received]:
         """Return up to `limit` trajectories, one of each actor in turn.
 
-        Args:
-            limit: Largest number to return.
-            wait_s: Longest wait for `least` of them.
-            least: How many to wait for.
+        Waits up to `wait_s` for `least` of them.
         """
         deadline = time.monotonic() + wait_s
         taken: list[Arrived] = []

@@ -170,10 +170,7 @@ class Publisher:
     def put(self, value: Any, *, then: Callable[[], None] = lambda: None) -> None:
         """Publish a value, which MUST NOT change any more.
 
-        Args:
-            value: Anything that `run.topic` accepts.
-            then: Called in the background once it is durable; not called if a newer value replaced
-                it.
+        `then` runs in the background once it is durable, unless a newer value replaced it.
         """
         with self._condition:
             self._waiting = (value, then)

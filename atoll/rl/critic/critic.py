@@ -38,10 +38,7 @@ class Critic:
     An actor's own critic is the same class with one policy. A critic that only answers loads
     snapshots of the one that learns.
 
-    Args:
-        rl: The job's `[rl]`: widths, rates, kind of critic.
-        seed: Seed of the initial weights and of the minibatches.
-        kind: One of `CRITICS`; by default `rl.critic`.
+    `seed` decides initial weights and minibatches; `kind` is one of `CRITICS`.
     """
 
     def __init__(self, rl: RlTable, *, seed: int, kind: str = "") -> None:
@@ -55,7 +52,6 @@ class Critic:
         self._begin()
 
     def _begin(self) -> None:
-        """Start with a network without policies."""
         self._seats = ValueHeads(self.kind)
         self.net = ValueNet(
             self.rl.critic_hidden,
@@ -106,9 +102,7 @@ class Critic:
     ) -> list[ValuedTrajectory]:
         """Return the values of several trajectories, in one pass through the network.
 
-        Args:
-            trajectories: Trajectories of known policies.
-            policies: The policy to value each one for; by default the one that collected it.
+        `policies` are the ones to value for; by default those that collected the trajectories.
         """
         names = list(policies) or [t.policy for t in trajectories]
         seats = [self._seats[name] for name in names]

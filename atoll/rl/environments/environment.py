@@ -115,9 +115,7 @@ def task_of(table: PolicyTable, rl: RlTable, environment: Environment) -> TaskSp
 class SingleAgent:
     """A Gymnasium environment.
 
-    Args:
-        environment: A `gymnasium.Env`.
-        name: Its name in error messages.
+    `name` is its name in error messages.
     """
 
     agents = 1

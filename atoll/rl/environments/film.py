@@ -82,11 +82,7 @@ class Recording:
 def record(policy: Greedy, table: PolicyTable, path: Path, *, seed: int) -> Recording:
     """Play one episode with the most probable actions, and write it as a GIF.
 
-    Args:
-        policy: The policy; it is not changed.
-        table: The policy's table, which names the environment.
-        path: The GIF, written atomically.
-        seed: Seed of the episode.
+    The policy is not changed; `path` is written atomically.
 
     Raises:
         ConfigError: the environment cannot render, or a package for it is missing.

@@ -259,11 +259,7 @@ def _joined(rows: Sequence[_Batch]) -> _Batch:
 
 
 class TextCriticLearner:
-    """The value model as the critic process trains it.
-
-    Args:
-        critic: A critic of all policies of the job.
-    """
+    """The value model as the critic process trains it."""
 
     name = "critic"
 

@@ -19,10 +19,7 @@ class Decoder:
     It computes the same as the model's forward pass over whole sequences, without recomputing
     earlier positions for each token.
 
-    Args:
-        model: In evaluation mode, or without dropout.
-        batch: Number of sequences.
-        length: Most tokens of each; at most the model's context.
+    The model must not use dropout; `length` is at most its context.
     """
 
     def __init__(self, model: GPT, *, batch: int, length: int) -> None:

@@ -159,9 +159,7 @@ TASKS: Mapping[str, Callable[..., TextTask]] = MappingProxyType(
 def make_task(env: str, options: Mapping[str, Any]) -> TextTask:
     """Return the task that an `env` of `[[rl.policies]]` names.
 
-    Args:
-        env: `text:brackets`, `text:expressions`, or `text:MODULE:FACTORY` for a custom task.
-        options: Its keyword arguments.
+    `env` is `text:brackets`, `text:expressions`, or `text:MODULE:FACTORY` for a custom task.
 
     Raises:
         ConfigError: the task is unknown, or its options are wrong.

@@ -53,7 +53,7 @@ class CombinedOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         super().load_state_dict(state_dict)
         self._share()
 

@@ -82,9 +82,7 @@ class Fetch(Protocol):
     def __call__(self, *, ready: bool, distrusted: Sequence[str] = ()) -> Recovered:
         """Return the state.
 
-        Args:
-            ready: The state will be loaded at once, so rounds may wait for this member.
-            distrusted: Members that sent a state which could not be loaded.
+        If `ready`, it is loaded at once, so rounds may wait for this member.
         """
         ...
 
