@@ -235,7 +235,6 @@ def _held_out(
 
 
 def _about(spec: JobSpec, dataset: Dataset | ImageDataset, model: Any) -> dict[str, str]:
-    """Return the metadata of a weights file."""
     options = _options(spec, dataset.model_options)
     if isinstance(model, CausalLM):
         options = model.portable_options()

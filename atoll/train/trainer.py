@@ -405,6 +405,5 @@ class Trainer:
         self.totals.checkpoint_s += self.clock.monotonic() - began
 
     def _about(self) -> dict[str, str]:
-        """Return the metadata of a weights file."""
         now = {"step": str(self.task.step), "round": str(self.task.round)}
         return {**self.built.about, **now}

@@ -195,7 +195,6 @@ class ImpalaLearner:
         return order.tensor_split(max(1, min(self.rl.minibatches, batch.count)))
 
     def _step(self, learner: TrainedPolicy, part: OffPolicyBatch) -> Tensor:
-        """Take one gradient step; return the loss."""
         chances = learner.policy.over(part.prepared, part.hidden, part.ended)
         log_probabilities = chances.log_probability(part.actions)
         with torch.no_grad():

@@ -65,12 +65,7 @@ class CriticChannel:
     ) -> None:
         """Start to listen.
 
-        Args:
-            desk: The run, or a queue registry.
-            rl: The job's `[rl]`.
-            job: Its name; only needed in a pool.
-            decode: Returns the experience in a message; DataError drops it.
-            stopping: Returns whether to stop waiting.
+        `job` is only needed in a pool; `decode` returns the experience in a message.
         """
         self._desk, self._rl, self._decode, self._stopping = desk, rl, decode, stopping
         self._names = QueueNames.of(rl, job=job)

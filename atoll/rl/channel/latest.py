@@ -158,7 +158,6 @@ class Publisher:
     """Publishes in the background; an unsent value is replaced by a newer one."""
 
     def __init__(self, topic: Topic) -> None:
-        """Publish into `topic`."""
         self._topic = topic
         self._condition = threading.Condition()
         self._waiting: tuple[Any, Callable[[], None]] | None = None

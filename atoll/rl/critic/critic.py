@@ -185,7 +185,6 @@ class Critic:
         return {name: figures for name, figures in stats.items() if name in taught}
 
     def _sound(self, lessons: Sequence[Targets]) -> list[Targets]:
-        """Return the targets that can be learned."""
         return [lesson for lesson in lessons if self._is_sound(lesson)]
 
     def _is_sound(self, lesson: Targets) -> bool:
@@ -220,7 +219,6 @@ class Critic:
                 encoder.norm.update(torch.cat(some))
 
     def _lessons(self, trajectories: Sequence[Trajectory]) -> list[Targets]:
-        """Return the targets of each policy."""
         rl = self.rl
         if self.kind != CORRECTED:
             valued = self.values_of(trajectories)
@@ -322,7 +320,6 @@ class Critic:
     def _by_encoder(
         self, picked: Sequence[Tensor], seats: Sequence[ValueHead]
     ) -> list[Tensor | None]:
-        """Concatenate the groups that one encoder reads."""
         out: list[Tensor | None] = []
         for index in range(len(self.net.encoders)):
             some = [p for p, s in zip(picked, seats, strict=True) if s.encoder == index]

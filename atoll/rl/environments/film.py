@@ -164,7 +164,6 @@ def _live(policy: Greedy, environment: Environment, film: _Film, seed: int) -> t
 
 
 def _write(film: _Film, path: Path) -> None:
-    """Write a looping GIF."""
     from PIL import Image
 
     images = film.pictures

@@ -177,11 +177,7 @@ class Policy(nn.Module):
     ) -> Acted:
         """Return actions for a batch of states.
 
-        Args:
-            observations: [B, *shape], as the environment returns them.
-            hidden: [B, H], for a recurrent policy.
-            generator: Source of the draw.
-            greedy: Take the most probable action instead of drawing one.
+        `hidden` is [B, H] for a recurrent policy; `greedy` takes the most probable actions.
         """
         output, hidden = self.put_out(observations, hidden)
         chances = distribution(self.actions, output, self.log_deviation)

@@ -218,7 +218,6 @@ class ValueNet(nn.Module):
 def _linear(
     features: int, width: int, *, generator: torch.Generator, gain: float = math.sqrt(2.0)
 ) -> nn.Linear:
-    """Return a layer with orthogonal weights and zero bias."""
     layer = nn.Linear(features, width, device="meta").to_empty(device="cpu")
     with torch.no_grad():
         nn.init.orthogonal_(layer.weight, gain, generator=generator)

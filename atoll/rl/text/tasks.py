@@ -189,7 +189,6 @@ def make_task(env: str, options: Mapping[str, Any]) -> TextTask:
 
 
 def _entry_point(name: str) -> Callable[..., TextTask]:
-    """Return the function that `module:factory` names."""
     module, _, factory = name.partition(":")
     try:
         found: Callable[..., TextTask] = getattr(importlib.import_module(module), factory)

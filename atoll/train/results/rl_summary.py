@@ -144,7 +144,6 @@ def _counts(found: Any) -> dict[str, int]:
 
 
 def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the sum of counts by word."""
     both: dict[str, int] = dict.fromkeys(DROPPED, 0)
     for one in counts:
         for word, count in one.items():

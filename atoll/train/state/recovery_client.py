@@ -114,12 +114,7 @@ class RecoveryClient:
     ) -> None:
         """Fetch nothing yet.
 
-        Args:
-            hub: Says which members have the state.
-            fetch: Fetches it from them.
-            server: Serves the own state; None serves it to no one.
-            announce: Receives events for people.
-            should_stop: Polled while waiting; True gives up.
+        Without `server` the own state is served to no one; a true `should_stop` ends waiting.
         """
         self._hub, self._fetch, self._server = hub, fetch, server
         self._announce, self._should_stop = announce, should_stop
