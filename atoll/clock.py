@@ -1,4 +1,4 @@
-"""The one source of time: real runs use :class:`RealClock`, tests and simulations a virtual one."""
+"""The only source of time: :class:`RealClock`, or a virtual one in tests and simulations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the rest of Atoll may know about time."""
+    """A source of time."""
 
     def monotonic(self) -> float:
         """Return seconds that never go back; deadlines are values of this."""
@@ -31,7 +31,7 @@ class RealClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told to; tests of leases and deadlines use it."""
+    """A clock that only moves by `advance`, for tests of leases and deadlines."""
 
     def __init__(self, start_s: float = 1_000.0) -> None:
         """Start at ``start_s`` on both scales."""

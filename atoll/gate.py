@@ -1,4 +1,4 @@
-"""Lets other threads read a state while the thread that trains does not change it."""
+"""A lock that lets other threads read a state while the training thread does not change it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from atoll.errors import DeadlineExceeded
 
 
 class Gate:
-    """One thread moves the state, any number of others read it while it rests.
+    """One thread changes the state, any number of others read it in between.
 
-    Readers that wait go first at the next rest, so that a loop that steps without a pause cannot
-    keep them out. The thread that moves is held up only while they copy.
+    Waiting readers go first at the next rest, so that a loop that steps without a pause cannot
+    starve them. The training thread waits only while they copy.
     """
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class Gate:
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Pause a move, e.g. to wait for others: the state does not change inside.
+        """Pause a change, e.g. to wait for others: the state does not change inside.
 
-        Outside of `moving` it does nothing.
+        Does nothing outside of `moving`.
         """
         if not self._moving:
             yield
@@ -50,10 +50,10 @@ class Gate:
 
     @contextmanager
     def still(self, *, timeout_s: float) -> Iterator[None]:
-        """Read the state inside, from another thread than the one that moves it.
+        """Read the state inside, from another thread than the one that changes it.
 
         Raises:
-            DeadlineExceeded: it moved all the time.
+            DeadlineExceeded: the state was being changed all the time.
         """
         deadline = RealClock().monotonic() + timeout_s
         with self._condition:

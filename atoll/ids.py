@@ -1,4 +1,4 @@
-"""Names of things: types that keep a node from being passed where a job is meant."""
+"""Names of nodes, jobs and members as distinct types, and functions to build and check them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NewType
 from atoll.errors import ConfigError
 
 NodeId = NewType("NodeId", str)
-"""A machine's agent, e.g. ``"kitchen-3f9a"``; chosen at its first join, kept on its disk."""
+"""A machine's agent, e.g. ``"kitchen-3f9a"``; chosen when it first joins, stored on its disk."""
 
 JobId = NewType("JobId", str)
 """A job, e.g. ``"gpt-20261121-0415"``; also the name of its folder under ``runs/``."""
@@ -18,39 +18,39 @@ MemberId = NewType("MemberId", str)
 """A training process of a job, ``"w0"``, ``"w1"``, ...: ``w`` and the slot it leases."""
 
 REDUCER = "reducer"
-"""The process of a job that sums up what members send."""
+"""Name of the process that sums up what members send."""
 
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 def member_id(slot: int) -> MemberId:
-    """Return the member that leases data slot ``slot``."""
+    """Return the member of data slot ``slot``."""
     return MemberId(f"w{slot}")
 
 
 def slot_of(member: str) -> int:
-    """Return the slot that a member id names; members sort by it."""
+    """Return a member's slot, by which members are sorted."""
     return int(member[1:])
 
 
 def follower_id(slot: int, part: int) -> str:
-    """Return the name of a follower: what an island's machine number `part` (1, 2, ...) runs."""
+    """Return the name of the follower on machine `part` (1, 2, ...) of an island."""
     return f"{member_id(slot)}.{part}"
 
 
 def is_follower(member: str) -> bool:
-    """Return whether a process of a job is a follower: no member, but a further machine of one."""
+    """Return whether a process is a follower: a further machine of a member."""
     return "." in member and not is_reducer(member)
 
 
 def member_of_follower(follower: str) -> tuple[MemberId, int]:
-    """Return a follower's member and the number of its machine: `w2.1` -> `w2`, 1."""
+    """Return a follower's member and its machine number: `w2.1` -> `w2`, 1."""
     member, _, part = follower.rpartition(".")
     return MemberId(member), int(part)
 
 
 def reducer_id(number: int = 0) -> str:
-    """Return the name of a job's reducer; further ones are parameter servers only."""
+    """Return the name of a reducer; those above 0 are parameter servers only."""
     return f"{REDUCER}-{number}" if number else REDUCER
 
 
@@ -60,7 +60,7 @@ def is_reducer(member: str) -> bool:
 
 
 def session_id(job: str, member: str) -> str:
-    """Return the address of a member, or of a reducer, on the hub: ``job/member``."""
+    """Return the hub address of a member or reducer: ``job/member``."""
     return f"{job}/{member}"
 
 
@@ -80,7 +80,7 @@ def check_name(kind: str, name: str) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return ``text`` made safe as a name: lower case, other characters become dashes."""
+    """Return ``text`` as a safe name: lower case, other characters become dashes."""
     cleaned = re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-_")
     return cleaned[:40] or "x"
 

@@ -1,4 +1,4 @@
-"""What one member trains: model, optimizer, schedule and how far it has come."""
+"""One member's training: model, optimizer, schedule and progress."""
 
 from __future__ import annotations
 
@@ -14,105 +14,105 @@ from atoll.gate import Gate
 
 
 class Scheduler(Protocol):
-    """What sets the learning rate after every step; torch's `LRScheduler` fits."""
+    """A learning-rate scheduler stepped after every optimizer step; torch's `LRScheduler` fits."""
 
     def step(self) -> Any:
         """Set the rate of the next step."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint has to keep."""
+        """Return the state to checkpoint."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Any:
-        """Take up a state that `state_dict` returned."""
+        """Load what `state_dict` returned."""
         ...
 
 
 class LossScale(Protocol):
-    """What a loss is multiplied by against underflow in half precision."""
+    """The factor of the loss that prevents underflow in half precision."""
 
     def state_dict(self) -> dict[str, float]:
-        """Return what a checkpoint has to keep; from any thread while training rests."""
+        """Return the state to checkpoint; from any thread while training rests."""
         ...
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take up a state that `state_dict` returned."""
+        """Load what `state_dict` returned."""
         ...
 
 
 class DataStretch(Protocol):
-    """The data that a member trains on, as far as rounds have to know of it."""
+    """A member's data slot, as far as rounds use it."""
 
     def place(self) -> tuple[int, dict[str, int]] | None:
-        """Return the slot and where it stands; None while what it gives out is not its own."""
+        """Return the slot and its cursor; None while the member reads data that is not its own."""
         ...
 
     def move(self, slot: int, cursor: Mapping[str, int]) -> None:
-        """Go on with a slot from a place; empty: from its beginning."""
+        """Continue with a slot from a cursor; empty: from its beginning."""
         ...
 
 
 class HeldElsewhere(Protocol):
-    """The model that is trained, where `Task.model` is only its picture in main memory."""
+    """A model trained elsewhere, with a copy in main memory: `Task.model`."""
 
     def pull(self) -> None:
-        """Bring what training has made of the model since into the picture."""
+        """Update the copy from the trained model."""
         ...
 
     def push(self) -> None:
-        """Put the picture into the model that is trained."""
+        """Update the trained model from the copy."""
         ...
 
     @property
     def vector(self) -> Tensor | None:
-        """The memory of the picture, if all that members agree on lies there without gaps."""
+        """The copy's memory, if everything members agree on is contiguous in it."""
         ...
 
     def spoil(self) -> None:
-        """Take note that somebody works in that memory: it shows the model no longer."""
+        """Note that this memory is used as scratch: the copy is out of date."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteState:
-    """A tensor that lies elsewhere, in parts: it is put together whenever somebody asks for it."""
+    """A tensor held elsewhere in parts, assembled on request."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     fetch: Callable[[], Tensor]
-    """Returns it in main memory; from the thread that trains, while training rests."""
+    """Returns it in main memory; call it from the training thread, while training rests."""
 
     @property
     def layout(self) -> torch.layout:
-        """How its numbers lie: without gaps."""
+        """Its memory layout: strided."""
         return torch.strided
 
     def numel(self) -> int:
-        """Return how many numbers it has."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(slots=True)
 class Period:
-    """What one member does between two rounds.
+    """One member's steps between two rounds.
 
-    A slow machine does fewer optimizer steps than the schedule counts, so that all arrive together:
-    after `done` of its `planned` steps the schedule stands at `start + done * length / planned`.
+    A slow machine does fewer optimizer steps than the schedule counts, so that all finish together:
+    after `done` of its `planned` steps the schedule is at `start + done * length / planned`.
     """
 
     start: int = 0
     """Step of the schedule at which the period began."""
     length: int = 0
-    """Steps of the schedule until the round; 0: nobody knows, every step counts as one."""
+    """Steps of the schedule until the round; 0: unknown, every step counts as one."""
     planned: int = 0
     """Optimizer steps of this member until the round."""
     done: int = 0
-    """Of them done."""
+    """Steps of `planned` that are done."""
 
     @property
     def step(self) -> int:
-        """Where the schedule stands now."""
+        """Current step of the schedule."""
         if not self.length:
             return self.start + self.done
         return self.start + self.done * self.length // self.planned
@@ -120,19 +120,19 @@ class Period:
 
 @dataclass(slots=True)
 class Losses:
-    """The mean loss over the steps since the last round, for people."""
+    """Mean loss since the last round, for display."""
 
     _sum: float = 0.0
     _count: int = 0
 
     def add(self, loss: float | None) -> None:
-        """Count a step's loss, if it is known; one that is not finite makes the mean so."""
+        """Add a step's loss, if known; a non-finite one makes the mean non-finite."""
         if loss is not None:
             self._sum += loss
             self._count += 1
 
     def take(self) -> float | None:
-        """Return the mean since the last call and start again; None without a step."""
+        """Return the mean since the last call and reset; None without a step."""
         total, count = self._sum, self._count
         self._sum, self._count = 0.0, 0
         return total / count if count else None
@@ -140,54 +140,54 @@ class Losses:
 
 @dataclass(slots=True)
 class Task:
-    """One member's training, as strategies see and change it."""
+    """One member's training, read and changed by strategies."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scheduler: Scheduler | None = None
     member: str = "w0"
-    """Own name, for messages."""
+    """The member's name, for messages."""
     step: int = 0
-    """Where the schedule stands: optimizer steps of a machine that does all of them."""
+    """Step of the schedule: optimizer steps of a machine that does all of them."""
     tokens: int = 0
     """Tokens trained by this member."""
     round: int = 0
-    """Rounds committed: the next one to join."""
+    """Rounds committed, which is also the number of the next one."""
     past: str = ""
-    """Hash over the digests of all those rounds: equal on members that always agreed."""
+    """Hash over the digests of all rounds: equal on members with the same history."""
     gate: Gate = field(default_factory=Gate, repr=False)
-    """Closed while the state moves; others read it through `gate.still`."""
+    """Closed while the state changes; others read it through `gate.still`."""
     last: int = 0
     """Step of the schedule at which the run ends; 0: unknown."""
     paced: bool = False
     """Whether this member may do fewer steps per round than the schedule counts."""
     pace: float = 1.0
-    """Which share of a period's steps it does, by its measured speed."""
+    """Share of a period's steps that it does, by its measured speed."""
     period: Period = field(default_factory=Period)
     stretch: DataStretch | None = field(default=None, repr=False)
-    """The data, where somebody deals it out anew from round to round."""
+    """The data, if it is assigned anew from round to round."""
     leases: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
-    """Where each slot of the data stood at the last round."""
+    """Cursor of each data slot at the last round."""
     overflowed: bool = False
-    """Whether the gradients of this step overflowed in half precision; they are zeros then."""
+    """Whether this step's gradients overflowed in half precision; they are zeroed then."""
     skipped: bool = False
-    """Whether members that agree on gradients have agreed not to take this step."""
+    """Whether members that average gradients have agreed to skip this step."""
     elsewhere: HeldElsewhere | None = field(default=None, repr=False)
-    """Where the model is trained if not in `model` itself: spread over the ranks of an island."""
+    """Set if the model is trained elsewhere than in `model`: sharded over an island's ranks."""
     scaler: LossScale | None = field(default=None, repr=False)
-    """The scale of the loss, where the trainer scales it."""
+    """The loss scale, if the trainer uses one."""
     losses: Losses = field(default_factory=Losses, repr=False)
     """Of the steps since the last round."""
     waited_s: float = 0.0
-    """Seconds that a strategy waited for others outside of rounds, since somebody took note."""
+    """Seconds a strategy waited for others outside of rounds, since last read."""
     _parameters: list[nn.Parameter] = field(init=False, repr=False, default_factory=list)
 
     def begin_period(self, due: int, *, together: bool = False) -> None:
-        """Plan the steps until the round that is due at step `due` of the schedule.
+        """Plan the steps until the round at step `due` of the schedule.
 
         Args:
-            due: Where the schedule stands then.
-            together: Every member does the very same steps: the pace does not count.
+            due: Step of the schedule at which the round is due.
+            together: Every member does the same steps, whatever its pace.
         """
         end = min(due, self.last) if self.last > self.step else due
         length = max(1, end - self.step)
@@ -195,13 +195,13 @@ class Task:
         self.period = Period(self.step, length, max(1, round(length * pace)))
 
     def free_period(self) -> None:
-        """Count every step as one from here: rounds do not come after a number of steps."""
+        """From here every step counts as one: rounds have no fixed schedule."""
         self.period = Period(self.step)
 
     def advance(self, *, taken: bool = True) -> None:
-        """An optimizer step was done: move the schedule on.
+        """Advance the schedule after an optimizer step.
 
-        A step that was not `taken`, as gradients had overflowed, counts for rounds alone: the
+        A step that was not `taken`, because gradients overflowed, counts for rounds only: the
         learning rate stays.
         """
         if self.step != self.period.step:  # it was set: training goes on from a saved state
@@ -213,12 +213,12 @@ class Task:
                 self.scheduler.step()
 
     def pull(self) -> None:
-        """Make `model` show what training has made of it. To be called before it is read."""
+        """Update `model` from where it is trained. Call it before reading `model`."""
         if self.elsewhere is not None:
             self.elsewhere.pull()
 
     def push(self) -> None:
-        """Let training go on from what `model` shows. To be called after it was changed."""
+        """Update the trained model from `model`. Call it after changing `model`."""
         if self.elsewhere is not None:
             self.elsewhere.push()
 
@@ -229,16 +229,16 @@ class Task:
         return found
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the trained parameters in registration order, a shared one once.
+        """Return the trained parameters in registration order, without duplicates.
 
-        They are looked for once: what is frozen at the first call stays out.
+        Determined at the first call: parameters frozen then stay excluded.
         """
         if not self._parameters:
             self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         return self._parameters
 
     def buffers(self) -> list[Tensor]:
-        """Return the floating-point buffers that are saved, e.g. running means of BatchNorm."""
+        """Return the saved floating-point buffers, e.g. running means of BatchNorm."""
         saved = self.model.state_dict(keep_vars=True)
         return [
             buffer
@@ -248,5 +248,5 @@ class Task:
 
     @property
     def num_parameters(self) -> int:
-        """Trained numbers."""
+        """Number of trained values."""
         return sum(parameter.numel() for parameter in self.parameters())

@@ -1,4 +1,4 @@
-"""What other people's training loops need to train with others; each imported where it is used.
+"""Callbacks for other libraries' training loops; each module imports its library.
 
 May import run.
 Start with the file of your trainer.

@@ -28,19 +28,20 @@ except ImportError as error:
 
 
 class AtollCallback(Callback):
-    """Lets a Trainer validate and save the agreed parameters, end with the job, and tell about it.
+    """Let a Trainer validate and save the agreed parameters, stop with the job, and log.
 
-    Between two rounds a member is ahead of what all have agreed on. While the Trainer validates,
-    and in its checkpoints, the model is the agreed one.
+    Between two rounds a member trains ahead of the agreed model. While the Trainer validates, and
+    in its checkpoints, the model is the agreed one.
     """
 
     def __init__(self, run: Run, *, tokens: Callable[[Any], int] | None = None) -> None:
         """Serve a Trainer whose module returns `run.wrap(...)` from `configure_optimizers`.
 
         Args:
-            run: This process's part in the job.
-            tokens: Returns how many tokens, or samples, a batch has; members weigh by them. None:
-                they weigh by their steps.
+            run: The result of `atoll.join()`.
+            tokens: Returns the number of tokens, or samples, of a batch, by which members are
+                weighted.
+            None: they are weighted by their steps.
         """
         self._run, self._count = run, tokens
         self._agreed = ExitStack()
@@ -49,7 +50,7 @@ class AtollCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Tell the tokens of the batch."""
+        """Log the tokens of the batch."""
         if self._count is not None:
             self._run.log(tokens=self._count(batch))
 
@@ -61,7 +62,7 @@ class AtollCallback(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Tell the loss; end with the job."""
+        """Log the loss; stop with the job."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor):
             self._run.log(loss=loss)
@@ -69,20 +70,20 @@ class AtollCallback(Callback):
             trainer.should_stop = True
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the agreed parameters."""
+        """Load the agreed parameters."""
         if not self._inside:
             self._agreed.enter_context(self._run.evaluating())
             self._inside = True
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go back to the own parameters."""
+        """Restore the member's own parameters."""
         self._agreed.close()
         self._inside = False
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the agreed parameters, not the own ones."""
+        """Save the agreed parameters, not the member's own."""
         if self._inside:
             return
         with self._run.evaluating():
@@ -90,5 +91,5 @@ class AtollCallback(Callback):
             checkpoint["state_dict"] = {name: value.clone() for name, value in state.items()}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Agree on the last steps, so that all members end with one model."""
+        """Synchronize the last steps, so that all members end with one model."""
         self._run.finish()

@@ -28,12 +28,12 @@ except ImportError as error:
 
 
 class AtollCallback(TrainerCallback):
-    """Lets a Trainer evaluate and save the agreed parameters, end with the job, and tell about it.
+    """Let a Trainer evaluate and save the agreed parameters, stop with the job, and log.
 
-    Between two rounds a member is ahead of what all have agreed on. From the end of a step after
-    which the Trainer evaluates or saves until the next step begins, its model is the agreed one.
-    With `include_num_input_tokens_seen` members weigh by the tokens they have trained, otherwise
-    by their steps.
+    Between two rounds a member trains ahead of the agreed model. After a step at which the Trainer
+    evaluates or saves, the model is the agreed one until the next step begins. With
+    `include_num_input_tokens_seen` members are weighted by the tokens trained, otherwise by their
+    steps.
     """
 
     def __init__(self, run: Run) -> None:
@@ -47,13 +47,13 @@ class AtollCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """Count tokens from where the Trainer stands."""
+        """Count tokens from the Trainer's current state."""
         self._tokens = int(state.num_input_tokens_seen)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """Tell the tokens of the step, by which this member's contribution weighs."""
+        """Log the tokens of the step, by which this member is weighted."""
         seen = int(state.num_input_tokens_seen)
         self._run.log(tokens=seen - self._tokens)
         self._tokens = seen
@@ -61,19 +61,19 @@ class AtollCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """Train the own parameters."""
+        """Restore the member's own parameters."""
         self._leave()
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """Train the own parameters."""
+        """Restore the member's own parameters."""
         self._leave()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """End with the job; show the agreed parameters to whoever looks at the model next."""
+        """Stop with the job; load the agreed parameters before an evaluation or a save."""
         if self._run.stopping:
             control.should_training_stop = True
         self._show(control)
@@ -81,14 +81,14 @@ class AtollCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """Show the agreed parameters to whoever looks at the model next."""
+        """Load the agreed parameters before an evaluation or a save."""
         self._leave()
         self._show(control)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """Agree on the last steps, unless that was done; a best model that was loaded stays."""
+        """Synchronize the last steps, unless done already; a loaded best model stays."""
         model = more["model"]
         best = None
         if self._inside and args.load_best_model_at_end:
@@ -106,7 +106,7 @@ class AtollCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """Hand the Trainer's measurements on."""
+        """Log the Trainer's measurements."""
         numbers: dict[str, Any] = {
             name: float(value)
             for name, value in (logs or {}).items()
@@ -116,7 +116,7 @@ class AtollCallback(TrainerCallback):
 
     def _show(self, control: TrainerControl) -> None:
         if control.should_training_stop:
-            # Whatever the Trainer does after the last step is done with the final model.
+            # After the last step the Trainer must work with the final model.
             self._finish()
         elif control.should_evaluate or control.should_save:
             self._agreed.enter_context(self._run.evaluating())

@@ -159,7 +159,7 @@ def load_tokenizer(config: CausalLMConfig) -> Any:
 
 @contextmanager
 def _told(config: CausalLMConfig) -> Iterator[None]:
-    """Say in our words what the library says about a model that it cannot make."""
+    """Turn the library's errors about a model into Atoll's."""
     try:
         yield
     except ImportError as error:
@@ -180,7 +180,7 @@ def _told(config: CausalLMConfig) -> Iterator[None]:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Draw no progress bars into the output of a worker."""
+    """Suppress progress bars in the output of a worker."""
     if sys.stderr.isatty():
         yield
         return
@@ -188,7 +188,8 @@ def _quiet(transformers: Any) -> Iterator[None]:
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:
-        # That of GGUF files cannot be switched off. Warnings of logging go where they went.
+        # The progress bar of GGUF files has no switch, so stderr is redirected; logged warnings
+        # still appear.
         with redirect_stderr(StringIO()):
             yield
     finally:

@@ -1,4 +1,4 @@
-"""The models that a job can name, and how each is built."""
+"""The models that a job can name, and how they are built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll.models.resnet import ResNet, ResNetConfig
 from atoll.models.vit import ViT, ViTConfig
 
 TEXT, IMAGES = "text", "images"
-"""What a model takes: tokens and the ones after them, or images and their classes."""
+"""Kinds of training data: tokens with their successors, or images with their classes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

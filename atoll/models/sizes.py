@@ -1,4 +1,4 @@
-"""Checks of the numbers that describe a model, with messages that name what would do."""
+"""Checks of model sizes, with messages that name a valid size."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from atoll.errors import ConfigError
 
 
 def check_positive(config: Any, *names: str) -> None:
-    """Refuse a size below 1.
+    """Check that sizes are at least 1.
 
     Raises:
-        ConfigError: one of the fields `names` is; it is named.
+        ConfigError: one of the fields `names` is below 1; it is named.
     """
     for name in names:
         if getattr(config, name) < 1:
@@ -24,7 +24,7 @@ def check_positive(config: Any, *names: str) -> None:
 
 
 def check_chance(dropout: float) -> None:
-    """Refuse a dropout that is no chance.
+    """Check that a dropout is a probability.
 
     Raises:
         ConfigError: it is outside 0 <= dropout < 1.
@@ -36,15 +36,15 @@ def check_chance(dropout: float) -> None:
 
 
 def check_heads(*, width: int, heads: int, pairs: bool) -> None:
-    """Refuse a width that heads cannot share evenly.
+    """Check that the width can be split evenly over the heads.
 
     Args:
         width: Features of a token.
         heads: Attention heads.
-        pairs: Positions turn pairs of features, so that each head needs an even number of them.
+        pairs: Rotary positions turn pairs of features, so each head needs an even number of them.
 
     Raises:
-        ConfigError: they cannot; the next width that they can is named.
+        ConfigError: it cannot; the next width that can is named.
     """
     multiple = (2 if pairs else 1) * heads
     if width % multiple:

@@ -1,4 +1,4 @@
-"""Durable queues and topics for programs, as `run.queue` and `run.topic` return them.
+"""Durable queues and topics, returned by `run.queue` and `run.topic`.
 
 May import: atoll.net, atoll.wire and the leaves; torch and numpy only inside functions.
 Start in queue.py (put, claim, ack), then channel.py (how requests reach the hub).

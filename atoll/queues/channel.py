@@ -1,4 +1,4 @@
-"""How queues speak to the hub: small things over the session, large ones as blobs over HTTP."""
+"""Transport of queues to the hub: messages over the session, large payloads as blobs over HTTP."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SCRATCH_PREFIX = "atoll-payload-"
 
 
 class Channel(Protocol):
-    """Answers what is asked of queues and topics, and keeps large payloads."""
+    """Sends requests of queues and topics, and stores large payloads."""
 
     def ask(self, body: Message, *, timeout_s: float) -> Message:
         """Return the answer to a request.
 
         Raises:
-            DeadlineExceeded: there was none in time.
-            AtollError: what was answered, if it could not be done.
+            DeadlineExceeded: there was no answer in time.
+            AtollError: the request failed.
         """
         ...
 
     def ask_later(self, body: Message, *, timeout_s: float) -> concurrent.futures.Future[Message]:
-        """Ask in the background; the future has what `ask` returns or raises."""
+        """Send a request in the background; the future has what `ask` returns or raises."""
         ...
 
     def put_large(self, parts: Parts) -> tuple[str, int]:
@@ -39,21 +39,21 @@ class Channel(Protocol):
         ...
 
     def large(self, sha256: str) -> contextlib.AbstractContextManager[Path]:
-        """Give a large payload as a file that is there while the context is open."""
+        """Return a context in which a large payload is available as a file."""
         ...
 
     def close(self) -> None:
-        """End what it has opened itself."""
+        """Close the resources it has opened itself."""
         ...
 
 
 class HubChannel:
-    """The channel of a member: its session, and a client for blobs that is opened when needed.
+    """A member's channel: its session, and a client for blobs that is opened when needed.
 
     Args:
         link: The session; its opener closes it.
         client: Opens a client of the hub.
-        scratch: Folder for payloads on their way.
+        scratch: Folder for payloads in transit.
     """
 
     def __init__(self, link: SyncLink, *, client: Callable[[], HubClient], scratch: Path) -> None:
@@ -89,7 +89,7 @@ class HubChannel:
             yield path
 
     def close(self) -> None:
-        """Close the client of blobs; the session is not its own."""
+        """Close the client of blobs, but not the session."""
         with self._lock:
             if self._client is not None:
                 self._client.close()

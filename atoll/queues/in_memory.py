@@ -1,6 +1,6 @@
-"""Queues and topics without a hub, inside one process: the same answers to the same questions.
+"""Queues and topics inside one process, with the hub's behaviour but without a hub.
 
-For a program that was started by hand. Nothing outlives the process.
+For a program that was started by hand. Items are lost when the process ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from atoll.wire.messages import (
 MAX_CLAIM_BYTES = 2**20
 
 KEYS_KEPT = 100_000
-"""Keys of one queue that are remembered, so that the same key again is stored once."""
+"""Keys remembered per queue, so that an item with the same key is stored once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +77,7 @@ class _Named:
         return [item for item in self.items.values() if not item.dead]
 
     def ready(self, now: float) -> list[_Kept]:
-        """Return what may be claimed; leases that have ended are taken back by this."""
+        """Return the claimable items, after ending expired leases."""
         found: list[_Kept] = []
         for item in self.alive():
             if item.until > now:
@@ -97,7 +97,7 @@ class _Named:
         return not (0 < options.max_items < items or 0 < options.max_bytes < nbytes)
 
     def drop_oldest(self, now: float) -> bool:
-        """Give up the oldest item that is not leased; False when there is none."""
+        """Drop the oldest item that is not leased; False if there is none."""
         for item in self.ready(now):
             self.dropped = item.seq
             del self.items[item.seq]
@@ -126,7 +126,7 @@ class InMemoryChannel:
         }
 
     def ask(self, body: Message, *, timeout_s: float) -> Message:
-        """Return what a hub would answer."""
+        """Return the hub's answer to a request."""
         answer = self._answers.get(type(body))
         if answer is None:
             raise WireError("a queue takes no such message", given=type(body).__name__)
@@ -143,7 +143,7 @@ class InMemoryChannel:
                 self._condition.wait(min(left_s, 0.1))  # leases end without a word
 
     def ask_later(self, body: Message, *, timeout_s: float) -> concurrent.futures.Future[Message]:
-        """Return a future that is done; a put that has to wait for room waits in a thread."""
+        """Return a completed future; a put that has to wait for room waits in a thread."""
         future: concurrent.futures.Future[Message] = concurrent.futures.Future()
 
         def work() -> None:
@@ -168,19 +168,19 @@ class InMemoryChannel:
 
     @contextlib.contextmanager
     def large(self, sha256: str) -> Iterator[Path]:
-        """Give a payload as a file."""
+        """Write a payload to a temporary file."""
         with tempfile.TemporaryDirectory(prefix="atoll-payload-") as folder:
             path = Path(folder) / "payload"
             path.write_bytes(self._blobs[sha256])
             yield path
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: no resources are open."""
 
     # ------------------------------------------------------------------------- answers
 
     def _nothing(self, body: Message) -> Message:
-        """Return, or raise, what a wait that was in vain ends with."""
+        """Return, or raise, the result of a wait that timed out."""
         if isinstance(body, QueueClaim):
             return QueueItems([])
         if isinstance(body, TopicRead):

@@ -1,8 +1,8 @@
-"""Brings items to the hub in order, many in one message, without holding up their producer.
+"""Send items to the hub in order and in batches, without blocking the producer.
 
-What is put while a message is under way collects here and goes with the next one. Each item is
-acknowledged by itself. A bounded number waits; a producer that is faster than the hub is held back
-here, before its memory fills.
+Items put while a message is under way are collected for the next one. Each item is acknowledged
+separately. The number of waiting items is bounded: a producer that is faster than the hub blocks
+here, before memory fills.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Acknowledged = concurrent.futures.Future[int]
 
 CAPACITY_ITEMS = 10_000
 CAPACITY_BYTES = 16 * 2**20
-"""What may wait here."""
+"""Limit of waiting items."""
 
 BATCH_ITEMS = 500
 BATCH_BYTES = 1 * 2**20
-"""Most of one message; a larger item goes alone."""
+"""Limit of one message; a larger item is sent alone."""
 
 ASK_S = 60.0
 HUB_WAITS_S = 30.0
-"""Longest that one message waits at the hub for room."""
+"""How long one message waits at the hub for room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,7 @@ class _Waiting:
 
 
 class Outbox:
-    """A line of items on their way to one queue or topic. Any thread may add to it."""
+    """Items on their way to one queue or topic. Any thread may add to it."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class Outbox:
         batch_items: int = BATCH_ITEMS,
         waits: bool = False,
     ) -> None:
-        """Make a line.
+        """Start empty.
 
         Args:
-            channel: How to ask.
-            make_message: Returns the request for some items that may wait at the hub so long.
+            channel: Sends the requests.
+            make_message: Returns the request for some items and the time it may wait at the hub.
             clock: Source of time for deadlines.
             batch_items: Most items of one message.
-            waits: Whether to ask again while the queue is full, until the item's deadline.
+            waits: Whether to retry while the queue is full, until the item's deadline.
         """
         self._channel = channel
         self._make_message = make_message
@@ -84,7 +84,7 @@ class Outbox:
         """Items of the next message: fewer after one that did not fit."""
 
     def add(self, entry: QueueEntry, *, deadline: float) -> Acknowledged:
-        """Queue an item; wait while too much waits here already.
+        """Add an item; block while too many are waiting.
 
         Raises:
             DeadlineExceeded: there was no room before `deadline`.
@@ -109,7 +109,7 @@ class Outbox:
         return waiting.done
 
     def flush(self, *, deadline: float) -> bool:
-        """Wait until nothing is under way; return whether that came before `deadline`."""
+        """Wait until nothing is under way; return whether that was before `deadline`."""
         with self._condition:
             while self._line or self._flight:
                 left_s = deadline - self._clock.monotonic()
@@ -119,7 +119,7 @@ class Outbox:
         return True
 
     def _next_batch(self) -> list[_Waiting]:
-        """Take the next message's items if none is under way; call it with the lock."""
+        """Take the next message's items if none is under way; call it with the lock held."""
         if self._flight:
             return []
         nbytes = 0
@@ -134,7 +134,7 @@ class Outbox:
         return list(self._flight)
 
     def _send(self, batch: list[_Waiting]) -> None:
-        """Ask for a batch; what follows happens when the answer comes."""
+        """Send a batch; the rest happens when the answer arrives."""
         if not batch:
             return
         left_s = min(waiting.deadline for waiting in batch) - self._clock.monotonic()
@@ -173,9 +173,9 @@ class Outbox:
                 waiting.done.set_result(seq)
 
     def _settle(self, batch: list[_Waiting], error: BaseException) -> None:
-        """Decide after a failure who is tried again and who hears of it.
+        """After a failure, decide which items to retry and which to fail.
 
-        Keys make it safe to send again what may have been stored.
+        Resending is safe: an item's key prevents storing it twice.
         """
         failed = list(batch)
         if isinstance(error, QueueFull | DeadlineExceeded):

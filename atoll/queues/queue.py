@@ -1,4 +1,4 @@
-"""A durable queue as programs use it: put, claim, acknowledge."""
+"""A durable queue for programs: put, claim, acknowledge."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ PUT_S = 60.0
 
 ASK_S = 60.0
 LONGEST_WAIT_S = 20.0
-"""One question to the hub waits so long; longer waits ask again."""
+"""Longest wait of one request at the hub; longer waits repeat the request."""
 
 Put = concurrent.futures.Future[int]
-"""What `put_later` returns: the item's number once it is durable, or the error."""
+"""Result of `put_later`: the item's number once it is durable, or the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One leased item. As a context manager it is acknowledged, or given back after an error."""
+    """One leased item. As a context manager it is acknowledged, or released after an error."""
 
     key: str
     attempt: int
@@ -57,23 +57,23 @@ class Item:
 
     @property
     def value(self) -> Any:
-        """What was put; a large one is fetched each time this is read."""
+        """The value; a large one is fetched at every access."""
         return self._queue.fetch(self._payload, self._blob)
 
     def ack(self) -> None:
         """Mark it done: it is not delivered again.
 
         Raises:
-            HubError: the lease had ended and another consumer has it.
+            HubError: the lease had expired and another consumer has it.
         """
         self._queue.ack([self])
 
     def extend(self, lease_s: float) -> None:
-        """Keep it for `lease_s` from now; raises as `ack` does."""
+        """Extend the lease to `lease_s` from now; raises as `ack` does."""
         self._queue.extend([self], lease_s=lease_s)
 
     def release(self, reason: str = "") -> None:
-        """Give it back; too often makes it a dead letter. Raises as `ack` does."""
+        """Release it; after too many releases it becomes a dead letter. Raises as `ack` does."""
         self._queue.release(self, reason=reason)
 
     def __enter__(self) -> Item:
@@ -86,7 +86,7 @@ class Item:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Acknowledge it, or give it back with the error as the reason."""
+        """Acknowledge it, or release it with the error as the reason."""
         if error is None:
             self.ack()
         else:
@@ -94,7 +94,7 @@ class Item:
 
 
 class Queue:
-    """A named queue. Any thread may use it; made by `run.queue`."""
+    """A named queue, made by `run.queue`; thread-safe."""
 
     def __init__(
         self,
@@ -105,17 +105,17 @@ class Queue:
         options: QueueOptions | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Give the queue its options, if there are any.
+        """Open the queue and set its options, if any are given.
 
         Args:
             name: Its full name at the hub.
             channel: How it is reached.
             clock: Source of time for deadlines.
-            options: What it holds and what happens when it is full; None: as it is.
-            stopping: Asked while waiting for items; True ends the wait.
+            options: Its limits, and what happens when it is full; None: unchanged.
+            stopping: Checked while waiting for items; True ends the wait.
 
         Raises:
-            ConfigError: the options make no sense.
+            ConfigError: the options are invalid.
             AuthError: this process may not use it.
         """
         self.name = name
@@ -141,14 +141,14 @@ class Queue:
         """Store a value durably; return its number.
 
         Args:
-            value: Bytes, what JSON can say, or a dict of tensors or numpy arrays.
-            key: The same key again is stored once; empty: a fresh one.
+            value: Bytes, a JSON value, or a dict of tensors or numpy arrays.
+            key: Items with the same key are stored once; empty: a fresh key.
             timeout_s: Longest wait for it.
 
         Raises:
             QueueFull: there is no room, and the queue does not wait or drop.
             DeadlineExceeded: it was not acknowledged in time; it may have been stored.
-            ConfigError: such a value cannot be put.
+            ConfigError: the value has an unsupported type.
         """
         return self._wait(self.put_later(value, key=key, timeout_s=timeout_s), timeout_s)
 
@@ -183,8 +183,8 @@ class Queue:
         """Lease up to `limit` items, oldest first.
 
         Args:
-            limit: At most so many.
-            lease_s: Until then no other consumer gets them; extend it for longer work.
+            limit: Largest number of items.
+            lease_s: How long no other consumer gets them; extend it for longer work.
             wait_s: Longest wait for the first one.
         """
         deadline = self._clock.monotonic() + wait_s
@@ -203,23 +203,24 @@ class Queue:
             yield from self.claim(wait_s=LONGEST_WAIT_S)
 
     def ack(self, items: Sequence[Item]) -> None:
-        """Say that items are done, with one message.
+        """Acknowledge items with one message.
 
         Raises:
-            HubError: leases had ended and other consumers have the items; the rest is done.
+            HubError: some leases had expired and other consumers have these items; the rest is
+                done.
         """
         self._held(QueueAckMany(self.name, [item.lease for item in items]))
 
     def extend(self, items: Sequence[Item], *, lease_s: float) -> None:
-        """Keep items for `lease_s` from now, with one message; raises as `ack` does."""
+        """Extend leases to `lease_s` from now, with one message; raises as `ack` does."""
         self._held(QueueExtendMany(self.name, [item.lease for item in items], lease_s))
 
     def release(self, item: Item, *, reason: str = "") -> None:
-        """Give an item back; too often makes it a dead letter."""
+        """Release an item; after too many releases it becomes a dead letter."""
         self._channel.ask(QueueRelease(self.name, item.lease, reason), timeout_s=ASK_S)
 
     def fetch(self, payload: bytes, blob: str) -> Any:
-        """Return the value of a payload, wherever it is."""
+        """Return the value of an inline payload or a blob."""
         return fetch(self._channel, payload, blob)
 
     def _item(self, item: QueueItem) -> Item:
@@ -237,7 +238,7 @@ class Queue:
 
 
 def entry_of(channel: Channel, value: Any, key: str) -> QueueEntry:
-    """Return a value as an item, its payload uploaded if it is large."""
+    """Return a value as an item, uploading its payload if it is large."""
     parts = serialization.encode(value)
     key = key or new_token()
     if serialization.size(parts) <= INLINE_BYTES:
@@ -247,7 +248,7 @@ def entry_of(channel: Channel, value: Any, key: str) -> QueueEntry:
 
 
 def fetch(channel: Channel, payload: bytes, blob: str) -> Any:
-    """Return the value of a payload, wherever it is."""
+    """Return the value of an inline payload or a blob."""
     if not blob:
         return serialization.decode(payload)
     with channel.large(blob) as path:

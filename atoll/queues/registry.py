@@ -1,4 +1,4 @@
-"""The queues and topics of one run: names, one object per name, and an end for all of them."""
+"""The queues and topics of one run: names, one object per name, and a common close."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from atoll.wire.messages import QueueOptions
 
 
 class QueueRegistry:
-    """Hands out queues and topics; the same name gives the same object.
+    """Returns queues and topics; the same name gives the same object.
 
     Args:
         channel: How they are reached.
-        prefix: What comes before names without a slash: the job.
-        reader: Name of subscriptions that were given none: the member.
+        prefix: Prefix of names without a slash: the job.
+        reader: Default name of subscriptions: the member.
         clock: Source of time for deadlines.
         stopping: Whether the run was asked to stop.
     """
@@ -53,7 +53,7 @@ class QueueRegistry:
         return self._queues[name]
 
     def topic(self, name: str, **options: Any) -> Topic:
-        """Return a topic; `options` as above."""
+        """Return a topic; `options` as in `queue`."""
         if name not in self._topics or options:
             self._topics[name] = Topic(
                 self._full(name), self._channel, clock=self._clock, reader=self._reader,
@@ -62,7 +62,7 @@ class QueueRegistry:
         return self._topics[name]
 
     def close(self, *, timeout_s: float) -> bool:
-        """Wait for what is under way, then end; return whether everything was acknowledged."""
+        """Wait for pending puts, then close; return whether all were acknowledged."""
         deadline = self._clock.monotonic() + timeout_s
         lines: list[Queue | Topic] = [*self._queues.values(), *self._topics.values()]
         done = [line.flush(timeout_s=deadline - self._clock.monotonic()) for line in lines]

@@ -1,4 +1,4 @@
-"""Payloads of queues as bytes and back: no pickle, so an item cannot run code.
+"""Serialize queue payloads without pickle, so that an item cannot run code.
 
     bytes                               as they are
     what JSON can say                   MAGIC "j", then JSON
@@ -60,7 +60,7 @@ def decode(payload: bytes) -> Any:
     """Return the value of a payload.
 
     Raises:
-        DataError: it says what it is but is damaged.
+        DataError: it has the magic but is damaged.
     """
     if not payload.startswith(MAGIC):
         return payload
@@ -104,7 +104,7 @@ def _damaged(why: object) -> DataError:
 
 
 def _kind_of(values: Sequence[Any]) -> str:
-    """Return `t` for tensors, `n` for numpy arrays, an empty text for anything else."""
+    """Return `t` for tensors, `n` for numpy arrays, else an empty text."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and all(isinstance(value, torch.Tensor) for value in values):
         return "t"
@@ -114,7 +114,7 @@ def _kind_of(values: Sequence[Any]) -> str:
 
 
 def _safetensors(arrays: Mapping[str, Any], *, kind: str) -> Parts:
-    """Return a safetensors file in pieces: its header, then each array where it lies."""
+    """Return a safetensors file in pieces: its header, then each array without a copy."""
     header: dict[str, Any] = {}
     pieces: list[memoryview] = []
     offset = 0

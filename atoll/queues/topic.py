@@ -1,4 +1,4 @@
-"""A durable topic as programs use it: publish, and read from a position of one's own."""
+"""A durable topic for programs: publish, and read with independent subscriptions."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Entry:
 
     @property
     def value(self) -> Any:
-        """What was published; a large one is fetched each time this is read."""
+        """The value; a large one is fetched at every access."""
         return fetch(self._channel, self._payload, self._blob)
 
 
 class Topic:
-    """A named topic. Any thread may publish; made by `run.topic`."""
+    """A named topic, made by `run.topic`; any thread may publish."""
 
     def __init__(
         self,
@@ -55,18 +55,18 @@ class Topic:
         options: QueueOptions | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Give the topic its options, if there are any.
+        """Open the topic and set its options, if any are given.
 
         Args:
             name: Its full name at the hub.
             channel: How it is reached.
             clock: Source of time for deadlines.
-            reader: Name of a subscription that was given none.
-            options: How much it keeps (max_items, max_bytes, keep_s); None: as it is.
-            stopping: Asked while waiting for items; True ends the wait.
+            reader: Default name of a subscription.
+            options: How much it keeps (max_items, max_bytes, keep_s); None: unchanged.
+            stopping: Checked while waiting for items; True ends the wait.
 
         Raises:
-            ConfigError: the options make no sense.
+            ConfigError: the options are invalid.
             AuthError: this process may not use it.
         """
         self.name = name
@@ -81,7 +81,7 @@ class Topic:
         )
 
     def publish(self, value: Any, *, key: str = "", timeout_s: float = PUT_S) -> int:
-        """Append a value durably; return its number. Takes and raises what `Queue.put` does."""
+        """Append a value durably; return its number. Arguments and errors as in `Queue.put`."""
         published = self.publish_later(value, key=key, timeout_s=timeout_s)
         try:
             return published.result(timeout_s + ASK_S)
@@ -100,13 +100,14 @@ class Topic:
         return self._outbox.flush(deadline=self._clock.monotonic() + timeout_s)
 
     def subscribe(self, name: str = "", *, start: Start = "new") -> Subscription:
-        """Return a reader with a position of its own, kept at the hub.
+        """Return a reader whose position is stored at the hub.
 
         Args:
-            name: Of the subscription; the same name goes on where it has acknowledged. Empty:
-                this member's name.
-            start: Where a name that was never used begins: at the `oldest` item that is kept, or
-                with what is `new` from now on.
+            name: Of the subscription, which continues after its last acknowledged item. Empty: this
+                member's name.
+            start: Where a new subscription begins: at the `oldest` stored item, or with items that
+                are
+                `new` from now on.
         """
         return Subscription(
             self.name, self._channel, clock=self._clock, subscription=name or self._reader,
@@ -127,7 +128,7 @@ class Subscription:
         start: Start,
         stopping: Callable[[], bool],
     ) -> None:
-        """Make the subscription at the hub, or take it up again."""
+        """Create the subscription at the hub, or continue it."""
         self.topic = topic
         self.name = subscription
         self.missed = False
@@ -140,10 +141,10 @@ class Subscription:
         self._after = self._ask(limit=0, wait_s=0.0).position
 
     def read(self, limit: int = 1, *, wait_s: float = 0.0) -> list[Entry]:
-        """Return the next items, which are not acknowledged by that.
+        """Return the next items without acknowledging them.
 
         Args:
-            limit: At most so many.
+            limit: Largest number of items.
             wait_s: Longest wait for the first one.
         """
         deadline = self._clock.monotonic() + wait_s
@@ -157,19 +158,19 @@ class Subscription:
                 return [self._entry(item) for item in answer.items]
 
     def newest(self, *, wait_s: float = 0.0) -> Entry | None:
-        """Skip to the newest item and return it; None when there is nothing unread in time."""
+        """Skip to the newest item and return it; None if nothing unread arrives in time."""
         found = self.read(1_000, wait_s=wait_s)
         while more := self.read(1_000) if found else []:
             found = more
         return found[-1] if found else None
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield items one by one until the run is asked to stop; acknowledge what is done."""
+        """Yield items one by one until the run is asked to stop; the caller acknowledges them."""
         while not self._stopping():
             yield from self.read(100, wait_s=LONGEST_WAIT_S)
 
     def ack(self, entry: Entry) -> None:
-        """Say that everything up to this item is done: the next reader begins behind it."""
+        """Acknowledge all items up to this one: the next reader starts after it."""
         self._channel.ask(TopicAck(self.topic, self.name, entry.seq), timeout_s=ASK_S)
 
     def _ask(self, *, limit: int, wait_s: float) -> TopicItems:

@@ -69,12 +69,6 @@ class ActorSlot:
     def __init__(self, table: PolicyTable, rl: RlTable, *, index: int, seed: int) -> None:
         """Make the environments and the policy.
 
-        Args:
-            table: The policy.
-            rl: The job's `[rl]`.
-            index: Index of the policy in the job.
-            seed: The job's seed.
-
         Raises:
             ConfigError: the environment cannot be made.
         """
@@ -117,10 +111,6 @@ class ActorSlot:
 
 class InProcessRun:
     """All policies of a job and their critics, advanced round by round.
-
-    Args:
-        rl: The job's `[rl]`.
-        seed: Seed of everything random.
 
     Raises:
         ConfigError: the job is of another kind, or an environment cannot be made.
@@ -204,10 +194,7 @@ def run_together(
 ) -> list[Curve]:
     """Run a job's policies and critic to the end in this process.
 
-    Args:
-        rl: The job's `[rl]`; `ppo` with any critic.
-        seed: Seed of everything random: the same seed gives the same curves, bit for bit.
-        on_update: Called after every update of a policy.
+    `rl` is `ppo` with any critic. The same seed gives the same curves, bit for bit.
 
     Returns:
         One curve for each policy, in their order.

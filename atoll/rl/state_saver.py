@@ -24,7 +24,6 @@ class StateSaver:
     """Saves what a member needs for an exact resume."""
 
     def __init__(self, desk: QueueProvider, *, member: str) -> None:
-        """Save the states of `member`."""
         self._topic = desk.topic(f"state.{member}", max_items=STATES_KEPT)
         self._publisher = Publisher(self._topic)
         self._reader = f"{member}.state"
@@ -50,10 +49,7 @@ class StateSaver:
     def save(self, state: Any, *, then: Callable[[], None] = lambda: None) -> None:
         """Save a state in the background; it may change as soon as this returns.
 
-        Args:
-            state: Tensors, numbers, texts, and dicts, lists and tuples of them.
-            then: Called in the background once it is durable. A newer state replaces an unsent one
-                together with its `then`.
+        `then` runs in the background once it is durable. A newer state replaces an unsent one.
 
         Raises:
             CheckpointError: a value in it cannot be saved.

@@ -71,9 +71,7 @@ class Trajectory:
     def next_values(self, values: Tensor, cut_values: Tensor) -> Tensor:
         """Return the value after each step: of the next observation, or of the truncated one.
 
-        Args:
-            values: [T + 1, B], of `observations`.
-            cut_values: [K], of `cut_observations`.
+        `values` [T + 1, B] are of `observations`, `cut_values` [K] of `cut_observations`.
         """
         following = values[1:].clone()
         if len(self.cut_at):

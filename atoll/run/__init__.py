@@ -1,4 +1,4 @@
-"""A PyTorch script's part in a job: `atoll.join()` and what it returns, on every rank.
+"""A PyTorch script's interface to a job: `atoll.join()` and the object it returns on every rank.
 
 May import train and what it may.
 Start with `connect.py`, then `member.py`.

@@ -1,4 +1,4 @@
-"""`atoll.join()`: take part in a job from any PyTorch script."""
+"""`atoll.join()`: join a job from any PyTorch script."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ ALONE_SEED = 7
 
 
 def join(*, mesh: Mapping[str, int] | None = None) -> Run:
-    """Enter the job that this process was started for; use it as a context manager.
+    """Join the job that this process was started for; use it as a context manager.
 
     Started by `atoll run`, the process becomes a member of its job. Started by hand, it is a group
-    of one without a hub and everything works the same:
+    of one without a hub, with the same interface:
 
         with atoll.join() as run:
             optimizer = run.wrap(model, optimizer, outer=atoll.DiLoCo(every=500), codec="int8")
             for batch in run.shard(loader):
                 ...
 
-    Several processes may be one member: an island, started by `atoll run` with `ranks` in
-    `[island]`, or by torchrun. Each of them calls this; the first one speaks for all.
+    Several processes may form one member, an island: started by `atoll run` with `ranks` in
+    `[island]`, or by torchrun. Each of them calls this; the first one communicates for all.
 
     Args:
-        mesh: How the ranks of an island lie if the job file does not say it, e.g.
-            `{"replicate": 2, "tensor": 2}`; by default all are along `shard`.
+        mesh: Layout of an island's ranks if the job file does not set it, e.g. `{"replicate": 2,
+            "tensor": 2}`; by default all are along `shard`.
 
     Raises:
         HubUnreachable: the hub of the job does not answer.
@@ -73,7 +73,7 @@ def join(*, mesh: Mapping[str, int] | None = None) -> Run:
 def _follow(
     ranks: ScriptRanks, *, member: str, directory: Path, seed: int, job: str = "alone"
 ) -> Run:
-    """Return the part of another rank than the first; only islands load what it needs."""
+    """Return the run object of a rank other than the first; imports are needed in islands only."""
     from atoll.run.follower import FollowerRun
 
     return FollowerRun(ranks=ranks, member=member, directory=directory, seed=seed, job=job)
@@ -97,7 +97,7 @@ def _ranks(
     mesh: Mapping[str, int] | None,
     directory: Path | None = None,
 ) -> ScriptRanks:
-    """Return the ranks that this process is one of; most are by themselves."""
+    """Return the ranks of this process's member, usually only itself."""
     if place is None:
         place = ScriptRanks.alone().place
     shape = spec.mesh if spec is not None else MeshShape()

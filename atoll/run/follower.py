@@ -1,4 +1,4 @@
-"""A script's part in a job on the ranks that are not the first of their island."""
+"""The run object on the ranks of an island other than the first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from atoll.train.island.script_ranks import RankMessage, ScriptRanks
 
 
 class RankOptimizer(WrapSpec):
-    """The wrapped optimizer on such a rank: it steps, then serves the first rank's strategy."""
+    """The wrapped optimizer on such a rank: it steps, then follows the first rank's strategy."""
 
     def __init__(self, inner: Optimizer, *, ranks: ScriptRanks, twice: bool) -> None:
         """Wrap `inner`.
@@ -31,7 +31,7 @@ class RankOptimizer(WrapSpec):
         Args:
             inner: This rank's own optimizer.
             ranks: The island.
-            twice: The strategy does something before the optimizer's step, too.
+            twice: The strategy also acts before the optimizer's step.
         """
         self._ranks, self._twice = ranks, twice
         self._skipped = False
@@ -43,7 +43,7 @@ class RankOptimizer(WrapSpec):
         return self._skipped
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do one optimizer step, and what the first rank's strategy wants around it."""
+        """Do one optimizer step, and follow the first rank's strategy around it."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -55,7 +55,7 @@ class RankOptimizer(WrapSpec):
             word = self._ranks.go_on()
             self._skipped = word.skipped
             if not word.midway:
-                return loss  # this member had fallen behind, and has the others' state now
+                return loss  # this member was behind and has loaded the committed state
         if not self.skipped:
             self.inner.step()
         self._ranks.go_on()
@@ -74,9 +74,9 @@ class RankOptimizer(WrapSpec):
 
 
 class FollowerRun(Run):
-    """What `atoll.join` returns on the other ranks: the same calls, done together with the first.
+    """The result of `atoll.join` on an island's other ranks: the same calls, done by all ranks.
 
-    Only that one has the session with the hub; this one knows what it was told.
+    Only the first rank has a session with the hub; this one knows what the first rank sends it.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class FollowerRun(Run):
         self._model: RankModel | None = None
 
     def _told(self) -> RankMessage:
-        """Return what the first rank has let this one know.
+        """Return the last message of the first rank.
 
         Raises:
-            ConfigError: they have not met yet.
+            ConfigError: there is none yet.
         """
         if self._ranks.message is None:
             raise ConfigError(
@@ -114,7 +114,7 @@ class FollowerRun(Run):
 
     @property
     def num_slots(self) -> int:
-        """How many members the job was started with."""
+        """Number of members the job was started with."""
         return self._told().num_slots
 
     @property
@@ -124,16 +124,16 @@ class FollowerRun(Run):
 
     @property
     def is_first(self) -> bool:
-        """False: what only one has to do, a first rank does."""
+        """False: it is true on a first rank only."""
         return False
 
     @property
     def step(self) -> int:
-        """How many optimizer steps the group has done."""
+        """Optimizer steps done by the group."""
         return self._ranks.message.step if self._ranks.message is not None else 0
 
     def _leave_soon(self) -> None:
-        """Let the first rank know at the next place that this process was asked to leave."""
+        """At the next synchronization, tell the first rank that this process was asked to leave."""
         self._ranks.report.asked = True
 
     # ---------------------------------------------------------------------------- training
@@ -181,7 +181,7 @@ class FollowerRun(Run):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put the parameters that count into the model, together with the other ranks."""
+        """Load the agreed parameters into the model, together with the other ranks."""
         if self._followed is None:
             yield
             return
@@ -190,7 +190,7 @@ class FollowerRun(Run):
         self._meet_at("evaluating")
 
     def finish(self) -> None:
-        """Agree on the last steps, together with the other ranks."""
+        """Synchronize the last steps, together with the other ranks."""
         self._meet_at("finish")
 
     def save(self, model: nn.Module, name: str = "model.safetensors") -> Path | None:
@@ -210,7 +210,7 @@ class FollowerRun(Run):
         """Do nothing: the first rank publishes."""
 
     def tell(self, kind: str, text: str) -> None:
-        """Do nothing: the first rank tells."""
+        """Do nothing: the first rank reports events."""
 
     def queue(self, name: str, **options: Any) -> Queue:
         """Refuse: only the first rank has a session with the hub."""

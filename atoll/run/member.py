@@ -1,4 +1,4 @@
-"""A member's part in a job: of a process by itself, or of the first rank of an island."""
+"""A member's run object: of a single process, or of the first rank of an island."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ FLUSH_TIMEOUT_S = 10.0
 
 
 class Run(Session):
-    """One process's part in a job; made by :func:`join`.
+    """One process's connection to the job; made by :func:`join`.
 
-    Where several processes are one member, each has one; calls that say so are for all of them.
+    If several processes form one member, each has one; some calls must then be made by all of them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Run(Session):
         clock: Clock | None = None,
         ranks: ScriptRanks | None = None,
     ) -> None:
-        """Take part as a member of `group`; tests pass a group in memory."""
+        """Join as a member of `group`; tests pass a group in memory."""
         super().__init__(
             group, ranks=ranks if ranks is not None else ScriptRanks.alone(), directory=directory,
             seed=seed, slot=slot, num_slots=num_slots, enrolled=enrolled, asked=asked, clock=clock,
@@ -71,15 +71,15 @@ class Run(Session):
         self._leading = ScriptLeader(self._ranks, meter=self._meter, asked=self._leave_soon)
         self._model: RankModel | None = None
 
-    # -------------------------------------------------------------------------- where we are
+    # -------------------------------------------------------------------------- progress
 
     @property
     def step(self) -> int:
-        """How many optimizer steps the group has done; a member that comes late starts there."""
+        """Optimizer steps done by the group; a joining member starts there."""
         return self._task.step if self._task is not None else 0
 
     def _word(self) -> RankMessage:
-        """Return what the other ranks may know."""
+        """Return the message for the other ranks."""
         return RankMessage(
             member=self.member, members=list(self.members), slot=self.slot,
             num_slots=self.num_slots, step=self.step, stopping=self._asked_to_stop,
@@ -98,27 +98,30 @@ class Run(Session):
         collective: str = "auto",
         admission: str = "finite",
     ) -> WrapSpec:
-        """Return an optimizer that keeps the members' models together; use it instead.
+        """Return an optimizer that synchronizes the members' models; use it instead of `optimizer`.
 
-        Every member's parameters become those of the first member. The arguments after the first
-        two MUST be the same on every member. In an island every rank calls it with its part of one
-        model, and only methods that agree on parameters are possible.
+        All members start from the first member's parameters. The arguments after the first two MUST
+        be the same on every member. In an island every rank calls it with its part of one model,
+        and only methods that synchronize parameters are possible.
 
         Args:
-            model: What is trained; it may be spread over the ranks by `fully_shard`, tensor
-                parallelism or DDP.
+            model: What is trained; it may be sharded over the ranks by `fully_shard`, tensor
+                parallelism or
+                DDP.
             optimizer: Your own optimizer over its parameters.
             outer: A preset (`diloco`, `local-sgd`, `ddp`, ...: `atoll methods` lists them) or
-                options such as `atoll.DiLoCo(every=500)`.
-            codec: What a tensor weighs on the wire, e.g. `int8`; the preset's, or fp32.
-            aggregate: The rule that makes one vector of the members': `mean`, or a robust one
-                such as `trimmed:1`.
-            collective: How a mean travels between members that can dial each other, e.g. `ring`.
-            admission: Which contributions are let in: `finite` ones, or those within `norms`.
+                options such
+                as `atoll.DiLoCo(every=500)`.
+            codec: Encoding of tensors on the wire, e.g. `int8`; empty: the preset's, or fp32.
+            aggregate: How the members' vectors are combined: `mean`, or a robust rule such as
+                `trimmed:1`.
+            collective: Algorithm of a mean between members that can connect directly, e.g. `ring`.
+            admission: Which contributions are accepted: `finite` ones, or those within `norms`.
 
         Raises:
-            ConfigError: an unknown name, a number out of range, things that cannot work together,
-                or a second call.
+            ConfigError: an unknown name, a number out of range, parts that cannot work together, or
+                a
+                second call.
         """
         agreement = Agreement.of(
             outer, codec=codec, aggregate=aggregate, collective=collective, admission=admission
@@ -151,7 +154,7 @@ class Run(Session):
         )  # fmt: skip
 
     def _task_of(self, model: nn.Module, optimizer: Optimizer) -> Task:
-        """Return what strategies see: the model, or the host model of a distributed one."""
+        """Return the strategies' task: of the model, or of its host model."""
         round_ = self.group.committed_round
         if not self._joint:
             return Task(model, optimizer, member=self.member, round=round_)
@@ -170,13 +173,13 @@ class Run(Session):
         )
 
     def _at(self, place: str) -> AbstractContextManager[None]:
-        """Do inside what the other ranks, if there are any, come here for, too."""
+        """Run the block together with the other ranks, if there are any."""
         return self._leading.at(place) if self._joint else nullcontext()
 
     def track(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-        """Measure training that agrees with nobody; :meth:`wrap` does so by itself.
+        """Measure training that is not synchronized; :meth:`wrap` includes this.
 
-        Points flow from then on, see :meth:`log`, and :meth:`stepped` says how far it has come.
+        Points are sent from then on, see :meth:`log`; :meth:`stepped` reports the progress.
         """
         optimizer = optimizer or SGD([{"params": list(model.parameters())}], lr=0.0)  # never steps
         self._task = Task(model, optimizer, member=self.member)
@@ -184,7 +187,7 @@ class Run(Session):
         self._meter.restart()
 
     def stepped(self, count: int = 1) -> None:
-        """Count steps of tracked training; 0: none, but a point is sent if it is time."""
+        """Count steps of tracked training; with 0 only a due point is sent."""
         with self._at("track"):
             if self._task is not None and self._optimizer is None:
                 self._task.step += count
@@ -196,10 +199,12 @@ class Run(Session):
         """Record measurements; cheap enough for every step, sent about once a second.
 
         Args:
-            loss: Training loss of the step; of an island, the mean over the ranks that tell one.
-            tokens: Tokens (or samples) of the step. Members weigh by them when they agree. Each
-                rank of an island tells those of its own rows.
-            values: Anything else; the last one of a second is kept. Of an island, the first rank's.
+            loss: Training loss of the step; in an island, the mean over the ranks that pass one.
+            tokens: Tokens (or samples) of the step, by which members are weighted. Each rank of an
+                island
+                passes those of its own rows.
+            values: Any other values; the last one of each second is kept. In an island, the first
+                rank's.
         """
         if self._joint:
             self._ranks.report.add(loss=loss, tokens=tokens)
@@ -208,11 +213,10 @@ class Run(Session):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put the parameters that count into the model: evaluate, and keep, what is there inside.
+        """Load the agreed parameters into the model and restore it on exit, to evaluate or save.
 
-        Between two rounds a member is ahead of what all have agreed on; inside this block the
-        model is the agreed one, afterwards it is as before. Do not train inside. In an island
-        every rank enters it.
+        Between two rounds a member trains ahead of the agreed model. Do not train inside. In an
+        island every rank enters the block.
         """
         if self._optimizer is None:
             yield
@@ -229,7 +233,7 @@ class Run(Session):
             agreed.__exit__(None, None, None)
 
     def finish(self) -> None:
-        """Agree on the last steps, so that all members end with one model.
+        """Synchronize the last steps, so that all members end with one model.
 
         Called by :meth:`save` and at the end of the `with` block; further calls do nothing. In an
         island every rank calls it.
@@ -251,7 +255,7 @@ class Run(Session):
                 return
 
     def _recover(self, error: LeftBehind) -> None:
-        """Take the committed state over; what was done since the last round is dropped."""
+        """Load the committed state; steps since the last round are dropped."""
         if self._state is None or self._task is None:
             raise error
         began = self._clock.monotonic()
@@ -262,7 +266,8 @@ class Run(Session):
     def save(self, model: nn.Module, name: str = "model.safetensors") -> Path | None:
         """Write the agreed weights and upload them to the hub; every member MUST call this.
 
-        Of an island every rank calls it, with the model that was wrapped, and it is written whole.
+        In an island every rank calls it, with the model that was wrapped; one whole file is
+        written.
 
         Returns:
             The file, on the first member (and its first rank); None on the others.
@@ -296,7 +301,7 @@ class Run(Session):
     # ------------------------------------------------------------------------------ measuring
 
     def _after_step(self, sync: SyncResult | None) -> None:
-        """Count the time of a step, and save if a round in it says so."""
+        """Measure a step's time, and save if its round requires it."""
         self._meter.step(sync)
         if self._state is not None:
             self._state.after(sync)
@@ -307,9 +312,9 @@ class Run(Session):
             self._state.after(sync)
 
     def _result(self, *, broken: bool = False) -> dict[str, Any]:
-        """Return this member's part of the summary; `broken`: other ranks do not answer any more.
+        """Return this member's part of the summary; `broken`: the other ranks do not answer.
 
-        A model that is spread over them cannot be looked at then.
+        A sharded model cannot be read then.
         """
         totals, task, digest = self._meter.totals, self._task, ""
         result = run_result(
@@ -340,7 +345,7 @@ class Run(Session):
             self._give_signals_back()
 
     def _come_to_the_end(self) -> dict[str, Any]:
-        """Agree for the last time, part from the other ranks and return the result."""
+        """Synchronize for the last time, release the other ranks and return the result."""
         if self._ranks.met or not self._joint:
             self.finish()
             self._meter.report()
@@ -352,7 +357,7 @@ class Run(Session):
         return result
 
     def _leave(self, error: BaseException | None, result: dict[str, Any]) -> None:
-        """Send what is left and say goodbye; failing to do so hides no error of the script."""
+        """Send the remaining data and leave; an error here does not hide an error of the script."""
         if self._state is not None and error is None:
             self._state.close()
         self._shelf.close(timeout_s=FLUSH_TIMEOUT_S)
@@ -361,7 +366,7 @@ class Run(Session):
             self.group.close()
             return
         if error is None and self._gone and not self.group.stopping:
-            # Neither done nor failed: whoever started this process is told by its exit status.
+            # Neither done nor failed: the parent process learns it from the exit status.
             replaced = self._replaced
             self._enrolled.close()
             raise SystemExit(EXIT_REPLACED if replaced else EXIT_LEFT)
@@ -369,6 +374,6 @@ class Run(Session):
 
 
 def _is_spread(model: nn.Module) -> bool:
-    """Return whether parameters are DTensors; none is while nobody has loaded what makes them."""
+    """Return whether parameters are DTensors, without importing what defines them."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(p, module.DTensor) for p in model.parameters())

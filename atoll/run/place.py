@@ -1,4 +1,4 @@
-"""Where a script's process is in its job, whatever it does there."""
+"""Rank, device, mesh and data share of a script's process in its job."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from atoll.train.sharding import DataShare, deal
 
 
 class JobPlace:
-    """One process among the ranks of a member, and that among the members."""
+    """One process: its rank in the member, and the member's slot in the job."""
 
     def __init__(
         self, ranks: ScriptRanks, *, job: str, directory: Path, seed: int, slot: int, num_slots: int
     ) -> None:
-        """Be one of a member's ranks; most are the only one."""
+        """Describe one of a member's ranks; usually it is the only one."""
         self.job, self.directory, self.seed = job, directory, seed
         self._slot, self._num_slots = slot, num_slots
         self._ranks = ranks
@@ -35,27 +35,27 @@ class JobPlace:
 
     @property
     def slot(self) -> int:
-        """Own number among the members, from 0."""
+        """The member's number, from 0."""
         return self._slot
 
     @property
     def num_slots(self) -> int:
-        """How many members the job was started with."""
+        """Number of members the job was started with."""
         return self._num_slots
 
     @property
     def rank(self) -> int:
-        """Own number in the island; 0 is the rank that speaks for it."""
+        """Rank in the island; 0 communicates for it."""
         return self._ranks.place.rank
 
     @property
     def ranks(self) -> int:
-        """How many processes this member is."""
+        """Number of processes of this member."""
         return self._ranks.place.ranks
 
     @property
     def device(self) -> torch.device:
-        """What this rank computes on: its accelerator, or the processor.
+        """Device of this rank: its accelerator, or the CPU.
 
         Raises:
             ConfigError: the job wants accelerators and there is none for this rank.
@@ -64,10 +64,10 @@ class JobPlace:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The ranks of the island as a mesh with the axes replicate, shard, pipeline and tensor.
+        """The island's ranks as a mesh with the axes replicate, shard, pipeline and tensor.
 
-        Every rank MUST ask for it. Unless the script has done so before, this starts
-        torch.distributed, with NCCL on accelerators and else Gloo.
+        Every rank MUST access it. Unless the script has done so, this initializes
+        torch.distributed, with NCCL on accelerators and Gloo otherwise.
         """
         return self._ranks.mesh
 
@@ -75,17 +75,17 @@ class JobPlace:
     def stopping(self) -> bool:
         """Whether the job, or this process, was asked to stop: leave the loop soon.
 
-        The ranks of an island learn it in the same step.
+        The ranks of an island see it in the same step.
         """
         return self._ranks.message is not None and self._ranks.message.stopping
 
     def shard(self, data: Any) -> Any:
-        """Return this member's share of some data; all shares together are the whole.
+        """Return this member's share of some data; all members' shares together are the whole.
 
-        A `DataLoader` comes back as a loader of the own samples (shuffled if it was), a data set
-        with a length as a `Subset`, anything else as an iterable of every n-th item. Loaders
-        and iterables end early when the job is asked to stop. Iterables and loaders with a sampler
-        of their own MUST give every member the same order.
+        A `DataLoader` becomes a loader of this member's samples (shuffled if it was), a data set
+        with a length a `Subset`, anything else an iterable of every n-th item. Loaders and
+        iterables end early when the job is asked to stop. Iterables and loaders with a sampler of
+        their own MUST give every member the same order.
 
         In an island every rank calls it. Ranks that differ only along `pipeline` or `tensor` get
         the same rows, the others different ones, all equally many.
@@ -102,27 +102,27 @@ class JobPlace:
         return dealt
 
     def keep(self, name: str, thing: Any) -> None:
-        """Keep a thing's state in the job's checkpoints, and give it back when the job goes on.
+        """Store an object's state in the job's checkpoints, and restore it when the job resumes.
 
-        For what else the script has: a schedule, a gradient scaler, averages, its own counters. Of
-        an island every rank calls it, and has its own back; so it is with random numbers and the
-        place in what `shard` returned, which are kept without being asked for.
+        For further state of the script: a scheduler, a gradient scaler, averages, counters. In an
+        island every rank calls it and gets its own state back. Random number generators and the
+        position in data from `shard` are stored automatically.
 
         Args:
-            name: Its own, the same from run to run.
+            name: Unique name, the same from run to run.
             thing: With `state_dict()`, of tensors, numbers, texts and containers of these, and
-                `load_state_dict(state)`, which is called at once where the job goes on already.
+                `load_state_dict(state)`, which is called at once if the job was resumed.
 
         Raises:
             ConfigError: it has no such methods, or the name is taken.
-            CheckpointError: what the checkpoint has under this name does not fit it.
+            CheckpointError: the checkpoint's state of this name does not fit.
         """
         self._kept.thing(name, thing)
 
     # -------------------------------------------------------------------------------- signals
 
     def __enter__(self) -> Self:
-        """Take over SIGTERM: it makes `stopping` true and ends nothing by itself."""
+        """Install a SIGTERM handler that sets `stopping` instead of ending the process."""
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
         return self
@@ -131,7 +131,7 @@ class JobPlace:
         self._leave_soon()
 
     def _leave_soon(self) -> None:
-        """Take note that this process was asked to leave."""
+        """Record that this process was asked to leave."""
         raise NotImplementedError  # a member and a follower each have their own way
 
     def _give_signals_back(self) -> None:

@@ -1,7 +1,7 @@
-"""What a script's checkpoints keep of each rank beside the model: random numbers, place in data.
+"""Each rank's own state in a script's checkpoints: random numbers, data positions, kept objects.
 
-A rank's own state is in no host model: every rank packs it, and the first one, whose member's
-part it becomes, puts them side by side.
+The host model does not contain it: every rank packs its state, and the first one stores all of them
+in the member's part.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.train.sharding import DataShare
 
 KEEP, KEPT = "keep", "kept"
-"""Verbs: tell what is here; take it up again."""
+"""Commands to the ranks: send your state; load it."""
 NAME = "rank"
 
 
 class RankState:
-    """One rank's own state; the same calls on every rank of an island."""
+    """One rank's own state; the same calls are made on every rank of an island."""
 
     def __init__(self) -> None:
-        """Keep nothing yet but random numbers."""
+        """Keep only random numbers at first."""
         self._shares: list[DataShare] = []
         self._things: dict[str, Any] = {}
         self._came: Mapping[str, Any] = {}
@@ -37,7 +37,7 @@ class RankState:
         self._broadcaster: CommandBroadcaster | None = None
 
     def follow(self, broadcaster: CommandBroadcaster) -> None:
-        """Do with the other ranks what is done here."""
+        """Handle the commands of the first rank."""
         self._broadcaster = broadcaster
         broadcaster.on(KEEP, self._gather)
         broadcaster.on(KEPT, self._deal)
@@ -45,7 +45,7 @@ class RankState:
     # ------------------------------------------------------------------- what there is to keep
 
     def share(self, share: DataShare) -> None:
-        """Keep the place in some data; they are told apart by the order in which they come."""
+        """Keep the position in a data share; shares are identified by the order of these calls."""
         number = len(self._shares)
         self._shares.append(share)
         places = self._came.get("places", [])
@@ -74,10 +74,10 @@ class RankState:
     # -------------------------------------------------------------------------- on the first rank
 
     def gather(self) -> list[dict[str, Any]]:
-        """Return the states of all ranks, in order; from the thread that trains.
+        """Return the states of all ranks, in order; call it from the training thread.
 
         Raises:
-            CheckpointError: something that is kept has a state that cannot be saved.
+            CheckpointError: a kept object has a state that cannot be saved.
         """
         if self._broadcaster is None:
             return [self._state()]
@@ -85,10 +85,10 @@ class RankState:
         return found
 
     def give(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Let all ranks take up what `gather` returned; further ranks go on as they are.
+        """Load the result of `gather` on all ranks; ranks beyond it keep their state.
 
         Raises:
-            CheckpointError: it does not fit what is kept here.
+            CheckpointError: a state does not fit a kept object.
         """
         if self._broadcaster is None:
             if states:

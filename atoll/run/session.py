@@ -1,4 +1,4 @@
-"""A member's session: who it is, when it is to end, and what goes through the hub by itself."""
+"""A member's identity, stop requests, uploads, events and queues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.train.results.script_meter import ScriptMeter
 
 
 class Session(JobPlace):
-    """The process that is known to the others as a member, with a hub or without one."""
+    """A process that is a member of a job, with or without a hub."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Session(JobPlace):
         asked: threading.Event | None,
         clock: Clock | None,
     ) -> None:
-        """Take part as a member of `group`."""
+        """Join as a member of `group`."""
         job = enrolled.environment.job if enrolled is not None else "alone"
         super().__init__(
             ranks, job=job, directory=directory, seed=seed, slot=slot, num_slots=num_slots
@@ -46,24 +46,24 @@ class Session(JobPlace):
 
     @property
     def member(self) -> str:
-        """Own name in the job, e.g. `w0`."""
+        """The member's name in the job, e.g. `w0`."""
         return self.group.me
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Who took part in the last round; before the first one only this member is known."""
+        """Members of the last round; before the first one only this member."""
         return self.group.members or (self.group.me,)
 
     @property
     def is_first(self) -> bool:
-        """Whether this member does what only one has to, e.g. printing."""
+        """Whether this is the first member, for work that only one does, e.g. printing."""
         return self.members[0] == self.member
 
     @property
     def stopping(self) -> bool:
         """Whether the job, or this process, was asked to stop: leave the loop soon.
 
-        The ranks of an island learn it in the same step.
+        The ranks of an island see it in the same step.
         """
         return super().stopping if self._joint else self._asked_to_stop
 
@@ -73,7 +73,7 @@ class Session(JobPlace):
 
     @property
     def _gone(self) -> bool:
-        """Whether this process, and not the whole job, is to end."""
+        """Whether this process is to end while the job continues."""
         return self._asked.is_set() or self._replaced
 
     @property
@@ -88,23 +88,24 @@ class Session(JobPlace):
             self._enrolled.leave("this process was asked to leave")
 
     def publish(self, path: Path, name: str) -> None:
-        """Upload a finished file to the hub, from where it comes into `runs/JOB/`."""
+        """Upload a finished file to the hub; it is collected into `runs/JOB/`."""
         if self._connection is not None:
             self._connection.publish(path, name)
 
     def tell(self, kind: str, text: str) -> None:
-        """Tell people that something happened; not before a model is tracked or wrapped."""
+        """Report an event to people; only after a model is tracked or wrapped."""
         self._meter.tell(kind, text)
 
     # ------------------------------------------------------------------------------ queues
 
     def queue(self, name: str, **options: Any) -> Queue:
-        """Return a durable queue: what one puts, one other gets and acknowledges.
+        """Return a durable queue: each item is processed by one consumer, which acknowledges it.
 
         Args:
-            name: Without a slash it is this job's own; others must be listed in `queues` of [job].
+            name: Without a slash it belongs to this job; others must be listed in `queues` of
+                [job].
             options: `max_items`, `max_bytes`, `overflow` (`reject`, `drop-oldest` or `wait`),
-                `max_attempts`, `keep_s`; they hold for everybody from then on.
+                `max_attempts`, `keep_s`; they apply to all users of the queue from then on.
 
         Raises:
             AuthError: this job may not use it.
@@ -113,5 +114,5 @@ class Session(JobPlace):
         return self._shelf.queue(name, **options)
 
     def topic(self, name: str, **options: Any) -> Topic:
-        """Return a durable topic, which every subscription reads for itself; see :meth:`queue`."""
+        """Return a durable topic, read by each subscription; see :meth:`queue`."""
         return self._shelf.topic(name, **options)

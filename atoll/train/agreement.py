@@ -40,10 +40,7 @@ class Agreement:
     def check(self, *, again: bool, nodes: int, spread: bool) -> None:
         """Refuse combinations that cannot work; the result is the same on every rank of an island.
 
-        Args:
-            again: An optimizer was wrapped before.
-            nodes: Number of members.
-            spread: The model is sharded over several ranks.
+        `again`: an optimizer was wrapped before; `spread`: the model is sharded over ranks.
 
         Raises:
             ConfigError: with the reason, and the nearest combination that works.

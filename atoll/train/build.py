@@ -186,9 +186,7 @@ def _of_the_model(spec: JobSpec) -> PretrainedTokenizer:
 def whole_model(spec: JobSpec, dataset: Dataset | ImageDataset | None = None) -> Any:
     """Return a job's model with its initial weights, the same in every process; seeds torch.
 
-    Args:
-        spec: The job.
-        dataset: Its data; None reads only what the model's size depends on.
+    Without `dataset`, it reads only what the model's size depends on.
 
     Raises:
         ConfigError: the model is unknown, or one of its options is wrong.
@@ -237,7 +235,6 @@ def _held_out(
 
 
 def _about(spec: JobSpec, dataset: Dataset | ImageDataset, model: Any) -> dict[str, str]:
-    """Return the metadata of a weights file."""
     options = _options(spec, dataset.model_options)
     if isinstance(model, CausalLM):
         options = model.portable_options()

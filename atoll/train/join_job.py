@@ -95,10 +95,7 @@ def join_job(
 ) -> JoinedJob:
     """Open a member's session, register it, and start to recover if the run is under way.
 
-    Args:
-        environment: The settings that the node agent passed to this process.
-        route: `auto`, `direct` or `relay`.
-        should_stop: Polled while this member waits for a state; True gives up.
+    `route` is `auto`, `direct` or `relay`; a true `should_stop` ends waiting for a state.
 
     Raises:
         HubUnreachable: no hub answers at this address.

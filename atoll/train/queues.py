@@ -15,10 +15,7 @@ def open_queues(
 ) -> QueueRegistry:
     """Return the queues of a member at its hub, or in-memory ones for a process without a hub.
 
-    Args:
-        enrolled: The member's connection to its job; None without a hub.
-        member: The name under which it subscribes to topics.
-        stopping: Returns whether the run was asked to stop.
+    `enrolled` is None without a hub; `member` names its subscriptions to topics.
     """
     if enrolled is None:
         return QueueRegistry(InMemoryChannel(), prefix="alone", reader=member, stopping=stopping)

@@ -24,7 +24,6 @@ class ShardOrder(Sampler[int]):
     """The sample order of a loader; its first samples can be skipped once, without loading them."""
 
     def __init__(self, samples: Subset[Any], *, generator: torch.Generator | None) -> None:
-        """Keep the given order, or shuffle with `generator`."""
         self._inner: Any = SequentialSampler(samples)
         if generator is not None:
             self._inner = RandomSampler(samples, generator=generator)

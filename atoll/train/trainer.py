@@ -3,6 +3,11 @@
 `train_job` builds a `Trainer` and runs it in this order: `prepare` builds model, optimizer and
 strategy or restores a checkpoint; `connect` attaches outputs and offers the state to late members;
 `run` makes all members start alike, runs the inner loop, and saves the result.
+
+The words used here: the strategy has an inner part, which computes a step, and an outer part, which
+exchanges updates with the other members in rounds. The data is divided into slots; a member trains
+on its own slot, or on the one that the hub leases to it. The committed state is the result of the
+last round, the same on all members. An island is a member that consists of several ranks.
 """
 
 from __future__ import annotations
@@ -65,24 +70,13 @@ def train_job(
 ) -> dict[str, Any]:
     """Train one member's share of a job and return its part of the summary.
 
-    Args:
-        spec: The job.
-        group: The members; `SingleGroup()` without a hub.
-        directory: Folder for this member's files.
-        report: Receives measurements; MUST NOT block.
-        announce: Receives events for people; MUST NOT block.
-        store: Where checkpoints go; None saves none.
-        resume_round: Round of the checkpoint to start from; -1 starts fresh.
-        slot: Own data slot.
-        num_slots: Number of data slots; the job's `nodes` by default.
-        publish: Uploads a finished file under a name; called by the first member only.
-        should_stop: Polled before every step; True leaves at once.
-        lifeline: Recovers the committed state from other members, and serves it to them.
-        late: The run is under way: recover the committed state before the first step.
-        lease: The data to train on until the first round; None for the own slot.
-        saver: Writes checkpoints in the background; None writes them to `store` in the loop.
-        clock: Source of time.
-        island: The ranks that train, this process being the first; None trains in this process.
+    `report` and `announce` receive measurements and events for people, and MUST NOT block. `store`
+    takes checkpoints, `saver` writes them in the background; without either none are saved.
+    `resume_round` is the round of the checkpoint to start from, -1 for a fresh start. `publish`
+    uploads a finished file under a name. `lifeline` recovers the committed state from other members
+    and serves it to them; if `late`, the run is under way and recovery comes first. `lease` is the
+    data until the first round, None for the own slot. `island` are the ranks that train, this
+    process being the first; None trains in this process.
 
     Raises:
         ConfigError: the job names something that does not exist.
@@ -99,7 +93,6 @@ def train_job(
             saver=saver, island=island,
         )  # fmt: skip
         trainer.prepare(slot=slot, num_slots=num_slots or spec.job.nodes, round_=resume_round)
-        # A late member gets its lease with the state that it recovers.
         if lease is not None and not late:
             trainer.stream.move(lease.slot, lease.cursor)
         trainer.connect(report=report, announce=announce, publish=publish)
@@ -145,8 +138,6 @@ class Trainer:
         self._saved_round = -1
         self._reserved = False
         self._publish: Callable[[Path, str], None] | None = None
-
-    # --------------------------------------------------------------------------------- setup
 
     def prepare(self, *, slot: int, num_slots: int, round_: int) -> None:
         """Build all parts; restore the checkpoint of `round_` unless it is -1."""
@@ -214,8 +205,6 @@ class Trainer:
             state = CommittedState(self.task, self.outer)
             self.lifeline.offer(self.task, state)
 
-    # ------------------------------------------------------------------------------- running
-
     def run_through(self, should_stop: Callable[[], bool], *, late: bool) -> dict[str, Any]:
         """Run to the end; restart from a checkpoint if no member has the state any more."""
         while True:
@@ -224,6 +213,7 @@ class Trainer:
             except RolledBack as error:
                 log.warning("%s", error)
                 self.recorder.event("set-back", f"{self.task.member}: {error}")
+                # Build everything anew: task and strategy hold a state that was rolled back.
                 report, announce = self.recorder.outlets
                 self.recorder.close()
                 self.prepare(slot=self.slot, num_slots=self.num_slots, round_=error.round)
@@ -237,6 +227,7 @@ class Trainer:
         self.start_s = self.clock.monotonic() - self.began
         self.recorder.point({"parameters": self.task.num_parameters, "start_s": self.start_s})
         try:
+            # Start from the others' state, from a restored checkpoint, or fresh and all alike.
             if late and self.outer.inherits:
                 self._recover(None)
             elif not self.resumed:
@@ -346,7 +337,6 @@ class Trainer:
     def _after_round(self, sync: SyncResult, last: bool) -> None:
         """Evaluate and save after a committed round, if they are due."""
         stopping = sync.ends(self.group)
-        # Only now, because the optimizer has its state from the first step on.
         if not self._reserved:
             self._reserved = True
             self.saving.reserve(self.task, self.outer, shared=self._is_first)
@@ -380,6 +370,7 @@ class Trainer:
 
     def _save(self, *, final: bool) -> None:
         """Save a checkpoint; a failure is reported and does not end the run."""
+        # A stop right after a scheduled save would write the same state twice.
         if self._saved_round == self.task.round:
             return
         began = self.clock.monotonic()
@@ -405,6 +396,5 @@ class Trainer:
         self.totals.checkpoint_s += self.clock.monotonic() - began
 
     def _about(self) -> dict[str, str]:
-        """Return the metadata of a weights file."""
         now = {"step": str(self.task.step), "round": str(self.task.round)}
         return {**self.built.about, **now}

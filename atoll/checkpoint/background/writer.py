@@ -181,7 +181,7 @@ def run(commands: BinaryIO, reports: BinaryIO, *, moment: Moment = unobserved) -
             command = read_command(data)
             if isinstance(command, WriteOrder):
                 orders.put(command)
-        os._exit(0)  # the trainer is gone or wants no more: nobody waits for what is under way
+        os._exit(0)  # the trainer has ended or closed: unfinished work is not needed
 
     writer = Writer(setup, orders, reporter=reporter, moment=moment)
     threading.Thread(target=listen, name="commands", daemon=True).start()

@@ -47,7 +47,7 @@ class DiskImage:
                 out.seek(offset)
                 for block in part_blocks(part.tensors, part.metadata):
                     out.write(block)
-                    del block  # the tensor goes before the next one comes
+                    del block  # free the tensor before the next one arrives
                 nbytes = lay_out(part.tensors, part.metadata).nbytes
                 regions.append(Region(part.name, nbytes, offset, -1, str(self._path)))
                 offset += -(-nbytes // PAGE_BYTES) * PAGE_BYTES

@@ -123,7 +123,7 @@ def _tensor(view: memoryview, place: TensorSpan) -> Tensor:
     """Return a tensor that is a piece of a buffer."""
     if place.start == place.end:  # torch refuses to begin behind the last byte
         return torch.empty(place.shape, dtype=place.dtype)
-    if place.start % place.dtype.itemsize:  # other writers do not align; nobody can then view it
+    if place.start % place.dtype.itemsize:  # other writers do not align: it cannot be viewed
         owned = bytearray(view[place.start : place.end])
         return torch.frombuffer(owned, dtype=place.dtype).view(place.shape)
     count = (place.end - place.start) // place.dtype.itemsize

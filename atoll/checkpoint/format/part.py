@@ -55,7 +55,7 @@ def part_blocks(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Iter
         if tensor.numel():
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             yield flat.view(torch.uint8).numpy().data
-            del flat, tensor  # else it would be in memory beside the next one
+            del flat, tensor  # free it before the next one arrives
 
 
 def read_part(path: Path) -> Part:

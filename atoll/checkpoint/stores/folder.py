@@ -1,11 +1,11 @@
-"""A job's folder of checkpoints as files: complete or absent, whatever happens. Knows no tensors.
+"""A job's folder of checkpoint files, each complete or absent; independent of tensors.
 
     <folder>/checkpoints/round-000012/shared.safetensors    model, outer state
                                       w0.safetensors        inner optimizer, random states, ...
                                       manifest.json         written last
 
 A checkpoint exists when its manifest does. Several members, as threads or processes, may put into
-one folder: whoever finds all parts there writes the manifest.
+one folder: the one that finds all parts writes the manifest.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ REMEDY = "resume from an older checkpoint of the job, or copy the part from a ba
 
 @dataclass(frozen=True, slots=True)
 class PartFile:
-    """A part on its way into a folder."""
+    """A part to be written into a folder."""
 
     name: str
     blocks: Callable[[], Iterable[Buffer]]
-    """Gives the bytes of the file; its header carries the checkpoint's stamp."""
+    """Returns the bytes of the file; its header has the checkpoint's stamp."""
 
 
 class Folder:
@@ -101,24 +101,24 @@ class Folder:
     ) -> bool:
         """Write the parts of one member; return whether the checkpoint is complete now.
 
-        Parts of an earlier attempt at the same round, which carry another stamp, do not count.
+        Parts of an earlier attempt at the same round have another stamp and do not count.
 
         Args:
             round_: Rounds committed when the state was captured.
             files: The parts.
-            stamp: What their headers and those of the other members' parts carry.
-            step: Where the schedule stands.
+            stamp: The stamp in the headers of all members' parts.
+            step: Step of the schedule.
             members: Members whose parts make it complete.
 
         Raises:
-            StorageFull: there is no room; older checkpoints are untouched.
+            StorageFull: the disk is full; older checkpoints are untouched.
         """
         folder = self.path / checkpoint_folder(round_)
         with storage_errors(folder):
             if (folder / MANIFEST_NAME).exists():
                 if all(read_stamp(folder / file.name) == stamp for file in files):
-                    # Resumed from this very checkpoint and stopped again at once, or killed
-                    # between the manifest and the end.
+                    # The job resumed from this checkpoint and stopped again at once, or was killed
+                    # between the manifest and the clean-up.
                     self._tidy(round_)
                     return True
                 self._set_aside(folder)
@@ -133,7 +133,7 @@ class Folder:
         return True
 
     def begin(self, round_: int) -> Path:
-        """Make an empty folder for a round whose files somebody else will write.
+        """Make an empty folder for a round's files, which the caller writes.
 
         A complete checkpoint of that round stays readable until `settle`.
         """
@@ -151,7 +151,7 @@ class Folder:
         self._tidy(round_)
 
     def abandon(self, *, after: int) -> list[int]:
-        """Delete everything of later rounds: the run goes on from round `after` another way.
+        """Delete all later rounds: the run resumes from round `after`.
 
         Returns:
             The rounds that were deleted.
@@ -215,21 +215,21 @@ class Folder:
         return True
 
     def _tidy(self, newest: int) -> None:
-        """Delete what `newest` replaces and what is older, except the complete ones to keep."""
+        """Delete checkpoints that `newest` replaces and older ones, except those to keep."""
         shutil.rmtree(_aside(self.path / checkpoint_folder(newest)), ignore_errors=True)
         complete = {r: m.score for r, m in self.complete().items() if r <= newest}
         kept = self._keep.rounds(complete)
         for round_ in self._rounds():
             if round_ < newest and round_ not in kept:
                 self._delete(round_)
-            elif round_ < newest:  # nobody writes there any more: what a killed writer left goes
+            elif round_ < newest:  # delete leftovers of a killed writer
                 for path in (self.path / checkpoint_folder(round_)).glob(f"{TEMPORARY_PREFIX}*"):
                     path.unlink(missing_ok=True)
 
     def _delete(self, round_: int) -> None:
         folder = self.path / checkpoint_folder(round_)
         for each in (folder, _aside(folder)):
-            # The manifest first: a checkpoint half deleted must not look complete.
+            # The manifest first: a half-deleted checkpoint must not look complete.
             (each / MANIFEST_NAME).unlink(missing_ok=True)
             self._moment(f"{each.name} withdrawn")
             shutil.rmtree(each, ignore_errors=True)
@@ -237,7 +237,7 @@ class Folder:
     # ------------------------------------------------------------------------ reading
 
     def manifest(self, round_: int) -> Manifest:
-        """Return what a complete checkpoint consists of.
+        """Return the manifest of a complete checkpoint.
 
         Raises:
             CheckpointMissing: there is no complete checkpoint of that round.
@@ -259,11 +259,11 @@ class Folder:
         return {round_: manifest for round_, manifest in found.items() if manifest is not None}
 
     def check(self, round_: int, *, names: Iterable[str] | None = None) -> dict[str, Path]:
-        """Return the files of a checkpoint's parts after comparing them with the manifest.
+        """Verify a checkpoint's parts against the manifest and return their files.
 
         Args:
             round_: Which checkpoint.
-            names: Only these parts, where the manifest lists them; None: all.
+            names: Only these parts, if the manifest lists them; None: all.
 
         Raises:
             CheckpointMissing: there is no complete checkpoint of that round.
@@ -334,7 +334,7 @@ def open_manifest(data: bytes, *, round_: int) -> Manifest:
 
 
 def check_part(path: Path, entry: ManifestPart, *, round_: int) -> None:
-    """Compare a part with its entry in the manifest.
+    """Verify a part against its entry in the manifest.
 
     Raises:
         CheckpointCorrupt: it is missing, of another size, or altered.
@@ -374,5 +374,5 @@ def missing(round_: int, *, place: str, rounds: Sequence[int]) -> CheckpointMiss
 
 
 def _aside(folder: Path) -> Path:
-    """Return where a checkpoint waits until another of its round is complete."""
+    """Return where a checkpoint is kept until its replacement is complete."""
     return folder.with_name(folder.name + REPLACED)

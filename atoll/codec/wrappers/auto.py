@@ -1,4 +1,4 @@
-"""auto: choose the codec that is fastest for the measured link, the same on every member.
+"""auto: choose the most precise codec that is fast enough for the measured link, on all members.
 
     auto(fp32,bf16,int8)      in order of precision; `auto` alone means these
     feedback(auto)            the same and int4, which needs feedback

@@ -55,7 +55,7 @@ class EF21(Wrapper):
         """Of whom and with which weight the last mean was, by key."""
         self._provisional: dict[str, Tensor] = {}
         self._counted: dict[str, Tensor | None] = {}
-        """c_i of a committed round whose mean has not come yet; None: it was left out."""
+        """c_i of a committed round whose mean is still to come; None: it was left out."""
 
     @classmethod
     def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:

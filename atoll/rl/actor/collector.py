@@ -45,11 +45,7 @@ class Acting(Protocol):
 class Collector:
     """Collects the trajectories of one actor.
 
-    Args:
-        columns: The environments.
-        task: The policy's task.
-        actor: Name of this actor in trajectories, e.g. `w1`.
-        seed: Seed of the actions.
+    `actor` is its name in trajectories, e.g. `w1`; `seed` decides the actions.
     """
 
     def __init__(
@@ -181,9 +177,7 @@ class Collector:
     def _drop(self, what: str, places: NDArray[Any]) -> NoReturn:
         """Drop this trajectory, and restart the episodes with wrong values.
 
-        Args:
-            what: What is not finite.
-            places: [N, 2], the steps and columns of the values, the first one first.
+        `places` [N, 2] are the steps and columns of the values, the first one first.
         """
         agents, first = self.columns.agents, places[0]
         for environment in sorted({int(column) // agents for column in places[:, 1]}):

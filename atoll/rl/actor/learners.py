@@ -81,9 +81,7 @@ class LocalLearner:
     def __init__(self, learner: Ppo | A3c, values: Source | None) -> None:
         """Start with a fresh policy.
 
-        Args:
-            learner: Improves the policy.
-            values: Values trajectories; None if the learner has values of its own.
+        `values` is None if the learner has values of its own.
         """
         self._learner, self._values = learner, values
 
@@ -149,9 +147,7 @@ class FollowerLearner:
     def __init__(self, policy: Policy, *, newest: Callable[[], dict[str, Tensor] | None]) -> None:
         """Start with a fresh policy, until the learner's arrives.
 
-        Args:
-            policy: The policy that acts.
-            newest: Returns the learner's newest weights, or None if they were returned before.
+        `newest` returns the learner's newest weights, or None if they were returned before.
         """
         self._policy, self._newest = policy, newest
         self._version, self._heard = 0, False
@@ -209,13 +205,7 @@ def make_actor_learner(
 ) -> ActorLearner:  # fmt: skip
     """Return a fresh policy and its learner.
 
-    Args:
-        task: The policy's task.
-        rl: The job's algorithm and critic.
-        side: The channel to the critic; None without one.
-        service: The value service; None if values are not requested from one.
-        total_steps: Environment steps of this actor.
-        seed: Returns the seed for a purpose.
+    `total_steps` are this actor's; `seed` returns the seed for a purpose.
     """
     if rl.algorithm == "impala" and side is not None:
         generator = torch.Generator().manual_seed(seed("policy"))

@@ -51,7 +51,6 @@ class OwnValues:
     """A critic of one policy alone, trained beside it."""
 
     def __init__(self, task: TaskSpec, rl: RlTable, *, seed: int) -> None:
-        """Start with an untrained network."""
         self._critic = Critic(rl, seed=seed, kind="own")
         self._critic.add_policy(task)
         self._policy = task.policy
@@ -86,11 +85,7 @@ class PulledValues:
     ) -> None:  # fmt: skip
         """Start with an untrained network.
 
-        Args:
-            task: The task of the policy.
-            rl: Widths of the network.
-            seed: Seed of the weights until the first ones arrive.
-            newest: Returns the critic's newest weights, or None if they were returned before.
+        `newest` returns the critic's newest weights, or None if they were returned before.
         """
         self._critic = Critic(rl, seed=seed)
         self._critic.add_policy(task)
@@ -136,7 +131,6 @@ class AskedValues:
     """The pooled critic itself, asked for each trajectory."""
 
     def __init__(self, service: ServiceValues) -> None:
-        """Ask `service`."""
         self._service = service
 
     def catch_up(self) -> bool:

@@ -78,12 +78,7 @@ class ImpalaLearner:
     ) -> None:
         """Build a policy for each task.
 
-        Args:
-            tasks: One per policy; `critic` knows them.
-            rl: The job's `[rl]`.
-            critic: Values trajectories, and learns V-trace's targets.
-            total_steps: Environment steps of each policy after which its learning rate is zero.
-            seed: Seed of everything random.
+        Its learning rate is zero after `total_steps` environment steps; `critic` knows all tasks.
         """
         self.rl, self.critic, self.total_steps, self.seed = rl, critic, total_steps, seed
         self.learners: dict[str, TrainedPolicy] = {}
@@ -200,7 +195,6 @@ class ImpalaLearner:
         return order.tensor_split(max(1, min(self.rl.minibatches, batch.count)))
 
     def _step(self, learner: TrainedPolicy, part: OffPolicyBatch) -> Tensor:
-        """Take one gradient step; return the loss."""
         chances = learner.policy.over(part.prepared, part.hidden, part.ended)
         log_probabilities = chances.log_probability(part.actions)
         with torch.no_grad():

@@ -56,10 +56,7 @@ def minibatches(counts: Sequence[int], *, parts: int, generator: torch.Generator
 
     In each minibatch all groups have the same total weight.
 
-    Args:
-        counts: Number of rows of each group.
-        parts: Number of minibatches.
-        generator: Source of the order.
+    `counts` are the rows of each group.
     """
     drawn = [torch.randperm(n, generator=generator).tensor_split(parts) for n in counts]
     for chosen in zip(*drawn, strict=True):

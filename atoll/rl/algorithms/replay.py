@@ -32,9 +32,7 @@ class ReplayBuffer:
     def absent(self, present: Sequence[Trajectory], *, update: int) -> list[Trajectory]:
         """Return trajectories of policies without new ones, the longest not learned first.
 
-        Args:
-            present: The new trajectories.
-            update: Number of the update.
+        `present` are the new trajectories of update number `update`.
         """
         here = {trajectory.policy for trajectory in present}
         names = sorted(

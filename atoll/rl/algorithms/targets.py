@@ -44,11 +44,7 @@ def own_targets(
 
     Trajectories of one length are computed side by side, because the loop over steps dominates.
 
-    Args:
-        trajectories: Of any policies; each is bootstrapped from its own values.
-        valued: The values of each.
-        gammas: Discount of each policy.
-        lam: Lambda.
+    Each is bootstrapped from its own values in `valued`; `gammas` are by policy.
     """
     out: list[Tensor | None] = [None] * len(trajectories)
     for length in sorted({len(t.rewards) for t in trajectories}):

@@ -31,11 +31,7 @@ class TrainedPolicy:
     def __init__(self, task: TaskSpec, rl: RlTable, *, total_steps: int, seed: int) -> None:
         """Build the policy of a task.
 
-        Args:
-            task: The policy's task.
-            rl: The job's `[rl]`.
-            total_steps: Environment steps after which the learning rate is zero.
-            seed: Seed of the initial weights and of every random choice in learning.
+        The learning rate is zero after `total_steps` environment steps.
         """
         self.task, self.rl, self.total_steps = task, rl, total_steps
         self.generator = torch.Generator().manual_seed(seed)
@@ -77,10 +73,6 @@ class TrainedPolicy:
 
     def end(self, trajectories: Sequence[Trajectory], told: Mapping[str, float]) -> None:
         """Count an update, and update the normalizer with its observations.
-
-        Args:
-            trajectories: The trajectories that were learned.
-            told: Figures of the update.
 
         Raises:
             LossNotFinite: the update made the policy so.

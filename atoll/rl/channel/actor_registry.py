@@ -20,10 +20,7 @@ MOST_ACTORS = 4_096
 class ActorRegistry:
     """Reads the actors' announcements in the background, from the first one.
 
-    Args:
-        desk: Queues and topics.
-        names: Their names.
-        on_actor: Called once for each new actor, in the background.
+    `on_actor` is called in the background, once for each new actor.
     """
 
     def __init__(

@@ -65,12 +65,7 @@ class CriticChannel:
     ) -> None:
         """Start to listen.
 
-        Args:
-            desk: The run, or a queue registry.
-            rl: The job's `[rl]`.
-            job: Its name; only needed in a pool.
-            decode: Returns the experience in a message; DataError drops it.
-            stopping: Returns whether to stop waiting.
+        `job` is only needed in a pool; `decode` returns the experience in a message.
         """
         self._desk, self._rl, self._decode, self._stopping = desk, rl, decode, stopping
         self._names = QueueNames.of(rl, job=job)
@@ -138,10 +133,7 @@ class CriticChannel:
     def take(self, limit: int, *, wait_s: float = 0.0, least: int = 1) -> list[Received]:
         """Return up to `limit` trajectories, one of each actor in turn.
 
-        Args:
-            limit: Largest number to return.
-            wait_s: Longest wait for `least` of them.
-            least: How many to wait for.
+        Waits up to `wait_s` for `least` of them.
         """
         deadline = time.monotonic() + wait_s
         taken: list[Arrived] = []

@@ -22,11 +22,7 @@ from atoll.rl.channel.names import (
 class CriticHeartbeat:
     """Publishes the heartbeat in the background, at least once a second.
 
-    Args:
-        desk: Queues and topics.
-        names: Their names.
-        beats: Returns the last number taken of each actor.
-        every: Called every few seconds, to renew leases.
+    `beats` returns the last number taken of each actor; `every` runs every few seconds.
     """
 
     def __init__(

@@ -158,7 +158,6 @@ class Publisher:
     """Publishes in the background; an unsent value is replaced by a newer one."""
 
     def __init__(self, topic: Topic) -> None:
-        """Publish into `topic`."""
         self._topic = topic
         self._condition = threading.Condition()
         self._waiting: tuple[Any, Callable[[], None]] | None = None
@@ -170,10 +169,7 @@ class Publisher:
     def put(self, value: Any, *, then: Callable[[], None] = lambda: None) -> None:
         """Publish a value, which MUST NOT change any more.
 
-        Args:
-            value: Anything that `run.topic` accepts.
-            then: Called in the background once it is durable; not called if a newer value replaced
-                it.
+        `then` runs in the background once it is durable, unless a newer value replaced it.
         """
         with self._condition:
             self._waiting = (value, then)

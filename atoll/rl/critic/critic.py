@@ -38,10 +38,7 @@ class Critic:
     An actor's own critic is the same class with one policy. A critic that only answers loads
     snapshots of the one that learns.
 
-    Args:
-        rl: The job's `[rl]`: widths, rates, kind of critic.
-        seed: Seed of the initial weights and of the minibatches.
-        kind: One of `CRITICS`; by default `rl.critic`.
+    `seed` decides initial weights and minibatches; `kind` is one of `CRITICS`.
     """
 
     def __init__(self, rl: RlTable, *, seed: int, kind: str = "") -> None:
@@ -55,7 +52,6 @@ class Critic:
         self._begin()
 
     def _begin(self) -> None:
-        """Start with a network without policies."""
         self._seats = ValueHeads(self.kind)
         self.net = ValueNet(
             self.rl.critic_hidden,
@@ -106,9 +102,7 @@ class Critic:
     ) -> list[ValuedTrajectory]:
         """Return the values of several trajectories, in one pass through the network.
 
-        Args:
-            trajectories: Trajectories of known policies.
-            policies: The policy to value each one for; by default the one that collected it.
+        `policies` are the ones to value for; by default those that collected the trajectories.
         """
         names = list(policies) or [t.policy for t in trajectories]
         seats = [self._seats[name] for name in names]
@@ -191,7 +185,6 @@ class Critic:
         return {name: figures for name, figures in stats.items() if name in taught}
 
     def _sound(self, lessons: Sequence[Targets]) -> list[Targets]:
-        """Return the targets that can be learned."""
         return [lesson for lesson in lessons if self._is_sound(lesson)]
 
     def _is_sound(self, lesson: Targets) -> bool:
@@ -226,7 +219,6 @@ class Critic:
                 encoder.norm.update(torch.cat(some))
 
     def _lessons(self, trajectories: Sequence[Trajectory]) -> list[Targets]:
-        """Return the targets of each policy."""
         rl = self.rl
         if self.kind != CORRECTED:
             valued = self.values_of(trajectories)
@@ -328,7 +320,6 @@ class Critic:
     def _by_encoder(
         self, picked: Sequence[Tensor], seats: Sequence[ValueHead]
     ) -> list[Tensor | None]:
-        """Concatenate the groups that one encoder reads."""
         out: list[Tensor | None] = []
         for index in range(len(self.net.encoders)):
             some = [p for p, s in zip(picked, seats, strict=True) if s.encoder == index]

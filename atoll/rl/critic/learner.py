@@ -25,7 +25,6 @@ class SeparateCritics:
     """One critic per policy behind the interface of a pooled one; nothing is shared."""
 
     def __init__(self, rl: RlTable, *, seed: int) -> None:
-        """Start without policies."""
         self._rl, self._seed = rl, seed
         self._critics: dict[str, Critic] = {}
         self.version = 0
@@ -78,7 +77,6 @@ class CriticLearner:
     name = "critic"
 
     def __init__(self, rl: RlTable, *, seed: int) -> None:
-        """Start with a network without policies."""
         self._rl = rl
         self._critic = Critic(rl, seed=seed)
         self._tasks: dict[str, TaskSpec] = {}
@@ -155,7 +153,6 @@ class PoliciesLearner:
     name = "learner"
 
     def __init__(self, rl: RlTable, *, seed: int) -> None:
-        """Start without policies."""
         self._rl = rl
         own = rl.critic == "own"
         self._critic: Critic | SeparateCritics = (

@@ -236,7 +236,6 @@ class CriticRole:
         self._run.stepped()
 
     def _dropped(self) -> dict[str, int]:
-        """Return the numbers of dropped trajectories, by reason."""
         kinds = ("stale", "duplicate", "not_finite", "damaged", "refused")
         counts = {kind: self._side.counts[kind] for kind in kinds if self._side.counts[kind]}
         return counts | ({"oldest": self._side.lost} if self._side.lost else {})

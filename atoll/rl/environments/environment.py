@@ -78,9 +78,7 @@ class Environment(Protocol):
 def make_environment(table: PolicyTable, *, render: bool = False) -> Environment:
     """Return a new environment of a policy.
 
-    Args:
-        table: Names it: a Gymnasium name, or `module:factory`, with its options.
-        render: Whether frames will be requested.
+    `table` names it by Gymnasium's name or `module:factory`; `render` allows to request frames.
 
     Raises:
         ConfigError: the environment does not exist, a package is missing (its extra is named), an
@@ -115,9 +113,7 @@ def task_of(table: PolicyTable, rl: RlTable, environment: Environment) -> TaskSp
 class SingleAgent:
     """A Gymnasium environment.
 
-    Args:
-        environment: A `gymnasium.Env`.
-        name: Its name in error messages.
+    `name` is its name in error messages.
     """
 
     agents = 1
@@ -244,7 +240,6 @@ def _integers(sizes: Any) -> tuple[int, ...]:
 
 
 def _made(table: PolicyTable, extra: Mapping[str, Any]) -> Any:
-    """Return the environment, of any kind."""
     import gymnasium
 
     options = {**table.options, **extra}

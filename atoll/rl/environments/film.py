@@ -82,11 +82,7 @@ class Recording:
 def record(policy: Greedy, table: PolicyTable, path: Path, *, seed: int) -> Recording:
     """Play one episode with the most probable actions, and write it as a GIF.
 
-    Args:
-        policy: The policy; it is not changed.
-        table: The policy's table, which names the environment.
-        path: The GIF, written atomically.
-        seed: Seed of the episode.
+    The policy is not changed; `path` is written atomically.
 
     Raises:
         ConfigError: the environment cannot render, or a package for it is missing.
@@ -168,7 +164,6 @@ def _live(policy: Greedy, environment: Environment, film: _Film, seed: int) -> t
 
 
 def _write(film: _Film, path: Path) -> None:
-    """Write a looping GIF."""
     from PIL import Image
 
     images = film.pictures

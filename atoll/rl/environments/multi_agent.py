@@ -38,9 +38,7 @@ def is_parallel(environment: Any) -> bool:
 class ManyAgents:
     """A parallel environment; its agents, in the order it lists them, are rows.
 
-    Args:
-        environment: An environment with PettingZoo's parallel interface.
-        name: Its name in error messages.
+    `name` is its name in error messages.
 
     Raises:
         ConfigError: its agents have different observations or actions.

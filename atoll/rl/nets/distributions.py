@@ -127,10 +127,7 @@ def outputs(actions: Actions) -> int:
 def distribution(actions: Actions, output: Tensor, log_deviation: Tensor | None) -> Distribution:
     """Return the distribution for a network's output [..., outputs].
 
-    Args:
-        actions: The space.
-        output: Logits, or means for a continuous space.
-        log_deviation: [d], for a continuous space; None otherwise.
+    `output` are logits, or means of a continuous space, which has a `log_deviation` [d].
     """
     if actions.kind == CONTINUOUS:
         assert log_deviation is not None
@@ -148,12 +145,7 @@ def _lowest(log_p: Tensor) -> float:
 class ActionSampler:
     """Draws the actions of T steps in B columns.
 
-    Args:
-        actions: The space.
-        log_deviation: [d], for a continuous space; None otherwise.
-        length: T.
-        columns: B.
-        generator: Source of the noise.
+    A continuous space has a `log_deviation` [d].
     """
 
     def __init__(
@@ -175,9 +167,7 @@ class ActionSampler:
     def choose(self, step: int, output: Tensor) -> Tensor:
         """Return the actions [B, width] of a step.
 
-        Args:
-            step: Index of the step.
-            output: [B, outputs], of the policy's network.
+        `output` is the network's, [B, outputs].
         """
         self._kept[step].copy_(output)
         noisy = output + self._noise[step]

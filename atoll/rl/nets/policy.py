@@ -35,11 +35,7 @@ EPSILON = 1e-8
 
 
 class RunningNorm(nn.Module):
-    """Normalizes observations of one shape by their running mean and deviation.
-
-    Args:
-        shape: Shape of one observation.
-    """
+    """Normalizes observations of one shape by their running mean and deviation."""
 
     mean: Tensor
     """[*shape], float64."""
@@ -64,8 +60,7 @@ class RunningNorm(nn.Module):
     def update(self, observations: Tensor) -> None:
         """Add observations to the statistics.
 
-        Args:
-            observations: [..., *shape], not normalized, all finite.
+        They are [..., *shape], not normalized, all finite.
         """
         batch = observations.to(torch.float64).reshape(-1, *self.mean.shape)
         if not len(batch):
@@ -137,12 +132,7 @@ class Policy(nn.Module):
     ) -> None:
         """Build the network of a task.
 
-        Args:
-            task: Observations and actions.
-            hidden: Widths of the layers.
-            recurrent: Width of the recurrent cell; 0 for none.
-            norm: Normalizes observations; None leaves them unchanged.
-            generator: Source of the initial weights.
+        `recurrent` is the width of the GRU, 0 for none; without `norm` observations stay unchanged.
         """
         super().__init__()
         self.actions, self.recurrent = task.actions, recurrent
@@ -187,11 +177,7 @@ class Policy(nn.Module):
     ) -> Acted:
         """Return actions for a batch of states.
 
-        Args:
-            observations: [B, *shape], as the environment returns them.
-            hidden: [B, H], for a recurrent policy.
-            generator: Source of the draw.
-            greedy: Take the most probable action instead of drawing one.
+        `hidden` is [B, H] for a recurrent policy; `greedy` takes the most probable actions.
         """
         output, hidden = self.put_out(observations, hidden)
         chances = distribution(self.actions, output, self.log_deviation)

@@ -24,9 +24,7 @@ class PopArt(nn.Module):
     The network regresses `(target - mean) / deviation`. When a batch moves these two, weight and
     bias change so that every value in reward units stays the same.
 
-    Args:
-        width: Number of input features.
-        beta: Weight of one target in the running moments.
+    `beta` is the weight of one target in the running moments.
     """
 
     moments: Tensor
@@ -99,13 +97,7 @@ EMBEDDING = 8
 
 
 class Encoder(nn.Module):
-    """Reads one kind of observation: running normalization and the first layer.
-
-    Args:
-        features: Width of a flat observation.
-        width: Width of the first layer.
-        generator: Source of the initial weights.
-    """
+    """Reads one kind of observation: running normalization and the first layer."""
 
     def __init__(self, features: int, width: int, *, generator: torch.Generator) -> None:
         super().__init__()
@@ -226,7 +218,6 @@ class ValueNet(nn.Module):
 def _linear(
     features: int, width: int, *, generator: torch.Generator, gain: float = math.sqrt(2.0)
 ) -> nn.Linear:
-    """Return a layer with orthogonal weights and zero bias."""
     layer = nn.Linear(features, width, device="meta").to_empty(device="cpu")
     with torch.no_grad():
         nn.init.orthogonal_(layer.weight, gain, generator=generator)

@@ -29,8 +29,7 @@ class ValueHead:
 class ValueHeads:
     """The policies of one network.
 
-    Args:
-        kind: One of `CRITICS`.
+    `kind` is one of `CRITICS`.
     """
 
     def __init__(self, kind: str) -> None:

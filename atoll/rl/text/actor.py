@@ -44,12 +44,6 @@ LEAVE_SAVE_S, END_SAVE_S = 3.0, 60.0
 class TextActor:
     """One policy, its task, and its channel to the critic.
 
-    Args:
-        spec: The job.
-        run: This member's part in it.
-        seat: The policy.
-        beginning: The model to start from.
-
     Raises:
         ConfigError: prompts do not fit into the model.
     """

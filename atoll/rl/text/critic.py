@@ -52,10 +52,7 @@ class ValueModel(nn.Module):
     def forward(self, tokens: Tensor, places: Tensor, policies: Tensor) -> Tensor:
         """Return the value before each step in the head's normalized units.
 
-        Args:
-            tokens: [B, L], see `Episodes`.
-            places: [B, T], see `Episodes`.
-            policies: [B], int64: the policy of each row.
+        `policies` are those of the rows, [B] int64; for the others see `Episodes`.
 
         Returns:
             [B, T]; undefined after the end of a completion.
@@ -170,7 +167,6 @@ class TextCritic:
         load_optimizer_tensors(self._optimizer, parts_of(state, "optimizer"))
 
     def _who(self, episodes: Episodes) -> Tensor:
-        """Return the index of the batch's policy for each row."""
         if episodes.policy not in self.policies:
             raise DataError(
                 "nobody told the value model of this policy", given=episodes.policy,
@@ -259,11 +255,7 @@ def _joined(rows: Sequence[_Batch]) -> _Batch:
 
 
 class TextCriticLearner:
-    """The value model as the critic process trains it.
-
-    Args:
-        critic: A critic of all policies of the job.
-    """
+    """The value model as the critic process trains it."""
 
     name = "critic"
 

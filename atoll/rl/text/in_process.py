@@ -17,9 +17,7 @@ Told = Callable[[str, dict[str, float]], None]
 class TextInProcessRun:
     """A whole job for language models in this process.
 
-    Args:
-        spec: The job.
-        beginning: The trained start model; it is not changed.
+    `beginning` is already trained; it is not changed.
     """
 
     def __init__(self, spec: JobSpec, beginning: StartModel) -> None:

@@ -108,9 +108,7 @@ class LanguagePolicy:
     def improve(self, episodes: Episodes, values: Tensor | None) -> dict[str, float]:
         """Learn from a batch; return figures.
 
-        Args:
-            episodes: The result of `write`.
-            values: [B, T], the value before each step; None with GRPO.
+        `values` are those before each step, [B, T]; None with GRPO.
 
         Returns:
             The figures of `TokenLearner.improve`; `kl_reference` (nats per completion), `length`

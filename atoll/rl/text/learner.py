@@ -161,9 +161,7 @@ class TokenLearner:
 def token_weights(mask: Tensor, *, per_completion: bool) -> Tensor:
     """Return weights that sum to 1 over the written steps, [B, T].
 
-    Args:
-        mask: [B, T], the written steps.
-        per_completion: Every completion weighs the same (GRPO) instead of every token (PPO).
+    `per_completion`: every completion weighs the same (GRPO), not every token (PPO).
     """
     ones = mask.to(torch.float32)
     if per_completion:

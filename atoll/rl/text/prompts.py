@@ -28,11 +28,7 @@ class Prompts:
 
 
 class Wording:
-    """Turns texts into tokens and back.
-
-    Args:
-        tokenizer: The model's tokenizer.
-    """
+    """Turns texts into tokens and back."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -45,12 +41,7 @@ class Wording:
     ) -> Prompts:
         """Return prompts of a task.
 
-        Args:
-            task: The task.
-            count: Number of different prompts.
-            repeats: Number of consecutive copies of each.
-            source: Source of randomness.
-            room: Most tokens of a prompt.
+        Each follows itself `repeats` times, and has at most `room` tokens.
 
         Raises:
             ConfigError: a prompt is empty, has a line break, or has more tokens.

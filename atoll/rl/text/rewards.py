@@ -67,11 +67,7 @@ def token_advantages(
 ) -> tuple[Tensor, Tensor]:
     """Return GAE advantages and targets of the value, each [B, T]; zeros after the end.
 
-    Args:
-        episodes: Completions; nothing follows the last token of each.
-        values: [B, T]: the value before each step.
-        gamma: Discount per token.
-        lam: λ.
+    `values` [B, T] are those before each step; nothing follows a completion's last token.
     """
     mask = episodes.mask
     values = values * mask

@@ -19,10 +19,7 @@ class Decoder:
     It computes the same as the model's forward pass over whole sequences, without recomputing
     earlier positions for each token.
 
-    Args:
-        model: In evaluation mode, or without dropout.
-        batch: Number of sequences.
-        length: Most tokens of each; at most the model's context.
+    The model must not use dropout; `length` is at most its context.
     """
 
     def __init__(self, model: GPT, *, batch: int, length: int) -> None:
@@ -155,12 +152,7 @@ def log_probabilities(
 ) -> tuple[Tensor, Tensor]:
     """Return a model's log-probabilities of written tokens, and its entropy at each step.
 
-    Args:
-        model: The model.
-        tokens: [B, L]: see `Episodes`.
-        places: [B, T]: the position before each step.
-        written: [B, T]: the token of each step.
-        temperature: The temperature at which they were written.
+    For `tokens`, `places` and `written` see `Episodes`; `temperature` is that of the writing.
 
     Returns:
         Log-probabilities and entropies, both [B, T]; undefined after the end of a completion.

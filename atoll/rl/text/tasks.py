@@ -159,9 +159,7 @@ TASKS: Mapping[str, Callable[..., TextTask]] = MappingProxyType(
 def make_task(env: str, options: Mapping[str, Any]) -> TextTask:
     """Return the task that an `env` of `[[rl.policies]]` names.
 
-    Args:
-        env: `text:brackets`, `text:expressions`, or `text:MODULE:FACTORY` for a custom task.
-        options: Its keyword arguments.
+    `env` is `text:brackets`, `text:expressions`, or `text:MODULE:FACTORY` for a custom task.
 
     Raises:
         ConfigError: the task is unknown, or its options are wrong.
@@ -191,7 +189,6 @@ def make_task(env: str, options: Mapping[str, Any]) -> TextTask:
 
 
 def _entry_point(name: str) -> Callable[..., TextTask]:
-    """Return the function that `module:factory` names."""
     module, _, factory = name.partition(":")
     try:
         found: Callable[..., TextTask] = getattr(importlib.import_module(module), factory)

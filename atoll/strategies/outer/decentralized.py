@@ -191,7 +191,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
         load_codec_state(self._codec, state)
 
     _last_rounds = 0
-    """Rounds at the end in which nobody gives anything."""
+    """Rounds at the end in which no values are sent."""
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
         """Return a member's traffic; see :meth:`Outer.traffic`."""

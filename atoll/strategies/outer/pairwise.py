@@ -264,7 +264,7 @@ class PairwiseOuter(DecentralizedOuter):
             return flight.loaded
         try:
             met = flight.work.wait().reduced
-        except AtollError:  # whoever takes the result learns why
+        except AtollError:  # reported when the result is applied
             return None
         self._swaps.finish(committed=self._group.me in met.contributors)
         return met

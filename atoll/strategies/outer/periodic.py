@@ -71,7 +71,10 @@ class WeightRule:
         return float(max(task.tokens - self.tokens, 0) or steps)
 
     def steps(self, task: Task) -> int:
-        """Return the optimizer steps since the last round; the period also counts skipped ones."""
+        """Return the optimizer steps since the last round.
+
+        The period counts this member's own; if it began elsewhere, the schedule's steps stand in.
+        """
         period = task.period
         return period.done if period.start == self.step else task.step - self.step
 
@@ -231,6 +234,7 @@ class PeriodicOuter(OuterDefaults, ABC):
             group, steps=steps, weight=weight, resting=task.gate.resting()
         )
         own = evened(delta, num_parameters=self._num_parameters, steps=steps, tau=tau)
+        # The scaled pseudo-gradients are comparable, so codecs and robust rules work on them too.
         work = group.reduce([own], codec=self._codec, weight=weight, key=KEY)
         with task.gate.resting():
             found = work.wait()

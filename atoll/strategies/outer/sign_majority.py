@@ -17,7 +17,7 @@ SGD.
 
 Differs from the papers:
   * one bit cannot say zero: zeros, and ties between members, count as + in even rounds and as - in
-    odd ones, so that a number that nobody has a gradient for stays within one step of its place;
+    odd ones, so that a value without any gradient stays within one step of its place;
   * votes weigh the same; `weight = "tokens"` weighs them by the tokens of the step.
 """
 

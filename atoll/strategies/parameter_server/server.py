@@ -4,7 +4,7 @@ Three modes (Li et al. 2014, "Scaling Distributed Machine Learning with the Para
 
   * `synchronous`: a clock's pushes are averaged; with b backup members only the first n - b of them
     (Chen et al. 2016, https://arxiv.org/abs/1604.00981).
-  * `stale`: every push counts 1/n at once; nobody is more than `bound` clocks ahead of the slowest
+  * `stale`: every push counts 1/n at once; no member is over `bound` clocks ahead of the slowest
     (Ho et al. 2013, stale synchronous parallel). A bound of 0 is `synchronous`.
   * `asynchronous`: every push counts at once; a late one less, by 1 / lateness (Zhang et al. 2015,
     https://arxiv.org/abs/1511.05950) or (1 + lateness) ** -a (Xie et al. 2019,

@@ -58,14 +58,7 @@ class TrainerIsland:
         mesh: DeviceMesh,
         device: torch.device,
     ) -> None:
-        """Be one rank; nothing is built before the first command.
-
-        Args:
-            spec: The job.
-            broadcaster: All ranks.
-            mesh: All four axes.
-            device: The device of this rank.
-        """
+        """Be one rank; nothing is built before the first command."""
         self.broadcaster, self._spec, self._mesh = broadcaster, spec, mesh
         self._whole: Any = None
         """On the first rank: the host model."""
@@ -101,9 +94,7 @@ class TrainerIsland:
     def settle(self, built: Built, *, folder: Path) -> None:
         """Let all ranks build their parts; what was built here becomes the host model.
 
-        Args:
-            built: The job's parts, as built by this process.
-            folder: Folder for files needed while this process runs.
+        `folder` holds files needed while this process runs.
 
         Raises:
             ConfigError: the model or its optimizer cannot be divided like that, or the strategy
@@ -162,9 +153,7 @@ class TrainerIsland:
     def seed(self, *, slot: int, step: int) -> None:
         """Seed dropout on all ranks, differently for every member and start.
 
-        Args:
-            slot: The member's data slot.
-            step: The step at which training starts.
+        `step` is the step at which training starts.
         """
         own = self._spec.job.seed * 1_000 + slot + 1  # at step 0 as without an island
         self.broadcaster.call(SEED, seed=own + STEPS_APART * step)

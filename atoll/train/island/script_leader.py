@@ -18,10 +18,7 @@ class ScriptLeader:
     ) -> None:
         """Lead the ranks of a script.
 
-        Args:
-            ranks: The island.
-            meter: Takes what all ranks log.
-            asked: Called when another rank's process was asked to leave.
+        `asked` is called when another rank's process was asked to leave.
         """
         self._ranks, self._meter, self._asked = ranks, meter, asked
         self.host_model: HostModel | None = None

@@ -182,7 +182,6 @@ class ScriptOptimizer(WrapSpec):
     def __init__(
         self, inner: Optimizer, *, model: RankModel, broadcaster: CommandBroadcaster
     ) -> None:
-        """Stand for a rank's optimizer."""
         super().__init__(inner)
         self._model, self._broadcaster = model, broadcaster
         entries = dict(model.whole.named_parameters())

@@ -242,9 +242,7 @@ class ScriptRanks:
     def go_on(self, *, midway: bool = False, skipped: bool = False) -> RankMessage:
         """On the first rank, let the others continue; on these, serve it until then.
 
-        Args:
-            midway: See :class:`RankMessage`.
-            skipped: See :class:`RankMessage`.
+        For `midway` and `skipped` see :class:`RankMessage`.
         """
         if self.leads:
             self.message = dataclasses.replace(self.make_message(), midway=midway, skipped=skipped)

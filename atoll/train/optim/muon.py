@@ -26,7 +26,6 @@ class CombinedOptimizer(Optimizer):
     """
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
-        """Take over the groups of the parts, in order."""
         groups = [group for part in parts for group in part.param_groups]
         super().__init__(groups, dict(parts[0].defaults))
         self._parts = list(parts)
@@ -53,7 +52,7 @@ class CombinedOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         super().load_state_dict(state_dict)
         self._share()
 

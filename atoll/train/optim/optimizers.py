@@ -66,7 +66,6 @@ def torch_optimizers() -> dict[str, type[Optimizer]]:
 def _muon(
     model: nn.Module, table: TrainTable, options: dict[str, Any], *, betas: tuple[float, float]
 ) -> Optimizer:
-    """Return Muon with AdamW for the rest."""
     adamw_lr = options.pop("adamw_lr", None)
     kind = getattr(torch.optim, "Muon", None)
     if kind is not None:  # without it, the call below raises the error
@@ -143,7 +142,6 @@ class StepSchedule:
     """Sets an optimizer's rate as a function of the step; cheaper than torch's schedulers."""
 
     def __init__(self, optimizer: Optimizer, rate: Callable[[int], float]) -> None:
-        """Set the rate of step 0."""
         self._optimizer, self._rate = optimizer, rate
         self._step = 0
         self._apply()

@@ -76,13 +76,7 @@ def render(
 ) -> str:
     """Return the page.
 
-    Args:
-        summary: The content of `summary.json`.
-        points: All measurements.
-        events: All events.
-        job_text: The job file.
-        rounds: The result of :func:`read_rounds`.
-        episodes: The result of `read_episodes`: a GIF of each policy.
+    `rounds` comes from :func:`read_rounds`, `episodes` from `read_episodes`.
     """
     rounds, rl = rounds or {}, summary.get("rl")
     charts = rl_charts(rl, points) if rl else _charts(summary, points)

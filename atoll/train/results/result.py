@@ -28,11 +28,7 @@ def final_evaluation(
 ) -> dict[str, Any]:
     """Evaluate on all held-out data; a language model also writes a sample.
 
-    Args:
-        built: The job's parts; `built.model` carries the final parameters.
-        seed: Seed of the sample.
-        loss_of: Computes losses on several ranks; a classifier is evaluated by `built.model`
-            alone, because its accuracy is needed.
+    `loss_of` uses several ranks; a classifier needs its accuracy, so `built.model` is used.
     """
     if isinstance(built.dataset, ImageDataset):
         loss_of = None
@@ -112,11 +108,7 @@ def end_member(
 ) -> None:
     """Report to the hub how a member has ended, and close its session.
 
-    Args:
-        enrolled: Its connection to the job.
-        error: The error that its program raised; None after success.
-        result: Its part of the summary.
-        member: Its name.
+    `error` is the error that its program raised; None after success.
 
     Raises:
         HubError: the report failed, and the program itself did not.

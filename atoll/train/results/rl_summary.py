@@ -22,10 +22,7 @@ OF_TEXT = ("score_before", "score_after", "texts")
 def rl_summary(rl: RlTable, *, results: Results, points: Points) -> dict[str, Any]:
     """Return the results of each policy and of the critic (keys: docs/reference/run_files.md).
 
-    Args:
-        rl: The `[rl]` tables of the job.
-        results: Member to its result; a lost member has none, and its last measurements count.
-        points: All measurements.
+    A lost member has no entry in `results`; its last measurements count.
     """
     told = {f"w{slot}": seat for slot, seat in enumerate(seats(rl))}
     rows = {name: _member(name, seat, results, points) for name, seat in told.items()}
@@ -147,7 +144,6 @@ def _counts(found: Any) -> dict[str, int]:
 
 
 def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the sum of counts by word."""
     both: dict[str, int] = dict.fromkeys(DROPPED, 0)
     for one in counts:
         for word, count in one.items():

@@ -18,7 +18,6 @@ class ScriptMeter:
     """Measures one member of a script; it sends nothing before `open`."""
 
     def __init__(self, group: Group, clock: Clock) -> None:
-        """Start measuring now."""
         self.totals = Totals()
         self._group, self._clock = group, clock
         self._task: Task | None = None
@@ -27,7 +26,7 @@ class ScriptMeter:
         self._meter = Meter()
         self._values: dict[str, float] = {}
         self._sent = self._received = 0.0
-        """Bytes beside those of rounds, as the loop tells."""
+        """Bytes sent outside of rounds, as the loop reports them."""
         self.restart()
 
     def restart(self) -> None:

@@ -32,13 +32,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the content of `summary.json`; its keys are in docs/reference/run_files.md.
 
-    Args:
-        job: The job's id.
-        spec: The job.
-        results: Member to its result; a lost member has none, and its last point counts.
-        points: All measurements, from the hub or `metrics.jsonl`.
-        rounds_committed: Number of rounds that the hub committed.
-        rounds_aborted: Number of rounds that the hub aborted.
+    A lost member has no entry in `results`; its last point counts.
     """
     members = {name: _figures(name, results, points) for name in _members(results, points)}
     steps = max((int(m["steps"]) for m in members.values()), default=0)

@@ -82,9 +82,7 @@ class Fetch(Protocol):
     def __call__(self, *, ready: bool, distrusted: Sequence[str] = ()) -> Recovered:
         """Return the state.
 
-        Args:
-            ready: The state will be loaded at once, so rounds may wait for this member.
-            distrusted: Members that sent a state which could not be loaded.
+        If `ready`, it is loaded at once, so rounds may wait for this member.
         """
         ...
 
@@ -116,12 +114,7 @@ class RecoveryClient:
     ) -> None:
         """Fetch nothing yet.
 
-        Args:
-            hub: Says which members have the state.
-            fetch: Fetches it from them.
-            server: Serves the own state; None serves it to no one.
-            announce: Receives events for people.
-            should_stop: Polled while waiting; True gives up.
+        Without `server` the own state is served to no one; a true `should_stop` ends waiting.
         """
         self._hub, self._fetch, self._server = hub, fetch, server
         self._announce, self._should_stop = announce, should_stop

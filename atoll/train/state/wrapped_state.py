@@ -50,14 +50,7 @@ class WrappedState:
     ) -> None:
         """Store the arguments.
 
-        Args:
-            task: What is trained.
-            outer: Its strategy, already set up.
-            group: The members.
-            strategy: The strategy's name.
-            enrolled: This member's connection; None without a hub, where recovery is impossible.
-            every: Rounds between checkpoints; 0 saves none.
-            kept: What the script's ranks keep besides; None for nothing.
+        `every` is the number of rounds between checkpoints; 0 saves none.
         """
         self._kept = kept
         self._task, self._outer, self._group = task, outer, group
@@ -133,7 +126,6 @@ class WrappedState:
         Saving(store=None, saver=self._saver).save(self._task, self._outer, moment)
 
     def _resume(self, enrolled: JoinedJob, round_: int) -> None:
-        """Continue from a checkpoint."""
         store = enrolled.store()
         try:
             restored = resume(store, round_, self._task, strategy=self._strategy)
