@@ -181,7 +181,7 @@ def test_print_does_nothing(tmp_path: Path) -> None:
         (f"install node -- {TICKET} --slotz 2", "--slotz"),
         ("install hub --print --for windows", "unknown system"),
         ("uninstall hub", "not installed"),
-        ("install hub --system --user nobody-of-that-name", "nobody to run as"),
+        ("install hub --system --user nobody-of-that-name", "no user to run as"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_done(
