@@ -49,7 +49,7 @@ docs: $(STAMP)  ## check the documentation: links, paths, named tests, public na
 	$(BIN)/python -m pytest -q tests/test_documents.py tests/test_public_names.py
 
 bench: $(STAMP)  ## every benchmark, quick form
-	@for name in loop reduce hub queue relay page diloco methods rl_collect rl_queue pooled; do $(BIN)/python -m bench.$$name --quick || exit 1; done
+	@for name in loop reduce hub queue relay page diloco methods rl.collect rl.queue pooled; do $(BIN)/python -m bench.$$name --quick || exit 1; done
 
 clean:  ## remove .venv and what runs left
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -202,7 +202,7 @@ RELAY = (
     "freeze_worker", "cut_worker", "slow_line", "kill_reducer", "freeze_reducer",
     "freeze_hub", "kill_hub", "freeze_agent", "kill_agent", "kill_donor",
 )  # fmt: skip
-DIRECT = ("cut_worker", "kill_donor")
+DIRECT = ("cut_worker", "kill_hub", "kill_donor")
 """What the route changes; silence on it is in tests/group/test_lost_processes.py."""
 
 
