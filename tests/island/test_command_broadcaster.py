@@ -127,7 +127,7 @@ def _after_the_end() -> str:
 
 def test_nobody_is_commanded_after_the_end(ranks: Ranks) -> None:
     told, _ = ranks.run(2, _after_the_end)
-    assert "sent home" in told
+    assert "has ended already" in told
 
 
 def _failing() -> None:

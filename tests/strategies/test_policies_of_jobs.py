@@ -46,7 +46,8 @@ def test_words_of_a_job_file_become_the_policy_and_are_shown() -> None:
     )
     resolved = resolve(parse_spec(text).strategy)
     assert resolved.policy == GroupPolicy(aggregate="trimmed:1", admission="norms:3")
-    assert resolved.method == DiLoCo(every=9)
+    assert isinstance(resolved.method, DiLoCo)
+    assert resolved.method.every == 9
     assert resolved.names() == {
         "inner": "local", "outer": "diloco", "codec": "feedback(int8)",
         "aggregate": "trimmed:1", "admission": "norms:3",

@@ -21,6 +21,7 @@ from atoll.hub.http.endpoint import HttpRefused
 from atoll.hub.security.auth import Identity
 from atoll.hub.stores import Stores
 from atoll.wire.messages import Point
+from atoll.wire.states import JobState
 from tests.hub.durable import SPEC, with_stores
 
 
@@ -246,7 +247,7 @@ def test_an_ended_job_is_not_described_at_every_tick(
 
         monkeypatch.setattr(snapshot_module, "view_of", counted)
         over = (await stores.jobs.create(SPEC, files={})).job
-        await stores.jobs.update(over, state="failed", reason="it broke")
+        await stores.jobs.update(over, state=JobState.FAILED, reason="it broke")
         waits = (await stores.jobs.create(SPEC, files={})).job
         context = context_of(stores)
         snapshots = SnapshotSource(context)
