@@ -234,7 +234,7 @@ def from_dict(fields: dict[str, str]) -> AtollError:
         kinds[cls.__name__] = cls
         todo.extend(cls.__subclasses__())
     return kinds.get(fields.get("kind", ""), AtollError)(
-        fields.get("what", "the other side failed without saying why"),
+        fields.get("what", "the peer failed without giving a reason"),
         given=fields.get("given"),
         expected=fields.get("expected"),
         remedy=fields.get("remedy"),

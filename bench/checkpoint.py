@@ -27,7 +27,15 @@ import torch
 from torch import Tensor, nn
 
 import atoll
-from atoll.checkpoint import BackgroundSaver, FolderTarget, Saved, collect
+from atoll.checkpoint import (
+    BackgroundSaver,
+    Extras,
+    FolderTarget,
+    OuterState,
+    Saved,
+    SavePoint,
+    collect,
+)
 from atoll.codec import make_codec
 from atoll.group.single import SingleGroup
 from atoll.strategies.base import Outer
@@ -50,14 +58,10 @@ class Training:
         """Save as the trainer does."""
         task = self.task
         task.round += 1
-        base = f"{task.round:032x}"
-        parts = collect(
-            task, outer=self.outer.state_dict(), codec={}, cursor={"offset": task.step},
-            counters={"wall_s": 1.0}, about={}, base=base, strategy="diloco",
-        )  # fmt: skip
-        saved = saver.save(
-            task.round, parts, step=task.round, member="w0", members=["w0"], shared=True, base=base
-        )
+        outer = OuterState(self.outer.state_dict(), base=f"{task.round:032x}")
+        extras = Extras("diloco", cursor={"offset": task.step}, counters={"wall_s": 1.0})
+        point = SavePoint(task.round, task.round, "w0", ["w0"])
+        saved = saver.save(point, collect(task, outer, extras))
         if not isinstance(saved, Saved):
             raise RuntimeError(saved.reason)
         return saved

@@ -95,7 +95,7 @@ async def memory_with_nodes(target: RunningHub, counts: tuple[int, ...]) -> dict
 
 async def node(target: RunningHub, number: int) -> Link:
     return await open_link(
-        target.url, session=f"bench-{number}", token=target.token, info=INFO, timeout_s=WAIT_S
+        target.url, make_hello(f"bench-{number}", target.token, info=INFO), timeout_s=WAIT_S
     )
 
 
@@ -105,7 +105,7 @@ async def node(target: RunningHub, number: int) -> Link:
 async def enter(target: RunningHub, session: str) -> Transport:
     """Return a connection after its greeting: bare, so that little time goes into the client."""
     transport = await dial(target.url)
-    await greet(transport, make_hello(session=session, token=target.token), id=1)
+    await greet(transport, make_hello(session, target.token), id=1)
     return transport
 
 
@@ -183,7 +183,8 @@ async def latency(target: RunningHub, *, seconds: float) -> float:
 
 def receive(url: str, token: str, nbytes: int) -> None:
     """Be the receiving end: say when ready, take so many bytes, say when done."""
-    with connect(url, session="bench/reducer", token=token) as link, link.subscribe() as inbox:
+    hello = make_hello("bench/reducer", token)
+    with connect(url, hello) as link, link.subscribe() as inbox:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         left = nbytes
@@ -202,7 +203,7 @@ def relay(target: RunningHub, *, nbytes: int) -> tuple[float, float]:
     piece = bytes(CHUNK_BYTES)
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as receiver,
-        connect(target.url, session="bench/w0", token=target.token) as link,
+        connect(target.url, make_hello("bench/w0", target.token)) as link,
     ):
         assert receiver.stdout is not None
         receiver.stdout.readline()

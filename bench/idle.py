@@ -79,7 +79,7 @@ async def enter(target: RunningHub, number: int) -> Transport:
     """Return the connection of one node after its greeting."""
     transport = await dial(target.url, endpoint=HubEndpoint(ca=target.ca))
     info = NodeInfo(f"lap{number}", "Linux x86_64", "3.11.7", "0.1.0", cores=8)
-    hello = make_hello(session=f"lap{number}", token=target.token, info=info)
+    hello = make_hello(f"lap{number}", target.token, info=info)
     await greet(transport, hello, id=1)
     return transport
 

@@ -79,7 +79,7 @@ def submit(url: str, token: str) -> list[str]:
 
 async def enter(url: str, token: str, session: str, info: NodeInfo | None = None) -> Transport:
     transport = await dial(url)
-    await greet(transport, make_hello(session=session, token=token, info=info), id=1)
+    await greet(transport, make_hello(session, token, info=info), id=1)
     return transport
 
 

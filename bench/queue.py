@@ -39,6 +39,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from atoll.net.handshake import make_hello
 from atoll.net.sync_link import open_link
 from atoll.wire.messages import QueueAckMany, QueueClaim, QueueItems, QueueOpen, QueueOptions
 from bench.kit.hub_process import WAIT_S, RunningHub
@@ -182,7 +183,7 @@ async def consume(target: RunningHub, *, seconds: float) -> float:
     async def consumer(number: int) -> None:
         nonlocal done
         link = await open_link(
-            target.url, session=f"bench/c{number}", token=target.token, timeout_s=WAIT_S
+            target.url, make_hello(f"bench/c{number}", target.token), timeout_s=WAIT_S
         )
         try:
             while time.perf_counter() < end:
@@ -204,7 +205,7 @@ async def consume(target: RunningHub, *, seconds: float) -> float:
 
 async def give_room(target: RunningHub) -> None:
     """Let the queue hold as much as comes."""
-    link = await open_link(target.url, session="bench/c", token=target.token, timeout_s=WAIT_S)
+    link = await open_link(target.url, make_hello("bench/c", target.token), timeout_s=WAIT_S)
     await link.request(QueueOpen(QUEUE, QueueOptions(max_items=0)), timeout_s=WAIT_S)
     await link.close()
 

@@ -35,6 +35,7 @@ from atoll.group.period import PeriodReport
 from atoll.group.routes.rendezvous_store import RendezvousStore
 from atoll.ids import session_id
 from atoll.net.endpoint import parse_ticket
+from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from atoll.wire.messages import (
@@ -99,9 +100,7 @@ def error_of(found: torch.Tensor, exact: torch.Tensor | None) -> float:
 def be_member(options: argparse.Namespace) -> None:
     """Run one member; the last line of its output is JSON."""
     torch.set_num_threads(1)
-    link = connect(
-        options.hub, session=session_id(options.job, options.member), token=options.token
-    )
+    link = connect(options.hub, make_hello(session_id(options.job, options.member), options.token))
     group = HubGroup(
         link, job=options.job, member=options.member, hub=options.hub, route=options.route
     )
@@ -196,7 +195,7 @@ class Node:
         with HubClient(hub["url"]) as client:
             secret = parse_ticket(hub["ticket"]).secret
             self._name, token, _ = client.join(secret, name="bench", info=info)
-        self._link = connect(hub["url"], session=self._name, token=token, info=info)
+        self._link = connect(hub["url"], make_hello(self._name, token, info=info))
 
     def submit(self, *, nodes: int, route: str) -> tuple[str, dict[str, str]]:
         """Return a new job and its members' tokens."""

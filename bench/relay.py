@@ -40,7 +40,7 @@ async def read(url: str, token: str, numbers: range) -> None:
 
     async def reader(number: int) -> None:
         transport = await dial(url)
-        await greet(transport, make_hello(session=f"bench/r{number}", token=token), id=1)
+        await greet(transport, make_hello(f"bench/r{number}", token), id=1)
         while True:
             await transport.receive()
 
@@ -55,7 +55,7 @@ async def send(target: RunningHub, *, seconds: float) -> tuple[list[int], float,
     """Stream to every reader; return the bytes sent to each, the seconds, and the peak growth."""
     links = await asyncio.gather(
         *(
-            open_link(target.url, session=f"bench/s{number}", token=target.token, timeout_s=WAIT_S)
+            open_link(target.url, make_hello(f"bench/s{number}", target.token), timeout_s=WAIT_S)
             for number in range(READERS)
         )
     )

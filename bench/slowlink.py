@@ -38,6 +38,7 @@ import torch
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.run import Run
+from atoll.run.place import Membership
 from bench.kit.cluster import ROOT
 from bench.kit.report import emit
 from bench.netlab.lab import Lab
@@ -254,7 +255,7 @@ def steps_needed(plan: Plan, method: str) -> int | None:
 
         def body(group: Group) -> None:
             slot, out = int(group.me[1:]), Path(folder)
-            with Run(group, slot=slot, num_slots=MEMBERS, directory=out, seed=SEED) as run:
+            with Run(group, Membership(out, seed=SEED, slot=slot, num_slots=MEMBERS)) as run:
                 train(
                     run, model=models[slot], data=data, method=method, steps=plan.steps,
                     step_s=0.0, out=out,

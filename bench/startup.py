@@ -141,7 +141,7 @@ def kind_of(words: Sequence[str], process: psutil.Process) -> str:
     kind = MODULES.get(module, "other")
     if kind == "worker":
         variables = process.environ()
-        if variables.get("ATOLL_KEPT"):
+        if variables.get("ATOLL_SUPERVISED"):
             return "rank"
     return kind
 

@@ -13,11 +13,14 @@ _PLACES = {
     "SHARED": "format.part",
     "BackgroundSaver": "background.background",
     "DirectoryStore": "stores.store",
+    "Extras": "state.capture",
     "FolderTarget": "background.messages",
     "HubStore": "stores.hub_store",
     "HubTarget": "background.messages",
+    "OuterState": "state.capture",
     "Part": "format.part",
     "Restored": "state.capture",
+    "SavePoint": "stores.store",
     "Saved": "background.background",
     "Skipped": "background.background",
     "Store": "stores.store",
@@ -29,7 +32,6 @@ _PLACES = {
     "member_part": "format.part",
     "restore": "state.capture",
     "resume": "state.capture",
-    "save": "state.capture",
     "save_weights": "format.weights",
 }
 """Public name -> module of this package that defines it."""
@@ -39,20 +41,30 @@ if TYPE_CHECKING:
     from atoll.checkpoint.background.messages import FolderTarget, HubTarget
     from atoll.checkpoint.format.part import SHARED, Part, member_part
     from atoll.checkpoint.format.weights import Weights, describe, load_weights, save_weights
-    from atoll.checkpoint.state.capture import Restored, collect, restore, resume, save
+    from atoll.checkpoint.state.capture import (
+        Extras,
+        OuterState,
+        Restored,
+        collect,
+        restore,
+        resume,
+    )
     from atoll.checkpoint.state.outer_state import adopt
     from atoll.checkpoint.stores.hub_store import HubStore
-    from atoll.checkpoint.stores.store import DirectoryStore, Store
+    from atoll.checkpoint.stores.store import DirectoryStore, SavePoint, Store
 
 __all__ = [
     "SHARED",
     "BackgroundSaver",
     "DirectoryStore",
+    "Extras",
     "FolderTarget",
     "HubStore",
     "HubTarget",
+    "OuterState",
     "Part",
     "Restored",
+    "SavePoint",
     "Saved",
     "Skipped",
     "Store",
@@ -64,7 +76,6 @@ __all__ = [
     "member_part",
     "restore",
     "resume",
-    "save",
     "save_weights",
 ]
 

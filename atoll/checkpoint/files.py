@@ -119,7 +119,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise StorageFull(
             "the disk is full, so a checkpoint was not written; older ones are still valid",
             given=f"{path}: {error.strerror}",
-            remedy="make room there, or keep fewer with keep in [checkpoint]",
+            remedy="free some disk space, or keep fewer with keep in [checkpoint]",
         ) from error
 
 

@@ -12,7 +12,7 @@ from atoll.checkpoint.format.part import STATE, part_blocks, read_part
 from atoll.checkpoint.format.weights import MODEL_PREFIX, plain_names
 from atoll.checkpoint.state.capture import weights_only
 from atoll.checkpoint.stores.folder import Folder
-from atoll.checkpoint.stores.store import stamped, versions
+from atoll.checkpoint.stores.store import SavePoint, stamped, versions
 from atoll.errors import CheckpointCorrupt, CheckpointMissing
 from atoll.wire.manifest import MANIFEST_NAME, SCORE, STAMP, Manifest, ManifestPart, encode_manifest
 
@@ -74,7 +74,7 @@ def import_weights(
             remedy="convert a pickled file (.pt, .bin) with safetensors.torch.save_file first",
         ) from error
     shared = weights_only(plain_names(part.tensors), about={**part.metadata, **(about or {})})
-    _, (ready,) = stamped([shared], round_=0, step=0)
+    _, (ready,) = stamped([shared], SavePoint(0, 0, "", []))
     files = Folder(folder, job=job, versions=versions())
     place = files.begin(0)
     written = write_file(place / ready.name, part_blocks(ready.tensors, ready.metadata))

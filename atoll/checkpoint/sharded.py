@@ -22,19 +22,18 @@ from pathlib import Path
 import msgspec
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.optim import Optimizer
 
 from atoll.checkpoint.files import Buffer, Written, write_file
 from atoll.checkpoint.format.dcp_storage import PieceReader, Pieces, PieceWriter, piece_file
 from atoll.checkpoint.format.layout import lay_out
 from atoll.checkpoint.format.weights import MODEL_PREFIX
-from atoll.checkpoint.state.ranks import RankGroup, broadcast_text
+from atoll.checkpoint.state.ranks import RankGroup, storage_error
 from atoll.checkpoint.state.same_model import check_same_model, check_same_optimizer
-from atoll.checkpoint.state.sharded_state import ShardedState, Trained
+from atoll.checkpoint.state.sharded_state import Trained as Trained
 from atoll.checkpoint.stores.folder import Folder, check_part
 from atoll.checkpoint.stores.store import versions
 from atoll.errors import AtollError, CheckpointError, CheckpointMissing
@@ -54,13 +53,16 @@ FORMAT = "pieces-1"
 
 
 class ShardedInfo(msgspec.Struct, frozen=True):
-    """Metadata given to `save_sharded`."""
+    """Metadata of a sharded checkpoint."""
 
     step: int
+    """Step of the schedule."""
     texts: dict[str, str] = {}
+    """Text metadata, e.g. from `describe`."""
     numbers: dict[str, float] = {}
     ties: dict[str, str] = {}
-    """Other names of a tensor -> the name under which it is saved."""
+    """Other names of a tensor -> the name under which it is saved, see `ties_of`; found
+    automatically in a whole model."""
 
 
 class ShardedSave:
@@ -110,7 +112,7 @@ class ShardedSave:
     def _part(self) -> ManifestPart:
         place = self._files.path / checkpoint_folder(self._round)
         if isinstance(self._error, OSError):
-            raise broadcast_text(self._error, place)
+            raise storage_error(self._error, place)
         if self._error is not None or self._written is None:
             if isinstance(self._error, AtollError):
                 raise self._error
@@ -140,15 +142,9 @@ def _entry(name: str, member: str, written: Written) -> ManifestPart:
 def save_sharded(
     folder: Path,
     round_: int,
-    model: nn.Module | ShardedState,
-    optimizer: Optimizer | None,
+    trained: Trained,
+    about: ShardedInfo,
     *,
-    step: int,
-    texts: Mapping[str, str] | None = None,
-    numbers: Mapping[str, float] | None = None,
-    ties: Mapping[str, str] | None = None,
-    steps_on: Mapping[str, Tensor] | None = None,
-    job: str = "",
     keep: Keep | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Manifest:
@@ -159,14 +155,8 @@ def save_sharded(
     Args:
         folder: The job's folder, the same for all ranks.
         round_: Rounds committed.
-        model: Wrapped or not, with parameters that may be DTensors; or a rank's part of a model.
-        optimizer: Over its parameters; None: only the model is saved.
-        step: Step of the schedule.
-        texts: Text metadata, e.g. from `describe`; those of the first rank are used.
-        numbers: Numeric metadata.
-        ties: Other names of tensors, see `ties_of`; found automatically in a whole model.
-        steps_on: Name of a parameter -> the tensor that the optimizer has for it, if not itself.
-        job: Name for the manifest; the folder's by default.
+        trained: This rank's piece of model and optimizer.
+        about: Metadata; those of the first rank are used.
         keep: Which older checkpoints are kept.
         group: The ranks; all by default. Without a process group this process is the only one.
 
@@ -174,9 +164,7 @@ def save_sharded(
         StorageFull: the disk is full; older checkpoints are untouched.
         CheckpointError: a rank could not write, or its optimizer is not over this model.
     """
-    about = ShardedInfo(step, dict(texts or {}), dict(numbers or {}), dict(ties or {}))
-    trained = Trained(model, optimizer, steps_on=steps_on)
-    saving = _begin(folder, round_, trained, about, job=job, keep=keep, group=group, copy=False)
+    saving = _begin(folder, round_, trained, about, keep=keep, group=group, copy=False)
     saving.write(trained.texts())
     return saving.finish()
 
@@ -184,15 +172,9 @@ def save_sharded(
 def start_sharded(
     folder: Path,
     round_: int,
-    model: nn.Module | ShardedState,
-    optimizer: Optimizer | None,
+    trained: Trained,
+    about: ShardedInfo,
     *,
-    step: int,
-    texts: Mapping[str, str] | None = None,
-    numbers: Mapping[str, float] | None = None,
-    ties: Mapping[str, str] | None = None,
-    steps_on: Mapping[str, Tensor] | None = None,
-    job: str = "",
     keep: Keep | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> ShardedSave:
@@ -201,20 +183,18 @@ def start_sharded(
     Every rank calls this, and later `finish` of the result; without that call the checkpoint does
     not exist. Until then each rank's main memory holds a copy of its pieces.
     """
-    about = ShardedInfo(step, dict(texts or {}), dict(numbers or {}), dict(ties or {}))
-    trained = Trained(model, optimizer, steps_on=steps_on)
-    saving = _begin(folder, round_, trained, about, job=job, keep=keep, group=group, copy=True)
+    saving = _begin(folder, round_, trained, about, keep=keep, group=group, copy=True)
     saving.write_beside(trained.texts())
     return saving
 
 
 def _begin(
-    folder: Path, round_: int, trained: Trained, about: ShardedInfo, *, job: str, keep: Keep | None,
+    folder: Path, round_: int, trained: Trained, about: ShardedInfo, *, keep: Keep | None,
     group: dist.ProcessGroup | None, copy: bool,
 ) -> ShardedSave:  # fmt: skip
     """Plan the save and collect the pieces; collective."""
     ranks = RankGroup(group)
-    files = Folder(folder, job=job, keep=keep, versions={**versions(), "format": FORMAT})
+    files = Folder(folder, keep=keep, versions={**versions(), "format": FORMAT})
     about = msgspec.structs.replace(about, ties={**trained.ties, **about.ties})
 
     def tensors() -> dict[str, Tensor]:
@@ -232,22 +212,14 @@ def _begin(
 
 
 def load_sharded(
-    folder: Path,
-    round_: int,
-    model: nn.Module | ShardedState,
-    optimizer: Optimizer | None,
-    *,
-    steps_on: Mapping[str, Tensor] | None = None,
-    group: dist.ProcessGroup | None = None,
+    folder: Path, round_: int, trained: Trained, *, group: dist.ProcessGroup | None = None
 ) -> ShardedInfo:
     """Load a sharded checkpoint onto any number of ranks and any mesh; collective.
 
     Args:
         folder: The job's folder.
         round_: Which checkpoint.
-        model: As for `save_sharded`; its tensors are filled in place.
-        optimizer: Over its parameters; None: only the model is loaded.
-        steps_on: As for `save_sharded`.
+        trained: As for `save_sharded`; its tensors are filled in place.
         group: The ranks; all by default.
 
     Raises:
@@ -257,7 +229,6 @@ def load_sharded(
     """
     ranks = RankGroup(group)
     about, pieces = _opened(folder, round_, ranks)
-    trained = Trained(model, optimizer, steps_on=steps_on)
     wanted = trained.model_tensors()
     shapes = ranks.share(lambda: {name: tuple(t.shape) for name, t in wanted.items()})
     check_same_model(pieces, {name: size for held in shapes for name, size in held.items()})

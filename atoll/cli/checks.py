@@ -86,7 +86,7 @@ def check_port(port: int) -> Check:
             trial.bind(("127.0.0.1", port))
         except OSError as error:
             text = f"{port} is taken ({error.strerror})"
-            remedy = "only a hub needs it: start it on another one with atoll hub --port"
+            remedy = "only a hub needs this port; use another one with atoll hub --port"
             return Check("port", None, text, remedy, needed=False)
     return Check("port", True, f"{port} is free for a hub", needed=False)
 
@@ -113,7 +113,9 @@ def find_hub(where: str, *, home: Path) -> tuple[KnownHub | None, Check]:
             client.hub()
     except AtollError as error:
         if error.exit_code == 2 and not where:
-            return None, Check("hub", None, "none is known here yet", "atoll hub, or atoll join")
+            return None, Check(
+                "hub", None, "no hub is known on this machine yet", "atoll hub, or atoll join"
+            )
         text = error.what + (f" ({error.given})" if error.given else "")
         return None, Check("hub", False, text, error.remedy or "is it running? atoll hub")
     return hub, Check("hub", True, f"{hub.url} answers in {took_s * 1000:.0f} ms")
@@ -142,7 +144,7 @@ def check_hub(hub: KnownHub) -> Iterator[Check]:
 
 
 def check_matmul() -> Check:
-    """Measure the speed of matrix multiplication, in a process of its own."""
+    """Measure the speed of matrix multiplication, in a separate process."""
     found = probe.measure_compute()
     if found.error:
         return Check("matmul", None, found.error, "see torch above", needed=False)

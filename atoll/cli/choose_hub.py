@@ -1,4 +1,4 @@
-"""Let a person choose one of the hubs nearby, and ask for its ticket."""
+"""Let the user choose one of the hubs on this network, and ask for its ticket."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def choose_hub(console: Console) -> Ticket:
-    """Return a ticket for the hub that a person chose.
+    """Return a ticket for the hub that the user chose.
 
     Raises:
-        ConfigError: there is no terminal to ask on, or no hub announces itself here.
+        ConfigError: standard input is not a terminal, or no hub announces itself here.
         AuthError: the given ticket is of another hub than the chosen one.
     """
     import typer
@@ -29,7 +29,7 @@ def choose_hub(console: Console) -> Ticket:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "a machine needs a ticket to join",
-            given="none, and there is no terminal to ask at",
+            given="no ticket, and standard input is not a terminal",
             expected="atoll join atoll://HOST:PORT/SECRET, or the variable ATOLL_TICKET",
             remedy="take the ticket that `atoll hub` printed, or make one: atoll ticket new",
         )
@@ -45,7 +45,7 @@ def choose_hub(console: Console) -> Ticket:
         console.print(f"  {number}  {_line(hub)}", soft_wrap=True)
     number = 1
     if len(hubs) == 1:
-        typer.confirm("Is this the one?", default=True, abort=True)
+        typer.confirm("Join this hub?", default=True, abort=True)
     else:
         number = typer.prompt("Which one?", type=int)
     if not 1 <= number <= len(hubs):
@@ -57,10 +57,12 @@ def choose_hub(console: Console) -> Ticket:
         "Compare the fingerprint with the end of the ticket that the hub printed: "
         "any machine on this network can announce anything."
         if chosen.fingerprint
-        else "This hub speaks no TLS of its own: its ticket crosses the network in the clear.",
+        else "This hub does not use TLS itself: the ticket is sent unencrypted.",
         soft_wrap=True,
     )
-    given = str(typer.prompt("Ticket, or its secret part (not shown)", hide_input=True)).strip()
+    given = str(
+        typer.prompt("Ticket, or its secret part (input is hidden)", hide_input=True)
+    ).strip()
     return ticket_for(chosen, given)
 
 
@@ -69,7 +71,7 @@ def ticket_for(chosen: FoundHub, given: str) -> Ticket:
 
     Raises:
         AuthError: it is the ticket of another hub.
-        ConfigError: it is no ticket.
+        ConfigError: it is not a ticket.
     """
     if "://" in given:
         whole = parse_ticket(given)

@@ -131,7 +131,7 @@ def _who_is_here() -> str:
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
-        user = "somebody"
+        user = "unknown"
     return f"{user}-{platform.node()}"
 
 

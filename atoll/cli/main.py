@@ -105,8 +105,15 @@ def main(arguments: list[str] | None = None) -> None:
     if debug:
         words = ["--debug", *(word for word in own if word != "--debug"), *words[len(own) :]]
     status = _run(words, debug=debug)
-    gc.freeze()  # the process ends: a last look for garbage in all of torch takes it half a second
+    gc.freeze()  # a final garbage collection over all of torch would take half a second
     sys.exit(status)
+
+
+def _interrupted() -> int:
+    from atoll.cli.views import screen
+
+    screen.errors().print("[yellow]interrupted[/]")
+    return 130
 
 
 def _run(words: list[str], *, debug: bool) -> int:
@@ -119,8 +126,7 @@ def _run(words: list[str], *, debug: bool) -> int:
     except typer.Abort:
         return 130
     except KeyboardInterrupt:
-        screen.errors().print("[yellow]interrupted[/]")
-        return 130
+        return _interrupted()
     except BrokenPipeError:  # e.g. `atoll logs | head`
         screen.close_output()
         return 0
@@ -129,11 +135,13 @@ def _run(words: list[str], *, debug: bool) -> int:
             screen.show_traceback()
         screen.show_error(error)
         return error.exit_code
-    except Exception as error:  # the edge of the process: nothing above could decide
+    except Exception as error:  # the outermost handler of the process
         if isinstance(error, _UsageErrors):
             shown: Any = error
             shown.show()
             return int(shown.exit_code)
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return _interrupted()  # Python wraps what is raised while a class is created
         if debug:
             screen.show_traceback()
         screen.show_surprise(error)

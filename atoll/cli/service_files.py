@@ -12,7 +12,7 @@ SYSTEM_HOME = {
     "linux": PurePosixPath("/var/lib/atoll"),
     "macos": PurePosixPath("/usr/local/var/atoll"),
 }
-"""Where a service of the whole machine keeps its state."""
+"""State folder of a system service."""
 
 STOP_S = {"hub": 30, "node": 60}
 """Time to end: a node lets workers leave, then sends their artifacts."""
@@ -49,7 +49,7 @@ class Service:
     arguments: Sequence[str] = ()
     """Arguments of `atoll hub` or `atoll join`."""
     user: str = ""
-    """User of a service of the whole machine; empty: it is a user's own service."""
+    """User of a system service; empty: a user service."""
 
     @property
     def label(self) -> str:

@@ -26,7 +26,7 @@ def read_ticket(argument: str, *, wait_s: float = WAIT_S) -> Ticket | None:
         None when there is none.
 
     Raises:
-        ConfigError: it is no ticket, or the file did not appear.
+        ConfigError: it is not a ticket, or the file did not appear.
     """
     text = argument or config.take_ticket()
     if not text:

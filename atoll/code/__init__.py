@@ -1,10 +1,10 @@
-"""A folder of code on its way to the nodes: packed, named by its hash, unpacked safely.
+"""Packs a folder of code, named by its hash, and unpacks it safely on the nodes.
 
-    with pack(Path("my_project")) as packed:   # .atollignore, else .gitignore, is obeyed
-        unpack(packed.path, Path("there"))     # whole or not at all, nothing outside of it
+    with pack(Path("my_project")) as packed:   # obeys .atollignore, else .gitignore
+        unpack(packed.path, Path("there"))     # atomic, nothing outside of the target
 
-The same files always make the same pack, so it is sent and kept once. Imports errors only.
-Start in `packing.py`.
+The same files always give the same pack, so it is sent and stored once. Imports errors only. Start
+in `packing.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which names and sizes a pack may have: the same for those who pack and those who unpack."""
+"""Names and sizes that a pack may have, enforced by packing and unpacking."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ import unicodedata
 
 MAX_FILES = 20_000
 MAX_BYTES = 2**30
-"""Bytes of all files together."""
 
 MAX_RATIO = 200
-"""How much larger the files may be than the pack, beyond `FREE_BYTES`."""
+"""Maximum compression ratio beyond `FREE_BYTES`."""
 
 FREE_BYTES = 64 * 2**20
-"""Bytes that may come out of a pack of any size: a log or a table of zeros packs very well."""
+"""Unpacked bytes allowed for a pack of any size: logs or tables of zeros compress very well."""
 
 _FORBIDDEN = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|\ud800-\udfff]')
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 
 def bytes_allowed(packed_bytes: int) -> int:
-    """Return how many bytes may come out of a pack of that size."""
+    """Return how many unpacked bytes are allowed for a pack of this size."""
     return min(MAX_BYTES, FREE_BYTES + MAX_RATIO * packed_bytes)
 
 
 def name_problem(name: str) -> str:
-    """Return why a path cannot be a file of a pack on every machine; empty when it can."""
+    """Return why a path is not portable; empty if it is."""
     if not name or name.startswith("/"):
-        return "it is no path inside a folder"
+        return "it is not a path inside the folder"
     if found := _FORBIDDEN.search(name):
         return f"it has {found[0]!r}, which not every system allows"
     for part in name.split("/"):
         if part in ("", ".", ".."):
-            return "it is no path inside a folder"
+            return "it is not a path inside the folder"
         if len(part.encode()) > 100:
             return "a part of it is longer than 100 bytes"
         if part[-1] in ". " or _RESERVED.fullmatch(part):
@@ -45,11 +44,7 @@ def name_problem(name: str) -> str:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return prefix and name as the header of an archive holds them, 155 and 100 bytes at most.
-
-    Raises:
-        ValueError: the name is too long for that.
-    """
+    """Split into prefix (155 bytes) and name (100) for a ustar header; raises ValueError."""
     if len(name.encode()) <= 100:
         return "", name
     for position in range(1, len(name)):
@@ -61,27 +56,27 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 class Names:
-    """The names of a pack so far: no two may be the same file on some machine."""
+    """The names of a pack so far; no two may be the same file on any machine."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, bool]] = {}
-        """What every system tells apart -> the name as it was written, and whether it is a file."""
+        """Normalized path -> path as written, and whether it is a file."""
         self._files: set[str] = set()
 
     def clash(self, name: str) -> str:
-        """Take in one more name; return why it cannot be beside the others, or nothing."""
+        """Add a name; return why it conflicts with the others, or empty."""
         parts = name.split("/")
         for depth in range(1, len(parts) + 1):
             path, is_file = "/".join(parts[:depth]), depth == len(parts)
             key = unicodedata.normalize("NFC", path).casefold()
             known, was_file = self._known.setdefault(key, (path, is_file))
             if known != path:
-                return f"some systems cannot tell it from {known!r}"
+                return f"some file systems cannot distinguish it from {known!r}"
             if was_file and not is_file:
                 return f"{known!r} is a file already"
             if is_file and not was_file:
                 return f"{known!r} is a folder already"
         if name in self._files:
-            return "it is there twice"
+            return "it occurs twice"
         self._files.add(name)
         return ""

@@ -1,8 +1,7 @@
-"""Makes a pack: a gzipped tar archive (ustar) that depends on nothing but the files themselves.
+"""Creates a pack: a gzipped ustar archive that depends only on the files themselves.
 
-Files come in the order of their names, with one of two modes, without times and owners. Folders
-are there by the files in them; empty ones do not travel. A link travels as the file it leads to,
-if that is a file of the same folder.
+Files are sorted by name, with one of two modes, without times and owners. Empty folders are
+omitted. A link is stored as its target file, which must be in the same folder.
 """
 
 from __future__ import annotations
@@ -23,25 +22,23 @@ from atoll.code.ignore import included_files
 from atoll.errors import ConfigError, StorageFull
 
 _BLOCK_BYTES = 2**18
-_REMEDY = "leave it out with a line in .atollignore"
+_REMEDY = "exclude it with a line in .atollignore"
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A pack on the disk. Used with `with`, its file is deleted afterwards."""
+    """A pack on disk; as a context manager it deletes its file."""
 
     sha256: str
     path: Path
     nbytes: int
-    """Bytes of the pack itself."""
     files: int
 
     def delete(self) -> None:
-        """Delete the file of the pack."""
+        """Delete the pack."""
         self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block deletes the file."""
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -49,8 +46,6 @@ class Pack:
 
 
 class _Hashed:
-    """Writes to a file, and knows hash and size of what was written."""
-
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.digest = hashlib.sha256()
@@ -66,14 +61,14 @@ class _Hashed:
 
 
 def pack(folder: Path) -> Pack:
-    """Pack what of a folder travels into a temporary file; delete it, or use `with`.
+    """Pack a folder into a temporary file; call `delete`, or use `with`.
 
     Raises:
-        ConfigError: there is nothing to pack or too much of it, or something that cannot travel.
-        StorageFull: no room is left for the pack.
+        ConfigError: the folder is empty, too large, or contains something that cannot be packed.
+        StorageFull: no space is left for the pack.
     """
     if not folder.is_dir():
-        raise ConfigError("the folder of the code is not there", given=str(folder))
+        raise ConfigError("the folder of the code does not exist", given=str(folder))
     found = _collect(folder.resolve())
     handle, name = tempfile.mkstemp(prefix="atoll-code-", suffix=".tar.gz")
     try:
@@ -82,7 +77,7 @@ def pack(folder: Path) -> Pack:
             total = _write(writer, found)
         if total > names.bytes_allowed(writer.nbytes):
             raise ConfigError(
-                "the files of the code are almost nothing but repetition, or too large",
+                "the files of the code are too large, or compress too well",
                 given=f"{total} bytes that pack into {writer.nbytes}",
                 expected=f"at most {names.bytes_allowed(writer.nbytes)} bytes",
                 remedy="leave the largest out with .atollignore: " + _largest(found),
@@ -101,12 +96,14 @@ class _File:
 
 
 def _collect(root: Path) -> list[_File]:
-    """Return the files that travel, by name; all of them can."""
+    """Return the files to pack, sorted, after checking all of them."""
     known, found, total = names.Names(), [], 0
     for name, entry in included_files(root):
         reason = names.name_problem(name) or known.clash(name)
         if reason:
-            raise ConfigError("a file cannot travel", given=f"{name!r}: {reason}", remedy=_REMEDY)
+            raise ConfigError(
+                "a file cannot be packed", given=f"{name!r}: {reason}", remedy=_REMEDY
+            )
         path = _real(root, name, entry)
         found.append(_File(name, path, path.stat().st_size))
         total += found[-1].nbytes
@@ -119,7 +116,7 @@ def _collect(root: Path) -> list[_File]:
             )
     if not found:
         raise ConfigError(
-            "there is nothing in the folder of the code that travels",
+            "the folder of the code has no files to pack",
             given=str(root),
             remedy="look at its .atollignore, or the .gitignore files here and above",
         )
@@ -127,23 +124,24 @@ def _collect(root: Path) -> list[_File]:
 
 
 def _real(root: Path, name: str, entry: os.DirEntry[str]) -> Path:
-    """Return the regular file behind a name."""
     path = Path(entry.path)
     if entry.is_file(follow_symlinks=False):
         return path
     if not entry.is_symlink():
         raise ConfigError(
-            "only files travel", given=f"{name!r} is a pipe, a socket or a device", remedy=_REMEDY
+            "only regular files can be packed",
+            given=f"{name!r} is a pipe, a socket or a device",
+            remedy=_REMEDY,
         )
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
         raise ConfigError(
-            "a link leads nowhere", given=f"{name!r} ({error})", remedy=_REMEDY
+            "a symbolic link is broken", given=f"{name!r} ({error})", remedy=_REMEDY
         ) from error
     if not target.is_relative_to(root) or not target.is_file():
         raise ConfigError(
-            "a link cannot travel",
+            "a symbolic link cannot be packed",
             given=f"{name!r} leads to {target}",
             expected="a link to a file in the same folder",
             remedy=_REMEDY + ", or put a copy in its place",
@@ -152,7 +150,6 @@ def _real(root: Path, name: str, entry: os.DirEntry[str]) -> Path:
 
 
 def _write(writer: _Hashed, found: list[_File]) -> int:
-    """Write the archive; return the bytes of its files."""
     total = 0
     compressed = gzip.GzipFile("", "wb", 6, writer, mtime=0)
     with compressed:
@@ -173,7 +170,7 @@ def _add(archive: gzip.GzipFile, file: _File) -> int:
             for block in _exactly(source, status.st_size, file.name):
                 archive.write(block)
     except OSError as error:
-        if error.filename is None:  # of the pack, not of the file
+        if error.filename is None:  # an error of the pack, not of the file
             raise
         raise ConfigError("a file cannot be read", given=f"{file.path} ({error})") from error
     archive.write(bytes(-status.st_size % tarfile.BLOCKSIZE))
@@ -181,7 +178,6 @@ def _add(archive: gzip.GzipFile, file: _File) -> int:
 
 
 def _exactly(source: IO[bytes], nbytes: int, name: str) -> Iterator[bytes]:
-    """Yield so many bytes of a file."""
     left = nbytes
     while left:
         block = source.read(min(left, _BLOCK_BYTES))
@@ -192,7 +188,6 @@ def _exactly(source: IO[bytes], nbytes: int, name: str) -> Iterator[bytes]:
 
 
 def _largest(found: list[_File]) -> str:
-    """Name the largest files."""
     first = sorted(found, key=lambda file: -file.nbytes)[:3]
     return ", ".join(f"{file.name} ({file.nbytes / 1e6:.1f} MB)" for file in first)
 
@@ -205,5 +200,5 @@ def _told_when_full() -> Iterator[None]:
         raise StorageFull(
             "the pack of the code cannot be written",
             given=f"{tempfile.gettempdir()} ({error})",
-            remedy="make room there",
+            remedy="free some disk space there",
         ) from error

@@ -1,8 +1,7 @@
-"""Takes a pack apart without trusting it.
+"""Unpacks an untrusted pack: anyone who may submit jobs can send one.
 
-A pack comes from whoever may submit jobs. Everything in it that is not a plain file with a plain
-name inside the folder is refused, and so is one that would come out larger than a pack may be.
-What it says beyond names, sizes and the right to execute is not looked at.
+Everything except plain files inside the folder is refused, as are packs above the size limit. Only
+names, sizes and the executable bit are used.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
 def unpack(source: Path, target: Path) -> int:
-    """Unpack into a folder that appears whole or not at all; return how many files it has.
+    """Unpack atomically into a new folder; return the number of files.
 
     Raises:
-        WireError: the pack is damaged, or has something in it that no pack may have.
-        StorageFull: no room is left.
-        FileExistsError: the folder is there already.
+        WireError: the pack is damaged, or has contents that no pack may have.
+        StorageFull: no space is left.
+        FileExistsError: the folder exists.
     """
     if target.exists():
         raise FileExistsError(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     try:
-        with _told(target), source.open("rb") as packed:
+        with _translated_errors(target), source.open("rb") as packed:
             work.mkdir()
             allowed = names.bytes_allowed(os.fstat(packed.fileno()).st_size)
             with gzip.GzipFile(fileobj=packed, mode="rb") as archive:
@@ -49,8 +48,6 @@ def unpack(source: Path, target: Path) -> int:
 
 
 class _Unpacking:
-    """One archive on its way into a folder of its own."""
-
     def __init__(self, archive: gzip.GzipFile, folder: Path, allowed: int) -> None:
         self._archive = archive
         self._folder = folder
@@ -75,11 +72,10 @@ class _Unpacking:
         return self._count
 
     def _header(self) -> tarfile.TarInfo | None:
-        """Return the next header; None at the end."""
         block = self._read(tarfile.BLOCKSIZE)
         if block == bytes(tarfile.BLOCKSIZE):
             if self._read(tarfile.BLOCKSIZE) != block or self._archive.read(1):
-                raise _bad("something comes after its end")
+                raise _bad("there is data after its end")
             return None
         try:
             header = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
@@ -88,7 +84,6 @@ class _Unpacking:
         return header
 
     def _checked(self, header: tarfile.TarInfo) -> str:
-        """Return the name of a file that may be unpacked."""
         if self._count == names.MAX_FILES:
             raise _bad(f"it has more than {names.MAX_FILES} files")
         if header.type not in _PLAIN:
@@ -109,7 +104,6 @@ class _Unpacking:
         self._read(-nbytes % tarfile.BLOCKSIZE)
 
     def _read(self, nbytes: int) -> bytes:
-        """Read so many bytes, not fewer."""
         block = self._archive.read(nbytes)
         if len(block) < nbytes:
             raise _bad("it ends too early")
@@ -117,7 +111,6 @@ class _Unpacking:
 
 
 def _kind(header: tarfile.TarInfo) -> str:
-    """Return what a member of an archive is that is no file."""
     kinds = {
         tarfile.SYMTYPE: "link", tarfile.LNKTYPE: "link", tarfile.CHRTYPE: "device",
         tarfile.BLKTYPE: "device", tarfile.FIFOTYPE: "pipe", tarfile.DIRTYPE: "folder",
@@ -130,12 +123,12 @@ def _bad(reason: str) -> WireError:
         "a pack of code is refused",
         given=reason,
         expected="plain files, as `atoll run` packs them",
-        remedy="submit the job anew with `atoll run`",
+        remedy="submit the job again with `atoll run`",
     )
 
 
 @contextlib.contextmanager
-def _told(target: Path) -> Iterator[None]:
+def _translated_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -26,8 +26,8 @@ class Packet:
     """One encoded vector.
 
     `data` is a byte buffer that a socket sends without a copy. `codec` is the spec that decodes it,
-    never a wrapper like `feedback(...)`. `sizes` are the element counts of the tensors that were
-    concatenated; a codec writes one, a group may write more.
+    never a wrapper like `feedback(...)`. `sizes` are the element counts of the concatenated
+    tensors; a codec writes one, a group may write more.
     """
 
     data: Buffer
@@ -43,7 +43,7 @@ class Packet:
 class Codec(Protocol):
     """Encodes flat float32 vectors into packets and decodes them.
 
-    Stateless codecs may be used by any number of threads at once.
+    Stateless codecs are thread-safe.
     """
 
     @property
@@ -62,7 +62,7 @@ class Codec(Protocol):
         """
 
     def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Set the shapes of the tensors that make up a vector, for codecs that look at matrices.
+        """Set the shapes of the tensors in a vector, for codecs that use matrices.
 
         Called once, before the first vector; a vector of another length has no known shapes.
         """
@@ -71,16 +71,10 @@ class Codec(Protocol):
         """Set the round of the next packets; the same number on every member."""
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
-        """Return the packet of `x`, shape (n,); the packet owns its memory.
+        """Return the packet of a contiguous float32 CPU vector, shape (n,); raises ConfigError.
 
+        The packet owns its memory; `key` names the state of this vector (see `feedback`).
         Non-finite values are never hidden: the elements they affect decode to non-finite values.
-
-        Args:
-            x: A contiguous float32 vector on the CPU.
-            key: Key of the state that belongs to this vector (see `feedback`).
-
-        Raises:
-            ConfigError: `x` is something else.
         """
 
     def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
@@ -88,18 +82,14 @@ class Codec(Protocol):
 
         Raises:
             WireError: the packet is of another codec, or its length does not fit its sizes.
-            ConfigError: `out` is no contiguous float32 vector of n elements.
+            ConfigError: `out` is not a contiguous float32 vector of n elements.
         """
 
     def decode_add(self, packet: Packet, *, out: Tensor, weight: float = 1.0) -> None:
         """Add `weight` times the decoded vector to `out`, without a temporary vector.
 
-        With weight 1 the result equals `out + decode(packet)` bit for bit; with another weight
-        each element is rounded once more or once less than that formula says.
-
-        Raises:
-            WireError: as `decode`.
-            ConfigError: as `decode`.
+        With weight 1 the result bitwise equals `out + decode(packet)`; with another weight each
+        element is rounded once more or once less than that. Raises as `decode`.
         """
 
     def nbytes(self, elements: int) -> int:
@@ -108,11 +98,8 @@ class Codec(Protocol):
     def mean_codec(self, packet: Packet | None = None) -> Codec:
         """Return the codec that encodes a mean of decoded packets for all members.
 
-        Usually `base`. It does not repeat scaling that the packets already contain, and its packets
-        match them (e.g. the same random positions).
-
-        Args:
-            packet: One of those in the mean; None: as for the round of `set_round`.
+        Usually `base`. It does not repeat scaling that the packets already contain, and matches the
+        given packet of the mean, e.g. in its random positions (None: the round of `set_round`).
         """
 
     def restore_mean(
@@ -131,7 +118,7 @@ class Codec(Protocol):
         Args:
             mean: The decoded mean, shape (n,).
             key: Key of the encoded vectors.
-            contributors: Members whose packets were in it.
+            contributors: Members with packets in it.
             weight: Sum of their weights.
             alone: Nothing was encoded, because there is no other member.
         """
@@ -186,11 +173,7 @@ class Stateless:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Check that the state is empty.
-
-        Raises:
-            ConfigError: there is state, so it belongs to another codec.
-        """
+        """Raise ConfigError if there is state, because it belongs to another codec."""
         if state:
             raise ConfigError(
                 "this codec keeps no state",
@@ -201,11 +184,7 @@ class Stateless:
 
 
 def check_vector(x: Tensor, *, role: str, elements: int | None = None) -> Tensor:
-    """Return `x`, detached, if it is a contiguous float32 vector on the CPU.
-
-    Raises:
-        ConfigError: it is not, or does not have `elements` elements.
-    """
+    """Return `x`, detached; raises ConfigError unless it is a contiguous float32 CPU vector."""
     fits = (
         x.dtype == torch.float32
         and x.dim() == 1
@@ -225,7 +204,7 @@ def check_vector(x: Tensor, *, role: str, elements: int | None = None) -> Tensor
 
 
 def check_packet(packet: Packet, codec: Codec) -> int:
-    """Return the number of elements of a packet that `codec` is about to decode.
+    """Return the number of elements of a packet for `codec`.
 
     Raises:
         WireError: it is of another codec, or its length does not fit.
@@ -248,11 +227,7 @@ def check_packet(packet: Packet, codec: Codec) -> int:
 
 
 def output(out: Tensor | None, elements: int) -> Tensor:
-    """Return the vector to decode into: `out` if it fits, else a new one.
-
-    Raises:
-        ConfigError: `out` does not fit.
-    """
+    """Return the vector to decode into: `out`, or a new one; raises ConfigError for a misfit."""
     if out is None:
         return torch.empty(elements, dtype=torch.float32)
     return check_vector(out, role="the output", elements=elements)

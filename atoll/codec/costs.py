@@ -11,13 +11,8 @@ UNKNOWN = CodecRow(name="", implementation="", example="", line="", good_for="")
 def seconds(spec: str, *, elements: int, nbytes: int, bytes_per_s: float) -> float:
     """Return a member's time for one mean: encode, send, receive the mean, decode.
 
-    The reducer decodes and encodes while others transfer, so its share is counted for one vector.
-
-    Args:
-        spec: Of the codec.
-        elements: Of the vector.
-        nbytes: Of a packet.
-        bytes_per_s: Of the link, one way.
+    The reducer works while others transfer, so its share is counted for one vector. `nbytes` is the
+    size of a packet, `bytes_per_s` the bandwidth in one direction.
     """
     row = CODECS.get(spec.partition(":")[0], UNKNOWN)
     coding = 1 / row.encode_bytes_per_s + 1 / row.decode_bytes_per_s

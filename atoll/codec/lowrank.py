@@ -1,28 +1,27 @@
 """lowrank: send every matrix as the product of two low-rank ones, found as in PowerSGD.
 
-    P = orthonormal(M Q) ;  Q' = M^T P ;  decode: P Q'^T
+  P = orthonormal(M Q) ;  Q' = M^T P ;  decode: P Q'^T
 
 M is a tensor as a matrix of its first dimension by all others, R the rank. Q' of a round is Q of
-the next (warm start: over the rounds Q turns towards the dominant directions). If R is at least the
+the next (warm start: over the rounds Q converges to the dominant directions). If R is at least the
 rank of M the product is exact. One-dimensional tensors, and those that would not get smaller, are
 sent uncompressed. The approximation error is lost unless the codec is used in `feedback(...)`.
 
-A packet describes itself, so the decoder needs no shapes; little endian:
+A packet is self-describing; little endian:
 
-    offset     size     field
-    0          4        number of tensors, uint32
-    4          8*t      rows and columns of each, uint32; 1 row: sent as it is
-    4 + 8*t    ...      float32, tensor by tensor: P (rows, R) and Q' (columns, R), or the values
+  offset     size     field
+  0          4        number of tensors, uint32
+  4          8*t      rows and columns of each, uint32; 1 row: sent uncompressed
+  4 + 8*t    ...      float32, tensor by tensor: P (rows, R) and Q' (columns, R), or the values
 
 Before `set_shapes`, and for vectors of another length, the vector is sent as one uncompressed
 tensor. A mean of such products does not have the same rank, so members all-gather the packets.
-
 Decoding adds up R outer products one after the other, multiplying and adding separately, so that it
 gives the same bits everywhere. A round's Q is kept once the round is committed.
 
 Vogels, Karimireddy and Jaggi 2019, Algorithm 1 (https://arxiv.org/abs/1905.13727). Differs: there P
 and Q are averaged over the members in two exchanges (the strategy `powersgd` does that); here each
-member sends its own, in one. A column of Q that has died out is drawn anew.
+member sends its own, in one. Columns of Q that have vanished are redrawn.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from atoll.codec.spec import Arguments
 from atoll.errors import ConfigError, WireError
 
 LARGEST_RANK = 256
-_MOST_TENSORS = 1 << 20
+_MOST_TENSORS = 1 << 20  # a packet with more is damaged
 _ROWS_AT_ONCE = 32_000
 """Elements of a matrix decoded at once, at least one row."""
 
@@ -60,18 +59,15 @@ class Part:
         return self.rows * self.columns
 
     def numbers(self, rank: int) -> int:
-        """Return how many values are sent."""
+        """Return the number of values sent."""
         return self.size if self.rows == 1 else rank * (self.rows + self.columns)
 
 
 class LowRank(Stateless):
-    """See the module's docstring; not for several threads at once.
-
-    Args:
-        rank: Columns of the thin matrices, 1 to 256.
+    """See the module's docstring. Not thread-safe.
 
     Raises:
-        ConfigError: `rank` is out of range.
+        ConfigError: `rank` is not 1 to 256.
     """
 
     needs_allgather = True
@@ -98,7 +94,7 @@ class LowRank(Stateless):
         return cls(given.whole(0))
 
     def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Set which matrices a vector consists of."""
+        """Set the matrices in a vector."""
         self._parts, start = [], 0
         for shape in shapes:
             size = math.prod(shape)
@@ -110,7 +106,6 @@ class LowRank(Stateless):
         self._elements = start
 
     def _of(self, elements: int) -> list[Part]:
-        """Return the tensors of a vector."""
         known = elements == self._elements and self._parts
         return self._parts if known else [Part(1, elements, 0)]
 
@@ -184,11 +179,7 @@ class LowRank(Stateless):
             result[start : start + len(values)].add_(values)
 
     def _open(self, packet: Packet) -> tuple[list[Part], Tensor]:
-        """Return a packet's layout and its values.
-
-        Raises:
-            WireError: it is of another codec, or inconsistent.
-        """
+        """Return a packet's layout and values; raises WireError if it is inconsistent."""
         if packet.codec != self.spec:
             raise WireError(
                 "a packet was given to the wrong codec",
@@ -213,7 +204,7 @@ class LowRank(Stateless):
             raise WireError(
                 f"a packet of codec {self.spec} has the wrong length",
                 given=f"{len(data)} bytes for sizes {packet.sizes}",
-                expected=f"{expected} bytes for the {elements} elements it speaks of",
+                expected=f"{expected} bytes for the {elements} elements that it names",
             )
         numbers = np.frombuffer(data, dtype="<f4", offset=4 + 8 * len(parts)).astype(np.float32)
         return parts, torch.from_numpy(numbers)

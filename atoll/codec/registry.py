@@ -19,9 +19,8 @@ def make_codec(spec: str) -> Codec:
     """Return a new codec from its spec.
 
     Raises:
-        ConfigError: a name is unknown (the nearest known one is named), a number is missing or out
-            of
-            range, or the codecs cannot be combined.
+        ConfigError: a name is unknown (names the nearest one), a number is missing or out of range,
+            or the codecs cannot be combined.
     """
     items = split_outside(spec, "|", spec)
     codec = _item(items[-1], spec)
@@ -31,11 +30,7 @@ def make_codec(spec: str) -> Codec:
 
 
 def base_spec(spec: str) -> str:
-    """Return the canonical spec without wrappers, which decodes the packets.
-
-    Raises:
-        ConfigError: as `make_codec`.
-    """
+    """Return the canonical spec without wrappers, which decodes the packets; raises ConfigError."""
     return make_codec(spec).base.spec
 
 
@@ -51,7 +46,6 @@ def _build(row: CodecRow, given: Arguments, inner: Sequence[Codec]) -> Codec:
 
 
 def _row(text: str, spec: str) -> tuple[CodecRow, Arguments]:
-    """Return the row and the arguments of `name:argument:...`."""
     name, *values = (part.strip() for part in text.split(":"))
     if name not in CODECS:
         raise unknown("codec", name, CODECS)
@@ -60,7 +54,6 @@ def _row(text: str, spec: str) -> tuple[CodecRow, Arguments]:
 
 
 def _item(text: str, spec: str) -> Codec:
-    """Return the codec of one item."""
     head, bracket, rest = text.partition("(")
     row, given = _row(head, spec)
     if not row.wraps:
@@ -77,10 +70,10 @@ def _item(text: str, spec: str) -> Codec:
 
 
 def _before(text: str, values: Codec, spec: str) -> Codec:
-    """Return a codec that selects values, combined with the codec of these values.
+    """Return a selecting codec combined with the codec of the selected values.
 
     Raises:
-        ConfigError: it selects nothing, or `values` cannot encode what it selects.
+        ConfigError: it selects nothing, or `values` cannot encode its selection.
     """
     row, given = _row(text.partition("(")[0], spec)
     if row.wraps:
@@ -91,20 +84,20 @@ def _before(text: str, values: Codec, spec: str) -> Codec:
     if not row.selects:
         selecting = [name for name, other in CODECS.items() if other.selects]
         raise ConfigError(
-            f"codec {row.name} leaves nothing for another to encode",
+            f"codec {row.name} cannot be followed by another codec",
             given=repr(spec), expected=f"one of {', '.join(selecting)} before `|`",
             remedy=f"topk:0.1|{row.name}" if row.name != "fp32" else "topk:0.1",
         )  # fmt: skip
     after = row_of(values)
     if values.base is not values or (after is not None and after.whole_vectors):
         raise ConfigError(
-            "this codec cannot follow `|`: what it knows is not about numbers chosen from a vector",
+            "this codec cannot follow `|`: it depends on the shape or length of the whole vector",
             given=repr(spec), expected="the wrapper around the whole, e.g. feedback(topk:0.1|int8)",
         )  # fmt: skip
     chooses_again = after is not None and after.selects
     if chooses_again and not (row.name == "randomk" and values.needs_allgather):
         raise ConfigError(
-            "only randomk leaves a choice to what follows it",
+            "only randomk can be followed by a selecting codec",
             given=repr(spec), expected="e.g. randomk:0.1|topk:0.2|int4",
         )  # fmt: skip
     return _build(row, given, [values])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+# The constants of SplitMix64.
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 

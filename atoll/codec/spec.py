@@ -13,7 +13,7 @@ from atoll.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The arguments after a codec's name, and the whole spec for messages."""
+    """A codec's arguments, and the whole spec for messages."""
 
     name: str
     values: tuple[str, ...]
@@ -21,11 +21,7 @@ class Arguments:
     example: str
 
     def at_most(self, count: int) -> None:
-        """Check the number of arguments.
-
-        Raises:
-            ConfigError: there are more.
-        """
+        """Raise ConfigError if there are more arguments."""
         if len(self.values) > count:
             wanted = f"takes no more than {count} numbers" if count else "takes no number"
             raise ConfigError(
@@ -33,7 +29,7 @@ class Arguments:
             )
 
     def whole(self, default: int) -> int:
-        """Return the first argument as a whole number."""
+        """Return the first argument as an integer."""
         if not self.values:
             return default
         text = self.values[0]
@@ -49,7 +45,7 @@ class Arguments:
             raise self.wrong() from None
 
     def wrong(self) -> ConfigError:
-        """Return the error for an argument that cannot be read."""
+        """Return the error for an invalid argument."""
         return ConfigError(
             f"the number of codec {self.name} is wrong",
             given=repr(self.spec), expected=f"e.g. {self.example}",
@@ -57,7 +53,7 @@ class Arguments:
 
 
 def split_outside(text: str, mark: str, spec: str) -> list[str]:
-    """Split a text at the marks that are outside brackets."""
+    """Split a text at the marks outside brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")

@@ -1,7 +1,7 @@
-"""Every setting a person can write: frozen dataclasses read from TOML, defaults in one place.
+"""All user settings: frozen dataclasses read from TOML, with defaults in one place.
 
-May import errors and ids only. `[model]` and `[strategy]` also take the options of the component
-they name, which declares them as a frozen dataclass of its own and reads them with `read_table`.
+May import errors and ids only. `[model]` and `[strategy]` also take the options of the named
+component, which declares them as a frozen dataclass and reads them with `read_table`.
 Start in `tables.py` (every table and key), then `reading.py`; `environment.py` reads variables.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from atoll.config.environment import NO_DISPLAY as NO_DISPLAY
 from atoll.config.environment import TICKET_VARIABLE as TICKET_VARIABLE
 from atoll.config.environment import WorkerEnvironment as WorkerEnvironment
+from atoll.config.environment import cache as cache
 from atoll.config.environment import child_environment as child_environment
 from atoll.config.environment import container_hosts as container_hosts
 from atoll.config.environment import extended_environment as extended_environment
@@ -24,10 +25,10 @@ from atoll.config.mesh import AXES as AXES
 from atoll.config.mesh import MeshShape as MeshShape
 from atoll.config.mesh import shrunk as shrunk
 from atoll.config.rank_environment import RankPlace as RankPlace
-from atoll.config.rank_environment import dealt as dealt
-from atoll.config.rank_environment import kept_place as kept_place
 from atoll.config.rank_environment import rank_environment as rank_environment
 from atoll.config.rank_environment import rank_place as rank_place
+from atoll.config.rank_environment import split_ranks as split_ranks
+from atoll.config.rank_environment import supervised_place as supervised_place
 from atoll.config.reading import OPTIMIZERS as OPTIMIZERS
 from atoll.config.reading import TORCH_OPTIMIZER as TORCH_OPTIMIZER
 from atoll.config.reading import load_spec as load_spec

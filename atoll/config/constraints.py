@@ -1,4 +1,4 @@
-"""What the value of a key may be, as annotations of its field that msgspec checks."""
+"""Constraints on values, as field annotations that msgspec checks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ PositiveFloat = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[int, Meta(ge=0)]
 NotNegativeFloat = Annotated[float, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
-"""Finite."""
+"""Finite and not negative."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 CHOICES = "choices"
-"""Key of the words of `one_of` in what its `Meta` carries."""
+"""Key of the words of `one_of` in the extra data of its `Meta`."""
 
 
 def one_of(*words: str) -> Meta:
-    """Return the constraint of a text that is one of some words.
-
-    A pattern, not a `Literal`, so that a plain `str` may be assigned to the field.
-    """
+    """Constrain a text to these words; unlike `Literal`, a plain `str` may be assigned."""
     pattern = rf"\A(?:{'|'.join(map(re.escape, words))})\Z"
     return Meta(pattern=pattern, extra={CHOICES: words})

@@ -1,4 +1,4 @@
-"""What the environment of a process says; it is read here and nowhere else."""
+"""The only place that reads environment variables."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from atoll.config.rank_environment import KEPT
+from atoll.config.rank_environment import SUPERVISED
 from atoll.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerEnvironment:
-    """What a node agent tells a worker process through its environment."""
+    """What a node agent passes to a worker process in its environment."""
 
     hub: str
     """URL of the hub, http://HOST:PORT."""
@@ -24,7 +24,7 @@ class WorkerEnvironment:
     job: str
     member: str
     directory: Path
-    """Own folder of this process on this machine."""
+    """Working folder of this process."""
     spec: Path
     """The job's TOML file."""
     ca: str = ""
@@ -32,20 +32,20 @@ class WorkerEnvironment:
     proxy: str = ""
     """URL of the proxy to the hub; empty: none."""
     upload_bps: float = 0.0
-    """Bits per second that this process may send to the hub; 0: no limit."""
+    """Limit in bits per second to the hub; 0: none."""
     download_bps: float = 0.0
-    """Bits per second that it may receive from the hub; 0: no limit."""
+    """Limit in bits per second from the hub; 0: none."""
     pace: str = ""
-    """File by which all processes of a machine keep to one limit; empty: each counts alone."""
+    """File through which all processes of a machine share one limit; empty: separate limits."""
 
     @property
     def capped(self) -> bool:
-        """Whether its machine's owner limits its bandwidth: everything goes through the hub."""
+        """Whether the owner limits the bandwidth; all traffic then goes through the hub."""
         return bool(self.upload_bps or self.download_bps)
 
 
 def read_worker_environment(environment: Mapping[str, str]) -> WorkerEnvironment | None:
-    """Return what the node agent set, or None when this process was started by hand."""
+    """Return what the node agent set; None if the process was started by hand."""
     if "ATOLL_JOB" not in environment:
         return None
     try:
@@ -71,12 +71,12 @@ def read_worker_environment(environment: Mapping[str, str]) -> WorkerEnvironment
 
 
 def worker_environment() -> WorkerEnvironment | None:
-    """Return what the node agent told this process, or None."""
+    """Return `read_worker_environment` of this process."""
     return read_worker_environment(os.environ)
 
 
 def worker_variables(worker: WorkerEnvironment) -> dict[str, str]:
-    """Return the variables by which a worker is told what it needs to know."""
+    """Return the environment variables of a worker, which `read_worker_environment` reads."""
     return {
         "ATOLL_HUB": worker.hub,
         "ATOLL_TOKEN": worker.token,
@@ -89,13 +89,13 @@ def worker_variables(worker: WorkerEnvironment) -> dict[str, str]:
         "ATOLL_UPLOAD_BPS": str(worker.upload_bps),
         "ATOLL_DOWNLOAD_BPS": str(worker.download_bps),
         "ATOLL_PACE": worker.pace,
-        KEPT: "",  # this process is no rank, even if its agent runs below one
+        SUPERVISED: "",  # this process is not a rank, even if its agent runs below one
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def child_environment(worker: WorkerEnvironment, *, threads: int) -> dict[str, str]:
-    """Return this process's environment plus what a worker needs to know."""
+    """Return this process's environment plus the worker's variables."""
     environment = extended_environment(worker_variables(worker))
     if threads:
         environment.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
@@ -108,7 +108,7 @@ def extended_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def container_hosts() -> list[str]:
-    """Return where a daemon for containers may listen: DOCKER_HOST alone, or the usual sockets."""
+    """Return possible addresses of a container daemon: DOCKER_HOST, or the usual sockets."""
     if os.environ.get("DOCKER_HOST"):
         return [os.environ["DOCKER_HOST"]]
     sockets = [Path("/var/run/docker.sock"), Path.home() / ".docker" / "run" / "docker.sock"]
@@ -122,9 +122,8 @@ def container_hosts() -> list[str]:
 def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return the proxy that the environment names for a URL; empty: none.
 
-    `https_proxy` or `http_proxy` by the URL's scheme, else `all_proxy`, in small or capital
-    letters; `no_proxy` lists hosts, domains, addresses and networks that are reached directly.
-    This machine itself always is.
+    `https_proxy` or `http_proxy` by the URL's scheme, else `all_proxy`, in lower or upper case;
+    `no_proxy` lists hosts, domains, addresses and networks to exclude. Loopback is always excluded.
     """
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
@@ -139,7 +138,6 @@ def _either(environment: Mapping[str, str], name: str) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether a host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -147,7 +145,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_exempt(host: str, port: int | None, listed: str) -> bool:
-    """Return whether a `no_proxy` list covers a host."""
     for entry in (part.strip().lower() for part in listed.split(",")):
         if entry == "*" or entry in (host, f"{host}:{port}"):
             return True
@@ -165,21 +162,30 @@ def _is_exempt(host: str, port: int | None, listed: str) -> bool:
 NO_DISPLAY: Mapping[str, str] = MappingProxyType(
     {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1"}
 )
-"""What lets environments draw on a machine without a display, unless its owner says otherwise."""
+"""Lets RL environments render without a display, unless already set."""
 
 
 TICKET_VARIABLE = "ATOLL_TICKET"
-"""Brings an agent its ticket: a command line is visible to every user of a machine."""
+"""Passes the ticket to an agent, because command lines are visible to every user of a machine."""
 
 
 def take_ticket() -> str:
-    """Return the ticket in the environment, and take it out: children need not know it."""
+    """Return the ticket from the environment and remove it, so that children do not inherit it."""
     return os.environ.pop(TICKET_VARIABLE, "")
 
 
 def home() -> Path:
-    """Return the folder where Atoll keeps what outlives a run: node identity, known hub."""
+    """Return the folder of state that outlives a run: node identity, known hub."""
     if "ATOLL_HOME" in os.environ:
         return Path(os.environ["ATOLL_HOME"])
     base = os.environ.get("XDG_STATE_HOME") or os.environ.get("LOCALAPPDATA")
     return Path(base) / "atoll" if base else Path.home() / ".local" / "state" / "atoll"
+
+
+def cache() -> Path:
+    """Return the folder for what can be made again; this user's agents on a machine share it."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "atoll"
+    except RuntimeError:  # a container's user without an entry: it has no home
+        return home() / "cache"

@@ -1,4 +1,4 @@
-"""What `[island]` cannot mean, refused before anything starts."""
+"""Validation of `[island]` before anything starts."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ from atoll.errors import ConfigError
 
 
 def check_island(spec: JobSpec) -> None:
-    """Refuse islands that nothing here can start.
-
-    Raises:
-        ConfigError: the mesh contradicts itself, its ranks cannot be dealt to its machines, or the
-            program is none that several processes run together.
-    """
-    ranks = spec.mesh.ranks  # raises where its numbers do not go together
+    """Check that an island can be started; raises ConfigError."""
+    ranks = spec.mesh.ranks  # raises if the numbers are inconsistent
     machines = spec.island.machines
     if machines < 1 or ranks % machines or (machines > 1 and ranks < machines):
         nearest = max(1, round(ranks / max(1, machines))) * max(1, machines)
         raise ConfigError(
-            "the ranks of an island cannot be dealt out to its machines",
+            "the ranks of an island cannot be split over its machines",
             given=f"{ranks} ranks ({spec.mesh}), machines = {machines} in [island]",
             expected="equally many ranks on every machine, at least one",
             remedy=f"take {nearest} ranks, or a number of machines that divides {ranks}",
         )
     if machines > 1 and spec.launch.launcher == "container" and spec.launch.network != "host":
         raise ConfigError(
-            "the machines of an island dial each other",
+            "the machines of an island connect directly to each other",
             given=f"network = {spec.launch.network!r} in [launch], machines = {machines}",
             expected='network = "host"',
             remedy='set network = "host" in [launch], or machines = 1',

@@ -1,4 +1,4 @@
-"""The mesh of an island: how many ranks each kind of parallelism has. Pure numbers, no torch."""
+"""The mesh of an island: ranks per kind of parallelism; without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from atoll.errors import ConfigError, unknown
 
 AXES = ("replicate", "shard", "pipeline", "tensor")
-"""Axes of a mesh, the slowest link first: ranks that differ in `tensor` only are neighbours."""
+"""Axes of a mesh, slowest links first: ranks that differ only in `tensor` are neighbours."""
 
 AXIS_OF: Mapping[str, str] = MappingProxyType(
     {"ddp": "replicate", "fsdp": "shard", "tensor": "tensor", "pipeline": "pipeline"}
@@ -21,7 +21,7 @@ AXIS_OF: Mapping[str, str] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeshShape:
-    """Ranks per axis; rank numbers run through the last axis first."""
+    """Ranks per axis; the last axis varies fastest in rank numbers."""
 
     replicate: int = 1
     shard: int = 1
@@ -35,12 +35,12 @@ class MeshShape:
 
     @property
     def ranks(self) -> int:
-        """Ranks in all."""
+        """Total number of ranks."""
         return math.prod(self.sizes)
 
     @property
     def data(self) -> int:
-        """Ranks that see different rows of a batch."""
+        """Ranks with different rows of a batch."""
         return self.replicate * self.shard
 
     def place(self, rank: int) -> dict[str, int]:
@@ -57,16 +57,10 @@ class MeshShape:
 
 
 def mesh_of(inner: str, *, ranks: int, mesh: Mapping[str, Any]) -> MeshShape:
-    """Return the mesh that a job file means.
+    """Return the mesh of a job file; `ranks` 0: given by `mesh`.
 
-    Args:
-        inner: The inner strategy.
-        ranks: Of one island; 0: what the mesh says.
-        mesh: What the job file says of it.
-
-    Raises:
-        ConfigError: an axis is unknown or too small, or the numbers contradict each other; the
-            message has the nearest that works.
+    Raises ConfigError if an axis is invalid or the numbers contradict each other, with the nearest
+    valid mesh.
     """
     sizes = _checked(mesh)
     if not inner or inner == "local":
@@ -99,7 +93,9 @@ def _checked(mesh: Mapping[str, Any]) -> dict[str, int]:
             raise unknown("axis of a mesh", axis, AXES)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ConfigError(
-                f"the mesh's {axis} is no number of ranks", given=repr(size), expected="1 or more"
+                f"the mesh's {axis} is not a number of ranks",
+                given=repr(size),
+                expected="1 or more",
             )
     return {axis: int(size) for axis, size in mesh.items()}
 
@@ -123,7 +119,7 @@ def _one_axis(inner: str, ranks: int, sizes: Mapping[str, int]) -> MeshShape:
 
 
 def _does_not_divide(found: MeshShape, ranks: int) -> ConfigError:
-    """Return the error of a mesh with another number of ranks; its first axis could give way."""
+    """Return the error of a mesh with another number of ranks, suggesting the nearest."""
     rest = found.pipeline * found.tensor
     nearest = max(1, round(ranks / rest)) * rest
     fitting = dataclasses.replace(found, replicate=nearest // rest, shard=1)
@@ -135,14 +131,13 @@ def _does_not_divide(found: MeshShape, ranks: int) -> ConfigError:
 
 
 def shrunk(shape: MeshShape, ranks: int) -> MeshShape:
-    """Return the largest mesh of at most so many ranks that keeps pipeline and tensor axes.
+    """Return the largest mesh of at most this many ranks with the same pipeline and tensor axes.
 
-    Data-parallel axes give way, `replicate` before `shard`. Where not even one model fits any more
-    the mesh stays as it is.
+    Reduces `replicate` before `shard`; unchanged if not even one copy of the model fits.
     """
     rest = shape.pipeline * shape.tensor
     data = min(shape.data, ranks // rest)
     if data < 1:
         return shape
-    shards = min(shape.shard, data)  # never more copies than before: they may not fit
+    shards = min(shape.shard, data)  # never more replicas than before: they may not fit
     return dataclasses.replace(shape, replicate=min(shape.replicate, data // shards), shard=shards)

@@ -1,4 +1,4 @@
-"""Which rank of an island this process is; the variables are those of torchrun."""
+"""The rank of this process in its island, in torchrun's environment variables."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from atoll.errors import ConfigError
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-KEPT = "ATOLL_KEPT"
-"""Set for ranks that a member's own process started: RANK alone may be anybody's, e.g. a batch
-system's in whose job the node agent itself runs."""
+SUPERVISED = "ATOLL_SUPERVISED"
+"""Set for ranks started by a member's own process. RANK alone is ambiguous: it may belong to a
+batch system in which the node agent runs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """One process's place in its island."""
+    """The position of one process in its island."""
 
     rank: int
     ranks: int
     local_rank: int
-    """Its number on its machine, which is also that of its accelerator."""
+    """Number on its machine, which is also that of its accelerator."""
     address: str
-    """Where rank 0 can be dialled."""
+    """Host of rank 0."""
     port: int
     local_ranks: int = 0
-    """Ranks on this machine; 0: all of them."""
+    """Ranks on this machine; 0: all."""
     machine: int = 0
-    """Which of the island's machines this is."""
+    """Index among the island's machines."""
     machines: int = 1
 
     @property
     def dial(self) -> str:
-        """Where rank 0 can be dialled, host:port; the colons of an IPv6 address in brackets."""
+        """Address of rank 0, host:port, with an IPv6 host in brackets."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{host}:{self.port}"
 
     @property
     def leads(self) -> bool:
-        """Whether it is the rank that speaks for the island."""
+        """Whether this is rank 0."""
         return self.rank == 0
 
     def variables(self) -> dict[str, str]:
-        """Return the variables by which a process is told its place."""
+        """Return the environment variables that `rank_place` reads."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.ranks),
@@ -58,19 +59,15 @@ class RankPlace:
         }
 
 
-def dealt(ranks: int, *, machines: int) -> list[range]:
-    """Return which ranks each machine of an island has: runs, as even as possible."""
+def split_ranks(ranks: int, *, machines: int) -> list[range]:
+    """Return the ranks of each machine: consecutive, as even as possible."""
     each, more = divmod(ranks, machines)
     ends = [each * n + min(n, more) for n in range(machines + 1)]
     return [range(first, end) for first, end in itertools.pairwise(ends)]
 
 
 def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
-    """Return the place that the environment names; None for a process by itself.
-
-    Raises:
-        ConfigError: some variables are set and others are missing, or they are no numbers.
-    """
+    """Return the rank, or None for a single process; raises ConfigError for bad variables."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return None
     try:
@@ -86,20 +83,16 @@ def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
         )
     except (KeyError, ValueError) as error:
         raise ConfigError(
-            "the place of this process in its island is incomplete",
+            "the rank environment of this process is incomplete",
             given=f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error),
             expected=", ".join(NAMES),
             remedy="start it with `atoll run`, or with torchrun",
         ) from error
 
 
-def kept_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
-    """Return the place of a rank that a member's own process started; None: it is no such rank.
-
-    Raises:
-        ConfigError: as `rank_place`.
-    """
-    return rank_place(environment) if environment.get(KEPT) else None
+def supervised_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
+    """Return the rank if a member's own process started it, else None; raises like `rank_place`."""
+    return rank_place(environment) if environment.get(SUPERVISED) else None
 
 
 def rank_environment(
@@ -109,12 +102,5 @@ def rank_environment(
     environment: Mapping[str, str] = os.environ,
     **more: str,
 ) -> dict[str, str]:
-    """Return the whole environment of a rank: this process's own, and its place.
-
-    Args:
-        place: Which rank.
-        defaults: Variables that it gets unless the environment has them.
-        environment: What is added to.
-        more: Further variables.
-    """
-    return {**defaults, **environment, **place.variables(), KEPT: "1", **more}
+    """Return `environment` with the rank's place and `more`; `defaults` have lowest priority."""
+    return {**defaults, **environment, **place.variables(), SUPERVISED: "1", **more}

@@ -1,4 +1,4 @@
-"""Reads job files: TOML to frozen dataclasses, every mistake named."""
+"""Reads job files from TOML into frozen dataclasses, with precise errors."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ Table = Mapping[str, Any]
 
 OPTIMIZERS = ("adamw", "sgd", "muon")
 TORCH_OPTIMIZER = "torch:"
-"""Before the name of an optimizer of torch's own."""
+"""Prefix of torch's own optimizers."""
 OPEN_TABLES = ("model", "strategy")
-"""Tables whose further keys are options of the component they name."""
+"""Tables with further keys that are options of the named component."""
 
 
 def read_table(cls: type[T], mapping: Mapping[str, Any], *, where: str) -> T:
-    """Return the frozen dataclass `cls` filled from a TOML table.
+    """Fill the frozen dataclass `cls` from a TOML table.
 
     Args:
-        cls: Any dataclass of types that msgspec converts; `Annotated` constraints are checked.
-        mapping: Names and values as parsed.
-        where: How the table is called in messages, e.g. ``"[train]"``.
+        cls: Any dataclass that msgspec converts, with `Annotated` constraints.
+        mapping: The parsed table.
+        where: Name of the table in messages, e.g. ``"[train]"``.
 
     Raises:
-        ConfigError: a key is unknown (the nearest known one is named), or a value has a wrong type
-            or is out of range.
+        ConfigError: a key is unknown (suggests the nearest), or a value has a wrong type or range.
     """
     hints = _hints_of(typing.cast(Any, cls))
     values: dict[str, Any] = {}
@@ -54,13 +53,13 @@ def read_table(cls: type[T], mapping: Mapping[str, Any], *, where: str) -> T:
 
 @functools.cache
 def _hints_of(cls: type[Any]) -> dict[str, Any]:
-    """Return the type of every field; resolving the texts takes longer than all else here."""
+    """Cached, because resolving annotations takes most of the time of reading."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _converted(value: Any, hint: Any, name: str) -> Any:
-    """Return the value if it fits the hint; whole numbers serve as floats."""
+    """Return the value if it fits the annotation; integers may replace floats."""
     inner = next(iter(typing.get_args(hint)), None) if typing.get_origin(hint) is list else None
     if isinstance(value, list) and dataclasses.is_dataclass(inner):
         table = typing.cast(type[Any], inner)
@@ -72,7 +71,7 @@ def _converted(value: Any, hint: Any, name: str) -> Any:
 
 
 def _refusal(value: Any, hint: Any, name: str) -> ConfigError:
-    """Return the error of a value that does not fit: its type, its range, or no such word."""
+    """Return the error for a value of a wrong type or range, or an unknown word."""
     kind, *metas = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
     try:
         msgspec.convert(value, kind)
@@ -96,11 +95,7 @@ def _refusal(value: Any, hint: Any, name: str) -> ConfigError:
 
 
 def read_spec(tables: Mapping[str, Any]) -> JobSpec:
-    """Return the job that parsed TOML describes.
-
-    Raises:
-        ConfigError: a table, key or value is wrong.
-    """
+    """Return the job of parsed TOML; raises ConfigError."""
     known = {field.name: field for field in dataclasses.fields(JobSpec)}
     hints = typing.get_type_hints(JobSpec)
     values: dict[str, Any] = {}
@@ -131,11 +126,7 @@ def read_spec(tables: Mapping[str, Any]) -> JobSpec:
 
 
 def _with_bounds(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `[job]` with `nodes = {min, max}` as the two numbers it stands for.
-
-    Raises:
-        ConfigError: there are other keys, or no `max`.
-    """
+    """Expand `nodes = {min, max}` in `[job]`; raises ConfigError for other keys or no `max`."""
     nodes = table.get("nodes")
     if not isinstance(nodes, Mapping):
         return table
@@ -171,10 +162,9 @@ def _check_together(spec: JobSpec) -> None:
 
 
 def _check_program(spec: JobSpec) -> None:
-    """Refuse programs that contradict each other."""
     if spec.job.script and spec.job.command:
         raise ConfigError(
-            "a job runs one program",
+            "a job runs one program only",
             given=f"script = {spec.job.script!r} and command = {spec.job.command!r}",
             expected="script or command in [job]",
         )
@@ -188,7 +178,6 @@ def _check_program(spec: JobSpec) -> None:
 
 
 def _check_launch(launch: LaunchTable) -> None:
-    """Refuse ways to start a process that contradict themselves."""
     if (launch.launcher == "container") != bool(launch.image):
         raise ConfigError(
             "image and launcher in [launch] do not fit together",
@@ -199,7 +188,7 @@ def _check_launch(launch: LaunchTable) -> None:
         name, equals, _ = line.partition("=")
         if not (name and equals) or name.upper().startswith("ATOLL_"):
             raise ConfigError(
-                "this line of env in [launch] cannot be set",
+                "this entry of env in [launch] is not valid",
                 given=repr(line),
                 expected="NAME=VALUE, where NAME does not begin with ATOLL_",
             )
@@ -213,11 +202,7 @@ def _check_launch(launch: LaunchTable) -> None:
 
 
 def parse_spec(text: str, *, name: str = "the job file") -> JobSpec:
-    """Return the job that TOML text describes.
-
-    Raises:
-        ConfigError: it is not TOML, or a table, key or value is wrong.
-    """
+    """Return the job of a TOML text; raises ConfigError."""
     try:
         return read_spec(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
@@ -225,11 +210,7 @@ def parse_spec(text: str, *, name: str = "the job file") -> JobSpec:
 
 
 def load_spec(path: Path) -> JobSpec:
-    """Return the job in a TOML file.
-
-    Raises:
-        ConfigError: there is no such file, or it is wrong.
-    """
+    """Return the job of a TOML file; raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

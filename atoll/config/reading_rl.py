@@ -1,4 +1,4 @@
-"""Checks of `[rl]`, and how many members it makes of a job."""
+"""Validation of `[rl]`, and the number of members that it implies."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from atoll.ids import check_name
 
 
 def with_members(spec: JobSpec, *, given: bool) -> JobSpec:
-    """Return the job with as many members as its policies need.
+    """Return the job with as many members as its policies need; `given`: the file sets `nodes`.
 
-    Args:
-        spec: A job with `[rl]`.
-        given: Whether the file names a number of nodes.
-
-    Raises:
-        ConfigError: something in `[rl]` cannot work.
+    Raises ConfigError if `[rl]` is invalid.
     """
     rl = spec.rl
     _check_names(rl)
@@ -38,7 +33,7 @@ def with_members(spec: JobSpec, *, given: bool) -> JobSpec:
 
 
 def with_own_agreement(spec: JobSpec) -> JobSpec:
-    """Return a job whose file names no strategy: policies agree only where the algorithm does."""
+    """Return a job without `[strategy]` in its file with the algorithm's preset."""
     preset = "async-sgd" if spec.rl.algorithm == "a3c" else "alone"
     return dataclasses.replace(spec, strategy=dataclasses.replace(spec.strategy, preset=preset))
 
@@ -68,7 +63,7 @@ def _check_pool(pool: str) -> None:
     if not slash or first == "node":
         raise ConfigError(
             "this cannot be the name of a pool", given=repr(pool), expected="e.g. pool/balance",
-            remedy="a name without a slash is a job's own, and node/... are the hub's",
+            remedy="a name with a slash that does not begin with node/",
         )  # fmt: skip
     for part in (first, *rest.split("/")):
         check_name("name of a pool", part)
@@ -77,7 +72,7 @@ def _check_pool(pool: str) -> None:
 def _check_together(rl: RlTable) -> None:
     if rl.c_clip > rl.rho_clip:
         raise ConfigError(
-            "V-trace cannot work with these clips",
+            "the clips of V-trace are out of range",
             given=f"c_clip = {rl.c_clip}, rho_clip = {rl.rho_clip}",
             expected="c_clip of at most rho_clip",
         )
@@ -86,5 +81,5 @@ def _check_together(rl: RlTable) -> None:
             "several actors of one policy need a learner",
             given=f'algorithm = "{rl.algorithm}"',
             expected='algorithm = "impala"',
-            remedy="or give each actor a policy of its own, and let them agree by [strategy]",
+            remedy="or give each actor its own policy and combine them with [strategy]",
         )

@@ -1,4 +1,4 @@
-"""Who does what in a job of reinforcement learning: slot 0 is the critic, then come the actors."""
+"""Roles of members in an RL job: slot 0 is the critic, then the actors."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ CRITIC, LEARNER, ACTOR = "critic", "learner", "actor"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Seat:
-    """What one member does; its place in the list of seats is its slot."""
+class MemberRole:
+    """The role of one member; its index in the list of roles is its slot."""
 
     role: str
-    """`critic`, `learner` (of all policies and the critic, with `impala`) or `actor`."""
+    """`critic`, `learner` (all policies and the critic, with `impala`) or `actor`."""
     policy: str = ""
-    """Whose actor it is."""
+    """Policy of an actor."""
     env: str = ""
-    """Where that policy lives."""
+    """Environment of that policy."""
     steps: int = 0
-    """Environment steps of that policy, all its actors together."""
+    """Environment steps of that policy over all its actors."""
 
 
-def seats(rl: RlTable) -> list[Seat]:
-    """Return what the members of a job do, in the order of slots."""
+def member_roles(rl: RlTable) -> list[MemberRole]:
+    """Return the roles of a job's members in slot order."""
     first = []
     if rl.has_critic:
-        first = [Seat(role=LEARNER if rl.algorithm == "impala" else CRITIC)]
+        first = [MemberRole(role=LEARNER if rl.algorithm == "impala" else CRITIC)]
     actors = [
-        Seat(role=ACTOR, policy=policy.name, env=policy.env, steps=policy.steps or rl.steps)
+        MemberRole(role=ACTOR, policy=policy.name, env=policy.env, steps=policy.steps or rl.steps)
         for policy in rl.policies
         for _ in range(policy.actors)
     ]

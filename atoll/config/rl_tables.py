@@ -21,121 +21,122 @@ Critic = Annotated[str, one_of("pooled", "unconditioned", "corrected", "joint", 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyTable:
-    """`[[rl.policies]]`: one policy, the environment it lives in, and who acts for it."""
+    """`[[rl.policies]]`: one policy, its environment and its actors."""
 
     name: str = ""
-    """Its name in tables, messages and files, e.g. `light`."""
+    """Name in tables, messages and files, e.g. `light`."""
     env: str = ""
     """A Gymnasium name (`CartPole-v1`), `module:factory`, or `text:TASK`."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of the environment."""
     task: str = ""
-    """Policies with the same word solve the same task; empty: the same env with the same options
-    is one."""
+    """Policies with the same word solve the same task; empty: defined by env and options."""
     actors: Positive = 1
-    """Members that act for it; more than one only with `impala`."""
+    """Its actors; more than one only with `impala`."""
     steps: int = 0
-    """Its environment steps; 0: those of [rl]."""
+    """Its environment steps; 0: as in [rl]."""
 
     @property
     def task_word(self) -> str:
-        """The word that policies of the same task share."""
+        """The identifier of its task."""
         options = json.dumps(dict(self.options), sort_keys=True, default=str)
         return self.task or (f"{self.env} {options}" if self.options else self.env)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RlTable:
-    """`[rl]`: how policies learn, and whose values they learn by."""
+    """`[rl]`: the algorithm, the critic, and the policies."""
 
     algorithm: Annotated[str, one_of("ppo", "impala", "a3c", "grpo")] = "ppo"
     """`ppo`, `impala`, `a3c`, or `grpo` (language models only)."""
     critic: Critic = "pooled"
-    """`pooled` (one network for all, told whose value is asked), `unconditioned` (not told),
-    `corrected` (same task: V-trace over everybody's experience), `joint` (sees the joint state),
-    `own` (each policy its own), `none`."""
+    """`pooled` (one network for all, conditioned on the policy), `unconditioned` (not conditioned),
+    `corrected` (same task: V-trace over all experience), `joint` (sees the joint state), `own` (one
+    per policy), `none`.
+    """
     values: Annotated[str, one_of("push", "service")] = "push"
-    """How values come down: `push` (weights, every `push_every` updates) or `service` (asked)."""
+    """How actors get values: `push` (weights, every `push_every` updates) or `service` (requests).
+    """
     steps: Positive = 100_000
     """Environment steps of each policy (of a language model: episodes)."""
     environments: Positive = 8
-    """Copies of the environment side by side in each actor."""
+    """Parallel environments per actor."""
     rollout: Positive = 64
-    """Steps of each copy between two updates."""
+    """Steps of each environment between two updates."""
     epochs: Positive = 10
     """Passes over a rollout per update of a policy."""
     minibatches: Positive = 4
-    """Parts of a rollout per pass."""
+    """Minibatches of a rollout per pass."""
     gamma: Share = 0.99
     """Discount per step."""
     gae_lambda: Share = 0.95
-    """Lambda of generalised advantage estimation."""
+    """Lambda of generalized advantage estimation."""
     clip: PositiveFloat = 0.2
-    """Largest change of a ratio of probabilities in PPO."""
+    """Clipping range of PPO's probability ratio."""
     entropy: NotNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     lr: PositiveFloat = 3e-4
     """Learning rate of policies."""
     anneal: bool = True
-    """Whether that rate falls to zero over the run."""
+    """Whether `lr` decays to zero over the run."""
     max_norm: PositiveFloat = 0.5
-    """Largest gradient norm."""
+    """Maximum gradient norm."""
     target_kl: NotNegativeFloat = 0.0
-    """Passes over a rollout end early beyond this divergence; 0: never."""
+    """Stop passes over a rollout beyond this divergence; 0: never."""
     hidden: list[int] = dataclasses.field(default_factory=lambda: [64, 64])
     """Widths of a policy's hidden layers."""
     recurrent: NotNegative = 0
     """Width of a recurrent cell in every policy; 0: none."""
     normalise: bool = True
-    """Whether observations are normalised by their running mean and deviation."""
+    """Normalize observations by running mean and deviation."""
     critic_lr: PositiveFloat = 1e-3
     """Learning rate of the critic."""
     critic_hidden: list[int] = dataclasses.field(default_factory=lambda: [64, 64])
-    """Widths of its trunk."""
+    """Widths of its hidden layers."""
     critic_epochs: Positive = 10
     """Passes over a batch of trajectories per update of the critic."""
     critic_minibatches: Positive = 4
-    """Parts of the batch per pass."""
+    """Minibatches of the batch per pass."""
     rho_clip: PositiveFloat = 1.0
-    """Largest importance weight of V-trace's temporal differences."""
+    """Maximum importance weight of V-trace's temporal differences."""
     c_clip: PositiveFloat = 1.0
-    """Largest trace coefficient of V-trace; at most `rho_clip`."""
+    """Maximum trace coefficient of V-trace; at most `rho_clip`."""
     push_every: Positive = 1
     """Updates of the critic between two publications of its weights."""
     staleness: NotNegative = 20
-    """Policy versions that a trajectory may be old; older ones are dropped and counted."""
+    """Maximum age of a trajectory in policy versions; older ones are dropped and counted."""
     queue_items: Positive = 8
-    """Trajectories of one actor that may wait for the critic; then the actor waits."""
+    """Trajectories of one actor waiting for the critic before the actor blocks."""
     save_every: Positive = 20
-    """Updates between two saved states of each member."""
+    """Updates between two saved states of a member."""
     pool: str = ""
-    """Name of a critic that several jobs share, with a slash, e.g. `pool/balance`; empty: this
-    job's own."""
+    """Name of a critic shared by several jobs, with a slash, e.g. `pool/balance`; empty: not
+    shared.
+    """
     host_critic: bool = True
-    """Whether the critic is a member of this job; False: it lives in another job of the pool."""
+    """False: the critic of the pool runs in another job."""
     record: bool = True
-    """Whether an episode of each policy is recorded as a GIF at the end."""
+    """Record an episode of each policy as a GIF at the end."""
     kl: NotNegativeFloat = 0.05
     """Language models: weight of the divergence from the reference model."""
     group: Positive = 8
-    """Language models, `grpo`: completions per prompt that are compared."""
+    """Language models, `grpo`: completions compared per prompt."""
     max_tokens: Positive = 32
-    """Language models: longest completion."""
+    """Language models: maximum completion length."""
     temperature: PositiveFloat = 1.0
-    """Language models: of sampling."""
+    """Language models: sampling temperature."""
     start: str = ""
-    """Language models: weights to start from; empty: they are trained first."""
+    """Language models: initial weights; empty: pretrain first."""
     policies: list[PolicyTable] = dataclasses.field(default_factory=list)
-    """One `[[rl.policies]]` for each."""
 
     @property
     def active(self) -> bool:
-        """Whether the job is one of reinforcement learning at all."""
+        """Whether this is an RL job."""
         return bool(self.policies or self.pool)
 
     @property
     def has_critic(self) -> bool:
-        """Whether one member of this job is the critic, or the learner of everything."""
+        """Whether one member of this job is the critic or the learner."""
         return self.host_critic and (
             self.algorithm == "impala"
             or (self.algorithm != "grpo" and self.critic not in ("own", "none"))
@@ -143,11 +144,11 @@ class RlTable:
 
     @property
     def has_code(self) -> bool:
-        """Whether an environment is some other package's function, named `module:factory`."""
+        """Whether an environment is a function of another package, `module:factory`."""
         envs = [policy.env for policy in self.policies]
         return any(":" in env and not env.startswith(("text:", "atoll.")) for env in envs)
 
     @property
     def members(self) -> int:
-        """How many members the job has: actors, and the critic if it is one of them."""
+        """Number of members: actors, plus the critic if it is in this job."""
         return sum(policy.actors for policy in self.policies) + int(self.has_critic)

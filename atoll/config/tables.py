@@ -1,4 +1,4 @@
-"""The tables of a job file as frozen dataclasses; every default is here."""
+"""The tables of a job file as frozen dataclasses with all defaults."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobTable:
-    """`[job]`: what runs, where, and on how many machines."""
+    """`[job]`: what runs, and on how many machines."""
 
     name: str = "job"
-    """Start of the job's name; a date is added."""
+    """Prefix of the job's id; a date is added."""
     nodes: Positive = 1
-    """How many members train together; `nodes = {min = 2, max = 8}` lets them come and go."""
+    """Number of members; `nodes = {min = 2, max = 8}` makes the job elastic."""
     min_nodes: int = 0
-    """Below so many members the run pauses; 0: all are needed to start, one to go on."""
+    """The run pauses below this number; 0: all are needed to start, one to continue."""
     seed: int = 7
-    """Seed of the model, the data order and everything random."""
+    """Seed of model, data order and all other randomness."""
     route: Annotated[str, one_of("auto", "direct", "relay")] = "auto"
-    """How tensors travel: `auto`, `direct` (torch.distributed) or `relay` (through the hub)."""
+    """Route of tensors: `auto`, `direct` (torch.distributed) or `relay` (through the hub)."""
     script: str = ""
     """Python file to run instead of the built-in trainer."""
     command: list[str] = dataclasses.field(default_factory=list)
@@ -36,81 +36,81 @@ class JobTable:
     args: list[str] = dataclasses.field(default_factory=list)
     """Arguments of the script or the command."""
     code: str = ""
-    """Folder beside the job file that travels to the nodes; resolved: `sha256:HEX` of its pack."""
+    """Folder next to the job file sent to the nodes; once resolved: `sha256:HEX` of its pack."""
     requirements: str = ""
-    """File in `code` that lists packages: nodes build an environment from it, once per content."""
+    """File in `code` that lists packages; nodes build one environment per content."""
     artifacts: list[str] = dataclasses.field(default_factory=list)
-    """Patterns of files, below the folder it works in, that are collected at the hub."""
+    """Patterns of files in its working folder to collect at the hub."""
     queues: list[str] = dataclasses.field(default_factory=list)
-    """Queues and topics beyond its own that it may use, e.g. `pool/experience`, and all below."""
+    """Further queues and topics that it may use, e.g. `pool/experience`, and all below."""
     on: list[str] = dataclasses.field(default_factory=list)
     """Nodes that may run it; empty: any."""
     priority: int = 0
-    """Among waiting jobs the higher one is placed first; equals in the order of submission."""
+    """Waiting jobs are placed by descending priority, then in order of submission."""
     retries: NotNegative = 0
-    """How often a process whose program failed is started again before that ends the job."""
+    """Restarts of a failed process before the job fails."""
     threads: int = 1
-    """torch threads per worker; 0 leaves torch's own choice."""
+    """torch threads per worker; 0: torch's default."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NeedsTable:
-    """`[needs]`: what one process of the job needs, and may use, of a machine; 0: no matter."""
+    """`[needs]`: resources of one process of the job; 0: no requirement."""
 
     cores: Amount = 0.0
-    """Processor cores."""
     memory_gb: Amount = 0.0
     """Memory in GB (10^9 bytes)."""
     gpu: str = ""
-    """`any`, or part of an accelerator's name, e.g. `H200`."""
+    """`any`, or a part of the accelerator's name, e.g. `H200`."""
     gpu_memory_gb: Amount = 0.0
     """Memory of one accelerator."""
     disk_gb: Amount = 0.0
     """Free disk."""
     bandwidth_mbps: Amount = 0.0
-    """Measured megabits per second between the machine and the hub, the slower direction."""
+    """Measured megabits per second between node and hub, in the slower direction."""
     labels: list[str] = dataclasses.field(default_factory=list)
-    """Labels that the machine's owner gave it, all of them."""
+    """Labels that the node must all have."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchTable:
-    """`[launch]`: how a process is started on its machine."""
+    """`[launch]`: how a process is started on its node."""
 
     launcher: Annotated[str, one_of("process", "container")] = "process"
     """`process`, or `container` (Docker or Podman)."""
     image: str = ""
     """Image of the container."""
     pull: Annotated[str, one_of("missing", "always", "never")] = "missing"
-    """When the image is pulled: `missing`, `always` or `never`."""
+    """When to pull the image: `missing`, `always` or `never`."""
     mounts: list[str] = dataclasses.field(default_factory=list)
     """`HOST:CONTAINER` or `HOST:CONTAINER:ro`; the machine's owner must allow them."""
     network: Annotated[str, one_of("host", "bridge", "none")] = "host"
-    """`host`, `bridge` or `none` (a job without network cannot speak to the hub)."""
+    """`host`, `bridge` or `none` (which cannot reach the hub)."""
     env: list[str] = dataclasses.field(default_factory=list)
-    """`NAME=VALUE` for its environment."""
+    """Environment variables, `NAME=VALUE`."""
     read_only: bool = False
-    """The container's own files cannot be changed; its folder and /tmp can."""
+    """Make the container's file system read-only, except its folder and /tmp."""
     nice: int = 0
-    """Niceness of the process; the machine's owner may raise it."""
+    """Niceness of the process; the owner may raise it."""
     signature: str = ""
-    """Signature of a pinned image, for owners who accept signed images only."""
+    """Signature of a pinned image, for owners that require it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataTable:
-    """`[data]`: the text, how it becomes tokens, and how it is dealt out; or the images."""
+    """`[data]`: the text, its tokenizer and its distribution; or the images."""
 
     corpus: str = "stdlib"
     """`stdlib` (sources of Python's standard library) or `files:GLOB`; for classifiers
-    `fashion-mnist`, `idx:FOLDER` or `segments` (drawn digits, nothing to install)."""
+    `fashion-mnist`, `idx:FOLDER` or `segments` (generated digits, nothing to install).
+    """
     tokenizer: str = "bytes"
-    """`bytes`, `bpe:SIZE` (trained on the corpus), or `model`: that of a pretrained model."""
+    """`bytes`, `bpe:SIZE` (trained on the corpus), or `model` (that of a pretrained model)."""
     order: str = "shuffled"
-    """`shuffled`: blocks are dealt at random; `contiguous`: each slot gets one stretch of the text,
-    or a few classes of images."""
+    """`shuffled`: random blocks; `contiguous`: one stretch of the text, or a few classes, per slot.
+    """
     held_out: float = 0.05
-    """Share of the text that no shard contains; images bring their own."""
+    """Held-out share of the text; image sets have their own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,78 +122,80 @@ class TrainTable:
     batch: Positive = 16
     """Sequences per step and member."""
     optimizer: str = "adamw"
-    """`adamw`, `sgd`, `muon` (AdamW for what is no hidden matrix) or `torch:NAME`."""
+    """`adamw`, `sgd`, `muon` (AdamW for everything except hidden matrices) or `torch:NAME`."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Further options of that optimizer, in `[train.options]`, e.g. `eps`, `ns_steps`."""
+    """Further options of the optimizer in `[train.options]`, e.g. `eps`, `ns_steps`."""
     lr: PositiveFloat = 4e-3
-    """Peak learning rate; Muon wants about five times AdamW's."""
+    """Peak learning rate; Muon needs about five times AdamW's."""
     betas: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.95])
     """AdamW's two decay rates."""
     momentum: float = 0.0
     """Momentum of `sgd`."""
     weight_decay: float = 0.1
-    """Decoupled weight decay (of matrices only)."""
+    """Decoupled weight decay, of matrices only."""
     clip: float = 1.0
-    """Largest gradient norm; 0 switches clipping off."""
+    """Maximum gradient norm; 0: no clipping."""
     warmup: int = 50
-    """Steps until the peak rate is reached."""
+    """Steps until the peak learning rate."""
     schedule: str = "cosine"
     """`cosine` or `constant`, after the warm-up."""
     final_lr: float = 0.1
-    """Last rate as a share of the peak, for `cosine`."""
+    """Final learning rate of `cosine` as a share of the peak."""
     precision: Annotated[str, one_of("fp32", "bf16", "fp16")] = "fp32"
-    """What the model computes in: `fp32`, `bf16` or `fp16` (autocast; parameters stay fp32)."""
+    """Compute type: `fp32`, `bf16` or `fp16` (autocast; parameters stay fp32)."""
     accumulate: Positive = 1
-    """Parts that each rank's share of a batch is computed in, one after the other."""
+    """Gradient accumulation steps per batch."""
     recompute: str = "none"
-    """Activations computed again in the backward pass: `none`, `full`, `matmul` (all but matrix
-    products) or `every:N` blocks."""
+    """Activation recomputation: `none`, `full`, `matmul` (all but matrix products) or `every:N`
+    blocks.
+    """
     compile: bool = False
-    """Whether the model goes through `torch.compile`."""
+    """Use `torch.compile`."""
     pace: Annotated[str, one_of("measured", "equal")] = "measured"
-    """Steps per round: `measured` (slower machines do fewer, all arrive together) or `equal`."""
+    """Steps per round: `measured` (fewer on slower nodes, so that all finish together) or `equal`.
+    """
     eval_every: int = 0
-    """Rounds between evaluations on held-out text; 0: about ten in a run."""
+    """Rounds between evaluations on held-out data; 0: about ten in a run."""
     eval_tokens: int = 65_536
-    """Held-out tokens of one evaluation during the run (all of them at the end)."""
+    """Held-out tokens per evaluation during the run; the final one uses all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointTable:
-    """`[checkpoint]`: when the state is saved."""
+    """`[checkpoint]`: when the state is saved, and what is kept."""
 
     every: int = 0
-    """Rounds between checkpoints; 0: about eight in a run. A stop always saves one."""
+    """Rounds between checkpoints; 0: about eight in a run. Stopping always saves one."""
     keep: Positive = 2
-    """How many of the newest are kept."""
+    """Number of newest checkpoints kept."""
     keep_every: int = 0
-    """Every checkpoint whose round is a multiple of this is kept, too; 0: none."""
+    """Also keep checkpoints of rounds that are a multiple of this; 0: none."""
     keep_best: int = 0
-    """How many with the lowest held-out loss are kept, too."""
+    """Also keep this many with the lowest held-out loss."""
     to: str = ""
     """Folder or object store for copies, as an fsspec URL, e.g. `s3://bucket/runs`; empty: none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrategyTable:
-    """`[strategy]`: inner x outer x codec; anything left out comes from the preset."""
+    """`[strategy]`: inner x outer x codec; defaults come from the preset."""
 
     preset: str = "diloco"
-    """A row of the table of presets, e.g. `diloco`, `local-sgd`, `ddp`, `alone`."""
+    """Name of a preset, e.g. `diloco`, `local-sgd`, `ddp`, `alone`."""
     inner: str = ""
     """How one optimizer step is computed; empty: the preset's."""
     outer: str = ""
-    """How members come to agree; empty: the preset's."""
+    """How members combine their models; empty: the preset's."""
     codec: str = ""
-    """How tensors are encoded, e.g. `fp32`, `int8`, `feedback(int8)`; empty: the preset's."""
+    """Encoding of tensors, e.g. `fp32`, `int8`, `feedback(int8)`; empty: the preset's."""
     aggregate: str = "mean"
-    """How the members' values become one: `mean`, or a robust rule, e.g. `median`, `trimmed:1`."""
+    """Aggregation rule: `mean`, or a robust rule, e.g. `median`, `trimmed:1`."""
     collective: str = "auto"
-    """How a mean travels between members that can dial each other, e.g. `ring`, `tree`, `star`."""
+    """Collective of the direct route, e.g. `ring`, `tree`, `star`."""
     admission: str = "finite"
-    """Whose values are let in: `finite` ones, or those within the usual `norms`."""
+    """Accepted contributions: `finite` ones, or those with a usual norm (`norms`)."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Options of the outer strategy (every, outer_lr, ...): any other key of the table."""
+    """Options of the outer strategy (every, outer_lr, ...): all other keys of the table."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,9 +203,9 @@ class ModelTable:
     """`[model]`: which model."""
 
     name: str = "gpt"
-    """`gpt`, `gpt2`, `llama`, `resnet`, `vit`, or `transformers`: one of that library."""
+    """`gpt`, `gpt2`, `llama`, `resnet`, `vit`, or `transformers` (a model of that library)."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Options of that model (layers, width, ...): any other key of the table."""
+    """Options of the model (layers, width, ...): all other keys of the table."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,33 +225,33 @@ class JobSpec:
 
     @property
     def mesh(self) -> MeshShape:
-        """How one member's model lies over its processes."""
+        """Mesh of one member's model over its processes."""
         island, inner = self.island, self.strategy.inner
         if self.job.script and not inner and max(island.ranks, len(island.mesh)) > 0:
-            inner = "hybrid" if island.mesh else "fsdp"  # a script divides its model by itself
+            inner = "hybrid" if island.mesh else "fsdp"  # a script divides its model itself
         return mesh_of(inner, ranks=island.ranks, mesh=island.mesh)
 
     @property
     def alone(self) -> bool:
-        """Whether every member trains a model of its own."""
+        """Whether every member trains its own model."""
         method = self._method()
         return method is not None and not method.exchanges
 
     @property
     def served(self) -> bool:
-        """Whether its members meet at parameter servers, even if there is one member only."""
+        """Whether its members use parameter servers, even if there is only one member."""
         method = self._method()
         return method is not None and method.needs_servers
 
     def _method(self) -> type[Method] | None:
-        # Imported here: 18 dataclasses cost every command 20 ms, and few of them ask.
+        # Imported lazily: 18 dataclasses cost every command 20 ms, and few need them.
         from atoll.methods.table import method_named
 
         return method_named(self.strategy.outer, self.strategy.preset)
 
     @property
     def kind(self) -> str:
-        """What kind of program it is: `trainer`, `rl`, `script`, `command` or `container`."""
+        """Kind of program: `trainer`, `rl`, `script`, `command` or `container`."""
         if self.launch.launcher == "container":
             return "container"
         if self.rl.active:
@@ -260,8 +262,5 @@ class JobSpec:
 
     @property
     def trust(self) -> str:
-        """The kind of job that the owner of a machine has to allow for it.
-
-        Environments that are code of somebody's own may do whatever a script may.
-        """
+        """Kind of job that the owner must allow; custom RL environments count as a script."""
         return "script" if self.kind == "rl" and (self.job.code or self.rl.has_code) else self.kind

@@ -1,4 +1,4 @@
-"""What `[train]` cannot mean together with a mesh, refused before anything starts."""
+"""Validation of `[train]` and the mesh before anything starts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from atoll.config.tables import JobSpec
 from atoll.errors import ConfigError
 
 RECOMPUTE = ("none", "full", "matmul", "every:N")
-"""Nothing; whole units; all of a unit but its matrix products; every N-th unit as a whole."""
+"""Nothing; whole units; all of a unit except matrix products; every N-th unit."""
 
 
 def check_train(spec: JobSpec) -> None:
-    """Refuse words and numbers of the built-in trainer that cannot work.
-
-    Raises:
-        ConfigError: there is no such way to recompute, or a batch cannot be dealt out evenly.
-    """
+    """Validate the options of the built-in trainer; raises ConfigError."""
     recomputed_every(spec.train.recompute)
     if spec.job.script or spec.job.command or spec.rl.active:
         return
@@ -28,11 +24,7 @@ def check_train(spec: JobSpec) -> None:
 
 
 def recomputed_every(word: str) -> int:
-    """Return of how many units one is computed again; 0: of none.
-
-    Raises:
-        ConfigError: there is no such word.
-    """
+    """Return N if one in N units is recomputed; 0: none. Raises ConfigError."""
     fixed = {"none": 0, "full": 1, "matmul": 1}
     if word in fixed:
         return fixed[word]
@@ -45,16 +37,9 @@ def recomputed_every(word: str) -> int:
 
 
 def check_rows(rows: int, *, ranks: int, accumulate: int, microbatches: int) -> None:
-    """Raise if a batch of so many rows cannot be dealt out evenly.
+    """Raise ConfigError, with the nearest valid batch, if `rows` do not divide evenly.
 
-    Args:
-        rows: Of a batch of the whole island.
-        ranks: That see different rows.
-        accumulate: Parts of a rank's share.
-        microbatches: Of a pipeline, in each such part.
-
-    Raises:
-        ConfigError: with the numbers and the nearest that work.
+    `rows` are those of the island's whole batch; `microbatches` are per accumulation step.
     """
     parts = ranks * accumulate * microbatches
     if rows and rows % parts == 0:
@@ -64,7 +49,7 @@ def check_rows(rows: int, *, ranks: int, accumulate: int, microbatches: int) -> 
     words += [f"{microbatches} microbatches"] if microbatches > 1 else []
     below, above = rows // parts * parts, (rows // parts + 1) * parts
     raise ConfigError(
-        "the rows of a batch cannot be dealt out evenly",
+        "the rows of a batch cannot be split evenly",
         given=f"{rows} rows for {' x '.join(words) or 'one rank'}",
         expected=f"a multiple of {parts}",
         remedy=f"batch = {f'{below} or {above}' if below else above} in [train]",

@@ -1,4 +1,4 @@
-"""A job as TOML text with every default written out."""
+"""Writes a job as TOML with every default."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.errors import ConfigError
 
 
 def dump_spec(spec: JobSpec) -> str:
-    """Return the job as TOML text with every default written out; `parse_spec` reads it back."""
+    """Return the job as TOML with every default; `parse_spec` reads it back."""
     lines: list[str] = []
     for field in dataclasses.fields(spec):
         table = getattr(spec, field.name)
@@ -36,7 +36,6 @@ def _key(name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Return a str, bool, number, list or table as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -44,7 +43,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, str):
-        # JSON escapes what TOML must not hold as it is, except DEL.
+        # JSON escapes everything that TOML must not contain verbatim, except DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"

@@ -1,8 +1,7 @@
-"""Texts to train on: Python's own standard library, or files that a person names.
+"""Text corpora: Python's standard library, or the user's files.
 
-The standard library is the default because every machine that can run Atoll already has several
-megabytes of it: real text, several domains, nothing to download. Members must run the same Python
-version to see the same text; :attr:`atoll.data.Dataset.digest` tells when they do not.
+The standard library, the default, is several megabytes of real text on every machine. Members must
+run the same Python version; :attr:`atoll.data.Dataset.digest` differs otherwise.
 """
 
 from __future__ import annotations
@@ -18,32 +17,31 @@ from pathlib import Path
 from atoll.errors import DataError, unknown
 
 CORPORA = ("files:GLOB", "stdlib")
-"""Specs of text corpora."""
 
 IMAGE_CORPORA = ("fashion-mnist", "idx:FOLDER", "segments")
-"""Specs of image sets; see `atoll.data.images`."""
+"""See `atoll.data.images`."""
 
 _SKIPPED_FOLDERS = frozenset(
-    # Packages installed later differ between machines.
+    # Installed packages differ between machines.
     {"site-packages", "dist-packages", "__pycache__"}
-    # Tests repeat themselves and are left out by many distributions.
+    # Repetitive, and omitted by many distributions.
     | {"test", "tests", "idle_test"}
-    # Generated tables, not text: they would teach lists of numbers.
+    # Generated tables instead of text.
     | {"encodings", "pydoc_data"}
 )
 
-# How this very interpreter was built, with its paths: no two machines agree on it.
+# Build records contain paths, which differ between machines.
 _BUILD_RECORDS = ("config-", "_sysconfigdata")
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text.
+    """One text of a corpus.
 
     Attributes:
-        name: Its path, with forward slashes.
-        domain: What it is about: the top package, or the folder, or ``"modules"``.
-        data: Its bytes, as they are on disk; any encoding.
+        name: Path with forward slashes.
+        domain: Top-level package, or folder, or ``"modules"``.
+        data: Raw bytes in any encoding.
     """
 
     name: str
@@ -53,19 +51,14 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents in an order that depends on their names alone.
-
-    Attributes:
-        name: The spec it was loaded from.
-        documents: At least one, not all empty.
-    """
+    """Documents in an order that depends on their names only; at least one is not empty."""
 
     name: str
     documents: tuple[Document, ...]
 
     @cached_property
     def text(self) -> bytes:
-        """All documents, one after the other, with a line break between them."""
+        """All documents, joined by line breaks."""
         return b"\n".join(document.data for document in self.documents)
 
     @property
@@ -80,14 +73,10 @@ class Corpus:
 
 
 def load_corpus(spec: str) -> Corpus:
-    """Return the corpus that ``spec`` names.
-
-    Args:
-        spec: ``"stdlib"``, or ``"files:"`` and a glob such as ``files:notes/**/*.txt`` (``**``
-            reaches into folders below, ``~`` is the home folder).
+    """Load ``stdlib``, or ``files:GLOB`` such as ``files:notes/**/*.txt`` (``~`` is expanded).
 
     Raises:
-        ConfigError: no corpus has this name; the nearest known one is given.
+        ConfigError: the name is unknown; suggests the nearest one.
         DataError: nothing matches, everything is empty, or a file cannot be read.
     """
     kind, _, argument = spec.partition(":")
@@ -95,7 +84,7 @@ def load_corpus(spec: str) -> Corpus:
         return _checked(Corpus(spec, tuple(_standard_library())), spec)
     if kind == "files":
         return _checked(Corpus(spec, tuple(_matching(argument))), spec)
-    # A person who writes `file:*.txt` meant `files:...`: compare names without the argument.
+    # `file:*.txt` is probably meant to be `files:...`: compare names without the argument.
     known = [name.partition(":")[0] for name in (*CORPORA, *IMAGE_CORPORA)]
     raise unknown("corpus", kind if argument else spec, known)
 
@@ -147,7 +136,6 @@ def _read(path: Path) -> bytes:
 
 
 def _checked(corpus: Corpus, spec: str) -> Corpus:
-    """Return the corpus, which must not be empty."""
     if any(document.data for document in corpus.documents):
         return corpus
     if spec == "stdlib":

@@ -10,17 +10,12 @@ from atoll.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The state of a :class:`~atoll.data.BatchStream`.
-
-    A slot outlives the member that leases it: the next member continues from its cursor with the
-    next window.
+    """The state of a :class:`~atoll.data.BatchStream`, from which any member can continue.
 
     Attributes:
-        slot: Which shard.
+        slot: Index of the shard.
         data_pass: Complete passes over the shard.
-        offset: Windows of this pass already used. Counted in windows, not batches, so the batch
-            size
-            may change on resume.
+        offset: Windows (not batches, so the batch size may change) used in this pass.
     """
 
     slot: int
@@ -28,16 +23,12 @@ class Cursor:
     offset: int = 0
 
     def to_dict(self) -> dict[str, int]:
-        """Return it as plain numbers for a checkpoint."""
+        """Return plain numbers for a checkpoint."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Cursor:
-        """Return the cursor that :meth:`to_dict` wrote.
-
-        Raises:
-            DataError: a field is missing, unknown or no whole number of 0 or more.
-        """
+        """Restore a cursor from :meth:`to_dict`; raises DataError."""
         names = {field.name for field in fields(cls)}
         numbers = {
             name: value
@@ -46,7 +37,7 @@ class Cursor:
         }
         if set(values) != names or set(numbers) != names:
             raise DataError(
-                "this is no position in the data",
+                "this is not a position in the data",
                 given=repr(dict(values)),
                 expected="slot, data_pass and offset, whole numbers of 0 or more",
                 remedy="the checkpoint comes from another version; start from its weights alone",

@@ -1,4 +1,4 @@
-"""Build the training and evaluation data that a job file names."""
+"""Builds the training and evaluation data of a job."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ class HeldOutBatches(Protocol):
     def __call__(
         self, *, batch: int, limit_tokens: int | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield `(inputs, targets)`, the same ones at every call; the last may be smaller.
-
-        Args:
-            batch: Samples at a time.
-            limit_tokens: Take about so many targets, spread evenly; all by default.
-        """
+        """Yield `(inputs, targets)`, the same at every call, of about `limit_tokens` targets."""
         ...
 
 
@@ -36,10 +31,8 @@ class HeldOutBatches(Protocol):
 class HeldOut:
     """Text for evaluation that no shard contains.
 
-    Attributes:
-        tokens: 1-D ids.
-        bytes_per_token: To compare losses between tokenizers: nats per byte are nats per token
-            divided by this.
+    `tokens` are 1-D ids; nats per token divided by `bytes_per_token` are nats per byte, comparable
+    between tokenizers.
     """
 
     tokens: Tensor
@@ -50,16 +43,9 @@ class HeldOut:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield ``(inputs, targets)``, int64 ``(batch, context)``; the last one may be smaller.
 
-        Weight the loss of each by its number of sequences. The same arguments give the same batches
-        in the same order.
-
-        Args:
-            context: Length of a sequence.
-            batch: Sequences at a time.
-            limit_tokens: Take about this many tokens, spread evenly over the text; all by default.
-
-        Raises:
-            DataError: there is not one sequence of this length.
+        Weight losses by the number of sequences. The same arguments give the same batches;
+        `limit_tokens` selects about this many tokens, evenly spread. Raises DataError if the text
+        is too short.
         """
         count = (len(self.tokens) - 1) // context
         if count < 1:
@@ -81,15 +67,14 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Tokens to train and to evaluate on.
+    """Tokens to train and evaluate on.
 
     Attributes:
-        corpus: The spec it came from.
-        tokenizer: What made the tokens; trained on ``train`` alone.
+        corpus: The spec it was loaded from.
+        tokenizer: Trained on ``train`` only.
         train: 1-D ids, for :class:`~atoll.data.Shards`.
-        held_out: Never in ``train``.
-        digest: Hash of all tokens, hexadecimal. Members whose digests differ train on different
-            text, for example because their Python versions differ.
+        held_out: Disjoint from ``train``.
+        digest: Hexadecimal hash of all tokens, to compare between members.
     """
 
     corpus: str
@@ -104,7 +89,7 @@ class Dataset:
         return {"vocab_size": self.tokenizer.vocab_size}
 
     def to_json(self) -> str:
-        """Return the tokenizer as JSON, for users of the weights."""
+        """Return the tokenizer as JSON, published with the weights."""
         return self.tokenizer.to_json()
 
 
@@ -116,9 +101,9 @@ def load_dataset(
     held_out: float = 0.05,
     held_out_cap_bytes: int = HELD_OUT_CAP_BYTES,
 ) -> Dataset:
-    """Return the dataset that a job names; the same on every member with the same files.
+    """Load the dataset of a job; the same on every member with the same files.
 
-    The text is split before the tokenizer is trained, so held-out text influences nothing.
+    The text is split before the tokenizer is trained, so that held-out text influences nothing.
 
     Args:
         spec: See :func:`~atoll.data.load_corpus`.

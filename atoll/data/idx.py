@@ -1,6 +1,6 @@
-"""Images and labels in idx files, the format of MNIST: a header, then plain bytes.
+"""The idx format of MNIST: 2 zero bytes, dtype, number of dimensions, sizes, data.
 
-2 bytes zero, 1 byte kind (8: unsigned bytes), 1 byte dimensions, each as 4 bytes big-endian
+The dtype is 8 (unsigned bytes); each size has 4 bytes, big-endian.
 """
 
 from __future__ import annotations
@@ -19,14 +19,9 @@ _UNSIGNED_BYTES = 8
 
 
 def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
-    """Return the array in an idx file, `path` or `path` with .gz.
+    """Return the array in `path` or `path` with .gz; raises DataError.
 
-    Args:
-        path: Without .gz.
-        dimensions: 3 for images (count, height, width), 1 for labels.
-
-    Raises:
-        DataError: there is no such file, or it is something else, cut short or damaged.
+    `dimensions` is 3 for images (count, height, width) and 1 for labels.
     """
     data = _bytes_of(path)
     start = 4 + 4 * dimensions
@@ -34,9 +29,9 @@ def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
     head = bytes((0, 0, _UNSIGNED_BYTES, dimensions))
     if data[:4] != head or len(data) != start + math.prod(shape):
         raise DataError(
-            "this is no whole idx file",
+            "this is not a complete idx file",
             given=f"{path}: {len(data)} bytes that begin with {data[:4].hex(' ')}",
-            expected=f"{head.hex(' ')}, {dimensions} sizes and as many bytes as they say",
+            expected=f"{head.hex(' ')}, {dimensions} sizes and as many bytes as these give",
             remedy="copy the file again",
         )
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)

@@ -1,7 +1,6 @@
 """Training images assigned to slots, so that no image is seen by two members in a pass.
 
-Same interface as for text (`atoll.data.Shards`): a slot is leased to one member at a time, and its
-cursor counts the images used.
+The interface is that of text (`atoll.data.Shards`); a cursor counts images.
 """
 
 from __future__ import annotations
@@ -20,21 +19,13 @@ _ORDER_KEY = 0x696D6773
 
 
 class ImageShards:
-    """The images of every slot.
-
-    A pure function of its arguments: every member computes the same assignment.
-    """
+    """The images of every slot; a pure function of its arguments, the same on every member."""
 
     def __init__(self, images: Images, *, slots: int, seed: int, order: str = "shuffled") -> None:
-        """Assign `images` to `slots`.
+        """Assign `images` (not copied) to `slots`, usually the members at the start.
 
-        Args:
-            images: Kept, not copied.
-            slots: Number of streams, usually the members at the start.
-            seed: Determines the assignment.
-            order: `shuffled`: at random, so that shards are alike. `contiguous`: sorted by class
-                and cut,
-                so that each slot has few classes, as data of different owners does.
+        `order` is `shuffled` (random, so that shards are alike) or `contiguous` (sorted by class
+        and cut, so that each slot has few classes, like data of different owners).
 
         Raises:
             ConfigError: an unknown order, or no slots.
@@ -43,7 +34,7 @@ class ImageShards:
         if order not in ORDERS:
             raise unknown("data order", order, ORDERS)
         if slots < 1:
-            raise ConfigError("the data cannot be dealt", given=f"slots={slots}", expected="1")
+            raise ConfigError("the data cannot be split", given=f"slots={slots}", expected="1")
         count = len(images)
         if count < slots:
             raise DataError(
@@ -62,20 +53,16 @@ class ImageShards:
             self._chosen = [shuffled[slot::slots] for slot in range(slots)]
 
     def num_windows(self, slot: int) -> int:
-        """Return the number of images in a slot's shard.
-
-        Raises:
-            ConfigError: no such slot.
-        """
+        """Return the number of images of a slot; raises ConfigError if there is no such slot."""
         if not 0 <= slot < self.slots:
             raise ConfigError("no such data slot", given=slot, expected=f"0 to {self.slots - 1}")
         return len(self._chosen[slot])
 
     def indices(self, slot: int, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices, in the whole set, of some of a slot's images."""
+        """Return the indices in the whole set of some images of a slot."""
         chosen: NDArray[np.int64] = self._chosen[slot][windows]
         return chosen
 
     def batch(self, slot: int, windows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return some images of a slot, fp32 ``(batch, 1, image, image)``, and their classes."""
+        """Return images of a slot, fp32 ``(batch, 1, image, image)``, and their classes."""
         return self._images.batch(torch.from_numpy(self.indices(slot, windows)))

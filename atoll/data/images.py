@@ -28,7 +28,6 @@ from atoll.data.segments import draw
 from atoll.errors import DataError
 
 FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package puts the files."""
 
 _DRAWN, _DRAWN_HELD_OUT = 4096, 1024
 _FORMAT = "atoll-images-1"
@@ -36,13 +35,9 @@ _FORMAT = "atoll-images-1"
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Square grey images and their classes, as they are given to a model.
+    """Square grey images, uint8 ``(count, image, image)``, and their classes, uint8 ``(count,)``.
 
-    Attributes:
-        pixels: uint8 ``(count, image, image)``.
-        labels: uint8 ``(count,)``.
-        mean: Of all pixels of the *training* images, as shares of 255.
-        std: Their standard deviation.
+    `mean` and `std` are those of all pixels of the *training* images, divided by 255.
     """
 
     pixels: NDArray[np.uint8]
@@ -58,14 +53,7 @@ class Images:
         return torch.from_numpy(self.pixels.copy()), torch.from_numpy(self.labels.copy())
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return some images, fp32 ``(batch, 1, image, image)`` of mean 0 and deviation 1.
-
-        Args:
-            chosen: Which ones, int64 ``(batch,)``.
-
-        Returns:
-            The images, and their classes as int64 ``(batch,)``.
-        """
+        """Return normalized images, fp32 ``(batch, 1, image, image)``, and classes, int64."""
         pixels, labels = self._tensors
         shares = pixels[chosen].unsqueeze(1).float() / 255.0
         return (shares - self.mean) / self.std, labels[chosen].long()
@@ -73,14 +61,7 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """Images to train and to evaluate on.
-
-    Attributes:
-        corpus: The spec it came from.
-        train: For :class:`~atoll.data.ImageShards`.
-        held_out: Never in `train`.
-        digest: Hash of all of it, hexadecimal; other data, another digest.
-    """
+    """Images to train and evaluate on (disjoint); `digest` is a hash of all the data."""
 
     corpus: str
     train: Images
@@ -108,19 +89,15 @@ class ImageDataset:
             yield self.held_out.batch(chosen[start : start + batch])
 
     def to_json(self) -> str:
-        """Return the pixel normalisation as JSON, for users of the weights."""
+        """Return the normalization of pixels as JSON, published with the weights."""
         about = {"format": _FORMAT, "corpus": self.corpus, **self.model_options}
         return json.dumps({**about, "mean": self.train.mean, "std": self.train.std})
 
 
 def load_images(spec: str) -> ImageDataset:
-    """Return the images that `spec` names; the same on every member with the same files.
+    """Load `fashion-mnist`, `idx:FOLDER` or `segments`, the same on every member.
 
-    Args:
-        spec: `fashion-mnist`, `idx:FOLDER` or `segments`.
-
-    Raises:
-        DataError: files are missing, damaged, not square or do not belong together.
+    Raises DataError if files are missing, damaged, not square or inconsistent.
     """
     if spec == "segments":
         return _dataset(spec, draw(_DRAWN, key=0), draw(_DRAWN_HELD_OUT, key=1))
@@ -128,7 +105,7 @@ def load_images(spec: str) -> ImageDataset:
     folder = Path(argument).expanduser() if kind == "idx" else FASHION_FOLDER
     if not folder.is_dir():
         raise DataError(
-            "there is no such folder of images",
+            "the folder of images does not exist",
             given=str(folder),
             expected="idx files in a folder on every machine that trains",
             remedy="check the path"
@@ -139,13 +116,12 @@ def load_images(spec: str) -> ImageDataset:
 
 
 def _pair(folder: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return images and labels of one part of a folder."""
     pixels = read_idx(folder / f"{part}-images-idx3-ubyte", dimensions=3)
     labels = read_idx(folder / f"{part}-labels-idx1-ubyte", dimensions=1)
     count, height, width = pixels.shape
     if count != len(labels) or not count or height != width:
         raise DataError(
-            "images and labels do not go together",
+            "the numbers of images and labels differ",
             given=f"{folder}, {part}: {count} images of {height} x {width}, {len(labels)} labels",
             expected="square images, and a label for each",
         )
@@ -157,7 +133,7 @@ def _dataset(
     train: tuple[NDArray[np.uint8], NDArray[np.uint8]],
     held_out: tuple[NDArray[np.uint8], NDArray[np.uint8]],
 ) -> ImageDataset:
-    # Computed from integers: the same on every machine, whatever the order of additions.
+    # Computed from integers, so the order of additions does not matter.
     counts = sum(np.bincount(image.ravel(), minlength=256) for image in train[0])
     values = np.arange(256)
     mean = int((counts * values).sum()) / train[0].size

@@ -1,9 +1,8 @@
-"""Pseudo-random orders that are the same on every machine.
+"""Pseudo-random orders that are the same on every machine and library version.
 
-Members must agree on held-out text and on the blocks of each slot without communication, whatever
-their versions of torch and numpy. Library generators do not guarantee this, so orders come from
-hashing each index with SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-Generators", 2014) and sorting by the hash.
+Members must agree without communication, which library generators do not guarantee, so each index
+is hashed with SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
+2014) and sorted by its hash.
 """
 
 from __future__ import annotations
@@ -18,12 +17,7 @@ _SECOND = 0x94D049BB133111EB
 
 
 def permutation(size: int, *, key: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the integers below ``size`` in an order determined by ``key``.
-
-    Args:
-        size: How many.
-        key: Any integers, e.g. seed, slot and pass.
-    """
+    """Return the integers below `size` in an order determined by `key`, e.g. (seed, slot, pass)."""
     return np.argsort(hashes(size, key=key), kind="stable").astype(np.int64, copy=False)
 
 
@@ -33,7 +27,7 @@ def hashes(size: int, *, key: tuple[int, ...]) -> NDArray[np.uint64]:
     for part in key:
         start = _mix((start ^ _mix((part + _GAMMA) & _MASK)) + _GAMMA & _MASK)
     values = np.arange(1, size + 1, dtype=np.uint64)
-    values *= np.uint64(_GAMMA)  # wraps modulo 2**64, as meant
+    values *= np.uint64(_GAMMA)  # wraps modulo 2**64, as intended
     values += np.uint64(start)
     values ^= values >> np.uint64(30)
     values *= np.uint64(_FIRST)
@@ -44,7 +38,7 @@ def hashes(size: int, *, key: tuple[int, ...]) -> NDArray[np.uint64]:
 
 
 def _mix(value: int) -> int:
-    """Return SplitMix64's finaliser of one 64-bit integer."""
+    """SplitMix64's finalizer."""
     value = ((value ^ (value >> 30)) * _FIRST) & _MASK
     value = ((value ^ (value >> 27)) * _SECOND) & _MASK
     return value ^ (value >> 31)

@@ -18,20 +18,18 @@ if TYPE_CHECKING:
 class PretrainedTokenizer:
     """A tokenizer of the `tokenizers` library, as published with a model.
 
-    It reads UTF-8; invalid bytes become replacement characters. Decoding may not restore the text:
-    some tokenizers drop spaces or lower the case. No special tokens are added: documents follow
-    each other as in the other tokenizers.
+    Not lossless: invalid UTF-8 is replaced, and some tokenizers drop spaces or case. No special
+    tokens are added.
     """
 
     name = "model"
 
     def __init__(self, inner: HuggingFaceTokenizer) -> None:
-        """Wrap the library's tokenizer."""
         self._inner = inner
         self.vocab_size: int = inner.get_vocab_size()
 
     def encode(self, data: bytes) -> Tensor:
-        """Return the ids, uint16 up to 65,536 of them, else int32."""
+        """Return the ids: uint16 if the vocabulary fits, else int32."""
         kind = np.uint16 if self.vocab_size <= LARGEST_UINT16 else np.int32
         texts = [piece.decode("utf-8", errors="replace") for piece in pieces(data)]
         encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
@@ -39,11 +37,11 @@ class PretrainedTokenizer:
         return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, dtype=kind))
 
     def decode(self, ids: Tensor) -> bytes:
-        """Return the text that the ids stand for, as UTF-8."""
+        """Return the text as UTF-8."""
         text: str = self._inner.decode(ids.tolist(), skip_special_tokens=False)
         return text.encode("utf-8")
 
     def to_json(self) -> str:
-        """Return all of it."""
+        """Return the whole tokenizer."""
         inner = json.loads(self._inner.to_str())
         return json.dumps({"format": FORMAT, "name": self.name, "pretrained": inner})

@@ -1,7 +1,7 @@
-"""Generated images: the digits 0 to 9 of a seven-segment display, at random places in noise.
+"""Generated images: the digits of a seven-segment display, at random positions in noise.
 
-For tests and first tries: every machine generates the same images without files. Positions carry no
-information about the digit, so single pixels do not suffice.
+For tests and examples: they need no files. Positions are independent of the digit, so single pixels
+are not sufficient to classify.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from atoll.data.order import hashes
 
 SIDE = 16
-"""Pixels along one side."""
 
 _HEIGHT, _WIDTH, _STROKE = 11, 7, 2
 _DIMMEST, _NOISE = 128, 96
@@ -22,12 +21,7 @@ _LIT = ("abcdef", "bc", "abdeg", "abcdg", "bcfg", "acdfg", "acdefg", "abc", "abc
 
 
 def draw(count: int, *, key: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return images ``(count, SIDE, SIDE)`` and their digits ``(count,)``.
-
-    Args:
-        count: How many; the digits take turns.
-        key: Another key draws other ones.
-    """
+    """Return images ``(count, SIDE, SIDE)`` and their digits ``(count,)``, determined by `key`."""
     digits = np.arange(count) % len(_LIT)
     chances = hashes(3 * count, key=(_KEY, key, 0)).reshape(3, count)
     tops = (chances[0] % np.uint64(SIDE - _HEIGHT + 1)).astype(np.int64)
@@ -43,7 +37,7 @@ def draw(count: int, *, key: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 
 def _glyphs() -> NDArray[np.uint8]:
-    """Return a mask of ones per digit, ``(10, height, width)``."""
+    """Return a mask per digit, ``(10, height, width)``."""
     middle = (_HEIGHT - _STROKE) // 2
     upper, lower = slice(0, middle + _STROKE), slice(middle, _HEIGHT)
     left, right, all_of_it = slice(0, _STROKE), slice(_WIDTH - _STROKE, _WIDTH), slice(None)

@@ -2,11 +2,11 @@
 
     token    one id
     window   ``context`` inputs and their targets, which are the same tokens shifted by one
-    block    neighbouring windows; the unit that is dealt
+    block    neighbouring windows; the unit of assignment
     slot     a stream of data, leased to one member at a time
 
-The tokens are cut into blocks, which are assigned to the slots. A member leases a slot; when it is
-lost, another one continues the slot from its cursor: no token is lost or read twice.
+When a member is lost, another one continues its slot from the cursor: no token is lost or read
+twice.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from atoll.data.order import permutation
 from atoll.errors import ConfigError, DataError, unknown
 
 ORDERS = ("contiguous", "shuffled")
-"""``shuffled``: blocks are assigned at random, so that shards are alike. ``contiguous``: each slot
-gets one stretch of the text, so that shards differ as the data of different owners does.
+"""``shuffled``: random blocks, so that shards are alike. ``contiguous``: one stretch of the text
+per slot, so that shards differ like data of different owners.
 """
 
 _WINDOWS_PER_BLOCK = 64
@@ -30,10 +30,7 @@ _ORDER_KEY = 0x64656166
 
 
 class Shards:
-    """The blocks of every slot.
-
-    A pure function of its arguments: every member computes the same assignment.
-    """
+    """The blocks of every slot; a pure function of its arguments, the same on every member."""
 
     def __init__(
         self,
@@ -48,24 +45,23 @@ class Shards:
         """Assign ``tokens`` to ``slots``.
 
         Args:
-            tokens: 1-D integer ids; kept, not copied.
+            tokens: 1-D integer ids; not copied.
             slots: Number of streams, usually the members at the start.
             context: Length of a window.
             seed: Determines the assignment.
             order: One of :data:`ORDERS`.
-            block_tokens: Size of a block, more than ``context``; by default 64 windows, less when
-                there are
-                few tokens.
+            block_tokens: Size of a block, more than ``context``; default: 64 windows, fewer for
+                short texts.
 
         Raises:
             ConfigError: an unknown order, or a number out of range.
-            DataError: too few tokens for one block per slot; both numbers are named.
+            DataError: too few tokens for one block per slot; states both numbers.
         """
         if order not in ORDERS:
             raise unknown("data order", order, ORDERS)
         if slots < 1 or context < 1 or (block_tokens is not None and block_tokens <= context):
             raise ConfigError(
-                "the data cannot be dealt with these numbers",
+                "the data cannot be split with these numbers",
                 given=f"slots={slots}, context={context}, block_tokens={block_tokens}",
                 expected="slots and context of 1 or more, block_tokens above context",
             )
@@ -89,7 +85,7 @@ class Shards:
         self._reach = np.arange(context + 1, dtype=np.int64)
 
     def num_windows(self, slot: int) -> int:
-        """Return the number of windows in a slot's shard."""
+        """Return the number of windows of a slot."""
         return len(self._blocks[self._known(slot)]) * self._windows_per_block
 
     def starts(self, slot: int, windows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -119,14 +115,13 @@ class Shards:
 def _block_tokens(tokens: int, slots: int, context: int) -> int:
     """Return the size of a block: whole windows, and several blocks per slot where possible.
 
-    One token more than its windows, because the last target lies one behind the last input.
+    One more than its windows, because the last target follows the last input.
     """
     windows = tokens // (slots * _MIN_BLOCKS_PER_SLOT * context)
     return context * min(max(windows, 1), _WINDOWS_PER_BLOCK) + 1
 
 
 def _deal(num_blocks: int, *, slots: int, seed: int, order: str) -> list[NDArray[np.int64]]:
-    """Return each slot's blocks; sizes differ by one at most."""
     if order == "contiguous":
         return np.array_split(np.arange(num_blocks, dtype=np.int64), slots)
     shuffled = permutation(num_blocks, key=(seed, _ORDER_KEY))

@@ -11,23 +11,23 @@ from atoll.data.order import permutation
 from atoll.errors import ConfigError, DataError
 
 HELD_OUT_CAP_BYTES = 262_144
-"""At this size the standard error of the mean loss is below 0.5 %; more would only cost time."""
+"""At this size the standard error of the mean loss is below 0.5 %; more only costs time."""
 
 SMALLEST_BLOCK = 64
 _LARGEST_BLOCK = 4096
 _MIN_BLOCKS = 200
-_ORDER_KEY = 0x68656C64  # another order than the shards' for the same seed
+_ORDER_KEY = 0x68656C64  # different from the shards' order for the same seed
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A text in two parts.
+    """A text in two parts, each in its original order.
 
     Attributes:
-        train: What may be trained on, in its original order, the held-out blocks cut out.
-        held_out: The held-out blocks, in their original order.
-        held_out_blocks: Which blocks these are.
-        block_bytes: Size of a block; the last one of a text may be shorter and is trained on.
+        train: The text without the held-out blocks.
+        held_out: The held-out blocks.
+        held_out_blocks: Indices of these blocks.
+        block_bytes: Size of a block; a shorter one at the end is trained on.
     """
 
     train: bytes
@@ -39,24 +39,23 @@ class Split:
 def split_text(
     text: bytes, *, share: float, seed: int, cap_bytes: int = HELD_OUT_CAP_BYTES
 ) -> Split:
-    """Return ``text`` split into training and held-out parts.
-
-    Blocks of at most 4 KiB are selected by the seed, so the held-out part is a fair sample and the
-    same on every member.
+    """Split ``text`` into training and held-out parts, the same on every member.
 
     Args:
         text: The whole text.
-        share: How much is held out, 0 < share < 1.
-        seed: Selects the blocks.
-        cap_bytes: At most this much is held out (at least one block is).
+        share: Held-out share, 0 < share < 1.
+        seed: Selects the blocks, of at most 4 KiB.
+        cap_bytes: Upper limit of the held-out part (at least one block).
 
     Raises:
         ConfigError: ``share`` is not between 0 and 1.
-        DataError: the text is too small to hold anything out; both sizes are named.
+        DataError: the text is too small to hold anything out; states both sizes.
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(
-            "the held-out share makes no sense", given=share, expected="0 < held_out < 1, e.g. 0.05"
+            "the held-out share is out of range",
+            given=share,
+            expected="0 < held_out < 1, e.g. 0.05",
         )
     block_bytes = min(_LARGEST_BLOCK, max(SMALLEST_BLOCK, len(text) // _MIN_BLOCKS))
     num_blocks = len(text) // block_bytes
@@ -75,7 +74,6 @@ def split_text(
 
 
 def _cut(text: bytes, chosen: NDArray[np.int64], block_bytes: int) -> tuple[bytes, bytes]:
-    """Return the text without the chosen blocks, and these blocks."""
     whole = np.frombuffer(text, dtype=np.uint8)
     is_held_out = np.zeros(-(-len(whole) // block_bytes), dtype=bool)
     is_held_out[chosen] = True

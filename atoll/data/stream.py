@@ -17,10 +17,7 @@ _ORDER_KEY = 0x70617373
 
 
 class Deal(Protocol):
-    """Samples assigned to slots, e.g. :class:`~atoll.data.Shards`; the same on every member.
-
-    A *window* is one sample: a stretch of text, or an image.
-    """
+    """Samples (*windows*: stretches of text, or images) assigned to slots, e.g. `Shards`."""
 
     @property
     def seed(self) -> int:
@@ -28,23 +25,19 @@ class Deal(Protocol):
         ...
 
     def num_windows(self, slot: int) -> int:
-        """Return the number of samples in a slot's shard.
-
-        Raises:
-            ConfigError: no such slot.
-        """
+        """Return the number of windows of a slot; raises ConfigError if there is no such slot."""
         ...
 
     def batch(self, slot: int, windows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of some samples of a slot, by their numbers."""
+        """Return inputs and targets of some windows of a slot, by their numbers."""
         ...
 
 
 class BatchStream(Iterator[tuple[Tensor, Tensor]]):
     """An endless iterator of ``(inputs, targets)``; of text int64 ``(batch, context)`` each.
 
-    Every window of the shard comes once per pass, in an order that depends on the shards' seed, the
-    slot and the pass alone. A batch at the end of a pass is filled up from the next one.
+    Every window of the shard comes once per pass, in an order that depends only on the shards'
+    seed, the slot and the pass. The last batch of a pass is completed from the next pass.
     """
 
     def __init__(
@@ -52,15 +45,11 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
     ) -> None:
         """Start at ``cursor``, or at the beginning of the slot's shard.
 
-        Args:
-            shards: The assignment; MUST be the cursor's own for an exact resume.
-            slot: Which shard.
-            batch: Windows per batch.
-            cursor: Where to continue; of the same slot.
+        For an exact resume ``shards`` MUST be those of the cursor.
 
         Raises:
             ConfigError: no such slot, or a batch below 1.
-            DataError: the cursor belongs to another slot or lies behind the end of the shard.
+            DataError: the cursor belongs to another slot or is beyond the end of the shard.
         """
         if batch < 1:
             raise ConfigError("the batch is too small", given=batch, expected="1 or more")
@@ -82,7 +71,7 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
 
     @property
     def cursor(self) -> Cursor:
-        """The state after the last batch; a new stream from it continues with the next one."""
+        """The position after the last batch; a new stream continues from it."""
         return Cursor(self._slot, self._pass, self._offset)
 
     def __next__(self) -> tuple[Tensor, Tensor]:
@@ -90,7 +79,6 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
         return self._shards.batch(self._slot, self._take())
 
     def _take(self) -> NDArray[np.int64]:
-        """Return the next ``batch`` windows and advance."""
         parts: list[NDArray[np.int64]] = []
         missing = self._batch
         while missing:

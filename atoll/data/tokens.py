@@ -1,7 +1,6 @@
 """Tokenizers: plain bytes, or a byte-pair encoding trained on the text.
 
-Both are lossless on any bytes. Those of pretrained models, which may not be, are in
-`atoll.data.pretrained`.
+Both are lossless on any bytes, unlike some of `atoll.data.pretrained`.
 """
 
 from __future__ import annotations
@@ -23,20 +22,16 @@ if TYPE_CHECKING:
 SMALLEST_BPE = 257
 LARGEST_UINT16 = 1 << 16
 FORMAT = "atoll-tokenizer-1"
-"""Value of a saved tokenizer's format field."""
 
 
-# Merges never cross these pieces: a word with the space before it, a number, a run of signs, a run
-# of white space. Bytes from 0x80 on count as letters, so that words in UTF-8 stay whole.
+# Merges never cross these pieces: a word with its leading space, a number, punctuation, white
+# space. Bytes from 0x80 count as letters, so that UTF-8 words stay whole.
 _PIECES = r" ?[A-Za-z_\x{80}-\x{FF}]+| ?[0-9]+| ?[^\sA-Za-z_0-9\x{80}-\x{FF}]+|\s+"
 _ENCODE_PIECE_BYTES = 1 << 16
 
 
 class Tokenizer(Protocol):
-    """Converts bytes to token ids and back.
-
-    ``decode(encode(data)) == data`` for every ``data``, except for pretrained ones.
-    """
+    """Converts bytes to token ids and back, losslessly except for pretrained ones."""
 
     @property
     def name(self) -> str:
@@ -44,16 +39,16 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of distinct ids; ids are 0 to this less one."""
+        """Number of distinct ids, which start at 0."""
 
     def encode(self, data: bytes) -> Tensor:
-        """Return the ids, 1-D, uint16 where they fit, else int32."""
+        """Return the ids, 1-D, uint16 if the vocabulary fits, else int32."""
 
     def decode(self, ids: Tensor) -> bytes:
         """Return the bytes of 1-D integer ids."""
 
     def to_json(self) -> str:
-        """Return everything :func:`tokenizer_from_json` needs to build it again."""
+        """Return the input of :func:`tokenizer_from_json`."""
 
 
 class ByteTokenizer:
@@ -71,19 +66,17 @@ class ByteTokenizer:
         return ids.detach().cpu().numpy().astype(np.uint8).tobytes()
 
     def to_json(self) -> str:
-        """Return its name; there is nothing else to keep."""
+        """Return its name."""
         return json.dumps({"format": FORMAT, "name": self.name})
 
 
 class BytePairTokenizer:
     """Byte-pair encoding over raw bytes, on the `tokenizers` library.
 
-    The library works on text. Each byte is passed as the character of the same number (Latin-1), so
-    invalid UTF-8 is preserved.
+    Each byte is passed as the Latin-1 character of the same number, so invalid UTF-8 is preserved.
     """
 
     def __init__(self, inner: HuggingFaceTokenizer) -> None:
-        """Wrap a trained tokenizer whose characters are bytes."""
         self._inner = inner
         self.vocab_size: int = inner.get_vocab_size()
         self.name = f"bpe:{self.vocab_size}"
@@ -92,14 +85,14 @@ class BytePairTokenizer:
             self._pieces[index] = piece.encode("latin-1")
 
     def encode(self, data: bytes) -> Tensor:
-        """Return the ids, uint16 up to 65,536 of them, else int32."""
+        """Return the ids: uint16 if the vocabulary fits, else int32."""
         kind = np.uint16 if self.vocab_size <= LARGEST_UINT16 else np.int32
         encoded = self._inner.encode_batch_fast(list(_pieces(data)), add_special_tokens=False)
         parts = [np.array(part.ids, dtype=kind) for part in encoded]
         return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, dtype=kind))
 
     def decode(self, ids: Tensor) -> bytes:
-        """Return the pieces that the ids stand for, joined."""
+        """Return the joined bytes of the ids."""
         return b"".join(self._pieces[index] for index in ids.tolist())
 
     def to_json(self) -> str:
@@ -109,15 +102,11 @@ class BytePairTokenizer:
 
 
 def make_tokenizer(spec: str, *, text: bytes | None = None) -> Tokenizer:
-    """Return the tokenizer that ``spec`` names, training it if needed.
-
-    Args:
-        spec: ``"bytes"``, or ``"bpe:"`` and a vocabulary size, e.g. ``"bpe:4096"``.
-        text: Training text of a byte-pair encoding; never held-out text.
+    """Return the tokenizer ``bytes`` or ``bpe:SIZE``, the latter trained on ``text``.
 
     Raises:
         ConfigError: no such tokenizer, a size out of range, or a library is missing.
-        DataError: the text is too small for so many tokens; both numbers are named.
+        DataError: the text is too small for this vocabulary; states both numbers.
     """
     if spec == "bytes":
         return ByteTokenizer()
@@ -135,12 +124,7 @@ def make_tokenizer(spec: str, *, text: bytes | None = None) -> Tokenizer:
 
 
 def tokenizer_from_json(text: str) -> Tokenizer:
-    """Return the tokenizer that :meth:`Tokenizer.to_json` wrote.
-
-    Raises:
-        DataError: the text is no tokenizer of this format.
-        ConfigError: a library it needs is missing.
-    """
+    """Restore a tokenizer from :meth:`Tokenizer.to_json`; raises DataError, ConfigError."""
     try:
         fields: dict[str, Any] = json.loads(text)
         if fields["format"] == FORMAT and fields["name"] == "bytes":
@@ -152,17 +136,13 @@ def tokenizer_from_json(text: str) -> Tokenizer:
         inner = json.dumps(fields["bpe"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            "this is no saved tokenizer", given=f"{text[:60]!r}", expected=f"JSON of {FORMAT}"
+            "this is not a saved tokenizer", given=f"{text[:60]!r}", expected=f"JSON of {FORMAT}"
         ) from error
     return BytePairTokenizer(tokenizers_from(inner))
 
 
 def tokenizers_from(text: str) -> HuggingFaceTokenizer:
-    """Return the library's tokenizer that its own JSON describes.
-
-    Raises:
-        ConfigError: the library is missing.
-    """
+    """Load a tokenizer of the library from its JSON; ConfigError if the library is missing."""
     made: HuggingFaceTokenizer = _library().Tokenizer.from_str(text)
     return made
 
@@ -189,12 +169,11 @@ def _trained(size: int, text: bytes) -> BytePairTokenizer:
 
 
 def _pieces(data: bytes) -> Iterator[str]:
-    """Yield the data as Latin-1."""
     return (piece.decode("latin-1") for piece in pieces(data))
 
 
 def pieces(data: bytes) -> Iterator[bytes]:
-    """Yield the data, cut after line breaks: the library is slow on one huge string."""
+    """Yield the data in pieces cut after line breaks: the library is slow on one huge string."""
     start = 0
     while start < len(data):
         end = min(start + _ENCODE_PIECE_BYTES, len(data))

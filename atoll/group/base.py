@@ -1,6 +1,6 @@
-"""What strategies know about the other members: join a round, reduce, commit.
+"""The protocol between strategies and the other members: join a round, reduce, commit.
 
-A round is a transaction. `join` says who takes part, `reduce` gives every member the same mean,
+A round is a transaction. `join` fixes the members, `reduce` gives every member the same mean,
 `commit` asks the hub for one durable verdict: either all members apply the result, or none does.
 """
 
@@ -29,24 +29,23 @@ from atoll.wire.parameter_server_messages import Ask
 T = TypeVar("T")
 
 Resting = Callable[[], AbstractContextManager[None]]
-"""Surrounds a wait, so that others may read the state meanwhile; see `Gate.resting`."""
+"""Surrounds a wait during which other threads may read the state; see `Gate.resting`."""
 
 
 class Work(Generic[T]):
-    """Something under way on another thread, with a bounded wait."""
+    """Result of work on another thread, with a bounded wait."""
 
     def __init__(self, *, deadline: float | None = None) -> None:
-        """Make pending work; :meth:`finish` or :meth:`fail` ends it.
+        """Create pending work, to be ended by :meth:`finish` or :meth:`fail`.
 
-        Args:
-            deadline: Monotonic time after which every wait gives up; None: no bound of its own.
+        Every wait ends at the monotonic `deadline`, if there is one.
         """
         self._future: Future[T] = Future()
         self._deadline = deadline
 
     @classmethod
     def of(cls, value: T) -> Work[T]:
-        """Return work that is done already."""
+        """Return completed work."""
         work: Work[T] = cls()
         work.finish(value)
         return work
@@ -55,46 +54,45 @@ class Work(Generic[T]):
     def start(
         cls, function: Callable[[], T], *, name: str, deadline: float | None = None
     ) -> Work[T]:
-        """Run `function` on a daemon thread called `name`; its errors come out of `wait`."""
+        """Run `function` on a daemon thread; `wait` raises its errors."""
         work: Work[T] = cls(deadline=deadline)
 
         def body() -> None:
             try:
                 work.finish(function())
-            except BaseException as error:  # whatever it is belongs to the one who waits
+            except BaseException as error:  # any error is raised by `wait`
                 work.fail(error)
 
         threading.Thread(target=body, name=name, daemon=True).start()
         return work
 
     def finish(self, value: T) -> None:
-        """End the work with its value, unless it ended before."""
+        """Set the value, unless the work has ended."""
         try:
             self._future.set_result(value)
         except InvalidStateError:
             return
 
     def fail(self, error: BaseException) -> None:
-        """End the work with an error, unless it ended before."""
+        """Set an error, unless the work has ended."""
         try:
             self._future.set_exception(error)
         except InvalidStateError:
             return
 
     def done(self) -> bool:
-        """Return whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return or raise at once."""
         return self._future.done()
 
     def wait(self, timeout_s: float | None = None) -> T:
-        """Return the value; never a partial or empty one.
+        """Return the value; never a partial one.
 
-        Args:
-            timeout_s: Longest wait in seconds; the work's own deadline holds in any case.
+        The wait is limited by `timeout_s` and by the work's own deadline.
 
         Raises:
             DeadlineExceeded: it did not end in time.
-            PeerLost: a member or the reducer went away before its part was complete.
-            EpochChanged: the plan was replaced by another.
+            PeerLost: a member or the reducer was lost before its part was complete.
+            EpochChanged: the plan was replaced.
         """
         left_s = timeout_s
         if self._deadline is not None:
@@ -106,73 +104,71 @@ class Work(Generic[T]):
             if self._future.done():
                 raise  # the work itself raised TimeoutError
             raise DeadlineExceeded(
-                "the group's work did not end in time", given=f"waited {left_s:.1f} s"
+                "an exchange of the group did not end in time", given=f"waited {left_s:.1f} s"
             ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What a reduce gave: the same values, bit for bit, on every member."""
+    """Result of a reduce, bitwise equal on every member."""
 
     tensors: list[Tensor]
-    """Weighted means, float32, in the shapes (and on the devices) of what was given."""
+    """Weighted means, float32, in the shapes and on the devices of the inputs."""
     contributors: tuple[str, ...]
-    """Whose values are in the mean, in slot order."""
+    """Members with values in the mean, in slot order."""
     weight: float
-    """Sum of the weights received; the mean was divided by this."""
+    """Sum of the weights received, by which the mean was divided."""
     sent_bytes: int
-    """Bytes this member sent for it, with headers where they are known."""
+    """Bytes sent by this member, including headers where known."""
     received_bytes: int
     digest: str
-    """BLAKE2b of the encoded result and the contributors; members compare it to commit."""
+    """BLAKE2b of the encoded result and the contributors, compared in `commit`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllToAllResult:
-    """What a swap brought this member."""
+    """The packets that this member received in an all-to-all."""
 
     packets: Mapping[str, list[Packet]]
-    """Sender -> its packets for this member, in the order in which it gave them; senders are in
-    slot order. Who sent this member nothing is left out."""
+    """Sender -> its packets for this member, in the order sent; senders in slot order."""
     weights: Mapping[str, float]
-    """Weight of every contributor, in slot order; the same on every member."""
+    """Weight of every contributor, in slot order; equal on every member."""
     sent_bytes: int
-    """Bytes of the parcels that were for others, with headers where they are known: on the relay
-    each once, on the direct route once for every receiver."""
+    """Bytes sent to others, including headers where known. The relay counts a message once, the
+    direct route once per recipient."""
     received_bytes: int
-    """Bytes that came from others, likewise."""
     digest: str
-    """BLAKE2b over the messages of all members: the same on every member."""
+    """BLAKE2b over the packets of all members, equal on every member."""
 
     @property
     def contributors(self) -> tuple[str, ...]:
-        """Whose parcels were in it, in slot order."""
+        """Members that took part, in slot order."""
         return tuple(self.weights)
 
 
 class Decidable(Protocol):
-    """What a round came to, as far as the verdict has to know."""
+    """The part of an exchange's result on which the verdict depends."""
 
     @property
     def contributors(self) -> tuple[str, ...]:
-        """Whose values count."""
+        """Members with values in the result."""
         ...
 
     @property
     def digest(self) -> str:
-        """The same on every member that has the same result."""
+        """Equal on every member with the same result."""
         ...
 
 
 class Group(Protocol):
     """The members of a job, as one of them sees them.
 
-    After a join there may be several exchanges, reduces and swaps, in the same order on every
-    member; then one commit decides on all of them.
+    After a join there may be several exchanges (reduces and all-to-alls), in the same order on
+    every member; then one commit decides on all of them.
     """
 
     policy: GroupPolicy
-    """Set before the first join, to the same on every member."""
+    """Set before the first join; MUST be equal on every member."""
 
     @property
     def me(self) -> str:
@@ -191,44 +187,44 @@ class Group(Protocol):
 
     @property
     def committed_round(self) -> int:
-        """Rounds committed so far: the next round to join."""
+        """Rounds committed so far, which is the number of the next one."""
         ...
 
     @property
     def stopping(self) -> bool:
-        """Whether the job ends with the round of the last plan."""
+        """Whether the last plan's round ends the job."""
         ...
 
     @property
     def leaving(self) -> bool:
-        """Whether `leave` was called: no further round can be joined."""
+        """Whether `leave` was called, after which no round can be joined."""
         ...
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes sent by all reduces so far."""
+        """Bytes sent by all exchanges so far."""
         ...
 
     @property
     def received_bytes(self) -> int:
-        """Bytes received by all reduces so far."""
+        """Bytes received by all exchanges so far."""
         ...
 
     @property
     def upload_s(self) -> float | None:
-        """Seconds until the own contribution to the last reduce had left; None: not known."""
+        """Seconds until the last contribution had left this machine; None: unknown."""
         ...
 
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
-        """Return who has the committed state, and set `committed_round` to it.
+        """Return the donors of the committed state, and set `committed_round` to it.
 
-        Rounds wait, a bounded time, for the member that asked. If no member holds the state
-        the whole run is set back to its newest checkpoint, and there are no peers.
+        Rounds wait, a bounded time, for the member that asked. If no member holds the state, the
+        run is reset to its newest checkpoint, and there are no peers.
 
         Args:
-            failed: Members that gave nothing usable in this recovery.
-            ready: It can be loaded at once. A member that is still starting and only fetches ahead
-                says no, and no round waits for it.
+            failed: Donors that failed during this recovery.
+            ready: Whether the state can be loaded at once. A member that is still starting and only
+                prefetches passes False, and rounds do not wait for it.
         """
         ...
 
@@ -241,69 +237,61 @@ class Group(Protocol):
         seconds: float = 0.0,
         nbytes: int = 0,
     ) -> None:
-        """Tell that this member has taken over the committed state and stands on it.
+        """Report that this member has recovered the state after `round_` rounds.
 
-        Args:
-            round_: Rounds that the state has seen.
-            base: Its digest.
-            sources: Who gave it: members, or `checkpoint`.
-            seconds: How long it took.
-            nbytes: What was taken.
+        `base` is its digest; `sources` are the donors, or `checkpoint`.
         """
         ...
 
     def leave(self, reason: str = "", *, timeout_s: float = 5.0) -> None:
-        """Leave for good: no round waits for this member afterwards. From any thread.
+        """Leave for good: rounds stop waiting for this member. Thread-safe.
 
-        A join under way is withdrawn at once. A round under way gets most of the time to end by
-        itself, then it is abandoned. Calls that wait then raise GroupLeft, as does every later one.
-
-        Args:
-            reason: Why, for people.
-            timeout_s: Longest time that this takes.
+        A pending join is withdrawn at once. An open round gets most of `timeout_s` to end, then it
+        is abandoned. Pending and later calls raise GroupLeft.
         """
         ...
 
     def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
-        """Wait for the others and return who takes part.
+        """Wait for the plan of a round.
 
-        Args:
-            report: The period that ends with the round.
-            deadline: Monotonic time at which to give up. None: while the group is paused, because
-                too few members are there, there is no end to it.
+        While the group is paused for lack of members, the wait ends only at the monotonic
+        `deadline`.
 
         Raises:
-            LeftBehind: the group committed this round without this member; it has to recover.
+            LeftBehind: the group committed this round without this member, which has to recover.
             GroupLeft: this member leaves.
-            DeadlineExceeded: the others did not come in time.
+            DeadlineExceeded: the other members did not join in time.
         """
         ...
 
     def reduce(
         self, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str = "x"
     ) -> Work[Reduced]:
-        """Begin the weighted mean over all members of the plan.
+        """Start the weighted mean over all members of the plan.
 
-        The values are copied before this returns. Values that are not finite are left out of
-        the mean on every member. The mean is over the weights received, never the world size.
+        The values are copied before this returns. Values that are not finite are left out of the
+        mean on every member. The divisor is the sum of the weights received, never the world size.
 
         Args:
             xs: Tensors of the same shapes on every member.
-            codec: How they are encoded on the wire.
+            codec: Encoding on the wire.
             weight: Weight of this member's values, >= 0.
-            key: Names the codec's residual state.
+            key: Key of the codec's residual state.
         """
         ...
 
-    def swap(self, parcels: Sequence[PeerMessage], *, weight: float = 1.0) -> Work[AllToAllResult]:
-        """Begin to give packets to named members and to get what others have for this one.
+    def all_to_all(
+        self, messages: Sequence[PeerMessage], *, weight: float = 1.0
+    ) -> Work[AllToAllResult]:
+        """Start an all-to-all: send packets to named members and receive theirs.
 
-        The packets are not looked at on the way; values that are not finite are the receiver's
-        business. A member that is lost meanwhile is left out on every member.
+        The packets are opaque; receivers have to check for values that are not finite. A member
+        lost during the exchange is left out on every member.
 
         Args:
-            parcels: What to give to whom; called on every member, even with nothing to give.
-            weight: Told to all, >= 0.
+            messages: Packets and their recipients; every member MUST call this, even without
+                packets.
+            weight: Sent to all members, >= 0.
         """
         ...
 
@@ -316,51 +304,42 @@ class Group(Protocol):
         lease: Lease | None = None,
         resting: Resting = nullcontext,
     ) -> Verdict:
-        """Vote, and return the one verdict of all; settles the codecs of the reduces.
+        """Vote and return the common verdict; settles the residuals of the codecs.
 
         Args:
-            reduced: What the exchanges gave; None votes against.
+            reduced: Result of the exchanges; None votes against.
             ok: Whether this member can apply it.
             reason: Why not, for people.
             lease: Position in this member's data, if it has moved since the join.
-            resting: Surrounds the wait, but not what changes the codec after it.
+            resting: Surrounds the wait, but not the change of the codecs after it.
 
         Raises:
             LeftBehind: the group committed another result than this member has.
-            GroupLeft: this member leaves, and the verdict did not come in time.
+            GroupLeft: this member leaves, and the verdict did not arrive in time.
         """
         ...
 
     def ask_server(
         self, ask: Ask, packet: Packet | None = None, *, server: int = 0
     ) -> Work[ServerRequest]:
-        """Ask one of the job's parameter servers; outside of rounds, one ask at a time for each.
+        """Send an ask to a parameter server; outside of rounds, one at a time per server.
 
-        The same ask again is answered the same and changes nothing more. The answer may take as
-        long as the server's clocks hold this member back.
-
-        Args:
-            ask: What to ask.
-            packet: What goes along.
-            server: Which one, from 0.
-
-        Raises:
-            PeerLost: (waiting) the server is gone, or never was there.
-            DeadlineExceeded: (waiting) nothing was heard of it for too long.
+        A repeated ask gets the same answer and has no further effect. The answer may take as long
+        as the server's clocks hold this member back. Waiting raises PeerLost if the server is gone,
+        and DeadlineExceeded if it was silent for too long.
         """
         ...
 
     def close(self) -> None:
-        """Release sockets and threads; the group cannot be used again."""
+        """Release sockets and threads; the group is unusable afterwards."""
         ...
 
 
 def flatten(xs: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
-    """Return all values as one 1-D float32 vector in main memory, a copy.
+    """Return a copy of all values as one 1-D float32 vector on the CPU.
 
-    Args:
-        xs: Tensors of any shape, type and device.
-        out: Written into if it has the right size: fresh pages cost more than the copy.
+    It is written into `out` if that has the right size, because mapping fresh pages costs more than
+    the copy.
     """
     sizes = [x.numel() for x in xs]
     vector = out if out is not None and out.numel() == sum(sizes) else torch.empty(sum(sizes))

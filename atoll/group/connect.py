@@ -1,4 +1,4 @@
-"""How a process that a node agent started becomes a member of its job."""
+"""Connects a process started by a node agent to its job."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from atoll.errors import ConfigError
 from atoll.group.hub import HubGroup
 from atoll.ids import session_id
 from atoll.net.endpoint import endpoint_of
+from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink, connect
 from atoll.wire.messages import Finished, Registered
 
 CONNECT_TIMEOUT_S = 60.0
-"""Time for the first connection: the hub may be restarting when a worker comes up."""
+"""Limit of the first connection: the hub may be restarting when a worker starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A member's session with the hub, and its place in the group."""
+    """A member's session with the hub, and its group."""
 
     environment: WorkerEnvironment
     link: SyncLink
@@ -29,7 +30,7 @@ class Connection:
     registered: Registered
 
     def publish(self, path: Path, name: str) -> None:
-        """Upload a finished file of this member; the hub shows it whole or not at all.
+        """Upload a file of this member atomically.
 
         Raises:
             StorageFull: the hub's disk is full.
@@ -41,7 +42,7 @@ class Connection:
             client.put_file(self.environment.job, name, path)
 
     def close(self, finished: Finished | None = None) -> None:
-        """Leave the group, with last words, and close the session."""
+        """Leave the group, report the result, and close the session."""
         self.group.close()
         self.link.close(finished)
 
@@ -54,20 +55,20 @@ def connect_group(
 ) -> Connection:
     """Open the session of a member and register it with its job.
 
+    A member on a machine with a bandwidth limit does not accept direct connections, so that all its
+    traffic passes the limit.
+
     Args:
         environment: Settings from the node agent.
         route: `auto`, `direct` or `relay`.
-        serve: Starts what hands the committed state to newcomers, given the member's session;
-            returns the host:port where it listens.
-
-    A member on a machine with a bandwidth limit cannot be dialled, so that all it sends passes
-    the limit.
+        serve: Starts the server of the committed state on the member's session; returns the
+            host:port at which it listens.
 
     Raises:
         HubUnreachable: no hub answers there.
         AuthError: the job's token is no longer valid, e.g. because the job has ended.
-        VersionMismatch: the hub is of another version.
-        ConfigError: the job wants the direct route on a machine with limited bandwidth.
+        VersionMismatch: the hub has another version.
+        ConfigError: the job requires the direct route on a machine with limited bandwidth.
     """
     if route == "direct" and environment.capped:
         raise ConfigError(
@@ -91,8 +92,7 @@ def connect_group(
 
     link = connect(
         environment.hub,
-        session=session_id(environment.job, environment.member),
-        token=environment.token,
+        make_hello(session_id(environment.job, environment.member), environment.token),
         endpoint=endpoint_of(environment),
         stats=lambda: stats() if groups else {},
         timeout_s=CONNECT_TIMEOUT_S,

@@ -67,18 +67,18 @@ from atoll.wire.parameter_server_messages import Ask
 log = logging.getLogger(__name__)
 
 FINISH_SHARE = 0.6
-"""Share of the time to leave in which a round that is under way may still end."""
+"""Share of the time to leave in which an open round may still end."""
 QUESTIONS = (Roster, RoundJoin, RoundVote, Recover, Standing)
-"""What a member that has left asks no more."""
+"""Requests that a member which has left no longer sends."""
 KEPT_BYTES = 64 << 20
-"""A larger vector is not kept from one round to the next: memory counts for more than its pages."""
+"""Larger vectors are not kept between rounds: their memory costs more than mapping fresh pages."""
 
 
 class HubGroup:
     """See :class:`atoll.group.base.Group`.
 
-    Used from one thread; exchanges run on others, one after the other, and any thread may call
-    :meth:`leave`.
+    Used from one thread, except :meth:`leave`, which is thread-safe; exchanges run on other
+    threads, one at a time.
     """
 
     def __init__(
@@ -91,15 +91,10 @@ class HubGroup:
         route: str = "auto",
         patience_s: float = 600.0,
     ) -> None:
-        """Belong to a job.
+        """Create the group of one member, with `route` `auto`, `direct` or `relay`.
 
-        Args:
-            link: The member's session with the hub.
-            job: The job's id.
-            member: Own member id.
-            hub: The hub's URL; the address used towards it is where other members dial.
-            route: `auto`, `direct` or `relay`.
-            patience_s: Longest wait for a hub that is away; restarts included.
+        Peers connect to the local address of the route to `hub`. An unreachable hub is waited for
+        up to `patience_s`, including its restarts.
         """
         self.me = member
         self.members: tuple[str, ...] = ()
@@ -110,7 +105,7 @@ class HubGroup:
         self.policy = GroupPolicy()
         self.registered: Registered | None = None
         self._link, self._job = link, job
-        self._talk = HubRequests(link, patience_s=patience_s)
+        self._requests = HubRequests(link, patience_s=patience_s)
         self._routes = Routes(
             link, job=job, me=member, address=own_address(hub) if route != "relay" else "",
             is_lost=self._is_lost,
@@ -119,17 +114,18 @@ class HubGroup:
         self._asked_with: tuple[str, ...] | None = None
         self._plan: RoundPlan | None = None
         self._codecs: list[Codec] = []
-        """Those of the present plan's reduces, each once."""
+        """Codecs of the current plan's reduces, each once."""
+        # The link's thread (`_on_notice`) and `leave` use `_plan`, `_lost` and `leaving`, too.
         self._lock = threading.Lock()
         self._lost: set[tuple[int, str]] = set()
         self._gave = False
-        """Whether this member gave values that weigh something to the present plan."""
+        """Whether this member contributed a weight above 0 to the current plan."""
         self._calls = ParameterServerCalls(link, job=job)
-        self._turns = ExchangeQueue(
+        self._exchanges = ExchangeQueue(
             self._routes, me=member, is_lost=self._is_lost, trouble=self._tell
         )
         self._decided = threading.Event()
-        """No attempt is open that this member takes part in."""
+        """Set while no attempt with this member is open."""
         self._decided.set()
         self._scratch: Tensor | None = None
         link.on_notice(self._on_notice)
@@ -139,12 +135,12 @@ class HubGroup:
     @property
     def sent_bytes(self) -> int:
         """See :attr:`Group.sent_bytes`."""
-        return self._turns.sent_bytes + self._calls.sent_bytes
+        return self._exchanges.sent_bytes + self._calls.sent_bytes
 
     @property
     def received_bytes(self) -> int:
         """See :attr:`Group.received_bytes`."""
-        return self._turns.received_bytes + self._calls.received_bytes
+        return self._exchanges.received_bytes + self._calls.received_bytes
 
     @property
     def upload_s(self) -> float | None:
@@ -152,19 +148,15 @@ class HubGroup:
         return self._routes.upload_s
 
     def register(self, *, state: Sequence[str] = ()) -> Registered:
-        """Enter the job: say where this member can be dialled, learn where the group stands.
-
-        Args:
-            state: host:port where it serves the committed state to newcomers.
-        """
-        reply = self._talk.ask(Register(dial=self._routes.dial, state=list(state)), Registered)
+        """Enter the job with the host:port where this member serves the committed state."""
+        reply = self._requests.ask(Register(dial=self._routes.dial, state=list(state)), Registered)
         self.registered = reply
         self.committed_round, self.stopping = reply.committed_round, reply.stopping
         return reply
 
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
-        """Return who has the committed state; see :meth:`Group.recover`."""
-        sources = self._talk.ask(Recover(failed=list(failed), ready=ready), Sources)
+        """See :meth:`Group.recover`."""
+        sources = self._requests.ask(Recover(failed=list(failed), ready=ready), Sources)
         self.committed_round = sources.round
         self._asked_with = None
         return sources
@@ -178,39 +170,41 @@ class HubGroup:
         seconds: float = 0.0,
         nbytes: int = 0,
     ) -> None:
-        """Tell that this member holds the committed state; see :meth:`Group.standing`."""
-        told = Standing(
+        """See :meth:`Group.standing`."""
+        standing = Standing(
             round=round_, base=base, sources=list(sources), seconds=seconds, nbytes=nbytes
         )
-        self._talk.ask(told, Done)
+        self._requests.ask(standing, Done)
 
     def leave(self, reason: str = "", *, timeout_s: float = 5.0) -> None:
-        """Leave for good; see :meth:`Group.leave`."""
+        """See :meth:`Group.leave`."""
         deadline = RealClock().monotonic() + timeout_s
         left = GroupLeft("this member leaves its group", given=reason or self.me)
         with self._lock:
             again, self.leaving = self.leaving, True
-        self._talk.end(left, RoundJoin, Roster)
+        # First only new rounds are prevented, so that an open one can still be committed.
+        self._requests.end(left, RoundJoin, Roster)
         self._decided.wait(FINISH_SHARE * timeout_s)
-        self._talk.end(left, *QUESTIONS)
-        self._turns.fail(left)
+        self._requests.end(left, *QUESTIONS)
+        self._exchanges.fail(left)
         self._calls.fail(left)
         if not again:
             try:
-                self._talk.ask(Leaving(reason=reason), Done, deadline=deadline)
-            except AtollError as error:  # it will notice by the end of the connection
-                log.warning("the hub was not told that %s leaves: %s", self.me, error)
+                self._requests.ask(Leaving(reason=reason), Done, deadline=deadline)
+            except AtollError as error:  # the hub will notice that the connection ends
+                log.warning("%s could not report to the hub that it leaves: %s", self.me, error)
 
-    # ---------------------------------------------------------------- transaction
+    # --------------------------------------------------------------------- rounds
 
     def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
-        """Wait for the plan of a round; see :meth:`Group.join`."""
+        """See :meth:`Group.join`."""
         request = report.as_join(reachable=self._look_around())
-        plan = self._talk.ask(request, RoundPlan, deadline=deadline)
+        plan = self._requests.ask(request, RoundPlan, deadline=deadline)
+        # In one step: `leave` must either prevent this attempt or see that it is open.
         with self._lock:
             self._lost = {entry for entry in self._lost if entry[0] >= plan.epoch}
             self._plan, self._gave = plan, False
-            self._turns.renew()
+            self._exchanges.renew()
             if self.leaving:
                 raise GroupLeft("this member leaves its group", given=self.me)
             self._decided.clear()
@@ -225,7 +219,7 @@ class HubGroup:
     def reduce(
         self, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str = "x"
     ) -> Work[Reduced]:
-        """Begin the mean over the plan's members; see :meth:`Group.reduce`."""
+        """See :meth:`Group.reduce`."""
         plan = self._joined()
         policy = self.policy
         if plan.route == "alone":
@@ -252,45 +246,47 @@ class HubGroup:
 
         def gathered(turn: QueuedExchange) -> Reduced:
             by = AllgatherMean(self.me, codec, policy.spec(key), plan.round, like)
-            parcels = by.parcels(vector, key=key, members=plan.members)
-            return by.reduced(self._all_to_all(plan, parcels, weight, turn))
+            messages = by.messages(vector, key=key, members=plan.members)
+            return by.reduced(self._all_to_all(plan, messages, weight, turn))
 
         exchange = gathered if codec.needs_allgather else mean
-        return self._turns.begin(plan, exchange, swaps=codec.needs_allgather)
+        return self._exchanges.begin(plan, exchange, all_to_all=codec.needs_allgather)
 
-    def swap(self, parcels: Sequence[PeerMessage], *, weight: float = 1.0) -> Work[AllToAllResult]:
-        """Begin to give packets to members; see :meth:`Group.swap`."""
-        plan, given = self._joined(), list(parcels)
+    def all_to_all(
+        self, messages: Sequence[PeerMessage], *, weight: float = 1.0
+    ) -> Work[AllToAllResult]:
+        """See :meth:`Group.all_to_all`."""
+        plan, given = self._joined(), list(messages)
         if plan.route == "alone":
             return Work.of(own_packets(given, me=self.me, weight=weight))
 
-        return self._turns.begin(
-            plan, lambda turn: self._all_to_all(plan, given, weight, turn), swaps=True
+        return self._exchanges.begin(
+            plan, lambda turn: self._all_to_all(plan, given, weight, turn), all_to_all=True
         )
 
     def _all_to_all(
-        self, plan: RoundPlan, parcels: Sequence[PeerMessage], weight: float, turn: QueuedExchange
+        self, plan: RoundPlan, messages: Sequence[PeerMessage], weight: float, turn: QueuedExchange
     ) -> AllToAllResult:
-        return self._routes.swap(
+        return self._routes.all_to_all(
             AllToAllRequest(
-                plan=plan, parcels=parcels, weight=weight, serial=turn.serial, phase=turn.phase
+                plan=plan, messages=messages, weight=weight, serial=turn.serial, phase=turn.phase
             )
         )
 
     def _joined(self) -> RoundPlan:
         if self._plan is None:
-            raise GroupError("reduce, swap and commit come after join", given="no plan")
+            raise GroupError("reduce, all_to_all and commit come after join", given="no plan")
         return self._plan
 
     def _flat(self, xs: Sequence[Tensor]) -> Tensor:
-        """Return the values in a vector that is used again, unless an earlier exchange has it."""
-        if not self._turns.idle:
+        """Flatten into a reused vector, or a new one while an earlier exchange uses that."""
+        if not self._exchanges.idle:
             self._scratch = None
         self._scratch = flatten(xs, out=self._scratch)
         return self._scratch
 
     def _tell(self, plan: RoundPlan, error: BaseException) -> None:
-        """Let people know when what others sent is of no use."""
+        """Raise an event if another member's data was unusable."""
         if isinstance(error, PeerRefused):
             fields = {"member": self.me, "round": str(plan.round), "route": plan.route}
             with suppress(AtollError):
@@ -299,7 +295,7 @@ class HubGroup:
     def ask_server(
         self, ask: Ask, packet: Packet | None = None, *, server: int = 0
     ) -> Work[ServerRequest]:
-        """Ask a parameter server over the relay; see :meth:`Group.ask_server`."""
+        """See :meth:`Group.ask_server`."""
         return self._calls.ask(ask, packet, server=server)
 
     def commit(
@@ -311,7 +307,7 @@ class HubGroup:
         lease: Lease | None = None,
         resting: Resting = nullcontext,
     ) -> Verdict:
-        """Vote and wait for the verdict; see :meth:`Group.commit`."""
+        """See :meth:`Group.commit`."""
         plan = self._joined()
         ok = ok and reduced is not None
         vote = RoundVote(
@@ -323,7 +319,7 @@ class HubGroup:
         committed = counted = False
         try:
             with resting():
-                verdict = self._talk.ask(vote, Verdict)
+                verdict = self._requests.ask(vote, Verdict)
             committed = verdict.committed and ok and verdict.digest == vote.digest
             counted = committed and self.me in verdict.contributors
             if committed and not counted and self._gave:
@@ -340,12 +336,12 @@ class HubGroup:
         return verdict
 
     def _settle(self, *, committed: bool, counted: bool) -> None:
-        """Keep or roll back the codec's residual; reconnect after an abort."""
+        """Commit or roll back the codecs' residuals; reconnect after an abort."""
         codecs, self._codecs = self._codecs, []
         for codec in codecs:
             codec.finish(committed=counted)
         if committed:
-            self._turns.renew()  # it would keep the round's result until the next one
+            self._exchanges.renew()  # frees the round's result
         else:
             self._routes.drop()
             self._asked_with = None
@@ -356,14 +352,14 @@ class HubGroup:
     # -------------------------------------------------------------------- members
 
     def _look_around(self) -> list[str]:
-        """Return the members that can be dialled; asks only when others are present than before.
+        """Return the members that accept connections; probes only if the members have changed.
 
-        None where values are looked at one by one: one place has to see all of them.
+        Empty with a robust policy, which needs one place that sees all contributions.
         """
         if not self._routes.dial or self.policy.robust:
-            return []  # a member that sums a part could lie about it
+            return []  # a member that sums a part could falsify it
         if self._asked_with != self.members:
-            peers = self._talk.ask(Roster(), RosterReply).peers
+            peers = self._requests.ask(Roster(), RosterReply).peers
             self._reachable = probe_peers({p.member: p.dial for p in peers if p.member != self.me})
             self._asked_with = self.members
         return self._reachable
@@ -373,19 +369,19 @@ class HubGroup:
             return (plan.epoch, member) in self._lost
 
     def _on_notice(self, notice: Message) -> None:
-        """Note what ends the reduce under way, or the job. On the link's thread."""
+        """Process notices that end the current exchange, or the job. Runs on the link's thread."""
         if isinstance(notice, MemberLost) and notice.job == self._job:
             with self._lock:
                 self._lost.add((notice.epoch, notice.member))
                 plan = self._plan
             if plan is not None and plan.epoch == notice.epoch:
                 lost = PeerLost("the hub lost a member", given=notice.member)
-                self._turns.fail(lost, needed=notice.member)
+                self._exchanges.fail(lost, needed=notice.member)
         elif isinstance(notice, Verdict) and not notice.committed:
             with self._lock:
                 plan = self._plan
             if plan is not None and plan.epoch == notice.epoch:
-                self._turns.fail(EpochChanged("this attempt was aborted", given=notice.reason))
+                self._exchanges.fail(EpochChanged("this attempt was aborted", given=notice.reason))
         elif isinstance(notice, Stopping) and notice.job == self._job:
             self.stopping = True
 

@@ -1,4 +1,4 @@
-"""A member's questions to the hub, which another thread can end at any time."""
+"""A member's requests to the hub, which another thread can end at any time."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ M = TypeVar("M", bound=Message)
 
 
 class HubRequests:
-    """Asks on behalf of one member. All methods may be called from any thread."""
+    """Sends requests of one member. Thread-safe."""
 
     def __init__(self, link: SyncLink, *, patience_s: float) -> None:
-        """Ask over `link`; without a connection a question is given up after `patience_s`."""
+        """Send over `link`; while it is disconnected a request fails after `patience_s`."""
         self._link, self._patience_s = link, patience_s
+        # `end`, on another thread, must find every request that has passed its check.
         self._lock = threading.Lock()
         self._open: dict[Future[Message], type[Message]] = {}
         self._ended: dict[type[Message], AtollError] = {}
 
     def ask(self, body: Message, kind: type[M], *, deadline: float | None = None) -> M:
-        """Return the hub's answer of the kind that belongs to the request.
+        """Return the hub's answer.
 
-        As long as the hub is connected there is no end to the wait, unless a monotonic `deadline`
-        is given: the answer may depend on members who are still to come.
+        While the hub is connected the wait ends only at the monotonic `deadline`, if given: the
+        answer may depend on members that have not joined yet.
 
         Raises:
-            DeadlineExceeded: the hub was away for too long, or the deadline has passed.
-            AtollError: what the hub answered, or what the question was ended with.
+            DeadlineExceeded: the hub was unreachable for too long, or the deadline has passed.
+            AtollError: the hub's error, or the one passed to :meth:`end`.
         """
         while True:
             timeout_s = self._patience_s
@@ -46,16 +47,13 @@ class HubRequests:
                 raise
             if not isinstance(reply, kind):
                 raise WireError(
-                    "the hub gave an answer of another kind",
+                    "the hub's answer has the wrong type",
                     given=type(reply).__name__, expected=kind.__name__,
                 )  # fmt: skip
             return reply
 
     def end(self, error: AtollError, *kinds: type[Message]) -> None:
-        """Let questions of these kinds raise `error`: those under way at once, and all later ones.
-
-        What was sent of them is not sent again.
-        """
+        """Make pending and later requests of these kinds raise `error`."""
         with self._lock:
             self._ended.update(dict.fromkeys(kinds, error))
             withdrawn = [future for future, kind in self._open.items() if kind in kinds]

@@ -1,8 +1,8 @@
 """Asks to parameter servers over the relay, member's side.
 
-Frames that were in a broken socket are lost. After every reconnect, and whenever nothing came for a
-while, the member says which pieces of the answer it has; the server sends the others, or says which
-pieces of the ask it has. A server that was started anew knows no ask: it has none of them.
+Frames are lost when a connection breaks. After every reconnect, and after silence, the member lists
+the pieces that it has of the answer; the server sends the others, or lists the pieces that it has
+of the ask (none if it was restarted).
 """
 
 from __future__ import annotations
@@ -40,29 +40,30 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 SILENT_S = 45.0
-"""How long nothing may be heard of a server, the hub being there, before it is given up."""
+"""Silence of a server, with the hub connected, after which it is given up."""
 WHOLE_S = 3600.0
-"""Longest time of one ask: as long as the slowest member of a clock may take."""
+"""Longest duration of one ask: the slowest member of a clock may take that long."""
 
-_MOST_BODY = 65_536
+_MOST_BODY = 65_536  # the frame's head, which contains the body, has a two-byte length
 
 
 class ParameterServerCalls:
-    """All asks of one member; several may be under way, one for each server."""
+    """All asks of one member; one may be pending for each server."""
 
     def __init__(self, link: SyncLink, *, job: str) -> None:
-        """Ask over `link`."""
         self._link, self._job = link, job
+        # Asks end on their own threads, and `fail` may come from any.
         self._lock = threading.Lock()
         self._next = time.time_ns()
-        """Calls of a new process come after those of the one before."""
+        """Starts at the time, so that calls of a restarted process follow those of the previous
+        one."""
         self._open: dict[int, tuple[Work[ServerRequest], threading.Event]] = {}
         self._ended: AtollError | None = None
         self.sent_bytes = 0
         self.received_bytes = 0
 
     def ask(self, ask: Ask, packet: Packet | None, *, server: int) -> Work[ServerRequest]:
-        """Begin an ask; see :meth:`Group.ask_server`."""
+        """Start an ask; see :meth:`Group.ask_server`."""
         work: Work[ServerRequest] = Work()
         gone = threading.Event()
         with self._lock:
@@ -77,7 +78,7 @@ class ParameterServerCalls:
         def body() -> None:
             try:
                 found = call.run()
-            except BaseException as error:  # whatever it is belongs to the one who waits
+            except BaseException as error:  # any error is raised by `wait`
                 self._book(number, call)
                 work.fail(error)
             else:
@@ -94,7 +95,7 @@ class ParameterServerCalls:
             self.received_bytes += call.received_bytes
 
     def fail(self, error: AtollError) -> None:
-        """End all asks, and every later one, with an error."""
+        """End all pending and later asks with an error."""
         with self._lock:
             self._ended = error
             under_way = list(self._open.values())
@@ -128,11 +129,11 @@ class _Call:
         self.received_bytes = 0
 
     def run(self) -> ServerRequest:
-        """Send, wait for the answer and return it.
+        """Send the ask and return the answer.
 
         Raises:
             PeerLost: the hub has no session of the server.
-            DeadlineExceeded: nothing was heard of it for too long.
+            DeadlineExceeded: the server was silent for too long.
         """
         with self._link.subscribe(
             sources={self._to}, notices=(Undeliverable,), reconnects=True, prefix=MARK
@@ -150,14 +151,13 @@ class _Call:
     # --------------------------------------------------------------------- sending
 
     def _send(self, skip: frozenset[int]) -> None:
-        """Send the pieces of the ask that are not in `skip`."""
         parts = frames("ask", self._number, self._body, self._data, skip=skip)
         self._stream = self._link.relay_later(
             self._to, map(self._counted, parts), deadline=self._clock.monotonic() + WHOLE_S
         )
 
     def _look(self) -> None:
-        """Say what is here of the answer."""
+        """List the pieces received of the answer."""
         have = sorted(self._answer.have) if self._answer is not None else []
         head = ServerFrameHead("look", self._number, count=self._count, have=have)
         self._link.relay_later(
@@ -176,14 +176,13 @@ class _Call:
     # ------------------------------------------------------------------- receiving
 
     def _receive(self, inbox: Inbox) -> Pieces:
-        """Handle what comes until the answer is complete."""
         began = heard = looked = self._clock.monotonic()
         stall_s = STALL_S
         while self._answer is None or not self._answer.complete:
             now = self._clock.monotonic()
             self._check(now, began=began, heard=heard)
             if not self._link.connected:
-                heard = now  # the hub is away, which says nothing of the server
+                heard = now  # without the hub, silence says nothing about the server
             if not self._sending and now - max(heard, looked) >= stall_s:
                 self._look()
                 looked, stall_s = now, min(MAX_STALL_S, 2 * stall_s)
@@ -199,17 +198,17 @@ class _Call:
         return self._answer
 
     def _check(self, now: float, *, began: float, heard: float) -> None:
-        """Give up when there is reason to."""
+        """Raise if the ask was withdrawn or a time limit has passed."""
         if self._gone.is_set():
             raise PeerLost("this ask was withdrawn", given=self._to)
         if now - began > WHOLE_S or (now - heard > SILENT_S and not self._sending):
             raise DeadlineExceeded(
-                "a parameter server was not heard of for too long",
+                "a parameter server has been silent for too long",
                 given=f"{self._to}, {now - heard:.0f} s",
             )
 
     def _handle(self, item: Any) -> bool:
-        """Take one thing in; return whether it is a sign of life."""
+        """Process one item; return whether it proves that the server is alive."""
         if isinstance(item, Undeliverable):
             if item.to == self._to:
                 raise PeerLost("the hub has no session of a parameter server", given=self._to)

@@ -1,4 +1,4 @@
-"""What a member reports when it joins a round."""
+"""The report with which a member joins a round."""
 
 from __future__ import annotations
 
@@ -13,27 +13,22 @@ class PeriodReport:
     """The period of local training that ends with a round, and the state it started from."""
 
     round: int
-    """The round to take part in; must be the group's `committed_round`."""
+    """The round to join; must equal the group's `committed_round`."""
     base: str
-    """Digest of the committed state that this member stands on."""
+    """Digest of the committed state that this member holds."""
     tokens: int = 0
-    """Tokens trained in all, for the record."""
+    """Tokens trained in total, for the record."""
     steps: int = 0
-    """Optimizer steps since the last round."""
     busy_s: float = 0.0
-    """Seconds they took."""
+    """Compute seconds of those steps."""
     lease: Lease | None = None
-    """Position in this member's data; counts if the round is committed with its contribution."""
+    """Position in this member's data; recorded if the round commits with its contribution."""
     stats: MemberStats | None = None
-    """Further statistics, for people; they decide nothing."""
+    """Statistics for people, without influence on the round."""
 
     def as_join(self, *, reachable: Sequence[str] = ()) -> RoundJoin:
-        """Return the message that asks for the plan of the round.
-
-        Args:
-            reachable: Members that this one can dial.
-        """
+        """Return the message that asks for a plan; `reachable`: members that accept connections."""
         return RoundJoin(
             round=self.round, base=self.base, reachable=list(reachable), tokens=self.tokens,
-            steps=self.steps, busy_s=self.busy_s, account=self.stats, lease=self.lease,
+            steps=self.steps, busy_s=self.busy_s, stats=self.stats, lease=self.lease,
         )  # fmt: skip

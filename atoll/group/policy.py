@@ -1,4 +1,4 @@
-"""What a group does with the members' values beyond averaging them; equal on every member."""
+"""The aggregation policy of a group, equal on every member."""
 
 from __future__ import annotations
 
@@ -21,43 +21,41 @@ from atoll.reducer.policies import (
 )
 
 COLLECTIVES = ("auto", "ring", "butterfly", "tree", "hierarchical", "star")
-"""Ways of a mean between members that can dial each other."""
 
 ADD_ON_THE_WAY = ("ring", "butterfly", "tree", "hierarchical")
-"""Those in which partial sums travel: no member sees the values of another."""
+"""Collectives that send partial sums: no member sees the values of another."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPolicy:
-    """How values become one, how they travel between members that can dial each other.
+    """How values are aggregated, and how they travel on the direct route.
 
     Raises:
-        ConfigError: a word is unknown (the nearest one is named), a number is out of range, or the
-            words contradict each other.
+        ConfigError: a name is unknown (the nearest one is named), a number is out of range, or the
+            options contradict each other.
     """
 
     aggregate: str = "mean"
-    """The rule that makes one vector of the members': `mean`, or a robust one."""
+    """The aggregation rule: `mean`, or a robust one."""
     collective: str = "auto"
-    """How a mean travels on the direct route: `auto`, or the name of a collective."""
+    """`auto`, or the name of a collective for the direct route."""
     admission: str = "finite"
-    """Which contributions are let in: `finite` ones, or those that pass a filter."""
+    """`finite` contributions, or those that pass a filter."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done."""
         if self.collective not in COLLECTIVES:
             raise unknown("collective", self.collective, COLLECTIVES)
         if self.robust and self.collective in ADD_ON_THE_WAY:
             raise ConfigError(
-                "this collective adds values on the way, where no rule can tell them apart",
+                "this collective sends partial sums, which hide single contributions from the rule",
                 given=f"collective {self.collective} with aggregate {self.aggregate}, "
                 f"admission {self.admission}",
-                expected="a place that sees all contributions",
+                expected="a reducer, which sees all contributions",
                 remedy='collective = "auto"',
             )
         if self.needs_reducer and self.collective != "auto":
             raise ConfigError(
-                "this policy needs the reducer, where no collective is used",
+                "this policy needs the reducer, which replaces the collective",
                 given=f"collective {self.collective} with aggregate {self.aggregate}, "
                 f"admission {self.admission}",
                 remedy='collective = "auto"',
@@ -65,7 +63,7 @@ class GroupPolicy:
 
     @cached_property
     def rule(self) -> Rule:
-        """The aggregate, parsed once: every reduce asks for it."""
+        """The parsed aggregate; cached, because every reduce needs it."""
         return parse_aggregate(self.aggregate)
 
     @cached_property
@@ -74,12 +72,12 @@ class GroupPolicy:
 
     @property
     def robust(self) -> bool:
-        """Whether contributions are looked at one by one, so that a sum of them will not do."""
+        """Whether contributions are examined one by one, so that partial sums do not suffice."""
         return self.rule.name not in ADDING or self._filters
 
     @property
     def needs_reducer(self) -> bool:
-        """Whether one place has to see all of every contribution, and to remember."""
+        """Whether one place has to see all contributions completely, or needs a history."""
         return not is_by_coordinate(self.rule) or self._filters
 
     @property
@@ -88,23 +86,15 @@ class GroupPolicy:
 
     @property
     def members_needed(self) -> int:
-        """How many contributions the aggregate needs to mean anything."""
+        """The fewest contributions for which the aggregate is defined."""
         return members_needed(self.rule)
 
     def spec(self, key: str) -> str:
-        """Return the text that travels with a contribution; empty for a plain mean.
-
-        Args:
-            key: Names the vector.
-        """
+        """Return the text sent with contributions to vector `key`; empty for a plain mean."""
         return AggregationPolicy(self.rule, self._admission, key).spec
 
     def check_direct(self) -> None:
-        """Refuse to go without the reducer where a rule needs whole vectors, or a memory.
-
-        Raises:
-            ConfigError: it does.
-        """
+        """Raise ConfigError if a rule needs the reducer."""
         if self.needs_reducer:
             raise ConfigError(
                 "this policy needs the reducer, which sees all of every contribution",
@@ -114,33 +104,22 @@ class GroupPolicy:
             )
 
     def check_codec(self, codec: str) -> None:
-        """Refuse a codec that the collective cannot carry.
-
-        Args:
-            codec: Its canonical spec.
-
-        Raises:
-            ConfigError: partial sums would be rounded on every hop.
-        """
+        """Raise ConfigError if the collective would round partial sums on every hop."""
         if self.collective in ADD_ON_THE_WAY and codec != "fp32":
             raise ConfigError(
-                "this collective adds values on the way: they would be encoded anew on every hop",
+                "this collective sends partial sums, which would be encoded again on every hop",
                 given=f"collective {self.collective} with codec {codec}",
                 expected="codec fp32, or a collective that encodes once each way",
                 remedy='collective = "auto" or "star"',
             )
 
     def check_members(self, members: int) -> None:
-        """Refuse to go on with fewer members than the aggregate needs.
-
-        Raises:
-            PeerLost: there are too few; the round is worth another attempt.
-        """
+        """Raise PeerLost if the aggregate needs more members; the round may be retried."""
         check_members(self.rule, members)
 
 
 class HasPolicy(Protocol):
-    """A group, as far as its policy is concerned."""
+    """A group with a policy."""
 
     policy: GroupPolicy
 
@@ -149,10 +128,9 @@ class HasPolicy(Protocol):
 def exactly(group: HasPolicy) -> Iterator[None]:
     """Let exchanges inside compare or copy values instead of combining updates.
 
-    What members find out together about their state (are all equal? which codec is it to be?) is
-    no update: norms mean nothing there, and every other rule than these two would change it. Where
-    the policy is robust it is the coordinate median: equal values of a majority stay what they
-    are, whatever the others say.
+    State comparisons (are all replicas equal? which codec?) are no updates, so admission by norms
+    does not apply, and only two rules preserve the values: the mean, or with a robust policy the
+    coordinate median, which keeps the equal values of a majority.
     """
     before = group.policy
     group.policy = GroupPolicy(aggregate="median" if before.robust else "mean")

@@ -1,7 +1,7 @@
-"""One round: join, reduce, commit; made again with the same values when it is aborted.
+"""One round: join, reduce, commit; repeated with the same values when it is aborted.
 
-The three verbs are those of :class:`atoll.group.base.Group`. Nothing changes the model before the
-verdict is there, so an aborted attempt costs time and no training.
+The three calls are those of :class:`atoll.group.base.Group`. The model does not change before the
+verdict, so an aborted attempt costs time but no training.
 """
 
 from __future__ import annotations
@@ -33,22 +33,20 @@ from atoll.wire.messages import Lease, RoundPlan, Verdict
 log = logging.getLogger(__name__)
 
 STALLED_S = 300.0
-"""Give up after this long without a commit and without any change of the members."""
+"""Give up after this time without a commit and without a change of the members."""
 ATTEMPTS = 8
-"""Never give up before so many attempts with the same members."""
+"""Minimum number of attempts with the same members before giving up."""
 LONGEST_PAUSE_S = 2.0
 
 _AGAIN = (PeerLost, PeerRefused, EpochChanged, DeadlineExceeded)
-"""Errors after which the same values are worth another attempt."""
+"""Errors after which the same values are tried again."""
 
 
 T = TypeVar("T", bound=Decidable)
 
 Exchange = Callable[[RoundPlan], T]
-"""Reduces, or passes messages, between the members of a plan; returns the result.
-
-It MUST NOT change state: it is called again, with another plan, when an attempt was aborted.
-"""
+"""Exchanges values between the members of a plan and returns the result. It MUST NOT change state:
+it is called again, with another plan, after an aborted attempt."""
 
 
 @dataclass(frozen=True)  # with slots, Python 3.11 cannot make instances of `CommittedRound[T]`
@@ -56,23 +54,21 @@ class CommittedRound(Generic[T]):
     """A committed round."""
 
     reduced: T
-    """The result of its exchange."""
     plan: RoundPlan
     verdict: Verdict
     seconds: dict[str, float]
     """Seconds spent in `join`, `reduce` and `commit`, over all attempts."""
     attempts: int
     sent_bytes: int
-    """Bytes over all attempts."""
+    """Over all attempts."""
     received_bytes: int
     lease: Lease | None = None
-    """What this member trains on until the next round; None: as before."""
+    """Data until the next round; None: unchanged."""
     pace: float = 1.0
-    """Share of a period's steps that this member does until the next round."""
+    """Share of a period's steps for this member until the next round."""
 
 
 CommittedMean = CommittedRound[Reduced]
-"""A committed round of one mean."""
 
 
 def run_round(
@@ -86,22 +82,22 @@ def run_round(
 ) -> CommittedRound[T]:
     """Return the round that all members committed.
 
-    An attempt that fails because a member went away is made again with the same values. Members may
-    come and go any number of times; only a group that stays the same and still cannot commit gives
-    up. The caller applies the result after this returns.
+    An attempt that fails because a member was lost is repeated with the same values. Members may
+    join and leave any number of times; only an unchanged group that cannot commit gives up. The
+    caller applies the result.
 
     Args:
         group: The members.
         exchange: Computes the result with the members of a plan, e.g. :func:`mean_exchange`.
         report: The period that ends with this round.
-        resting: Surrounds each wait: others may read the state meanwhile.
-        stalled_s: How long to try without any change of the members.
+        resting: Surrounds each wait, during which other threads may read the state.
+        stalled_s: Time limit without any change of the members.
         clock: Source of time for the seconds.
 
     Raises:
-        LeftBehind: the others committed without this member; it has to recover.
+        LeftBehind: the others committed without this member, which has to recover.
         GroupLeft: this member leaves.
-        GroupError: no attempt was committed, or this member does not fit the others.
+        GroupError: no attempt was committed, or this member's contribution is incompatible.
     """
     attempts = _Attempts(clock if clock is not None else RealClock(), stalled_s)
     sent, received = group.sent_bytes, group.received_bytes
@@ -113,8 +109,7 @@ def run_round(
         attempts.begin("reduce")
         reduced, trouble = _reduce(exchange, plan)
 
-        # A member without a result votes too: the others learn at once that this attempt is lost
-        # instead of waiting for its vote.
+        # Vote even without a result, so that the others learn at once that the attempt failed.
         attempts.begin("commit")
         reason = str(trouble) if trouble is not None else ""
         try:
@@ -122,7 +117,7 @@ def run_round(
         except LeftBehind:
             if trouble is None or isinstance(trouble, _AGAIN):
                 raise
-            raise trouble from None  # to recover would not help: the next round ends the same way
+            raise trouble from None  # recovery would not help: the next round would fail, too
         attempts.begin("")
 
         if trouble is not None and not isinstance(trouble, _AGAIN):
@@ -149,7 +144,7 @@ def mean_exchange(
     key: str = "x",
     resting: Resting = nullcontext,
 ) -> Exchange[Reduced]:
-    """Return the exchange that is one weighted mean of `xs`; see :meth:`Group.reduce`."""
+    """Return the exchange of one weighted mean of `xs`; see :meth:`Group.reduce`."""
 
     def mean(_: RoundPlan) -> Reduced:
         work = group.reduce(xs, codec=codec, weight=weight, key=key)
@@ -161,7 +156,7 @@ def mean_exchange(
 
 @dataclass(slots=True)
 class _Attempts:
-    """How often a round was tried, with whom, and where the time went."""
+    """Number, members and timing of the attempts of one round."""
 
     clock: Clock
     stalled_s: float
@@ -176,14 +171,14 @@ class _Attempts:
     _changed: float = 0.0
 
     def begin(self, phase: str) -> None:
-        """Count the time since the last call for the phase that ends now."""
+        """Start a phase; adds the elapsed time to the previous one."""
         now = self.clock.monotonic()
         if self._phase:
             self.seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now
 
     def failed(self, plan: RoundPlan, reason: str) -> float:
-        """Note an attempt that was not committed; return the seconds to wait before the next.
+        """Record an aborted attempt; return the seconds to wait before the next.
 
         Raises:
             GroupError: the same members have tried for too long.
@@ -198,14 +193,13 @@ class _Attempts:
                 f"round {plan.round} was not committed",
                 given=f"{self._same} attempts of the same {len(plan.members)} members "
                 f"in {now - self._changed:.0f} s; the last: {reason}",
-                remedy="look at the events of the job for what keeps them from agreeing",
+                remedy="see the job's events for the cause",
             )
         self.number += 1
         return 0.0 if self._same == 1 else min(LONGEST_PAUSE_S, 0.05 * 2.0**self._same)
 
 
 def _reduce(exchange: Exchange[T], plan: RoundPlan) -> tuple[T | None, AtollError | None]:
-    """Return the result, or what went wrong."""
     try:
         return exchange(plan), None
     except AtollError as error:
@@ -220,7 +214,7 @@ def _commit(
     lease: Lease | None,
     resting: Resting,
 ) -> Verdict:
-    """Return the verdict; an attempt that the hub has forgotten counts as aborted."""
+    """Return the verdict; an attempt unknown to the hub counts as aborted."""
     try:
         return group.commit(
             reduced, ok=reduced is not None, reason=reason, lease=lease, resting=resting

@@ -1,4 +1,4 @@
-"""A group of one, without a hub: what a script on a single machine uses."""
+"""A group of one, without a hub, for scripts on a single machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class SingleGroup:
     """One member; `reduce` returns its own values exactly, `commit` always commits."""
 
     def __init__(self, *, me: str = "w0", committed_round: int = 0) -> None:
-        """Start at round `committed_round` as member `me`."""
         self.me = me
         self.members: tuple[str, ...] = (me,)
         self.epoch = 0
@@ -38,7 +37,7 @@ class SingleGroup:
         self._servers = LocalServers()
 
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
-        """Return no donors: there are no other members; see :meth:`Group.recover`."""
+        """Return no donors: there are no other members."""
         return Sources(round=self.committed_round)
 
     def standing(
@@ -75,13 +74,15 @@ class SingleGroup:
     def reduce(
         self, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str = "x"
     ) -> Work[Reduced]:
-        """Return copies of the values as they are: no wire, hence no codec."""
+        """Return float32 copies of the values; the codec is not used."""
         self.policy.check_members(1)
         return Work.of(own_values(xs, me=self.me, weight=weight))
 
-    def swap(self, parcels: Sequence[PeerMessage], *, weight: float = 1.0) -> Work[AllToAllResult]:
-        """Return the own packets, as far as they are for this member."""
-        return Work.of(own_packets(parcels, me=self.me, weight=weight))
+    def all_to_all(
+        self, messages: Sequence[PeerMessage], *, weight: float = 1.0
+    ) -> Work[AllToAllResult]:
+        """Return the packets addressed to this member."""
+        return Work.of(own_packets(messages, me=self.me, weight=weight))
 
     def commit(
         self,
@@ -92,7 +93,7 @@ class SingleGroup:
         lease: Lease | None = None,
         resting: Resting = nullcontext,
     ) -> Verdict:
-        """Commit if there is something to commit; the member keeps its own lease."""
+        """Commit if there is a result; the member keeps its lease."""
         committed = ok and reduced is not None
         verdict = Verdict(
             round=self.committed_round, epoch=self.epoch, committed=committed, reason=reason,
@@ -105,15 +106,15 @@ class SingleGroup:
     def ask_server(
         self, ask: Ask, packet: Packet | None = None, *, server: int = 0
     ) -> Work[ServerRequest]:
-        """Ask a parameter server; see :meth:`Group.ask_server`."""
+        """See :meth:`Group.ask_server`."""
         return Work.of(self._servers.ask(self.me, server, ask, packet))
 
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing."""
 
 
 def own_values(xs: Sequence[Tensor], *, me: str, weight: float) -> Reduced:
-    """Return the mean over one member: its values, copied, as float32."""
+    """Return the mean over one member: float32 copies of its values."""
     tensors = [x.detach().float().clone() for x in xs]
     return Reduced(
         tensors=tensors, contributors=(me,), weight=weight, sent_bytes=0, received_bytes=0,
@@ -121,9 +122,9 @@ def own_values(xs: Sequence[Tensor], *, me: str, weight: float) -> Reduced:
     )  # fmt: skip
 
 
-def own_packets(parcels: Sequence[PeerMessage], *, me: str, weight: float) -> AllToAllResult:
-    """Return what one member alone gives itself."""
-    packets = [parcel.packet for parcel in parcels if me in parcel.to]
+def own_packets(messages: Sequence[PeerMessage], *, me: str, weight: float) -> AllToAllResult:
+    """Return the packets that a single member sends to itself."""
+    packets = [message.packet for message in messages if me in message.to]
     return AllToAllResult(
         packets={me: packets} if packets else {}, weights={me: weight}, sent_bytes=0,
         received_bytes=0, digest=ALONE_DIGEST,

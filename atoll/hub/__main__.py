@@ -23,24 +23,32 @@ def parse(arguments: list[str]) -> HubOptions:
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: a free one")
     parser.add_argument("--data", type=Path, required=True, help="folder of the hub's state")
     parser.add_argument("--jobs", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--advertise", default="", help="host to name in the ticket")
-    parser.add_argument("--prefix", default="", help="path below which a proxy shows the hub")
-    parser.add_argument("--announce", action="store_true", help="tell machines nearby")
+    parser.add_argument("--advertise", default="", help="host in the ticket")
+    parser.add_argument("--prefix", default="", help="path below which a proxy serves the hub")
+    parser.add_argument(
+        "--announce", action="store_true", help="announce the hub on the local network"
+    )
     parser.add_argument("--tls", default="auto", help="auto, on, off, or CERTIFICATE:KEY files")
     parser.add_argument(
         "--trust-proxy", action="append", default=[], help="address of a reverse proxy"
     )
     parser.add_argument("--queue", default="", help="server of users' queues: nats://HOST:PORT")
     parser.add_argument("--otlp", default="", help="OpenTelemetry collector")
-    parser.add_argument("--hooks", type=Path, default=None, help="whom to tell of alarms")
+    parser.add_argument("--hooks", type=Path, default=None, help="file of alarm hooks")
     parser.add_argument("--keep-ended", type=float, help="days from a job's end to its deletion")
-    parser.add_argument("--keep-resumable", type=float, help="the same if one could resume it")
+    parser.add_argument(
+        "--keep-resumable", type=float, help="the same for jobs that could be resumed"
+    )
     parser.add_argument("--ticket-uses", type=int, default=None, help="limit of the ticket")
     parser.add_argument(
         "--no-reducers", action="store_true", help="run reducers on nodes, not beside the hub"
     )
     parser.add_argument(
-        "--from", dest="backup", type=Path, default=None, help="backup to begin from, once"
+        "--from",
+        dest="backup",
+        type=Path,
+        default=None,
+        help="backup to restore if the data folder is empty",
     )
     given = parser.parse_args(arguments)
     return HubOptions(

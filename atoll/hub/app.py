@@ -26,6 +26,7 @@ from atoll.hub.jobs.retention import Retention
 from atoll.hub.nodes.access import Access
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.nodes.sampler import HubSampler, node_stats
+from atoll.hub.nodes.services import JobServices
 from atoll.hub.options import HubOptions as HubOptions
 from atoll.hub.rounds import store as round_book_module
 from atoll.hub.rounds.recovery import RecoveryCoordinator
@@ -60,12 +61,10 @@ from atoll.wire.messages import Envelope
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 0.25
-"""Seconds between two sweeps of silent sessions."""
 
 TICKS_PER_SECOND = 4
 
 BLOBS_EVERY_S = 600
-"""Seconds between two sweeps of unreferenced blobs."""
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -74,7 +73,6 @@ class Hub:
     """The components of a running hub; made by :func:`open_hub`."""
 
     def __init__(self, options: HubOptions, stores: Stores, *, url: str, clock: Clock) -> None:
-        """Connect the components; :meth:`start` runs them."""
         self.options = options
         self.stores = stores
         self.clock = clock
@@ -89,7 +87,7 @@ class Hub:
         self.limiter = ConnectionLimiter(options.limits, exempt=self.proxies.trusts)
         self.audit = Audit(stores.database, clock=clock)
         self.tls: TlsFiles | None = None
-        """Certificates, set by :meth:`start`; None without TLS."""
+        """Set by :meth:`start`; None without TLS."""
         self.sessions = Sessions(
             auth=stores.auth,
             clock=clock,
@@ -129,23 +127,21 @@ class Hub:
                 stores=stores, tasks=self.tasks, url=lambda: self.url, ca=lambda: self.ca,
                 folder=folder,
             )  # fmt: skip
-        self.scheduler = Scheduler(
+        services = JobServices(
             stores=stores,
             sessions=self.sessions,
             membership=self.membership,
             rounds=self.rounds,
             checkpoints=self.checkpoints,
             clock=clock,
-            reducers=self.reducers,
-            kill_grace_s=options.kill_grace_s,
+        )
+        self.scheduler = Scheduler(
+            services, reducers=self.reducers, kill_grace_s=options.kill_grace_s
         )
         self.membership.changed = self.scheduler.review
         self.rejections = RejectionLog(events=stores.events, jobs=stores.jobs, clock=clock)
         self.router = Router(
-            stores=stores,
-            membership=self.membership,
-            rounds=self.rounds,
-            checkpoints=self.checkpoints,
+            services,
             scheduler=self.scheduler,
             recovery=RecoveryCoordinator(
                 rounds=self.rounds,
@@ -157,9 +153,7 @@ class Hub:
             rejections=RejectionCounts(stores.events, clock=clock),
             tasks=self.tasks,
         )
-        self.live = HubLive(
-            stores, self.sessions, self.membership, self.scheduler, self.rounds, clock
-        )
+        self.live = HubLive(services, self.scheduler)
         self.sampler = HubSampler(stores, clock=clock)
         self.deletions = Deletions(
             stores=stores, checkpoints=self.checkpoints, settled=self.scheduler.schedule,
@@ -168,10 +162,7 @@ class Hub:
         self.retention = Retention(
             keeping=options.keeping, jobs=stores.jobs, deletions=self.deletions, clock=clock
         )
-        collector = FactCollector(
-            stores=stores, sessions=self.sessions, membership=self.membership,
-            rounds=self.rounds, clock=clock, version=__version__, data=options.data,
-        )  # fmt: skip
+        collector = FactCollector(services, version=__version__, data=options.data)
         self.watch = AlarmWatch(
             collector=collector, alarms=stores.alarms, events=stores.events, clock=clock,
             intervals=options.alarm_intervals,
@@ -234,7 +225,6 @@ class Hub:
                 self.tasks.start(announcing, name="announcement")
 
     async def _start_notifier(self) -> None:
-        """Start sending alarms to the targets in `hooks.toml`."""
         path = self.options.hooks or self.options.data / "hooks.toml"
         if self.options.hooks is None and not path.exists():
             return
@@ -244,7 +234,6 @@ class Hub:
         self.tasks.start(notifier.run(), name="hooks")
 
     async def _open_tls(self) -> Access:
-        """Load or create the certificates if TLS is on."""
         options, stores = self.options, self.stores
         choice = choose(options.tls, host=options.host)
         if choice.mode != "off":
@@ -302,7 +291,7 @@ class Hub:
         elif self._web is not None:
             await self._web(scope, receive, send)
 
-    # -------------------------------------------------------------- what sessions report
+    # ----------------------------------------------------------------- what sessions report
 
     def opened(self, session: Session, *, resumed: bool) -> None:
         """Register a connected process with membership or rounds."""
@@ -313,7 +302,7 @@ class Hub:
             work = self.membership.node_opened(session)
         elif session.member == REDUCER:
             work = self.rounds.reducer_here(session.job)
-        elif is_reducer(session.member):  # a parameter server: rounds know nothing of it
+        elif is_reducer(session.member):  # a parameter server does not take part in rounds
             return
         else:
             work = self.membership.member_opened(session)
@@ -348,10 +337,9 @@ class Hub:
             await self.rounds.reducer_lost(job)
         await self.scheduler.reducer_lost(job, reducer)
 
-    # ------------------------------------------------------------------------ housekeeping
+    # ------------------------------------------------------------------------- housekeeping
 
     async def _housekeeping(self) -> None:
-        """Run the periodic work; a failure is logged and does not stop the loop."""
         reckon_at = self.clock.monotonic() + self.options.restart_grace_s
         reckoned = False
         count = 0

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 
 def death_with_parent() -> Callable[[], None] | None:
-    """Return the function that makes Linux kill a child with the hub; None elsewhere.
+    """Return a function that makes Linux kill a child with the hub; None elsewhere.
 
-    The C library is loaded here, before the fork: a forked child of a process with threads
-    should import nothing.
+    Loads the C library before the fork: a forked child of a threaded process must not import.
     """
     if sys.platform != "linux":
         return None

@@ -39,9 +39,7 @@ class MdnsRegistration:
     port: int
     prefix: str = ""
     secure: bool = False
-    """Whether TLS is on."""
     fingerprint: str = ""
-    """Fingerprint of the hub's authority."""
 
     def properties(self) -> dict[str, str]:
         """Return the TXT fields of the record."""
@@ -58,19 +56,11 @@ class MdnsAnnouncement:
     """Announces a hub until it is closed."""
 
     def __init__(self, announced: MdnsRegistration) -> None:
-        """Store the record; :meth:`start` publishes it."""
         self._announced = announced
         self._zeroconf: AsyncZeroconf | None = None
 
     async def start(self, *, needed: bool) -> None:
-        """Publish the record.
-
-        Args:
-            needed: Raise if the package is missing; otherwise only log it.
-
-        Raises:
-            ConfigError: `needed`, and the package is not installed or the network cannot be used.
-        """
+        """Publish the record; failures raise ConfigError if `needed`, else they are logged."""
         try:
             from zeroconf import IPVersion, ServiceInfo
             from zeroconf.asyncio import AsyncZeroconf
@@ -104,7 +94,7 @@ class MdnsAnnouncement:
                 raise ConfigError(
                     "the hub cannot be announced on this network",
                     given=str(error),
-                    remedy="leave --announce out, and give tickets to the other machines",
+                    remedy="leave --announce out, and use tickets on the other machines",
                 ) from error
             logger.info("the hub is not announced on this network: %s", error)
 

@@ -1,7 +1,7 @@
-"""Dispatch control messages to the components of the hub that answer them.
+"""Dispatches control messages to the components that handle them.
 
-Every request runs as its own task, so that one that waits (for a round or a queue item) delays no
-other message, heartbeats least of all.
+Every request runs as its own task, so that a waiting one (for a round or a queue item) does not
+delay other messages, above all heartbeats.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from atoll.errors import AtollError, AuthError, HubError, WireError
-from atoll.hub.nodes.membership import Membership
+from atoll.hub.nodes.services import JobServices
 from atoll.hub.queues.handlers import QueueAccess, QueueHandlers
 from atoll.hub.rounds.recovery import RecoveryCoordinator
-from atoll.hub.rounds.service import RoundService
 from atoll.hub.scheduler.scheduler import Scheduler
 from atoll.hub.sessions.rejections import RejectionCounts
 from atoll.hub.sessions.session import Session
-from atoll.hub.storage.checkpoints import Checkpoints
-from atoll.hub.stores import Stores
 from atoll.hub.tasks import Tasks
 from atoll.ids import is_reducer
 from atoll.wire.messages import (
@@ -54,7 +51,6 @@ from atoll.wire.states import ProcessPhase
 logger = logging.getLogger(__name__)
 
 MAX_REQUESTS = 1_000
-"""Requests of one session that may be open at a time."""
 
 Handler = Callable[[Session, Any, int], Awaitable[Message]]
 
@@ -67,27 +63,24 @@ class Router:
 
     def __init__(
         self,
+        services: JobServices,
         *,
-        stores: Stores,
-        membership: Membership,
-        rounds: RoundService,
-        checkpoints: Checkpoints,
         scheduler: Scheduler,
         recovery: RecoveryCoordinator,
         rejections: RejectionCounts,
         tasks: Tasks,
     ) -> None:
-        self._stores = stores
+        self._stores = stores = services.stores
         self._jobs = stores.jobs
-        self._membership = membership
-        self._rounds = rounds
-        self._checkpoints = checkpoints
+        self._membership = services.membership
+        self._rounds = services.rounds
+        self._checkpoints = services.checkpoints
         self._scheduler = scheduler
         self._recovery = recovery
         self._rejections = rejections
         self._tasks = tasks
         queues = QueueHandlers(stores.queue, access=QueueAccess(stores.jobs))
-        # The most frequent messages of a busy hub: a task for each would cost more than its work.
+        # The most frequent messages of a busy hub: creating a task costs more than handling them.
         self._immediate: dict[type[Message], Immediate] = {
             QueuePut: queues.put_now,
             QueuePutMany: queues.put_now,
@@ -113,11 +106,7 @@ class Router:
         }
 
     def received(self, session: Session, envelope: Envelope) -> None:
-        """Start handling a message; the answer is sent when it is ready.
-
-        Raises:
-            WireError: the hub does not accept this message, or too many requests are open.
-        """
+        """Start handling a message; raises WireError if it is not accepted."""
         body, id = envelope.body, envelope.id
         if isinstance(body, Beat):
             self._beat(session, envelope, body)
@@ -145,7 +134,6 @@ class Router:
             session.answer(envelope, Done())
 
     async def _run(self, session: Session, envelope: Envelope, handler: Handler) -> None:
-        """Run a handler and send its result or its error."""
         try:
             answer = await handler(session, envelope.body, envelope.id)
         except AtollError as error:
@@ -162,11 +150,11 @@ class Router:
         if envelope.id:
             session.answer(envelope, answer)
 
-    # ------------------------------------------------------------------- nodes' reports
+    # --------------------------------------------------------------------- reports of nodes
 
     async def _log_lines(self, session: Session, body: LogLines, id: int) -> Message:
         if not self._jobs.knows(body.job):
-            return Acked(body.seq + len(body.lines) - 1)  # it was deleted: nobody will read them
+            return Acked(body.seq + len(body.lines) - 1)  # deleted: the lines are not needed
         self._check_process(session, body.job, body.member)
         seq = await self._stores.logs.add(
             body.job, body.member, source=session.incarnation, seq=body.seq, lines=body.lines
@@ -192,12 +180,13 @@ class Router:
             return
         record = self._jobs.get(job).process(member)
         owner = record.node if record is not None else ""
-        if is_reducer(member):  # after a restart of the hub it is not known where it runs
+        if is_reducer(member):  # after a restart of the hub its node is unknown
             owner = self._scheduler.reducers.where(job, member) or identity.name
         if identity.role != "node" or owner != identity.name:
             raise AuthError("this process belongs to another", given=f"{job}/{member}")
 
-    # --------------------------------------------------------------------------- members
+    # -------------------------------------------------------------------------- requests of
+    # members
 
     async def _metrics(self, session: Session, body: Metrics, id: int) -> Message:
         job, member = _member(session)
@@ -262,7 +251,6 @@ class Router:
         return CheckpointState(await self._checkpoints.deliver(*self._member_of_job(session), body))
 
     def _member_of_job(self, session: Session) -> tuple[str, str]:
-        """Return job and member of a session that was launched as a member of its job."""
         job, member = _member(session)
         if member not in self._jobs.get(job).members:
             raise AuthError("only members of a job may ask this", given=session.address)

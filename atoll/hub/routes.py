@@ -1,4 +1,4 @@
-"""Every address that the hub answers over HTTP, in one table."""
+"""Table of all HTTP routes of the hub."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ __all__ = ["Context", "LiveHub", "add_authentication", "routes"]
 
 
 async def nothing_here(request: Request, _context: Context) -> Response:
-    """Answer every other address."""
-    raise HttpRefused(
-        404, HubError("there is nothing at this address", given=request.url.path[:200])
-    )
+    """Return 404 for every other path."""
+    raise HttpRefused(404, HubError("unknown address", given=request.url.path[:200]))
 
 
 def routes(context: Context) -> list[BaseRoute]:
-    """Return every route but the WebSocket; `add_authentication` goes around the application."""
+    """Return every route except the WebSocket; authentication is added by `add_authentication`."""
     anybody = Endpoint(context, {"get": nothing_here, "post": nothing_here}, roles=())
     operator: Roles = ("operator",)
     own_job: Roles = ("operator", "job")
@@ -97,7 +95,7 @@ def routes(context: Context) -> list[BaseRoute]:
         at(f"{job}/resume", operator, post=jobs.resume),
         at(f"{job}/nodes", operator, post=jobs.scale),
         at(f"{job}/files", own_job, viewer, get=files.list_files),
-        # A node brings back what a job left on it; the handler looks which files those may be.
+        # A node uploads what a job left on it; the handler checks which files it may write.
         at(f"{job}/files/{{path:path}}", own_job, viewer, writes=("node",), audited=False,
            get=files.get_file, put=files.put_file),
         at(f"{job}/rendezvous/{{member}}", ("job",), audited=False, get=hub.find_rendezvous,

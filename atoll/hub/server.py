@@ -29,16 +29,10 @@ T = TypeVar("T")
 START_TIMEOUT_S = 30.0
 
 FILES = 65_536
-"""Limit on open files that a hub asks for."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the port (0: a free one).
-
-    Raises:
-        PortTaken: another program listens there.
-        ConfigError: this machine has no such address.
-    """
+    """Return a socket bound to the port (0: any); raises PortTaken, ConfigError."""
     bound: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -48,7 +42,7 @@ def bind(host: str, port: int) -> socket.socket:
         if os.name == "posix":  # elsewhere the option would let two programs share a port
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if (option := getattr(socket, "TCP_NOTSENT_LOWAT", None)) is not None:
-            # Accepted connections inherit it.
+            # Inherited by accepted connections.
             bound.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
         bound.bind(address)
         bound.listen(1024)
@@ -119,7 +113,6 @@ class HubServer:
     """
 
     def __init__(self, options: HubOptions) -> None:
-        """Prepare a server; `options.port` 0 takes a free port."""
         self._options = options
         self._server: _Uvicorn | None = None
         self._stopping = False
@@ -158,7 +151,7 @@ class HubServer:
                 self.ticket, self.operator_token = hub.ticket, hub.operator_token
                 self.ca = hub.ca
                 if self.is_exposed:
-                    logger.warning("this hub speaks without TLS at %s", self.url)
+                    logger.warning("this hub listens without TLS at %s", self.url)
                 self._loop = asyncio.get_running_loop()
                 self._server = _Uvicorn(_config(hub), on_ready)
                 self._server.should_exit = self._stopping
@@ -174,7 +167,7 @@ class HubServer:
         if self._server is not None:
             self._server.should_exit = True
 
-    # -------------------------------------------------------------- inside another process
+    # --------------------------------------------------------------- inside another process
 
     def __enter__(self) -> Self:
         """Start a thread; return when the hub accepts connections."""
@@ -215,10 +208,7 @@ class HubServer:
 
 
 def allow_many_files() -> None:
-    """Raise the limit on open files as far as the system allows.
-
-    The usual 1,024 is fewer than the connections of a large hub.
-    """
+    """Raise the limit on open files; the usual 1,024 is too low for a large hub."""
     if os.name != "posix":
         return
     import resource

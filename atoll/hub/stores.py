@@ -1,7 +1,4 @@
-"""Everything durable that a hub has, opened and closed together.
-
-Which backend a hub's queues have: its own database, or beside it a NATS server.
-"""
+"""The durable state of a hub, opened and closed together."""
 
 from __future__ import annotations
 
@@ -36,16 +33,10 @@ from atoll.hub.storage.files import Files
 def open_queues(
     database: Database, *, clock: Clock, blobs: HeldBlobs | None = None, server: str = ""
 ) -> Queues:
-    """Return the queues of a hub; commands to machines (`node/...`) never leave its database.
+    """Return the queues of a hub, users' ones on `server` unless it is empty.
 
-    Args:
-        database: Of the hub.
-        clock: By which leases end.
-        blobs: Where large payloads are.
-        server: `nats://HOST:PORT[/NAMESPACE]` for users' queues; empty: in the database, too.
-
-    Raises:
-        ConfigError: that is no such address.
+    `server` is `nats://HOST:PORT[/NAMESPACE]`; raises ConfigError. Commands to nodes (`node/...`)
+    are always in the database.
     """
     own = SqliteBackend(database, clock=clock, blobs=blobs)
     if not server:
@@ -70,12 +61,11 @@ SCHEMAS = (
     store.SCHEMA,
     sqlite.SCHEMA,
 )
-"""Tables of the modules above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The durable half of a hub."""
+    """The durable state of a hub."""
 
     database: Database
     queue: Queues
@@ -90,7 +80,7 @@ class Stores:
     alarms: Alarms
 
     async def close(self) -> None:
-        """Finish every write, then close the database. May be called again."""
+        """Finish all writes, then close the database; may be called again."""
         await self.queue.close()
         await asyncio.to_thread(self.database.close)
 
@@ -98,18 +88,11 @@ class Stores:
 async def open_stores(
     data: Path, *, jobs_dir: Path, clock: Clock, schemas: Sequence[str] = (), queue: str = ""
 ) -> Stores:
-    """Open or make the data of a hub.
-
-    Args:
-        data: Folder of the database and the secrets.
-        jobs_dir: Folder in which every job gets its own.
-        clock: For the times of records and leases.
-        schemas: Tables that further modules keep in the same database.
-        queue: Server of users' queues, e.g. `nats://HOST:PORT`; empty: the same database.
+    """Open or create the data of a hub; `queue` is the server of users' queues.
 
     Raises:
         HubError: the database is damaged, of a newer version, or used by another hub.
-        StorageFull: no room is left.
+        StorageFull: no space is left.
     """
     return await asyncio.to_thread(_open, data, jobs_dir, clock, schemas, queue)
 

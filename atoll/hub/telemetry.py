@@ -1,8 +1,7 @@
-"""Export the hub's metrics to an OpenTelemetry collector: `atoll hub --otlp URL`.
+"""Exports the hub's metrics to an OpenTelemetry collector: `atoll hub --otlp URL`.
 
-The metrics have the names that /metrics uses. They are collected on the hub's event loop and sent
-by
-the library's thread, so a collector that does not answer delays nothing. Needs the extra `otel`.
+The metrics have the names of /metrics. They are collected on the hub's event loop and sent by the
+library's thread, so an unresponsive collector delays nothing. Requires the extra `otel`.
 """
 
 from __future__ import annotations
@@ -29,13 +28,8 @@ SEND_TIMEOUT_S = 5.0
 class Telemetry:
     """Collects and exports metrics until it is closed.
 
-    Args:
-        context: Source of the metrics.
-        url: Collector's address for metrics over HTTP; `/v1/metrics` is added if it has no path.
-        every_s: Seconds between two exports.
-
-    Raises:
-        ConfigError: the libraries are not installed, or the address is invalid.
+    `/v1/metrics` is added to a `url` without path. Raises ConfigError if the libraries are not
+    installed or the address is invalid.
     """
 
     def __init__(self, context: Context, *, url: str, every_s: float = EXPORT_EVERY_S) -> None:
@@ -78,7 +72,7 @@ class Telemetry:
             try:
                 await self.gather()
             except Exception:
-                logger.exception("figures for OpenTelemetry could not be gathered")
+                logger.exception("metrics for OpenTelemetry could not be collected")
             await asyncio.sleep(self._every_s / 2)
 
     async def gather(self) -> None:
@@ -87,7 +81,7 @@ class Telemetry:
 
     async def close(self) -> None:
         """Export the last metrics and end the library's thread."""
-        with contextlib.suppress(Exception):  # a collector that is away must not keep a hub up
+        with contextlib.suppress(Exception):  # an unreachable collector must not prevent shutdown
             await asyncio.to_thread(self._provider.shutdown, SEND_TIMEOUT_S * 1000)
 
     def _take(self, found: Iterable[Family]) -> None:
@@ -115,15 +109,11 @@ class Telemetry:
 
 
 def _metrics_url(url: str) -> str:
-    """Return the address that metrics are posted to.
-
-    Raises:
-        ConfigError: it is not a URL.
-    """
+    """Return the URL to which metrics are posted; ConfigError if `url` is invalid."""
     scheme, _, rest = url.partition("://")
     if scheme not in ("http", "https") or not rest:
         raise ConfigError(
-            "this is no address of an OpenTelemetry collector",
+            "this is not the URL of an OpenTelemetry collector",
             given=url,
             expected="e.g. http://127.0.0.1:4318",
         )

@@ -28,20 +28,19 @@ except ImportError as error:
 
 
 class AtollCallback(Callback):
-    """Let a Trainer validate and save the agreed parameters, stop with the job, and log.
+    """Lets a Trainer validate and save the agreed parameters, stop with the job, and log.
 
-    Between two rounds a member trains ahead of the agreed model. While the Trainer validates, and
-    in its checkpoints, the model is the agreed one.
+    Between rounds a member's own parameters are ahead of the agreed ones; validation and
+    checkpoints use the agreed ones.
     """
 
     def __init__(self, run: Run, *, tokens: Callable[[Any], int] | None = None) -> None:
-        """Serve a Trainer whose module returns `run.wrap(...)` from `configure_optimizers`.
+        """For a Trainer with a module that returns `run.wrap(...)` from `configure_optimizers`.
 
         Args:
             run: The result of `atoll.join()`.
-            tokens: Returns the number of tokens, or samples, of a batch, by which members are
-                weighted.
-            None: they are weighted by their steps.
+            tokens: Returns the tokens or samples of a batch, the weight of a member; None: weight
+                by steps.
         """
         self._run, self._count = run, tokens
         self._agreed = ExitStack()
@@ -91,5 +90,5 @@ class AtollCallback(Callback):
             checkpoint["state_dict"] = {name: value.clone() for name, value in state.items()}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Synchronize the last steps, so that all members end with one model."""
+        """Synchronize the last steps, so that all members end with the same model."""
         self._run.finish()

@@ -28,16 +28,15 @@ except ImportError as error:
 
 
 class AtollCallback(TrainerCallback):
-    """Let a Trainer evaluate and save the agreed parameters, stop with the job, and log.
+    """Lets a Trainer evaluate and save the agreed parameters, stop with the job, and log.
 
-    Between two rounds a member trains ahead of the agreed model. After a step at which the Trainer
-    evaluates or saves, the model is the agreed one until the next step begins. With
-    `include_num_input_tokens_seen` members are weighted by the tokens trained, otherwise by their
-    steps.
+    Between rounds a member's own parameters are ahead of the agreed ones. After a step with an
+    evaluation or save, the agreed ones are loaded until the next step. With
+    `include_num_input_tokens_seen` members are weighted by tokens, otherwise by steps.
     """
 
     def __init__(self, run: Run) -> None:
-        """Serve a Trainer whose optimizer is `run.wrap(...)`."""
+        """`run` is the result of `atoll.join()`; the Trainer's optimizer is `run.wrap(...)`."""
         self._run = run
         self._agreed = ExitStack()
         self._inside = False
@@ -47,13 +46,13 @@ class AtollCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """Count tokens from the Trainer's current state."""
+        """Start counting tokens from the Trainer's state."""
         self._tokens = int(state.num_input_tokens_seen)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """Log the tokens of the step, by which this member is weighted."""
+        """Log the tokens of the step, the weight of this member."""
         seen = int(state.num_input_tokens_seen)
         self._run.log(tokens=seen - self._tokens)
         self._tokens = seen
@@ -116,7 +115,7 @@ class AtollCallback(TrainerCallback):
 
     def _show(self, control: TrainerControl) -> None:
         if control.should_training_stop:
-            # After the last step the Trainer must work with the final model.
+            # After the last step the Trainer must see the final model.
             self._finish()
         elif control.should_evaluate or control.should_save:
             self._agreed.enter_context(self._run.evaluating())

@@ -1,10 +1,8 @@
-"""Commands of an island's rank 0 to all ranks, one at a time.
+"""Commands of an island's rank 0, the only member of the job, to all ranks.
 
-Only the first rank is a member of the job: it holds the session with the hub, the data, the
-schedule and the outer strategy. The others serve it: a command names a verb and carries values and
-tensors; every rank, the first included, runs its own handler of that verb, and inside handlers the
-ranks meet in collectives as in any program of torch.distributed. So what only rank 0 knows
-(a round is over, the job stops) reaches all ranks at the same point of the program.
+A command names a verb and carries values and tensors; every rank, including rank 0, runs its own
+handler of that verb, and handlers may use collectives. So what only rank 0 knows (a round is over,
+the job stops) reaches all ranks at the same point of the program.
 """
 
 from __future__ import annotations
@@ -27,24 +25,24 @@ from atoll.island.start_phase import StartReport
 log = logging.getLogger(__name__)
 
 dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+"""Untyped, because torch's stubs omit most of what is used here."""
 
 ROOM_BYTES, MOST_ROOM_BYTES = 4096, 1 << 17
-"""Commands up to this length need one broadcast; after longer ones there is more room, up to this:
-steps are all alike, so each takes one."""
+"""Initial and maximum size of the first broadcast. A longer command grows it, so that repeated
+commands of the same size need one broadcast each.
+"""
 INSIDE_BYTES = 1 << 20
-"""Tensors up to this length together are in the command; longer ones have their own broadcasts."""
+"""Tensors up to this total are sent inside the command; larger ones in their own broadcasts."""
 SIZES_BYTES = 16
-"""Before a command: its length, and that of what is not tensors."""
+"""Header of a command: its length, and the length without tensors."""
 END = "end"
 PATIENCE_DAYS = 30
-"""How long a rank waits for a command: a job may be paused. One that dies is noticed otherwise."""
+"""Timeout for the next command, because a job may be paused. Dead ranks are detected otherwise."""
 
 LET_GO_S, LOOK_S = 10.0, 0.001
-"""How long Gloo may hold what was exchanged last, and the pause between two looks."""
+"""Timeout and polling interval for Gloo to release the last tensors."""
 
 Handler = Callable[..., Any]
-"""Called with the command's tensors in order, and its values by name."""
 
 
 class _Command(msgspec.Struct, frozen=True, array_like=True):
@@ -55,21 +53,10 @@ class _Command(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommandBroadcaster:
-    """The ranks of an island; the same object on each of them.
-
-    Not thread-safe: commands are given from the thread that trains.
-    """
+    """The ranks of an island, one instance on each; used from the training thread only."""
 
     def __init__(self, *, rank: int, ranks: int, start: StartReport | None = None) -> None:
-        """Be one rank; the default process group must be there. Collective.
-
-        A group of its own carries commands, so that they never mix with what handlers send.
-
-        Args:
-            rank: This one.
-            ranks: Of the island.
-            start: Where handlers report how far this rank has come at its start.
-        """
+        """Create a process group for commands (collective), separate from handlers' traffic."""
         self.rank, self.ranks = rank, ranks
         self.start = start or StartReport()
         patience = timedelta(days=PATIENCE_DAYS)
@@ -78,31 +65,29 @@ class CommandBroadcaster:
         self._handlers: dict[str, Handler] = {}
         self.ended = False
         self.broken = False
-        """A command failed in the middle: what the other ranks are doing is unknown."""
+        """A command failed midway, so the state of the other ranks is unknown."""
 
     @property
     def leads(self) -> bool:
-        """Whether this is the rank that commands."""
+        """Whether this is rank 0."""
         return self.rank == 0
 
     def on(self, verb: str, handler: Handler) -> None:
-        """Set what this rank does at a command; every rank sets the same verbs."""
+        """Set this rank's handler of a command; every rank sets the same verbs."""
         self._handlers[verb] = handler
 
     def call(self, verb: str, tensors: Sequence[Tensor] = (), **values: Any) -> Any:
-        """Let every rank do a command; return what this rank's own handler returns.
+        """Run a command on every rank; return the result of this rank's handler.
 
-        Args:
-            verb: What to do.
-            tensors: What goes along, on any device; others get them in main memory.
-            values: Further arguments: whatever msgpack carries.
+        Tensors may be on any device; other ranks receive them in main memory. Values are sent by
+        msgpack.
         """
         if self.ended:
             raise WireError("the island has ended already", given=verb)
         if self.broken:
             raise WireError(
-                "an earlier command failed in the middle: the ranks are no longer in step",
-                given=verb, remedy="start the island anew",
+                "an earlier command failed midway: the ranks are no longer in step",
+                given=verb, remedy="restart the island",
             )  # fmt: skip
         self.broken = True
         if self._group is not None:
@@ -112,7 +97,7 @@ class CommandBroadcaster:
         return found
 
     def serve(self) -> None:
-        """Do what rank 0 commands until it ends the island."""
+        """Run the commands of rank 0 until it ends the island."""
         while True:
             verb, tensors, values = self._receive()
             if verb == END:
@@ -121,17 +106,13 @@ class CommandBroadcaster:
             self._handlers[verb](*tensors, **values)
 
     def end(self) -> None:
-        """Let the other ranks return from `serve`, if they listen; further calls do nothing."""
+        """Make the other ranks return from `serve`; further calls have no effect."""
         if self._group is not None and not self.ended and not self.broken:
             self._send(END, (), {})
         self.ended = True
 
     def gather(self, row: Tensor) -> Tensor:
-        """Return every rank's row, (n,) -> (ranks, n); all ranks call it at one point, no command.
-
-        Args:
-            row: As long, and of the same type, on every rank; in main memory.
-        """
+        """All-gather rows of equal length and dtype in main memory, (n,) -> (ranks, n)."""
         rows = [torch.empty_like(row) for _ in range(self.ranks)]
         if self._group is None:
             return row[None]
@@ -139,10 +120,10 @@ class CommandBroadcaster:
         return torch.stack(rows)
 
     def part(self) -> None:
-        """Meet the other ranks a last time: every rank calls it. Returns when Gloo is through.
+        """Synchronize with the other ranks a last time (collective) and wait until Gloo is idle.
 
-        So no connection closes while another rank still reads. And Gloo's threads release their
-        Python objects here: during the interpreter's shutdown they would abort the process.
+        Otherwise a connection may close while another rank reads, or Gloo's threads release Python
+        objects during interpreter shutdown, which aborts the process.
         """
         held = [torch.zeros(1) for _ in range(self.ranks + 1)]
         if self._group is not None:
@@ -154,9 +135,9 @@ class CommandBroadcaster:
             if time.monotonic() > deadline:
                 log.warning("Gloo still holds what was exchanged last, after %.0f s", LET_GO_S)
                 return
-            time.sleep(LOOK_S)  # gives the interpreter's lock to those threads
+            time.sleep(LOOK_S)  # releases the GIL to those threads
 
-    # ------------------------------------------------------------------------- commands
+    # ---------------------------------------------------------------------------- transport
 
     def _send(self, verb: str, tensors: Sequence[Tensor], values: Mapping[str, Any]) -> None:
         given = [t.detach().cpu().contiguous() for t in tensors]
@@ -210,5 +191,5 @@ class CommandBroadcaster:
 
 
 def _room_for(total: int) -> int:
-    """Return how long the first broadcast is after a command of a length: the same on all ranks."""
+    """Return the size of the first broadcast after a command of this length, equal on all ranks."""
     return min(MOST_ROOM_BYTES, 1 << (total - 1).bit_length())

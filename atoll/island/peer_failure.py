@@ -1,11 +1,11 @@
-"""Which errors mean that another rank is gone: a rank that dies makes collectives of all fail."""
+"""Recognizes errors caused by the loss of another rank, which makes collectives of all fail."""
 
 from __future__ import annotations
 
 from atoll.errors import RankLost
 
 KINDS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
-"""Errors of torch.distributed, by name: nothing of torch is needed to know them."""
+"""Errors of torch.distributed by name, so that torch need not be imported."""
 
 SIGNS = (
     "/gloo/transport/",
@@ -16,13 +16,13 @@ SIGNS = (
     "socket closed",
     "timed out waiting",
 )
-"""What Gloo says, in plain RuntimeErrors, when another rank is gone or does not answer."""
+"""Messages of Gloo's plain RuntimeErrors when another rank is lost."""
 
 MAX_DEPTH = 16
 
 
 def is_peer_failure(error: BaseException | None) -> bool:
-    """Return whether an exception, or what it came from, is that another rank does not answer."""
+    """Return whether an exception or one of its causes means that another rank is lost."""
     for _ in range(MAX_DEPTH):
         if error is None:
             return False
@@ -35,10 +35,10 @@ def is_peer_failure(error: BaseException | None) -> bool:
 
 
 def rank_lost(error: BaseException, *, rank: int, ranks: int) -> RankLost:
-    """Return the error of a rank that is well itself, but whose others do not answer."""
+    """Return the error of a healthy rank that lost contact with the others."""
     first = (str(error).splitlines() or [""])[0]
     return RankLost(
-        "the ranks of an island have lost touch with each other",
+        "the ranks of an island have lost contact with each other",
         given=f"rank {rank} of {ranks}: {type(error).__name__}: {first}"[:400],
         expected="that all answer within timeout_s in [island]",
         remedy="see the last lines of the other ranks: atoll logs",

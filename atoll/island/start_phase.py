@@ -1,8 +1,7 @@
-"""How far a rank of an island has come at its start, in a file that its supervisor reads.
+"""How far a rank has come during startup, in a file that its supervisor reads.
 
-At the start ranks wait for each other in one collective after the other. One that stays away lets
-all others wait until `timeout_s` is over, and none of them can tell which rank it is: their
-supervisor can, from where each of them stands.
+During startup ranks wait for each other in collectives. If one is missing, all others time out
+without knowing which; the supervisor finds it by comparing phases.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from enum import StrEnum
 from pathlib import Path
 
 OURS, EDGE = f"{os.sep}atoll{os.sep}", f"{os.sep}atoll{os.sep}node{os.sep}"
-"""A rank that gave up waiting names the innermost line of ours, but not the edge of its process."""
+"""A timeout is reported with the innermost line of Atoll, excluding `atoll/node`."""
 
 
 class StartPhase(StrEnum):
-    """What a rank does at its start; in the order in which ranks do it."""
+    """Phases of startup, in order."""
 
     LOADING = "loading"
-    """It loads libraries, or a script runs up to its first call."""
+    """Imports, or a script before its first call."""
     JOINING = "joining the job"
     MEETING = "meeting the other ranks"
     PREPARING = "preparing"
-    """The first rank reads data and builds the whole model."""
+    """Rank 0 reads data and builds the whole model."""
     WAITING = "waiting for rank 0"
     BUILDING = "building the model"
     DIVIDING = "dividing the model"
     FILLING = "filling the model"
-    """It receives the first rank's values."""
+    """Receives the values of rank 0."""
     READY = "ready"
 
 
@@ -43,15 +42,15 @@ ORDER = tuple(StartPhase)
 
 @dataclass(frozen=True, slots=True)
 class RankPhase:
-    """Where one rank stands."""
+    """The phase of one rank."""
 
     phase: StartPhase = StartPhase.LOADING
     at: str = ""
-    """The line at which it gave up waiting, e.g. `gather_scatter.py:82`; empty: it did not."""
+    """Line at which it gave up, e.g. `gather_scatter.py:82`; empty: it did not."""
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> RankPhase:
-        """Return what a rank has written; one that has written nothing is loading."""
+        """Return a rank's written phase, by default loading."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             found = json.loads((folder / phase_file(rank)).read_text(encoding="utf-8"))
             return cls(StartPhase(found["phase"]), str(found["at"]))
@@ -62,22 +61,22 @@ class RankPhase:
 
 
 def phase_file(rank: int) -> str:
-    """Return the name of the file in which a rank says where it stands."""
+    """Return the name of a rank's phase file."""
     return f"phase-{rank}.json"
 
 
 class StartReport:
-    """Writes one rank's phase down; without a folder it does nothing."""
+    """Writes one rank's phase; without a folder it does nothing."""
 
     def __init__(self, folder: Path | None = None, *, rank: int = 0) -> None:
         self._folder, self._rank = folder, rank
 
     def enter(self, phase: StartPhase) -> None:
-        """Begin a phase."""
+        """Start a phase."""
         self._write(RankPhase(phase))
 
     def fail(self, error: BaseException) -> None:
-        """Note at which line of ours an error came up."""
+        """Record the line of Atoll at which an error occurred."""
         frames = traceback.extract_tb(error.__traceback__)
         ours = [frame for frame in frames if OURS in frame.filename and EDGE not in frame.filename]
         if self._folder is not None and ours:
@@ -89,7 +88,7 @@ class StartReport:
             return
         path = self._folder / phase_file(self._rank)
         partial = path.with_suffix(".part")
-        with contextlib.suppress(OSError):  # a full disk only makes a later message vaguer
+        with contextlib.suppress(OSError):  # on a full disk a later message is only less precise
             partial.write_text(json.dumps(asdict(phase)), encoding="utf-8")
             partial.replace(path)
 
@@ -100,16 +99,16 @@ def started(phases: Mapping[int, RankPhase]) -> bool:
 
 
 def on_the_way(phases: Mapping[int, RankPhase]) -> bool:
-    """Return whether some ranks have come further than loading, but not all to the end.
+    """Return whether some ranks are past loading, but not all ready.
 
-    Ranks of a script that never calls `join` say nothing and stay at loading.
+    Ranks of a script that never calls `join` stay at loading.
     """
     moved = any(one.phase is not StartPhase.LOADING for one in phases.values())
     return moved and not started(phases)
 
 
 def describe(phases: Mapping[int, RankPhase]) -> str:
-    """Return which ranks are behind, and where all stand, e.g. `rank 1 is behind: rank 1 ...`."""
+    """Return which ranks are behind, and all phases, e.g. `rank 1 is behind: rank 1 ...`."""
     least = min(ORDER.index(one.phase) for one in phases.values())
     behind = [rank for rank, one in phases.items() if ORDER.index(one.phase) == least]
     where: defaultdict[str, list[int]] = defaultdict(list)

@@ -16,22 +16,17 @@ from atoll.config.rank_environment import RankPlace
 from atoll.errors import ConfigError
 
 dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+"""Untyped, because torch's stubs omit most of what is used here."""
 
 
 def device_of(place: RankPlace, *, wanted: str) -> torch.device:
-    """Return the device of a rank.
+    """Return the device of a rank; raises ConfigError if it has no accelerator.
 
-    Args:
-        place: Which rank.
-        wanted: `cpu`, `cuda`, or `auto`: an accelerator if this machine has one for every rank.
-
-    Raises:
-        ConfigError: there is no accelerator for this rank.
+    `wanted` is `cpu`, `cuda`, or `auto`: accelerators if this machine has one for every rank.
     """
     count = torch.cuda.device_count() if wanted != "cpu" else 0
     if wanted == "auto" and count < (place.local_ranks or place.ranks):
-        count = 0  # all ranks of an island compute on the same kind of device
+        count = 0  # all ranks of an island must use the same kind of device
     if wanted == "cuda" and place.local_rank >= count:
         raise ConfigError(
             "there is no accelerator for this rank",
@@ -45,13 +40,7 @@ def device_of(place: RankPlace, *, wanted: str) -> torch.device:
 
 @contextmanager
 def world(place: RankPlace, *, device: torch.device, timeout_s: float) -> Iterator[None]:
-    """Be in the default process group of the island inside: NCCL on accelerators, else Gloo.
-
-    Args:
-        place: Which rank this is.
-        device: What it computes on.
-        timeout_s: How long one collective may take.
-    """
+    """Run the body in the island's default process group: NCCL on accelerators, else Gloo."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -68,11 +57,7 @@ def world(place: RankPlace, *, device: torch.device, timeout_s: float) -> Iterat
 
 
 def build_mesh(shape: MeshShape, *, device: torch.device) -> DeviceMesh:
-    """Return the mesh with all four axes, the slowest first; every rank calls it.
-
-    Raises:
-        ConfigError: the process group has another number of ranks.
-    """
+    """Return the mesh with all four axes, slowest first (collective); raises ConfigError."""
     ranks = dist.get_world_size()
     if shape.ranks != ranks:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""The table of codecs: what each is, what it is good for, and what it can be combined with.
+"""The table of codecs: description, use, and what each can be combined with.
 
-A new codec is one file with a class and one row here. What stands before a `|` in a spec chooses
-numbers of a vector, what follows says how these are written: `topk:0.01|int8`.
+A new codec is a file with a class and a row here. In a spec, the part before `|` selects numbers of
+a vector, the part after encodes them: `topk:0.01|int8`.
 """
 
 from __future__ import annotations
@@ -15,42 +15,38 @@ from atoll.methods.method import Paper, arxiv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecRow:
-    """One codec. Speeds are bytes of float32 that one core handles per second.
+    """One codec. Speeds are bytes of float32 per second on one core.
 
-    They are rounded from `python -m bench.codecs` on one core of an AMD EPYC of 2025. Another
-    machine has other speeds, but all members have to come to the same choice, so they share these;
-    what decides is the ratio to the speed of the link (see `auto`). fp16 and bf16 count like fp32:
-    that they are measured faster is the fresh memory of a large packet.
+    They are rounded from `python -m bench.codecs` on an AMD EPYC of 2025 and shared, because all
+    members must make the same choice (see `auto`). fp16 and bf16 count like fp32: their measured
+    advantage is an artifact of memory allocation.
     """
 
     name: str
     implementation: str
     """`module:Class`, with a class method `from_spec`."""
     example: str
-    """A usual spec."""
     line: str
-    """What it does, in one line."""
     good_for: str
-    """When to choose it."""
     papers: tuple[Paper, ...] = ()
     selects: bool = False
-    """Chooses numbers, so another codec can follow after `|`."""
+    """Selects numbers, so another codec can follow after `|`."""
     wraps: bool = False
-    """Takes other codecs in brackets."""
+    """Takes other codecs in parentheses."""
     needs_allgather: bool = False
-    """The mean of several packets does not fit one packet."""
+    """The mean of several packets does not fit into one packet."""
     remembers: bool = False
-    """Keeps something of one vector until the next."""
+    """Keeps state from one vector to the next."""
     precise: bool = False
-    """Keeps nothing and loses next to nothing of any number."""
+    """Stateless, with negligible loss of every number."""
     unbiased: bool = False
-    """Loses nothing on average, so that feeding back its errors does harm."""
+    """Without loss on average, so that error feedback does harm."""
     whole_vectors: bool = False
-    """Looks at the shapes or the length of a vector, so it cannot follow `|`."""
+    """Depends on the shapes or the length of a vector, so it cannot follow `|`."""
     kept_vectors: float = 0.0
-    """Vectors as long as the model that it keeps."""
+    """Memory, in vectors as long as the model."""
     encode_bytes_per_s: float = 0.5e9
-    """Choosing numbers costs more than rounding them: the default is that of a slow codec."""
+    """The default is that of a slow codec: selection costs more than rounding."""
     decode_bytes_per_s: float = 2e9
     page: str = "docs/reference/codecs.md"
 
@@ -63,7 +59,7 @@ CODECS: Mapping[str, CodecRow] = MappingProxyType(
                 name="fp32",
                 implementation="atoll.codec.quantized.cast:Cast",
                 example="fp32",
-                line="every number as it is",
+                line="unchanged 32-bit floats",
                 good_for="fast links, references",
                 precise=True,
                 encode_bytes_per_s=9e9,
@@ -104,8 +100,7 @@ CODECS: Mapping[str, CodecRow] = MappingProxyType(
                 implementation="atoll.codec.quantized.blockwise:BlockwiseInt8",
                 example="int8:256",
                 line="8-bit whole numbers with a scale per block",
-                good_for="a quarter of the bytes, nothing lost that training would notice: the "
-                "usual choice",
+                good_for="a quarter of the bytes without a measurable loss: the usual choice",
                 papers=(arxiv("2110.02861", "8-bit Optimizers via Block-wise Quantization", 2021),),
                 precise=True,
                 encode_bytes_per_s=3.2e9,
@@ -117,7 +112,7 @@ CODECS: Mapping[str, CodecRow] = MappingProxyType(
                 example="sigma8:6",
                 line="256 buckets of a few standard deviations; each decodes to the mean of its "
                 "values",
-                good_for="moves that look like a bell curve; sums are kept",
+                good_for="normally distributed pseudo-gradients; sums are kept",
                 papers=(arxiv("2412.01152", "INTELLECT-1 Technical Report", 2024),),
                 precise=True,
                 encode_bytes_per_s=0.9e9,
@@ -182,7 +177,7 @@ CODECS: Mapping[str, CodecRow] = MappingProxyType(
                 implementation="atoll.codec.sparse.randomk:RandomK",
                 example="randomk:0.1",
                 line="values at random places that all members know",
-                good_for="very few bytes that still add up on the way; with feedback",
+                good_for="very few bytes that can be summed on the way; with feedback",
                 papers=(arxiv("1809.07599", "Sparsified SGD with Memory", 2018),),
                 selects=True,
             ),
@@ -190,8 +185,8 @@ CODECS: Mapping[str, CodecRow] = MappingProxyType(
                 name="lowrank",
                 implementation="atoll.codec.lowrank:LowRank",
                 example="lowrank:4",
-                line="every matrix as a product of two thin ones",
-                good_for="moves of matrices; with feedback",
+                line="every matrix as a product of two low-rank factors",
+                good_for="updates of matrices; with feedback",
                 papers=(
                     arxiv(
                         "1905.13727",
@@ -250,8 +245,8 @@ CODECS: Mapping[str, CodecRow] = MappingProxyType(
                 name="feedback",
                 implementation="atoll.codec.wrappers.feedback:Feedback",
                 example="feedback(int8)",
-                line="around another: what it lost is added to the next vector",
-                good_for="every codec that is coarse",
+                line="wrapper: adds what the inner codec lost to the next vector",
+                good_for="all coarse codecs",
                 papers=(
                     arxiv(
                         "1901.09847",
@@ -267,7 +262,7 @@ CODECS: Mapping[str, CodecRow] = MappingProxyType(
                 name="ef21",
                 implementation="atoll.codec.wrappers.ef21:EF21",
                 example="ef21(topk:0.1)",
-                line="around another: only the change since the last vector is sent",
+                line="wrapper: sends only the change since the last vector",
                 good_for="coarse codecs of gradients, without a bound on these",
                 papers=(
                     arxiv(
@@ -296,7 +291,7 @@ CODECS: Mapping[str, CodecRow] = MappingProxyType(
                 implementation="atoll.codec.wrappers.by_role:ByRole",
                 example="by_role(topk:0.01,bf16)",
                 line="matrices in one codec, tensors of one dimension in another",
-                good_for="a coarse codec for what is large, a precise one for biases and norms",
+                good_for="a coarse codec for large tensors, a precise one for biases and norms",
                 wraps=True,
                 needs_allgather=True,
                 whole_vectors=True,
@@ -305,7 +300,7 @@ CODECS: Mapping[str, CodecRow] = MappingProxyType(
                 name="auto",
                 implementation="atoll.codec.wrappers.auto:Auto",
                 example="auto(fp32,bf16,int8)",
-                line="the one that is fastest on the links that were measured",
+                line="the fastest codec on the measured links",
                 good_for="machines with unknown links",
                 wraps=True,
                 remembers=True,
@@ -313,4 +308,4 @@ CODECS: Mapping[str, CodecRow] = MappingProxyType(
         )
     }
 )
-"""Name -> codec, in the order in which `atoll methods codecs` lists them."""
+"""Name -> codec, in the order of `atoll methods codecs`."""

@@ -1,4 +1,4 @@
-"""Methods in which members exchange models with few others, and none holds the mean of all."""
+"""Methods in which members exchange models with few others, without a global mean."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from atoll.errors import ConfigError
 from atoll.methods.method import CodecSupport, Method, Preset, arxiv, option
 
 WHOLE_MODELS = CodecSupport(
-    why="members need each other's whole parameters, not differences",
+    why="members need whole parameters of each other, not differences",
     one_mean=True, refused=frozenset({"ef21", "randomk"}), nearest="int8",
 )  # fmt: skip
 
 
 def is_grid(members: int) -> bool:
-    """Return whether members fill rows and columns of two or more each."""
+    """Return whether members fill a grid of at least 2 x 2."""
     return any(members % rows == 0 for rows in range(2, math.isqrt(members) + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gossip(Method):
-    """Options of gossip."""
+    """Options of gossip averaging."""
 
     name = "gossip"
     implementation = "atoll.strategies.outer.gossip:GossipOuter"
@@ -32,7 +32,7 @@ class Gossip(Method):
         Preset(
             name="d-psgd",
             line="every step mixes the parameters with those of the neighbours in a graph",
-            good_for="no place that could add up for all; a ring sends the same for any number of "
+            good_for="no central reducer; the traffic in a ring does not grow with the number of "
             "members",
             papers=(
                 arxiv(
@@ -59,7 +59,7 @@ class Gossip(Method):
             name="push-sum",
             options={"graph": "random", "push_sum": True},
             line="gossip along directed links, with weights that undo the bias",
-            good_for="members that can send to others but not hear back in the same step",
+            good_for="members that send without an answer in the same step",
             papers=(
                 arxiv("1811.10792", "Stochastic Gradient Push for Distributed Deep Learning", 2018),
             ),
@@ -68,7 +68,7 @@ class Gossip(Method):
 
     graph: str = option(
         "ring",
-        "Who talks to whom: `ring`, `torus`, `exponential`, `one-peer`, `complete`; with push- "
+        "Communication graph: `ring`, `torus`, `exponential`, `one-peer`, `complete`; with push- "
         "sum also `random`.",
     )
     every: int = option(1, "Optimizer steps between two rounds.")
@@ -79,10 +79,10 @@ class Gossip(Method):
     )
 
     def check(self, *, nodes: int, min_nodes: int, optimizer: str) -> None:
-        """Refuse graphs that the number of members or the averaging does not allow."""
+        """Refuse graphs that do not fit the number of members or the averaging."""
         if self.graph == "random" and not self.push_sum:
             raise ConfigError(
-                "in this graph some members get more than they give, which biases their mean",
+                "in this graph members receive different total weights, which biases their mean",
                 given='graph = "random" without push_sum',
                 expected="push_sum = true, which undoes the bias",
                 remedy='push_sum = true, or graph = "one-peer"',
@@ -90,7 +90,7 @@ class Gossip(Method):
         if self.graph == "torus" and nodes > 1 and not is_grid(nodes):
             above = next(n for n in range(nodes, 2 * nodes + 9) if is_grid(n))
             raise ConfigError(
-                "so many members make no torus",
+                "this number of members does not form a torus",
                 given=f"nodes = {nodes}",
                 expected="a grid of at least 2 x 2 members, e.g. 4, 6, 8, 9 or 12",
                 remedy=f'nodes = {above}, or graph = "exponential"',
@@ -99,7 +99,7 @@ class Gossip(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Pairwise(Method):
-    """Options of meetings in pairs."""
+    """Options of asynchronous pairwise averaging."""
 
     name = "pairwise"
     implementation = "atoll.strategies.outer.pairwise:PairwiseOuter"
@@ -109,7 +109,7 @@ class Pairwise(Method):
     presets = (
         Preset(
             name="ad-psgd",
-            line="now and then two members meet in the middle, without waiting for the rest",
+            line="pairs of members average occasionally, without waiting for the rest",
             good_for="members of very different speed",
             papers=(
                 arxiv(
@@ -121,7 +121,7 @@ class Pairwise(Method):
         ),
     )
 
-    every: int = option(1, "Least optimizer steps between the begins of two meetings.")
+    every: int = option(1, "Minimum optimizer steps between the starts of two meetings.")
     delay: int = option(
         0,
         "Steps after which a meeting's result is taken, and waited for if need be; 0: as soon "
@@ -141,7 +141,7 @@ class NoLoCo(Method):
     presets = (
         Preset(
             name="noloco",
-            line="DiLoCo in random pairs: no process adds up for all",
+            line="DiLoCo in random pairs, without a central reducer",
             good_for="many members, or links whose delay makes a common round long",
             papers=(
                 arxiv(
@@ -154,6 +154,6 @@ class NoLoCo(Method):
     )
 
     every: int = option(50, "Optimizer steps between two rounds (H).")
-    outer_lr: float = option(0.7, "Rate of what a pair has learned (beta).")
+    outer_lr: float = option(0.7, "Learning rate of a pair's mean update (beta).")
     outer_momentum: float = option(0.5, "Momentum of the outer step (alpha).")
     pull: float = option(0.9, "How strongly the parameters of a pair are pulled together (gamma).")

@@ -1,4 +1,4 @@
-"""Methods that exchange something in every step."""
+"""Methods that communicate in every step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EveryStep(Method):
         Preset(
             name="ddp",
             line="the mean of all gradients in every step",
-            good_for="fast links; the yardstick for everything below",
+            good_for="fast links; the baseline for the methods below",
             papers=(
                 arxiv(
                     "2006.15704",
@@ -36,15 +36,15 @@ class EveryStep(Method):
 
     weight: str = option(
         "tokens",
-        "What a member's gradient weighs: the `tokens` of its batch, or `equal`.",
+        "Weight of a member's gradient: the `tokens` of its batch, or `equal`.",
     )
     reduction: str = option(
         "average",
-        "The gradients' weighted `average`, or their `sum`: the average times the members' number.",
+        "The weighted `average` of gradients, or their `sum`: average times number of members.",
     )
     lr_scaling: str = option(
         "none",
-        "The learning rate times the members' number (`linear`, for SGD) or its root (`sqrt`).",
+        "Factor of the learning rate: members (`linear`, for SGD) or their root (`sqrt`).",
     )
     lr_warmup: int = option(
         0,
@@ -60,14 +60,14 @@ class Sparta(Method):
     implementation = "atoll.strategies.outer.sparta:SpartaOuter"
     pages = "every_step"
     codecs = CodecSupport(
-        why="what travels are parameters themselves, other ones in every step",
+        why="parameters themselves are sent, different ones in every step",
         precise_only=True, nearest="int8",
     )  # fmt: skip
     presets = (
         Preset(
             name="sparta",
             line="in every step a random half per cent of the parameters is averaged",
-            good_for="even, tiny traffic; beside DiLoCo it allows longer intervals",
+            good_for="small, even traffic; with DiLoCo it allows longer intervals",
             papers=(
                 Paper(
                     "Improving the Efficiency of Distributed Training using Sparse Parameter "
@@ -90,11 +90,11 @@ class Sparta(Method):
         0,
         "Steps between two outer steps on all parameters (H), as in DiLoCo; 0: none.",
     )
-    outer_lr: float = option(0.7, "Rate of the outer optimizer.")
+    outer_lr: float = option(0.7, "Learning rate of the outer optimizer.")
     outer_momentum: float = option(0.9, "Nesterov momentum of the outer optimizer.")
     weight: str = option(
         "tokens",
-        "What a member's values weigh: the `tokens` of its batch, or `equal`.",
+        "Weight of a member's values: the `tokens` of its batch, or `equal`.",
     )
 
     @property
@@ -132,7 +132,7 @@ class DeMo(Method):
     side: int = option(64, "Largest side of a piece.")
     weight: str = option(
         "equal",
-        "What a member's coefficients weigh: all the same, or the `tokens` of its batch.",
+        "Weight of a member's coefficients: all the same, or the `tokens` of its batch.",
     )
 
 
@@ -145,7 +145,7 @@ class Cocktail(Method):
     pages = "every_step"
     has_mean = False
     codecs = CodecSupport(
-        why="it feeds back by itself what its codec loses", memory=False, nearest="topk:0.2|int4"
+        why="it applies error feedback itself", memory=False, nearest="topk:0.2|int4"
     )
     presets = (
         Preset(
@@ -165,7 +165,7 @@ class Cocktail(Method):
 
     probability: float = option(
         0.1,
-        "Share of the parameters that takes part in a round; what is sent of it says the codec.",
+        "Share of the parameters that takes part in a round; the codec decides what is sent of it.",
     )
     mask: str = option(
         "rolled",
@@ -175,7 +175,7 @@ class Cocktail(Method):
     seed: int = option(0, "Of the positions; the same on every member.")
     weight: str = option(
         "equal",
-        "What a member's difference weighs: all the same, or the `tokens` of its batch.",
+        "Weight of a member's difference: all the same, or the `tokens` of its batch.",
     )
 
 
@@ -188,7 +188,7 @@ class SignMajority(Method):
     pages = "every_step"
     uses_gradients = True
     codecs = CodecSupport(
-        why="votes are one sign per number: nothing to remember or to leave out",
+        why="votes are one sign per number: a codec with state or selection does not apply",
         one_mean=True, memory=False, nearest="sign",
     )  # fmt: skip
     presets = (
@@ -215,12 +215,12 @@ class SignMajority(Method):
     )
     weight: str = option(
         "equal",
-        "What a member's vote weighs: all the same, or the `tokens` of its batch.",
+        "Weight of a member's vote: all the same, or the `tokens` of its batch.",
     )
 
     @property
     def has_mean(self) -> bool:
-        """With scales every vote is a packet of its own."""
+        """With scales every vote needs its own packet."""
         return not self.feedback
 
 
@@ -234,9 +234,7 @@ class OneBitAdam(Method):
     has_mean = False
     later_vectors = 4.0
     uses_gradients = True
-    codecs = CodecSupport(
-        why="it feeds back by itself what its codec loses", memory=False, nearest="sign"
-    )
+    codecs = CodecSupport(why="it applies error feedback itself", memory=False, nearest="sign")
     presets = (
         Preset(
             name="one-bit-adam",
@@ -266,11 +264,11 @@ class OneBitAdam(Method):
     )
     weight: str = option(
         "tokens",
-        "What a member's values weigh: the `tokens` of its batch, or `equal`.",
+        "Weight of a member's values: the `tokens` of its batch, or `equal`.",
     )
 
     def check(self, *, nodes: int, min_nodes: int, optimizer: str) -> None:
-        """Refuse inner optimizers without the variance that is frozen after the warm-up."""
+        """Refuse inner optimizers without a variance to freeze after the warm-up."""
         if optimizer not in ("", "adamw", "torch:Adam", "torch:AdamW"):
             raise ConfigError(
                 "1-bit Adam freezes the variance of Adam, and this optimizer has none",
@@ -289,13 +287,13 @@ class PowerSGD(Method):
     pages = "every_step"
     uses_gradients = True
     codecs = CodecSupport(
-        why="it feeds back errors by itself, and its factors' axes change every round",
+        why="it applies error feedback itself, and its factors change basis every round",
         precise_only=True, nearest="int8",
     )  # fmt: skip
     presets = (
         Preset(
             name="powersgd",
-            line="gradients of matrices as products of two thin ones",
+            line="gradients of matrices as products of two low-rank factors",
             good_for="per-step training on links where a tenth of the gradients fits",
             papers=(
                 arxiv(
@@ -313,5 +311,5 @@ class PowerSGD(Method):
     seed: int = option(0, "Of the first Q; the same on every member.")
     weight: str = option(
         "tokens",
-        "What a member's gradient weighs: the `tokens` of its batch, or `equal`.",
+        "Weight of a member's gradient: the `tokens` of its batch, or `equal`.",
     )

@@ -1,8 +1,7 @@
-"""What a row of the table of methods says.
+"""The format of a row in the table of methods.
 
-A row is a frozen dataclass. Its fields are the keys of `[strategy]` in a job file, its class
-attributes say what the method can be combined with, and the class that trains is named by a path,
-so that reading the table loads no torch.
+Its fields are the keys of `[strategy]`, its class attributes state what the method can be combined
+with, and its implementation is named by a path, so that reading the table does not load torch.
 """
 
 from __future__ import annotations
@@ -37,90 +36,87 @@ def arxiv(number: str, title: str, year: int) -> Paper:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A well-known method: a name in a job file for an outer strategy, a codec and options."""
+    """A well-known method: a name for an outer strategy, a codec and options."""
 
     name: str
     line: str
-    """What it does, in one line."""
     good_for: str
-    """When to choose it."""
     papers: tuple[Paper, ...] = ()
-    """The first one is the method's own."""
+    """The method's own first."""
     codec: str = "fp32"
     inner: str = "local"
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Options of the outer strategy that differ from its defaults."""
+    """Options that differ from the defaults of the outer strategy."""
     optimizer: str = ""
-    """Inner optimizer that belongs to it, where it is not the usual one."""
+    """Inner optimizer, if not the usual one."""
     outer: str = ""
-    """Name of the outer strategy. The table fills it in, and the page."""
+    """Outer strategy; like `page`, set by the table."""
     page: str = ""
-    """Path of its page below the project's root."""
+    """Path relative to the project's root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecSupport:
-    """Which codecs a method cannot use. Codecs declare the same properties in their own rows."""
+    """Codecs that a method cannot use; codecs declare the same properties in their rows."""
 
     why: str
     one_mean: bool = False
-    """The mean of several packets must fit one packet: no codec that needs an all-gather."""
+    """The mean of several packets must fit into one packet: no codec that needs an all-gather."""
     memory: bool = True
-    """Whether a codec may remember one vector until the next."""
+    """Whether a codec may keep state from one vector to the next."""
     precise_only: bool = False
-    """Only codecs that keep nothing and lose next to nothing of any number."""
+    """Only codecs without state and with negligible loss."""
     refused: frozenset[str] = frozenset()
-    """Further codecs, by name."""
+    """Further codecs that cannot be used."""
     nearest: str
-    """One that works, for messages."""
+    """A codec to suggest in messages."""
 
 
 def option(default: T, line: str) -> T:
-    """Return a dataclass field with a default and one line that `atoll methods` shows."""
+    """Return a dataclass field with a default and the description for `atoll methods`."""
     value: T = field(default=default, metadata={"line": line})
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One key of `[strategy]`."""
+    """A key of `[strategy]`."""
 
     name: str
     kind: str
-    """Its type, as written."""
     default: Any
     line: str
 
 
 class Method:
-    """Base of the rows. A subclass is a frozen dataclass whose fields are made by :func:`option`.
+    """Base class of rows. A subclass is a frozen dataclass with fields made by :func:`option`.
 
-    What may depend on the options of a job is a property here; a row overrides it with a constant
-    or with another property.
+    Properties may depend on the options; rows override them with constants or properties.
     """
 
     name: ClassVar[str]
     """`outer` in a job file."""
     implementation: ClassVar[str]
-    """`module:Class` of the outer strategy, which takes the options as its one argument."""
+    """`module:Class` of the outer strategy; its only argument is the row."""
     pages: ClassVar[str] = "."
-    """Folder below docs/methods with a page for each preset."""
+    """Folder below docs/methods with a page per preset."""
     presets: ClassVar[tuple[Preset, ...]] = ()
     codecs: ClassVar[CodecSupport | None] = None
-    """Which codecs it cannot use; None: it can use all."""
+    """None: all codecs can be used."""
     needs_servers: ClassVar[bool] = False
-    """Whether members meet at parameter servers, which are reached through the hub only."""
+    """Whether members communicate with parameter servers, which are reached through the hub only.
+    """
     exchanges: ClassVar[bool] = True
-    """Whether members exchange what they learn. If not, each trains a model of its own."""
+    """False: each member trains its own model."""
 
     @property
     def later_vectors(self) -> float:
-        """Vectors as long as the model that a member makes in its first rounds, after `setup`."""
+        """Vectors as long as the model that a member allocates after `setup`."""
         return 0.0
 
     @property
     def has_mean(self) -> bool:
-        """Whether one mean of all members exists, which another rule or collective could make."""
+        """Whether one mean of all members exists, so that other rules or collectives apply."""
         return True
 
     @property
@@ -129,29 +125,20 @@ class Method:
         return False
 
     def check(self, *, nodes: int, min_nodes: int, optimizer: str) -> None:
-        """Refuse options that contradict each other or the job. By default nothing is refused.
+        """Refuse options that contradict each other or the job; the default accepts all.
 
-        Args:
-            nodes: Members that are to train together.
-            min_nodes: Fewest with whom rounds must be possible.
-            optimizer: The inner one, as in `[train]`; empty if it is not known.
-
-        Raises:
-            ConfigError: with the reason and the nearest thing that works.
+        `min_nodes` are needed in a round; `optimizer` is that of `[train]`, empty if unknown.
+        Raises ConfigError with the reason and the nearest valid option.
         """
 
     def build(self) -> Any:
-        """Return an `atoll.strategies.base.Outer` with these options; loads torch.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
+        """Return a `strategies.base.Outer` (loads torch); raises ConfigError."""
         module, _, name = self.implementation.partition(":")
         return getattr(importlib.import_module(module), name)(self)
 
     @classmethod
     def options(cls) -> tuple[Option, ...]:
-        """Return the keys of `[strategy]` that belong to this method."""
+        """Return this method's keys of `[strategy]`."""
         return tuple(
             Option(each.name, str(each.type), each.default, each.metadata.get("line", ""))
             for each in dataclasses.fields(cls)  # type: ignore[arg-type]

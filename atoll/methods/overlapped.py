@@ -1,4 +1,4 @@
-"""Methods that combine parameters now and then, while training goes on."""
+"""Methods that combine parameters periodically while training continues."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Streaming(Method):
         Preset(
             name="streaming-diloco",
             codec="feedback(e3m0)",
-            line="DiLoCo one fragment of the model at a time, sent while training goes on",
-            good_for="thin links where a whole model at once would stand in the way",
+            line="DiLoCo one fragment of the model at a time, sent during training",
+            good_for="slow links, where sending the whole model at once blocks training",
             papers=(
                 arxiv(
                     "2501.18512",
@@ -36,17 +36,17 @@ class Streaming(Method):
     fragments: int = option(4, "Parts that the model is cut into (F).")
     pattern: str = option(
         "strided",
-        "How layers are dealt to fragments: `strided`, or `sequential` for runs of neighbours.",
+        "How layers are assigned to fragments: `strided`, or `sequential` for runs of neighbours.",
     )
     delay: int = option(
         1,
-        "Steps between the begin of a round and taking its result (tau); below H / F.",
+        "Steps between the start of a round and applying its result (tau); below H / F.",
     )
     mix: float = option(
         0.5,
-        "What a member keeps of its own parameters when it takes a result (alpha): 0 to 1.",
+        "Share of a member's own parameters in an applied result (alpha): 0 to 1.",
     )
-    outer_lr: float = option(0.4, "Rate of the outer optimizer.")
+    outer_lr: float = option(0.4, "Learning rate of the outer optimizer.")
     outer_momentum: float = option(
         0.9,
         "Nesterov momentum of the outer optimizer, one velocity per fragment; 0: plain SGD.",
@@ -62,7 +62,7 @@ class Streaming(Method):
     )
     weight: str = option(
         "tokens",
-        "What a member's values weigh: `tokens` trained since the last round, or `equal`.",
+        "Weight of a member's values: `tokens` trained since the last round, or `equal`.",
     )
 
     @property
@@ -71,7 +71,7 @@ class Streaming(Method):
         return float(self.outer_momentum > 0)
 
     def check(self, *, nodes: int, min_nodes: int, optimizer: str) -> None:
-        """Refuse rounds of fragments that would overlap."""
+        """Refuse overlapping rounds of fragments."""
         every, fragments, delay = self.every, self.fragments, self.delay
         if every < fragments:
             raise ConfigError(
@@ -83,7 +83,7 @@ class Streaming(Method):
         gap = every // fragments if self.staggered else every
         if delay >= gap:
             raise ConfigError(
-                "a fragment's round would still be under way when the next one's begins",
+                "a fragment's round would not end before the next one begins",
                 given=f"delay = {delay}, every = {every}, fragments = {fragments}",
                 expected=f"delay below every / fragments, {gap} here",
                 remedy=f"delay = {gap - 1}, or every = {(delay + 1) * fragments}",
@@ -101,7 +101,7 @@ class Eager(Method):
         Preset(
             name="eager-diloco",
             codec="feedback(e3m0)",
-            line="DiLoCo whose rounds take a whole interval: own move fresh, the others' late",
+            line="DiLoCo with rounds of a whole interval: others' updates arrive one late",
             good_for="links so slow that a round lasts as long as its interval",
             papers=(
                 arxiv(
@@ -115,9 +115,9 @@ class Eager(Method):
 
     every: int = option(
         100,
-        "Optimizer steps between two rounds (H); a round has as long to come about.",
+        "Optimizer steps between two rounds (H), also the time for a round.",
     )
-    outer_lr: float = option(0.7, "Rate of the outer optimizer.")
+    outer_lr: float = option(0.7, "Learning rate of the outer optimizer.")
     outer_momentum: float = option(0.9, "Nesterov momentum of the outer optimizer; 0: plain SGD.")
     shared_steps: int = option(
         0,
@@ -126,10 +126,10 @@ class Eager(Method):
     )
     weight: str = option(
         "tokens",
-        "What a member's values weigh: `tokens` trained since the last round, or `equal`.",
+        "Weight of a member's values: `tokens` trained since the last round, or `equal`.",
     )
 
     @property
     def later_vectors(self) -> float:
-        """The own gradient under way, and a momentum of the common and of the own state."""
+        """The own gradient in flight, and momentum of the shared and the own state."""
         return 1.0 + 2.0 * (self.outer_momentum > 0)

@@ -1,4 +1,4 @@
-"""Methods whose members push to parameter servers and pull from them."""
+"""Methods with parameter servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from atoll.errors import ConfigError
 from atoll.methods.method import CodecSupport, Method, Paper, Preset, arxiv, option
 
 PUSHED = CodecSupport(
-    why="servers apply what single members push as it comes",
+    why="servers apply the pushes of single members on arrival",
     refused=frozenset({"ef21"}), nearest="feedback(int8)",
 )  # fmt: skip
 
@@ -27,7 +27,7 @@ class Asynchronous(Method):
         Preset(
             name="async-diloco",
             codec="feedback(int8)",
-            line="members send their moves whenever they are done; delayed Nesterov on the server",
+            line="members push updates when they are ready; delayed Nesterov on the server",
             good_for="machines of different speed that should never wait",
             papers=(
                 arxiv("2401.09135", "Asynchronous Local-SGD Training for Language Modeling", 2024),
@@ -45,25 +45,25 @@ class Asynchronous(Method):
     outer_momentum: float = option(0.9, "Its momentum; `sgd` has none.")
     buffer: int = option(
         0,
-        "Arrivals per step of delayed Nesterov's momentum (N); 0: as many as there are members.",
+        "Pushes per step of delayed Nesterov's momentum (N); 0: as many as there are members.",
     )
     activation: float = option(
         0.0,
-        "How much of the momentum every arrival moves already (c), 0 to 1/N.",
+        "Share of the momentum applied with every push (c), 0 to 1/N.",
     )
     dynamic: bool = option(True, "Whether slow members do fewer steps, by measured speed.")
     staleness: str = option(
         "constant",
-        "What a late move counts: `constant` (all of it), `inverse` (1 / lateness) or `power`.",
+        "Weight of a late update: `constant` (full), `inverse` (1 / lateness) or `power`.",
     )
     staleness_power: float = option(0.5, "The a of `power`: (1 + lateness) ** -a.")
-    max_staleness: int = option(0, "Moves that are later than this are dropped; 0: none is.")
+    max_staleness: int = option(0, "Updates later than this are dropped; 0: none.")
     servers: int = option(1, "Parameter servers that the vector is spread over.")
     anchor_every: int = option(
         0,
         "Steps of the schedule between two rounds of all members; 0: ten times `every`.",
     )
-    reply: str = option("fp32", "Codec of the vector that comes back: fp32, bf16 or fp16.")
+    reply: str = option("fp32", "Codec of the vector in answers: fp32, bf16 or fp16.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Server(Method):
             name="stale-synchronous",
             options={"mode": "stale", "bound": 3},
             line="no member gets more than s steps ahead of the slowest",
-            good_for="speeds that vary but even out",
+            good_for="speeds that vary around the same mean",
             papers=(
                 Paper(
                     "More Effective Distributed ML via a Stale Synchronous Parallel Parameter "
@@ -101,8 +101,8 @@ class Server(Method):
         Preset(
             name="async-sgd",
             options={"mode": "asynchronous", "staleness": "inverse"},
-            line="servers apply every step as it comes, late ones more gently",
-            good_for="a yardstick for asynchronous methods",
+            line="servers apply every step on arrival, late ones with less weight",
+            good_for="a baseline for asynchronous methods",
             papers=(
                 arxiv(
                     "1511.05950", "Staleness-aware Async-SGD for Distributed Deep Learning", 2015
@@ -118,7 +118,7 @@ class Server(Method):
 
     mode: str = option(
         "synchronous",
-        "Who waits for whom: `synchronous`, `stale` or `asynchronous`.",
+        "Consistency of clocks: `synchronous`, `stale` or `asynchronous`.",
     )
     backups: int = option(0, "How many members a clock does not wait for (synchronous).")
     bound: int = option(3, "How many clocks a member may be ahead of the slowest (stale).")
@@ -133,32 +133,32 @@ class Server(Method):
     )
     staleness: str = option(
         "constant",
-        "What a late push counts: `constant` (all of it), `inverse` (1 / lateness) or `power`.",
+        "Weight of a late push: `constant` (full), `inverse` (1 / lateness) or `power`.",
     )
     staleness_power: float = option(0.5, "The a of `power`: (1 + lateness) ** -a.")
-    max_staleness: int = option(0, "Pushes that are later than this are dropped; 0: none is.")
+    max_staleness: int = option(0, "Pushes later than this are dropped; 0: none.")
     compensation: float = option(
         0.0,
         "Strength lambda of delay compensation, 0.04 to 2; 0: none. Needs gradients.",
     )
     servers: int = option(1, "Parameter servers that the vector is spread over.")
     anchor_every: int = option(200, "Steps of the schedule between two rounds of all members.")
-    reply: str = option("fp32", "Codec of the vector that comes back: fp32, bf16 or fp16.")
+    reply: str = option("fp32", "Codec of the vector in answers: fp32, bf16 or fp16.")
     weight: str = option(
         "tokens",
-        "What a push weighs in a synchronous mean: the `tokens` of its batch, or `equal`.",
+        "Weight of a push in a synchronous mean: the `tokens` of its batch, or `equal`.",
     )
 
     @property
     def uses_gradients(self) -> bool:
-        """Members push gradients unless each takes the step with its own optimizer."""
+        """Members push gradients unless each steps with its own optimizer."""
         return self.optimizer != "member"
 
     def check(self, *, nodes: int, min_nodes: int, optimizer: str) -> None:
-        """Refuse so many backup workers that no gradient is waited for."""
+        """Refuse so many backup workers that the servers wait for no gradient."""
         if self.backups and self.backups >= min_nodes:
             raise ConfigError(
-                "no member would be waited for",
+                "no member is left to wait for",
                 given=f"backups = {self.backups} with {min_nodes} members",
                 expected="backups below the number of members",
                 remedy=f"backups = {max(0, min_nodes - 1)}",

@@ -1,4 +1,4 @@
-"""The rules, collectives and filters that a job file can name: one line, a paper and a use each."""
+"""Aggregation rules, collectives and filters that a job file can name."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from atoll.methods.method import Paper, arxiv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A name that can stand in a job file, in words."""
+    """Description of a name in a job file."""
 
     name: str
-    """As it is written, without numbers."""
+    """Without parameters."""
     line: str
-    """What it does, in one line."""
     good_for: str
-    """When to choose it."""
     papers: tuple[Paper, ...] = ()
-    """The first one is the method's own."""
+    """The method's own first."""
     page: str
-    """Its page, below the project's root."""
+    """Path relative to the project's root."""
 
 
 def _aggregate(name: str, line: str, good_for: str, *papers: Paper) -> Entry:
@@ -45,8 +43,8 @@ AGGREGATES: Mapping[str, Entry] = _table(
         _aggregate("sum", "the weighted sum", "gradients that are meant to be added up"),
         _aggregate(
             "median",
-            "the middle value of each coordinate",
-            "up to half of the members wrong; coordinates on their own",
+            "the median of each coordinate",
+            "up to half of the members wrong; coordinates are independent",
             arxiv(
                 "1803.01498",
                 "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
@@ -78,7 +76,7 @@ AGGREGATES: Mapping[str, Entry] = _table(
         _aggregate(
             "clip",
             "a mean in which no vector moves the last aggregate by more than TAU",
-            "attacks that grow over time; wants momentum",
+            "attacks that grow over time; needs momentum",
             arxiv("2012.10333", "Learning from History for Byzantine Robust Optimization", 2020),
         ),
         _aggregate(
@@ -89,14 +87,13 @@ AGGREGATES: Mapping[str, Entry] = _table(
         ),
     ]
 )
-"""Rule that makes one vector of the members' -> what it is."""
 
 COLLECTIVES: Mapping[str, Entry] = _table(
     [
-        _collective("auto", "what suits codec and members", "nearly always"),
+        _collective("auto", "chosen by codec and members", "nearly always"),
         _collective(
             "ring",
-            "every member passes its neighbour a part, twice round",
+            "members pass parts around the ring twice",
             "large vectors on even links: the least bytes",
             arxiv(
                 "1802.05799", "Horovod: fast and easy distributed deep learning in TensorFlow", 2018
@@ -117,10 +114,10 @@ COLLECTIVES: Mapping[str, Entry] = _table(
             "inside sites first, then between one member of each",
             "clusters with fast links inside and slow ones between",
         ),
-        _collective("star", "all to one member and back", "few members, one with a fat link"),
+        _collective("star", "all to one member and back", "few members, one with a fast link"),
     ]
 )
-"""How a mean travels on the direct route -> what it is."""
+"""Collectives of the direct route."""
 
 ADMISSIONS: Mapping[str, Entry] = _table(
     [
@@ -132,4 +129,3 @@ ADMISSIONS: Mapping[str, Entry] = _table(
         ),
     ]
 )
-"""Filter before the rule -> what it does."""

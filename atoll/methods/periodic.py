@@ -1,4 +1,4 @@
-"""Methods that combine parameters now and then, while training stands still."""
+"""Methods that combine parameters periodically while training waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.methods.method import Method, Preset, arxiv, option
 
 @dataclass(frozen=True, kw_only=True)
 class NoSync(Method):
-    """Options of training without agreement."""
+    """Options of training without communication."""
 
     name = "alone"
     implementation = "atoll.strategies.outer.single:NoSyncOuter"
@@ -26,7 +26,7 @@ class NoSync(Method):
 
     every: int = option(
         100,
-        "Optimizer steps between two moments at which a stop is heard or a checkpoint taken.",
+        "Optimizer steps between two points at which a run can stop or be saved.",
     )
 
 
@@ -41,7 +41,7 @@ class Average(Method):
         Preset(
             name="local-sgd",
             line="local steps, then the mean of the parameters",
-            good_for="a first cut of traffic by H with nothing to tune but H",
+            good_for="traffic divided by H, with H as the only option",
             papers=(arxiv("1805.09767", "Local SGD Converges Fast and Communicates Little", 2018),),
         ),
         Preset(
@@ -60,11 +60,11 @@ class Average(Method):
     )
     growing: bool = option(
         False,
-        "Come to `every` by doubling: the first rounds are 1, 2, 4, ... steps apart.",
+        "Reach `every` by doubling: the first rounds are 1, 2, 4, ... steps apart.",
     )
     weight: str = option(
         "tokens",
-        "What a member's values weigh: `tokens` trained since the last round, `equal`, or "
+        "Weight of a member's values: `tokens` trained since the last round, `equal`, or "
         "`fednova`: equal, and as if all had taken the same number of steps.",
     )
 
@@ -83,7 +83,7 @@ class DiLoCo(Method):
             name="diloco",
             codec="feedback(int8)",
             options={"every": 35, "shared_steps": 170, "outer_lr": 0.8, "outer_momentum": 0.75},
-            line="hundreds of AdamW steps, then one outer Nesterov step on the mean move",
+            line="hundreds of AdamW steps, then one outer Nesterov step on the mean update",
             good_for="language models over the internet: the first thing to try",
             papers=(
                 arxiv(
@@ -109,8 +109,8 @@ class DiLoCo(Method):
         Preset(
             name="open-diloco",
             codec="fp16",
-            line="DiLoCo as in its open reproduction: moves in half precision",
-            good_for="links for which fp32 is too much and int8 is not trusted",
+            line="DiLoCo as in its open reproduction: half-precision pseudo-gradients",
+            good_for="links too slow for fp32, where int8 is not wanted",
             papers=(
                 arxiv(
                     "2407.07852",
@@ -124,7 +124,7 @@ class DiLoCo(Method):
             name="intellect-1",
             codec="sigma8",
             options={"every": 100},
-            line="DiLoCo with H = 100 and 8-bit moves in 256 buckets of a few sigmas",
+            line="DiLoCo with H = 100 and pseudo-gradients in 256 buckets of a few sigmas",
             good_for="large models on a few well-connected sites far apart",
             papers=(arxiv("2412.01152", "INTELLECT-1 Technical Report", 2024),),
         ),
@@ -133,7 +133,7 @@ class DiLoCo(Method):
             codec="feedback(int2)",
             options={"every": 30},
             optimizer="muon",
-            line="DiLoCo whose inner optimizer is Muon; moves bear 2 to 4 bits",
+            line="DiLoCo with Muon inside; pseudo-gradients tolerate 2 to 4 bits",
             good_for="the least bytes per round at DiLoCo's loss",
             papers=(
                 arxiv("2505.23725", "MuLoCo: Muon is a Practical Inner Optimizer for DiLoCo", 2025),
@@ -142,7 +142,7 @@ class DiLoCo(Method):
     )
 
     every: int = option(500, "Optimizer steps between two rounds (H).")
-    outer_lr: float = option(0.7, "Rate of the outer optimizer.")
+    outer_lr: float = option(0.7, "Learning rate of the outer optimizer.")
     outer_momentum: float = option(
         0.9,
         "Momentum of the outer optimizer; of `adam` its first beta.",
@@ -155,9 +155,9 @@ class DiLoCo(Method):
     outer_eps: float = option(0.1, "Epsilon of `adam`.")
     drop: float = option(
         0.0,
-        "Probability with which a member's update is lost; it goes on from its own parameters.",
+        "Probability with which a member's update is lost; it continues from its own parameters.",
     )
-    drop_seed: int = option(0, "Says whose updates are lost in which round.")
+    drop_seed: int = option(0, "Seed of the choice of lost updates.")
     prune: float = option(
         0.0,
         "Share of every neuron's values that is set to zero before an update is sent.",
@@ -174,13 +174,13 @@ class DiLoCo(Method):
     warmup_every: int = option(8, "Steps between two rounds of the warm-up.")
     weight: str = option(
         "tokens",
-        "What a member's values weigh: `tokens` trained since the last round, `equal`, or "
+        "Weight of a member's values: `tokens` trained since the last round, `equal`, or "
         "`fednova`: equal, and as if all had taken the same number of steps.",
     )
 
     @property
     def later_vectors(self) -> float:
-        """What the outer optimizer keeps: a momentum, two moments of `adam`, or nothing."""
+        """State of the outer optimizer: momentum, two moments of `adam`, or nothing."""
         return {"adam": 2.0, "sgd": 0.0}.get(self.outer_optimizer, float(self.outer_momentum > 0))
 
 
@@ -195,7 +195,7 @@ class SlowMo(Method):
     presets = (
         Preset(
             name="slowmo",
-            line="Local SGD with a slow momentum over the members' mean move",
+            line="Local SGD with a slow momentum over the members' mean update",
             good_for="SGD with momentum as the inner optimizer",
             papers=(
                 arxiv(
@@ -212,10 +212,10 @@ class SlowMo(Method):
     slow_momentum: float = option(0.7, "Slow momentum (beta).")
     rate: float = option(
         0.0,
-        "Inner rate (gamma), where it is constant; 0: whatever the inner optimizer has.",
+        "Inner rate (gamma), where it is constant; 0: that of the inner optimizer.",
     )
     weight: str = option(
         "tokens",
-        "What a member's values weigh: `tokens` trained since the last round, `equal`, or "
+        "Weight of a member's values: `tokens` trained since the last round, `equal`, or "
         "`fednova`: equal, and as if all had taken the same number of steps.",
     )

@@ -1,4 +1,4 @@
-"""The tables of methods and of presets. A new method is one class, named in `METHODS`."""
+"""The tables of methods and presets. A new method is a class, listed in `METHODS`."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ METHODS: Mapping[str, type[Method]] = MappingProxyType(
         )
     }
 )
-"""Name -> outer strategy, in the order in which `atoll methods` lists them."""
+"""Name -> outer strategy, in the order of `atoll methods`."""
 
 
 def presets_of(method: type[Method]) -> Iterator[Preset]:
-    """Yield the presets of a method with their outer strategy and their page."""
+    """Yield the presets of a method with `outer` and `page` set."""
     for preset in method.presets:
         page = f"docs/methods/{method.pages}/{preset.name}.md"
         yield dataclasses.replace(preset, outer=method.name, page=page)
@@ -59,10 +59,9 @@ def presets_of(method: type[Method]) -> Iterator[Preset]:
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {preset.name: preset for method in METHODS.values() for preset in presets_of(method)}
 )
-"""Name in a job file -> inner x outer x codec."""
 
 
 def method_named(outer: str, preset: str) -> type[Method] | None:
-    """Return the method that `[strategy]` names; None where a name is unknown."""
+    """Return the method of a `[strategy]`; None if a name is unknown."""
     known = PRESETS.get(preset)
     return METHODS.get(outer or (known.outer if known else ""))

@@ -28,13 +28,13 @@ BLOCK_PLAN: Mapping[str, str] = MappingProxyType(
         "blocks.*.down": "row",
     }
 )
-"""How ranks may share blocks of this attention and an MLP, see `Trainable.tensor_plan`."""
+"""Tensor-parallel plan of blocks with this attention and an MLP, see `Trainable.tensor_plan`."""
 
 
 class Attention(nn.Module):
-    """Every token attends to all tokens, or to itself and those before it.
+    """Self-attention, causal or full.
 
-    The number of heads is read from the projections: a rank of tensor parallelism has some of them.
+    The number of heads is read from the projections, because a tensor-parallel rank has only some.
     """
 
     cosines: Tensor | None
@@ -51,16 +51,16 @@ class Attention(nn.Module):
         dropout: float = 0.0,
         rotation: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Make the four matrices.
+        """Create the four projections.
 
         Args:
             width: Features of a token; a multiple of `heads`.
             heads: Attention heads.
-            kv_heads: Heads of keys and values, a divisor of `heads`; 0: as many.
-            causal: Whether a token sees only those before it and itself.
-            bias: Whether the products add a vector.
-            dropout: Chance that an attention weight is zeroed while training.
-            rotation: Tables that turn queries and keys; None: positions come from elsewhere.
+            kv_heads: Key/value heads, a divisor of `heads`; 0: the same number.
+            causal: Whether a token only attends to itself and earlier ones.
+            bias: Whether the projections have biases.
+            dropout: Probability that an attention weight is zeroed in training.
+            rotation: Rotary tables; None: positions are encoded elsewhere.
         """
         super().__init__()
         self.features = width // heads
@@ -76,14 +76,14 @@ class Attention(nn.Module):
         self.register_buffer("sines", sines, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the attention output, ``(batch, length, width)`` as `x`."""
+        """Return the attention output, ``(batch, length, width)`` like `x`."""
         queries, keys, values = (
             part.view(*part.shape[:2], -1, self.features)
             for part in (self.queries(x), self.keys(x), self.values(x))
         )
         if self.cosines is not None and self.sines is not None:
-            # Read the length after the projections: with sequence parallelism, x is a piece of the
-            # sequence.
+            # Read the length after the projections: with sequence parallelism, x is only a part of
+            # the sequence.
             length = queries.shape[1]
             cosines, sines = self.cosines[:length], self.sines[:length]
             queries, keys = turned(queries, cosines, sines), turned(keys, cosines, sines)

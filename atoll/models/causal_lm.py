@@ -1,8 +1,7 @@
 """Any causal language model of the `transformers` library, as a `Trainable`.
 
-Modules and weight names are the library's own, so the `model.safetensors` of a run loads into it.
-The interface differs: ids in, logits out, no cache. The families below are made of units, so that
-pipelines, recomputation and sharding can split them.
+Weight names are the library's, so it can load the `model.safetensors` of a run. The families in
+`ROTARY` are made of units, which pipelines, recomputation and sharding need.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from atoll.models.language import LanguageModel, LayeredLanguageModel, check_wri
 from atoll.models.pretrained import CausalLMConfig, library, make_pretrained
 
 ROTARY = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "phi3"})
-"""Types whose layers take the positions' cosines and sines, and nothing else, from outside."""
+"""Model types with layers that need only the rotary tables besides hidden states."""
 
 _WORDS = {
     "colwise": "column",
@@ -29,16 +28,15 @@ _WORDS = {
     "rowwise_split_input": "slice",
     "replicated_with_grad_allreduce": "inside",
 }
-"""The library's word for how a matrix is shared by ranks -> ours."""
+"""Tensor-parallel style of the library -> that of Atoll."""
 
 
 def build_causal_lm(config: CausalLMConfig) -> LanguageModel:
-    """Return a model of the library, loaded or random.
+    """Return a model of the library, pretrained or random.
 
     Raises:
-        ConfigError: the configuration names no model, the context is too long for it, its
-            vocabulary too small, or the library is missing.
-        DataError: the model is not here, or cannot be read.
+        ConfigError: no model is named, it does not fit context or vocabulary, or no library.
+        DataError: the model is missing or unreadable.
     """
     theirs = make_pretrained(config)
     _check(config, theirs.config)
@@ -48,36 +46,26 @@ def build_causal_lm(config: CausalLMConfig) -> LanguageModel:
 
 
 class CausalLM(LanguageModel):
-    """A library model that is called as a whole: pipelines cannot split it."""
+    """A library model that is called as a whole, so pipelines cannot split it."""
 
     config: CausalLMConfig
 
     def __init__(self, config: CausalLMConfig, theirs: Any) -> None:
-        """Wrap the library's model."""
         super().__init__()
         self.config = config
         for name, child in theirs.named_children():
             self.add_module(name, child)
-        # Kept in a tuple, so that it is no submodule: its weights would get second names.
+        # In a tuple, so that it is not registered as a submodule, which would duplicate weight
+        # names.
         self._theirs = (theirs,)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``.
-
-        Raises:
-            ConfigError: the sequences are longer than the model's context.
-        """
+        """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``."""
         self.check_length(ids.shape[1])
         return cast(Tensor, self._theirs[0](input_ids=ids, use_cache=False).logits)
 
     def tensor_plan(self) -> Mapping[str, str]:
-        """Return the library's tensor-parallel plan in Atoll's words, if there is one.
-
-        Raises:
-            ConfigError: the plan has words without a counterpart here, e.g. that norms of queries
-                need them
-                whole. A partial plan would be wrong.
-        """
+        """Return the library's tensor-parallel plan; raises ConfigError for unknown words."""
         theirs = self._theirs[0]
         known: Mapping[str, str] = getattr(theirs.config, "base_model_tp_plan", None) or {}
         prefix = f"{theirs.base_model_prefix}."
@@ -97,9 +85,9 @@ class CausalLM(LanguageModel):
         return plan
 
     def portable_options(self) -> dict[str, Any]:
-        """Return options that rebuild the model where its source is not: for a file of weights."""
-        told = json.loads(self._theirs[0].config.to_json_string(use_diff=False))
-        described = {key: value for key, value in told.items() if not key.startswith("_")}
+        """Return options that rebuild the model without its source, stored with the weights."""
+        settings = json.loads(self._theirs[0].config.to_json_string(use_diff=False))
+        described = {key: value for key, value in settings.items() if not key.startswith("_")}
         context, vocab_size = self.config.context, self.config.vocab_size
         return {"config": described, "context": context, "vocab_size": vocab_size}
 
@@ -113,10 +101,7 @@ class CausalLM(LanguageModel):
         top_k: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Return the prompt followed by sampled tokens; see :meth:`LanguageModel.generate`.
-
-        Keys and values are kept from token to token, so all of the text so far is seen.
-        """
+        """As :meth:`LanguageModel.generate`, with cached keys and values of the whole text."""
         check_writing(prompt_ids, tokens=tokens, temperature=temperature, top_k=top_k)
         if not tokens:
             return prompt_ids
@@ -139,10 +124,9 @@ class CausalLM(LanguageModel):
 
 
 class LayeredCausalLM(CausalLM, LayeredLanguageModel):
-    """A library model that is an embedding, layers, a norm and an output layer."""
+    """A library model made of embedding, layers, norm and output layer."""
 
     def __init__(self, config: CausalLMConfig, theirs: Any) -> None:
-        """Wrap the library's model; its layers compute their positions themselves."""
         super().__init__(config, theirs)
         inner = theirs.model
         for layer in inner.layers:
@@ -151,29 +135,25 @@ class LayeredCausalLM(CausalLM, LayeredLanguageModel):
             layer.__class__ = type(kind.__name__, (_Positioned, kind), {})
 
     def units(self) -> list[nn.Module]:
-        """Return embedding, layers, norm and output layer: one after the other they are it."""
+        """Return the layers in forward order; chaining them gives the whole model."""
         theirs = self._theirs[0]
         inner = theirs.model
         return [inner.embed_tokens, *inner.layers, inner.norm, theirs.lm_head]
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``.
-
-        Raises:
-            ConfigError: the sequences are longer than the model's context.
-        """
+        """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``."""
         return LayeredLanguageModel.forward(self, ids)
 
 
 class _Positioned(nn.Module):
-    """Of a layer of the library: may be called with the hidden states alone."""
+    """Mixin of a library layer that computes its own rotary tables."""
 
     positions: nn.Module
 
     def forward(self, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
-        """Return the layer's output; without anything else for whole sequences from the start.
+        """Return the layer's output; without further arguments for whole sequences from position 0.
 
-        No mask is given: the attention of the library is causal then.
+        No mask is passed: the attention of the library is causal then.
         """
         if not given and not named:
             numbers = torch.arange(hidden_states.shape[1], device=hidden_states.device)[None]
@@ -183,7 +163,7 @@ class _Positioned(nn.Module):
 
 
 def _has_units(config: CausalLMConfig, theirs: Any) -> bool:
-    """Return whether a model's layers, called one by one, compute the model's forward pass."""
+    """Return whether chaining the layers computes the model's forward pass."""
     if theirs.model_type not in ROTARY:
         return False
     window = getattr(theirs, "sliding_window", None)
@@ -191,7 +171,7 @@ def _has_units(config: CausalLMConfig, theirs: Any) -> bool:
 
 
 def _check(config: CausalLMConfig, theirs: Any) -> None:
-    """Raise for sequences and tokens that the model does not support."""
+    """Raise ConfigError for sequences and tokens that the model does not support."""
     longest = getattr(theirs, "max_position_embeddings", None)
     if longest is not None and config.context > longest:
         raise ConfigError(
@@ -203,5 +183,5 @@ def _check(config: CausalLMConfig, theirs: Any) -> None:
         raise ConfigError(
             "the tokenizer has more tokens than the model",
             given=f"{config.vocab_size} tokens, a model of {theirs.vocab_size}",
-            expected='tokenizer = "model" in [data], or one that is no larger',
+            expected='tokenizer = "model" in [data], or one of at most that size',
         )

@@ -1,9 +1,6 @@
-"""Base class of image classifiers: the loss.
+"""Base class of image classifiers.
 
-Shapes used by all of them:
-
-    batch     images                   channels  1 for grey, 3 for colours
-    image     pixels along one side    classes   distinct answers
+Shapes: `batch` images, `channels` (1 grey, 3 colour), `image` pixels per side, `classes`.
 """
 
 from __future__ import annotations
@@ -20,11 +17,11 @@ class Classifier(nn.Module):
 
     @abstractmethod
     def units(self) -> Sequence[nn.Module]:
-        """Return the modules that are, one after the other, the forward pass."""
+        """Return the layers in forward order; chaining them gives the whole model."""
 
     @abstractmethod
     def tensor_plan(self) -> Mapping[str, str]:
-        """Return how ranks may share its matrices; see `Trainable`."""
+        """Return the tensor-parallel plan; see `Trainable`."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits ``(batch, classes)`` for images ``(batch, channels, image, image)``."""
@@ -43,5 +40,5 @@ class Classifier(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Trained numbers."""
+        """Number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())

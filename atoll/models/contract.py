@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Trainable(Protocol):
-    """A model of the registry; a user's own model may lack the last two methods.
+    """A model of the registry; a user's own model may lack `units` and `tensor_plan`.
 
     `loss(inputs, targets)` MUST be `criterion(model(inputs), targets)`.
     """
@@ -19,7 +19,7 @@ class Trainable(Protocol):
         ...
 
     def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss, a scalar; nats per token or per sample. Uses no parameters."""
+        """Return the mean loss, a scalar, in nats per token or sample; MUST NOT use parameters."""
         ...
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -27,9 +27,9 @@ class Trainable(Protocol):
         ...
 
     def units(self) -> Sequence[nn.Module]:
-        """Return modules of this model whose composition is its forward pass.
+        """Return modules of this model; their composition MUST be its forward pass.
 
-        Every parameter is in a unit; one that two units share is in both. Pipelines split between
+        Every parameter is in a unit; a tied one in all units that use it. Pipelines split between
         units; recomputation and sharding work per unit.
         """
         ...
@@ -37,6 +37,6 @@ class Trainable(Protocol):
     def tensor_plan(self) -> Mapping[str, str]:
         """Return the tensor-parallel plan: pattern of module names -> `column`, `row`, ...
 
-        See `atoll.strategies.inner.tensor.plans.WORDS` for the words.
+        The words are in `atoll.strategies.inner.tensor.plans.WORDS`.
         """
         ...

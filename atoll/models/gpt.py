@@ -1,8 +1,8 @@
-"""A small GPT: the model that the demo, the benchmarks and the examples train.
+"""A small GPT, used by the demo, the benchmarks and the examples.
 
 Pre-norm decoder with rotary positions (Su et al., "RoFormer", https://arxiv.org/abs/2104.09864),
-multi-head causal attention and a four-fold MLP; the output layer shares its weights with the
-embedding unless told otherwise.
+multi-head causal attention and an MLP of four times the width; the output layer shares the
+embedding's weights by default.
 """
 
 from __future__ import annotations
@@ -25,27 +25,19 @@ class GPTConfig:
     """The size of a :class:`GPT`; the defaults make 115,008 parameters."""
 
     vocab_size: int = 256
-    """Distinct tokens; 256 for the byte tokenizer."""
+    """256 for the byte tokenizer."""
     layers: int = 2
-    """Blocks of attention and MLP."""
     width: int = 64
     """Features of a token; an even multiple of ``heads``."""
     heads: int = 4
-    """Attention heads."""
     context: int = 64
-    """Longest sequence, in tokens."""
+    """Maximum sequence length in tokens."""
     dropout: float = 0.0
-    """Chance that an activation is zeroed while training."""
     tie: bool = True
-    """Whether the output layer is the embedding, transposed."""
+    """Whether the output layer shares the embedding's weights."""
 
     def __post_init__(self) -> None:
-        """Check the sizes.
-
-        Raises:
-            ConfigError: a size is not positive, ``width`` is no multiple of ``heads``, or
-                ``dropout`` is outside 0 <= x < 1.
-        """
+        """Validate; raises ConfigError."""
         check_positive(self, "vocab_size", "layers", "width", "heads", "context")
         check_heads(width=self.width, heads=self.heads, pairs=True)
         check_chance(self.dropout)
@@ -57,12 +49,11 @@ class GPT(LayeredLanguageModel):
     config: GPTConfig
 
     def __init__(self, config: GPTConfig) -> None:
-        """Build the model with fresh weights from torch's current random state."""
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        # The slowest pair turns once in about ten contexts, so that no two distances look alike.
+        # The slowest pair turns once in about ten contexts, so that all distances differ.
         tables = rotation_tables(
             config.context, config.width // config.heads, base=2.0 * config.context
         )
@@ -74,11 +65,11 @@ class GPT(LayeredLanguageModel):
         self._initialise()
 
     def units(self) -> list[nn.Module]:
-        """Return embedding, blocks, norm and output layer: one after the other they are it."""
+        """Return the layers in forward order; chaining them gives the whole model."""
         return [self.embedding, self.dropout, *self.blocks, self.norm, self.head]
 
     def tensor_plan(self) -> Mapping[str, str]:
-        """Return how ranks may share its matrices: by heads, hidden features and vocabulary."""
+        """Return the tensor-parallel plan: by heads, hidden features and vocabulary."""
         return {
             "embedding": "vocabulary",
             "dropout": "cut",
@@ -97,8 +88,9 @@ class GPT(LayeredLanguageModel):
     def flops_per_token(self) -> float:
         """Floating-point operations to train on one token, forward and backward.
 
-        6 per weight of every matrix product (the output layer's too, the embedding lookup not),
-        plus ``6 * layers * context * width`` for causal attention over half the context on average.
+        6 per weight of every matrix product (including the output layer, excluding the embedding
+        lookup), plus ``6 * layers * context * width`` for causal attention over half the context on
+        average.
         """
         config = self.config
         per_block = 12 * config.width * config.width
@@ -106,13 +98,12 @@ class GPT(LayeredLanguageModel):
         return 6.0 * weights + 6.0 * config.layers * config.context * config.width
 
     def _initialise(self) -> None:
-        """Draw the weights: embeddings small, matrices by fan-in, residual outputs zero.
+        """Initialize: embeddings small, matrices by fan-in, residual outputs zero.
 
-        A block that starts by adding nothing lets the bigram path learn first, at any depth.
-        Measured on 1.6 M tokens of Python source, 120 k parameters, AdamW 4e-3, held-out nats per
-        byte: std 0.02 everywhere with residual outputs scaled by depth 1.93; fan-in with scaled
-        outputs 1.98; fan-in with zero outputs 1.68, and with rotary positions 1.52 (learned
-        ones before).
+        A block that adds nothing at first lets the bigram path learn first, at any depth. Measured
+        on 1.6 M tokens of Python source, 120 k parameters, AdamW 4e-3, held-out nats per byte: std
+        0.02 everywhere with residual outputs scaled by depth 1.93; fan-in with scaled outputs 1.98;
+        fan-in with zero outputs 1.68, and with rotary instead of learned positions 1.52.
         """
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
@@ -126,8 +117,6 @@ class GPT(LayeredLanguageModel):
 
 
 class _Block(nn.Module):
-    """Attention, then MLP, each on a normalised copy and added to the stream."""
-
     cosines: Tensor
     sines: Tensor
 
@@ -146,15 +135,15 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` with this block's two contributions added, ``(batch, length, width)``."""
+        """Return ``(batch, length, width)`` like ``x``."""
         x = x + self.dropout(self._attend(self.norm_attention(x)))
         hidden = functional.gelu(self.up(self.norm_mlp(x)))
         return x + cast(Tensor, self.dropout(self.down(hidden)))
 
     def _attend(self, x: Tensor) -> Tensor:
-        # Heads come first among the features, so that a slice of the weight's rows is whole heads.
-        # The shapes are read from the projection: a rank of tensor parallelism has some of the
-        # heads, and maybe a piece of the sequence in x.
+        # Heads are the outermost feature dimension, so that a slice of the weight's rows is whole
+        # heads. Shapes are read from the projection: a tensor-parallel rank has some of the heads,
+        # and x may be a part of the sequence.
         mixed = self.queries_keys_values(x)
         length = mixed.shape[1]
         cosines, sines = self.cosines[:length], self.sines[:length]

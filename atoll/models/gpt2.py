@@ -1,10 +1,10 @@
-"""GPT-2: the classic decoder, with learned positions, LayerNorm and biases.
+"""GPT-2: a decoder with learned positions, LayerNorm and biases.
 
 Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3,
 https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf
 
-Differs from the paper: queries, keys and values have a matrix each (the same function; a slice of
-each is some heads), and sequences may be of any context.
+Differs from the paper: separate matrices for queries, keys and values (the same function; a slice
+of each is some heads), and any context length.
 """
 
 from __future__ import annotations
@@ -28,27 +28,19 @@ class GPT2Config:
     """The size of a :class:`GPT2`; the smallest published one has 12, 768, 12 and 1024."""
 
     vocab_size: int = 256
-    """Distinct tokens; 256 for the byte tokenizer."""
+    """256 for the byte tokenizer."""
     layers: int = 2
-    """Blocks of attention and MLP."""
     width: int = 64
     """Features of a token; a multiple of ``heads``."""
     heads: int = 4
-    """Attention heads."""
     context: int = 64
-    """Longest sequence, in tokens."""
+    """Maximum sequence length in tokens."""
     dropout: float = 0.0
-    """Chance that an activation is zeroed while training."""
     tie: bool = True
-    """Whether the output layer is the embedding, transposed."""
+    """Whether the output layer shares the embedding's weights."""
 
     def __post_init__(self) -> None:
-        """Check the sizes.
-
-        Raises:
-            ConfigError: a size is not positive, ``width`` is no multiple of ``heads``, or
-                ``dropout`` is outside 0 <= x < 1.
-        """
+        """Validate; raises ConfigError."""
         check_positive(self, "vocab_size", "layers", "width", "heads", "context")
         check_heads(width=self.width, heads=self.heads, pairs=False)
         check_chance(self.dropout)
@@ -60,7 +52,6 @@ class GPT2(LayeredLanguageModel):
     config: GPT2Config
 
     def __init__(self, config: GPT2Config) -> None:
-        """Build the model with fresh weights from torch's current random state."""
         super().__init__()
         self.config = config
         self.embedding = _Embedding(config)
@@ -72,11 +63,11 @@ class GPT2(LayeredLanguageModel):
         self._initialise()
 
     def units(self) -> list[nn.Module]:
-        """Return embedding, blocks, norm and output layer: one after the other they are it."""
+        """Return the layers in forward order; chaining them gives the whole model."""
         return [self.embedding, *self.blocks, self.norm, self.head]
 
     def tensor_plan(self) -> Mapping[str, str]:
-        """Return how ranks may share its matrices: by heads, hidden features and vocabulary."""
+        """Return the tensor-parallel plan: by heads, hidden features and vocabulary."""
         return {
             "embedding.tokens": "vocabulary",
             "embedding": "cut",
@@ -86,7 +77,7 @@ class GPT2(LayeredLanguageModel):
         }
 
     def _initialise(self) -> None:
-        """Draw matrices with standard deviation 0.02, residual outputs smaller with depth."""
+        """Initialize matrices with standard deviation 0.02, residual outputs smaller with depth."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -97,8 +88,6 @@ class GPT2(LayeredLanguageModel):
 
 
 class _Embedding(nn.Module):
-    """A vector for each token, and one for each position, added."""
-
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.tokens = nn.Embedding(config.vocab_size, config.width)
@@ -112,8 +101,6 @@ class _Embedding(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention, then MLP, each on a normalised copy and added to the stream."""
-
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         width = config.width
@@ -127,7 +114,7 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` with this block's two contributions added, ``(batch, length, width)``."""
+        """Return ``(batch, length, width)`` like ``x``."""
         x = x + self.dropout(self.attention(self.norm_attention(x)))
         hidden = functional.gelu(self.up(self.norm_mlp(x)), approximate="tanh")
         return x + cast(Tensor, self.dropout(self.down(hidden)))

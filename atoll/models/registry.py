@@ -1,4 +1,4 @@
-"""The models that a job can name, and how they are built."""
+"""The table of models that a job can name."""
 
 from __future__ import annotations
 
@@ -19,17 +19,14 @@ from atoll.models.resnet import ResNet, ResNetConfig
 from atoll.models.vit import ViT, ViTConfig
 
 TEXT, IMAGES = "text", "images"
-"""Kinds of training data: tokens with their successors, or images with their classes."""
+"""Kinds of training data: tokens and next tokens, or images and classes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model that a job can name.
+    """One model of the table; `build` makes a `Trainable` from an instance of `config`.
 
-    Attributes:
-        config: The frozen dataclass of its options.
-        build: Makes the model, a `Trainable`, from one of these.
-        data: What it takes: `text` or `images`.
+    `data` is `text` or `images`.
     """
 
     config: type[Any]
@@ -53,27 +50,17 @@ MODELS: Mapping[str, ModelRow] = MappingProxyType(
         "vit": ModelRow(ViTConfig, ViT, IMAGES),
     }
 )
-"""Name in a job file -> how it is built."""
 
 
 def model_row(name: str) -> ModelRow:
-    """Return a model's row of the table.
-
-    Raises:
-        ConfigError: there is none; the nearest known name is given.
-    """
+    """Return a model's row; raises ConfigError with the nearest name if it is unknown."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     return MODELS[name]
 
 
 def build_model(name: str, **options: object) -> nn.Module:
-    """Return a freshly initialised model; the caller seeds torch beforehand.
-
-    Raises:
-        ConfigError: no such model, no such option, or a value of the wrong kind; the nearest known
-            name is given.
-    """
+    """Return a newly initialized model (seed torch before); raises ConfigError."""
     row = model_row(name)
     defaults = row.options
     for option, value in options.items():
@@ -84,7 +71,7 @@ def build_model(name: str, **options: object) -> nn.Module:
 
 
 def _check_kind(name: str, option: str, value: object, default: object) -> None:
-    """Refuse a value whose kind differs from the default's; an int may stand for a float."""
+    """Check that a value has the type of the default; an int may replace a float."""
     kinds: tuple[type, ...] = (float, int) if isinstance(default, float) else (type(default),)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise ConfigError(

@@ -1,13 +1,12 @@
 """A small residual network for images of 8 to 64 pixels a side.
 
-He et al., "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385,
-section 4.2: three stages of widths 1, 2 and 4 times the first, halving the image twice.
+He et al., "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385, section
+4.2: three stages of 1, 2 and 4 times the first width, halving the image twice.
 
 Differs from the paper: a shortcut that changes the shape is a 1x1 convolution (the paper's option
 B), the last scale of a block starts at zero (Goyal et al., https://arxiv.org/abs/1706.02677,
-section 5.1), and the default norm is by groups of channels (Wu and He,
-https://arxiv.org/abs/1803.08494): members see different data, and running means of batch norm,
-which are averaged in rounds like parameters, fit none of them exactly.
+section 5.1), and the default is group normalization (Wu and He, https://arxiv.org/abs/1803.08494):
+members see different data, so averaged running statistics of batch norm fit none of them exactly.
 """
 
 from __future__ import annotations
@@ -32,25 +31,18 @@ class ResNetConfig:
     """The size of a :class:`ResNet`; it has ``6 * blocks + 2`` layers."""
 
     channels: int = 1
-    """Of an image: 1 for grey, 3 for colours."""
+    """1 for grey images, 3 for colour."""
     classes: int = 10
-    """Distinct answers."""
     blocks: int = 1
-    """Residual blocks of each of the three stages."""
     width: int = 16
     """Channels of the first stage."""
     norm: str = "group"
     """`group` or `batch`."""
     groups: int = 8
-    """Groups of channels that `group` normalises; divides ``width``."""
+    """Channel groups of `group` normalization; divides ``width``."""
 
     def __post_init__(self) -> None:
-        """Check the sizes.
-
-        Raises:
-            ConfigError: a size is not positive, no such norm, or the groups do not divide the
-                width.
-        """
+        """Validate; raises ConfigError."""
         check_positive(self, "channels", "classes", "blocks", "width", "groups")
         if self.norm not in NORMS:
             raise unknown("norm of model 'resnet'", self.norm, NORMS)
@@ -67,7 +59,6 @@ class ResNet(Classifier):
     """A convolutional classifier; see :class:`ResNetConfig` for its sizes."""
 
     def __init__(self, config: ResNetConfig) -> None:
-        """Build the model with fresh weights from torch's current random state."""
         super().__init__()
         self.config = config
         self.stem = _Stem(config)
@@ -84,15 +75,15 @@ class ResNet(Classifier):
         self._initialise()
 
     def units(self) -> list[nn.Module]:
-        """Return stem, blocks, pool and output layer: one after the other they are it."""
+        """Return the layers in forward order; chaining them gives the whole model."""
         return [self.stem, *self.blocks, self.pool, self.head]
 
     def tensor_plan(self) -> Mapping[str, str]:
-        """Return nothing: its convolutions are small, and shared whole."""
+        """Return an empty plan: the convolutions are small and not split."""
         return {}
 
     def _initialise(self) -> None:
-        """Draw convolutions by fan-out (He et al., https://arxiv.org/abs/1502.01852)."""
+        """Initialize convolutions by fan-out (He et al., https://arxiv.org/abs/1502.01852)."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -103,8 +94,6 @@ class ResNet(Classifier):
 
 
 class _Stem(nn.Module):
-    """The first convolution, at full size."""
-
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         self.convolution = _convolution(config.channels, config.width)
@@ -116,8 +105,6 @@ class _Stem(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two convolutions, added to their input."""
-
     def __init__(self, config: ResNetConfig, before: int, width: int, *, stride: int) -> None:
         super().__init__()
         self.first = _convolution(before, width, stride=stride)
@@ -129,14 +116,12 @@ class _Block(nn.Module):
             self.shortcut = nn.Conv2d(before, width, 1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output; halved in size with a stride of 2."""
+        """Return the block's output; half the size with a stride of 2."""
         inside = functional.relu(self.norm_first(self.first(x)))
         return functional.relu(self.shortcut(x) + self.norm_second(self.second(inside)))
 
 
 class _Pool(nn.Module):
-    """The mean over all places."""
-
     def forward(self, x: Tensor) -> Tensor:
         """Return ``(batch, channels)`` for ``(batch, channels, height, width)``."""
         return x.mean(dim=(2, 3))

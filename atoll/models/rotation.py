@@ -1,11 +1,11 @@
-"""Rotary positions: pairs of features turned by an angle that grows with the position.
+"""Rotary positions: pairs of features rotated by an angle proportional to the position.
 
 Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding",
-https://arxiv.org/abs/2104.09864, equation 34. The product of a turned query with a turned key
-depends on their distance alone.
+https://arxiv.org/abs/2104.09864, equation 34. The product of a rotated query and key depends only
+on their distance.
 
 Differs from the paper: pair `i` is (feature `i`, feature `i + features/2`) instead of neighbours,
-which is one roll instead of a shuffle; weights trained so are those of most published models.
+which is one roll instead of a shuffle; most published models use this layout.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from torch import Tensor
 def rotation_tables(length: int, features: int, *, base: float) -> tuple[Tensor, Tensor]:
     """Return cosines and signed sines of every position, two tensors ``(length, 1, features)``.
 
-    Args:
-        length: Positions.
-        features: Of a head; even.
-        base: Pair `i` turns `base ** (-2 i / features)` radians per position.
+    Pair `i` rotates by `base ** (-2 i / features)` radians per position.
     """
     half = features // 2
     rates = base ** (-torch.arange(half, dtype=torch.float32) / half)
@@ -31,5 +28,5 @@ def rotation_tables(length: int, features: int, *, base: float) -> tuple[Tensor,
 
 
 def turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Return queries or keys ``(batch, length, heads, features)`` turned by their positions."""
+    """Return queries or keys ``(batch, length, heads, features)`` rotated by their positions."""
     return x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines

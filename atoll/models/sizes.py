@@ -1,4 +1,4 @@
-"""Checks of model sizes, with messages that name a valid size."""
+"""Checks of model sizes with messages that suggest a valid size."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from atoll.errors import ConfigError
 
 
 def check_positive(config: Any, *names: str) -> None:
-    """Check that sizes are at least 1.
-
-    Raises:
-        ConfigError: one of the fields `names` is below 1; it is named.
-    """
+    """Raise ConfigError for the first of the fields `names` that is below 1."""
     for name in names:
         if getattr(config, name) < 1:
             raise ConfigError(
@@ -24,27 +20,17 @@ def check_positive(config: Any, *names: str) -> None:
 
 
 def check_chance(dropout: float) -> None:
-    """Check that a dropout is a probability.
-
-    Raises:
-        ConfigError: it is outside 0 <= dropout < 1.
-    """
+    """Raise ConfigError unless 0 <= dropout < 1."""
     if not 0.0 <= dropout < 1.0:
         raise ConfigError(
-            "the model's dropout is no chance", given=dropout, expected="0 <= dropout < 1"
+            "the model's dropout is out of range", given=dropout, expected="0 <= dropout < 1"
         )
 
 
 def check_heads(*, width: int, heads: int, pairs: bool) -> None:
-    """Check that the width can be split evenly over the heads.
+    """Raise ConfigError unless the heads divide the width; suggests the next valid width.
 
-    Args:
-        width: Features of a token.
-        heads: Attention heads.
-        pairs: Rotary positions turn pairs of features, so each head needs an even number of them.
-
-    Raises:
-        ConfigError: it cannot; the next width that can is named.
+    `pairs`: rotary positions rotate pairs, so each head needs an even number of features.
     """
     multiple = (2 if pairs else 1) * heads
     if width % multiple:

@@ -1,12 +1,10 @@
 """A vision transformer for small images.
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words", https://arxiv.org/abs/2010.11929, section 3.1:
-the image is cut into patches, each patch is a token, and an encoder like that of a language model
-without a mask reads them.
+patches of the image are the tokens of a transformer encoder.
 
-Differs from the paper: the answer comes from the mean over all tokens instead of an extra one, and
-the output layer starts at zero (both as in Beyer et al., "Better plain ViT baselines",
-https://arxiv.org/abs/2205.01580).
+Differs from the paper: mean pooling instead of a class token, and the output layer starts at zero
+(both as in Beyer et al., "Better plain ViT baselines", https://arxiv.org/abs/2205.01580).
 """
 
 from __future__ import annotations
@@ -30,29 +28,19 @@ class ViTConfig:
     """The size of a :class:`ViT`."""
 
     channels: int = 1
-    """Of an image: 1 for grey, 3 for colours."""
+    """1 for grey images, 3 for colour."""
     image: int = 28
-    """Pixels along one side."""
     classes: int = 10
-    """Distinct answers."""
     patch: int = 4
-    """Pixels along one side of a patch; divides ``image``."""
+    """Pixels per side of a patch; divides ``image``."""
     layers: int = 4
-    """Blocks of attention and MLP."""
     width: int = 64
     """Features of a patch; a multiple of ``heads``."""
     heads: int = 4
-    """Attention heads."""
     dropout: float = 0.0
-    """Chance that an activation is zeroed while training."""
 
     def __post_init__(self) -> None:
-        """Check the sizes.
-
-        Raises:
-            ConfigError: a size is not positive, ``width`` is no multiple of ``heads``, ``patch``
-                does not divide ``image``, or ``dropout`` is outside 0 <= x < 1.
-        """
+        """Validate; raises ConfigError."""
         names = ("channels", "image", "classes", "patch", "layers", "width", "heads")
         check_positive(self, *names)
         check_heads(width=self.width, heads=self.heads, pairs=False)
@@ -72,7 +60,6 @@ class ViT(Classifier):
     """A classifier of patches; see :class:`ViTConfig` for its sizes."""
 
     def __init__(self, config: ViTConfig) -> None:
-        """Build the model with fresh weights from torch's current random state."""
         super().__init__()
         self.config = config
         self.embedding = _Patches(config)
@@ -83,11 +70,11 @@ class ViT(Classifier):
         self._initialise()
 
     def units(self) -> list[nn.Module]:
-        """Return patches, blocks, norm, pool and output layer: one after the other they are it."""
+        """Return the layers in forward order; chaining them gives the whole model."""
         return [self.embedding, *self.blocks, self.norm, self.pool, self.head]
 
     def tensor_plan(self) -> Mapping[str, str]:
-        """Return how ranks may share its matrices: by heads and hidden features."""
+        """Return the tensor-parallel plan: by heads and hidden features."""
         return {
             "embedding": "cut",
             **BLOCK_PLAN,
@@ -95,7 +82,7 @@ class ViT(Classifier):
         }
 
     def _initialise(self) -> None:
-        """Draw matrices evenly by fan-in and fan-out, positions small; the output layer is zero."""
+        """Initialize matrices by fan-in and fan-out, positions small, the output layer zero."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -106,8 +93,6 @@ class ViT(Classifier):
 
 
 class _Patches(nn.Module):
-    """A vector for each patch, with one for its place added."""
-
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         side = config.image // config.patch
@@ -122,8 +107,6 @@ class _Patches(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention, then MLP, each on a normalised copy and added to the stream."""
-
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         width = config.width
@@ -137,15 +120,13 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` with this block's two contributions added, ``(batch, patches, width)``."""
+        """Return ``(batch, patches, width)`` like ``x``."""
         x = x + self.dropout(self.attention(self.norm_attention(x)))
         hidden = functional.gelu(self.up(self.norm_mlp(x)))
         return x + cast(Tensor, self.dropout(self.down(hidden)))
 
 
 class _Pool(nn.Module):
-    """The mean over all patches."""
-
     def forward(self, x: Tensor) -> Tensor:
         """Return ``(batch, width)`` for ``(batch, patches, width)``."""
         return x.mean(dim=1)

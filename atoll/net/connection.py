@@ -19,7 +19,8 @@ from atoll.wire.messages import Beat, Welcome, pack
 logger = logging.getLogger(__name__)
 
 SLEPT_S = 5.0
-"""Seconds that the wall clock gains on the monotonic clock when the machine has slept."""
+"""Lead of the wall clock over the monotonic clock from which the machine is assumed to have
+slept."""
 
 
 class Connection:
@@ -46,11 +47,7 @@ class Connection:
         self.welcome = welcome
 
     async def send(self, frame: bytes, *, kind: Kind) -> None:
-        """Send one frame and count it.
-
-        Raises:
-            ConnectionLost: the connection ended.
-        """
+        """Send one frame and count it; raises ConnectionLost if the connection ended."""
         await self._transport.send(frame)
         if kind is Kind.RELAY:
             self._counters.sent_relay_bytes += len(frame)
@@ -65,13 +62,10 @@ class Connection:
         stats: Callable[[], dict[str, float]],
         dead_after_s: float,
     ) -> AtollError:
-        """Read and send heartbeats until the connection ends; close it and return the reason.
+        """Read frames and send heartbeats until the connection ends; return the reason.
 
-        Args:
-            on_frame: Called with every frame in order; the checksum of relay frames is verified.
-            read_gate: Pauses reading.
-            stats: Returns the values of a heartbeat.
-            dead_after_s: Silence of the hub that ends the connection.
+        `on_frame` gets every frame in order, relay frames with verified checksum. A hub that is
+        silent for `dead_after_s` ends the connection.
         """
         tasks = [
             asyncio.create_task(self._read(on_frame, read_gate)),
@@ -92,10 +86,9 @@ class Connection:
         raise next(error for error in errors if error is not None)
 
     async def _read(self, on_frame: Callable[[Frame], None], read_gate: ReadGate) -> None:
-        """Pass every frame on; raises the error that ended the connection."""
         while True:
             if await read_gate.wait_open():
-                self._last_heard = self._clock.monotonic()  # it was us who did not listen
+                self._last_heard = self._clock.monotonic()  # we paused, the hub was not silent
             message = await self._transport.receive()
             self._last_heard = self._clock.monotonic()
             frame = decode(message)
@@ -107,7 +100,7 @@ class Connection:
             on_frame(frame)
 
     async def _beat(self, stats: Callable[[], dict[str, float]]) -> None:
-        """Send heartbeats as requests: an answer shows that the hub is alive."""
+        """Send heartbeats as requests: the answer proves that the hub is alive."""
         while True:
             await asyncio.sleep(self.welcome.heartbeat_s)
             id = next(self._ids)
@@ -117,16 +110,16 @@ class Connection:
             await self.send(beat, kind=Kind.CONTROL)
 
     def resolve(self, id: int) -> None:
-        """Take the answer to a heartbeat as a measurement of the round trip."""
+        """Measure the round trip by the answer to a heartbeat."""
         if id == self._beat_id:
             self._beat_id = 0
             self._counters.measured(round_trip_s=self._clock.monotonic() - self._beat_at)
 
     async def _watch(self, read_gate: ReadGate, dead_after_s: float) -> None:
-        """End the connection when the hub was silent for too long, or this machine slept.
+        """End the connection after silence of the hub, or when this machine slept.
 
-        The monotonic clock stands still while a machine sleeps. Hub and routers have forgotten the
-        connection by then, so it is ended as soon as the machine wakes.
+        The monotonic clock stops during sleep, while hub and routers have dropped the connection,
+        so it is ended as soon as the machine wakes.
         """
         ahead_s = self._clock.wall() - self._clock.monotonic()
         while True:

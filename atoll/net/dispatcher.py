@@ -1,8 +1,7 @@
 """Inboxes of threads: relayed payloads, notices and reconnects, in order of arrival.
 
 Memory is bounded: above a limit of unread bytes the link stops reading its socket. The rest waits
-at
-the hub, at most one window per sender, and the senders wait for credit.
+at the hub, at most one window per sender, and the senders wait for credit.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MAX_EARLY = 256
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """A payload that another session relayed: a view of the received frame, checksum verified."""
+    """A payload from another session: a view of the received frame, checksum verified."""
 
     source: str
     payload: memoryview
@@ -60,7 +59,6 @@ class Inbox:
         prefix: bytes = b"",
         most: int | None = None,
     ) -> None:
-        """Keep at most the newest `most` arrivals; None: all."""
         self._dispatcher = dispatcher
         self._most = most
         self._condition = threading.Condition(dispatcher.lock)
@@ -87,17 +85,13 @@ class Inbox:
                 left_s = deadline - clock.monotonic()
                 if left_s <= 0:
                     raise DeadlineExceeded(
-                        "nothing came before the deadline",
+                        "no message arrived before the deadline",
                         expected=f"a message from {_names(self.sources)}",
                     )
                 self._condition.wait(left_s)
 
     def receive_now(self) -> Arrival | None:
-        """Return the oldest unread arrival, or None.
-
-        Raises:
-            AtollError: nothing is unread and the link has failed or is closed.
-        """
+        """Return the oldest unread arrival, or None; raises as :meth:`receive` after a failure."""
         with self._condition:
             if self._arrivals:
                 return self._pop()
@@ -105,7 +99,7 @@ class Inbox:
             return None
 
     def close(self) -> None:
-        """Unsubscribe and drop what is unread."""
+        """Unsubscribe and drop unread arrivals."""
         with self._condition:
             self._closed = True
             while self._arrivals:
@@ -126,7 +120,7 @@ class Inbox:
         return known and (not self.prefix or payload[: len(self.prefix)] == self.prefix)
 
     def put(self, arrival: Arrival) -> None:
-        """Add an arrival; called by the dispatcher, which holds the lock."""
+        """Add an arrival. Called by the dispatcher with the lock held."""
         if not self._closed:
             self._arrivals.append(arrival)
             if isinstance(arrival, Relayed):
@@ -136,11 +130,11 @@ class Inbox:
             self._condition.notify()
 
     def wake(self) -> None:
-        """Wake a waiting reader; called by the dispatcher, which holds the lock."""
+        """Wake a waiting reader. Called by the dispatcher with the lock held."""
         self._condition.notify_all()
 
     def move_to(self, other: Inbox) -> None:
-        """Move unread arrivals to another inbox that wants them; the lock is held."""
+        """Move unread arrivals to another inbox, if it wants them. Called with the lock held."""
         while self._arrivals:
             arrival = self._pop()
             if isinstance(arrival, Relayed):
@@ -179,14 +173,11 @@ class Dispatcher:
     ) -> None:
         """Create a dispatcher with an inbox for early arrivals.
 
-        Args:
-            clock: Source of time for deadlines.
-            hold: Pauses the link's reading; called on the event loop.
-            release: Resumes it; called on the event loop.
-            on_loop: Schedules a function on the event loop, from any thread.
-            limit_bytes: Unread bytes above which reading pauses; it resumes at half of them.
+        `hold` pauses the link's reading above `limit_bytes` unread bytes, `release` resumes it at
+        half of them; both are called on the event loop, for which `on_loop` schedules functions.
         """
         self.clock = clock
+        # One lock for all inboxes: readers are threads, and they share the count of unread bytes.
         self.lock = threading.Lock()
         self.unread_bytes = 0
         self.failure: AtollError | None = None
@@ -210,7 +201,7 @@ class Dispatcher:
     ) -> Inbox:
         """Return a new inbox; see `SyncLink.subscribe`.
 
-        The first inbox also gets earlier arrivals, so nothing is lost between connecting and
+        The first inbox also gets earlier arrivals, so that none is lost between connecting and
         subscribing.
         """
         inbox = Inbox(self, sources=sources, notices=notices, reconnects=reconnects, prefix=prefix)
@@ -241,7 +232,7 @@ class Dispatcher:
         if full:
             self._hold()
         if not wanted:
-            logger.debug("a payload of %s was dropped: nobody subscribed to it", source)
+            logger.debug("a payload of %s was dropped: it has no subscriber", source)
 
     def notify(self, notice: Message) -> None:
         """Add a notice to every inbox that wants its type."""
@@ -258,14 +249,14 @@ class Dispatcher:
                     inbox.put(Reconnected(number))
 
     def fail(self, error: AtollError) -> None:
-        """Raise the error in readers once they have read the rest."""
+        """Raise the error in readers after their unread arrivals."""
         with self.lock:
             self.failure = self.failure or error
             for inbox in self._inboxes:
                 inbox.wake()
 
     def consumed(self, nbytes: int) -> None:
-        """Account bytes as read; called by the reading thread with the lock held."""
+        """Account bytes as read. Called by the reading thread with the lock held."""
         self.unread_bytes -= nbytes
         if self._held and self.unread_bytes <= self._limit_bytes // 2:
             self._on_loop(self._release_if_low)

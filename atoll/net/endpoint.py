@@ -1,4 +1,4 @@
-"""How to reach a hub: trusted authority, client certificate, proxy and bandwidth; and tickets."""
+"""How to reach a hub: authority, client certificate, proxy and bandwidth limits; and tickets."""
 
 from __future__ import annotations
 
@@ -22,24 +22,20 @@ class HubEndpoint:
     key: str = ""
     """Private key of that certificate."""
     proxy: str = ""
-    """URL of an HTTP or SOCKS proxy; empty: dial directly."""
+    """URL of an HTTP or SOCKS proxy; empty: connect directly."""
     upload_bps: float = 0.0
     """Limit in bits per second; 0: none."""
     download_bps: float = 0.0
     """Limit in bits per second; 0: none."""
     pace: str = ""
-    """File through which all processes of this machine share these limits; empty: each process has
-    its own."""
+    """File through which the processes of this machine share these limits; empty: limits per
+    process."""
 
     def context(self, *, secure: bool) -> ssl.SSLContext | None:
-        """Return the TLS context; None without TLS.
+        """Return the TLS context; None without TLS. Raises ConfigError for an unusable file.
 
         With a pinned authority the host name is not checked: that authority signs the servers of
-        one
-        hub only, and a hub has many addresses.
-
-        Raises:
-            ConfigError: a file is missing or is not a certificate.
+        one hub only, and a hub has many addresses.
         """
         if not secure:
             return None
@@ -47,7 +43,7 @@ class HubEndpoint:
             context = ssl.create_default_context(cafile=self.ca or None)
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.check_hostname = not self.ca
-            if self.ca:  # what is pinned may be the hub's own certificate, or one in between
+            if self.ca:  # a pinned certificate need not be self-signed
                 context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             if self.certificate:
                 context.load_cert_chain(self.certificate, self.key or None)
@@ -78,7 +74,7 @@ def endpoint_of(worker: WorkerEnvironment) -> HubEndpoint:
 FORM = "atoll://HOST:PORT/SECRET~FINGERPRINT"
 
 OPEN = "tls"
-"""Mark of a ticket whose hub has a certificate of a publicly trusted authority."""
+"""Mark of a ticket for a hub with a certificate of a public authority."""
 
 _TICKET = re.compile(
     r"atoll://(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^\s:/\[\]@?#]+)):(?P<port>\d{1,5})"
@@ -144,6 +140,5 @@ def parse_ticket(text: str) -> Ticket:
 
 
 def _without_secret(text: str) -> str:
-    """Return the text for an error message, without its secret."""
     front, slash, end = text.strip()[:200].rpartition("/")
     return f"{front}{slash}{end[:4]}..." if len(end) > 8 else text.strip()[:200]

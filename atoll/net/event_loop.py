@@ -1,7 +1,7 @@
-"""An event loop in its own thread: the one bridge between threads and asyncio.
+"""An event loop on its own thread: the only bridge between threads and asyncio.
 
-Training code stays synchronous. It waits on locks of the operating system with a timeout, so a
-waiting thread costs nothing and holds no interpreter lock.
+Training code stays synchronous. It waits on locks of the operating system with a timeout, so that a
+waiting thread costs nothing and does not hold the GIL.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atoll.errors import DeadlineExceeded, HubError
 
 T = TypeVar("T")
 
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0  # of starting and of stopping the thread
 
 
 class LoopThread:
@@ -50,11 +50,7 @@ class LoopThread:
             thread.join(STOP_TIMEOUT_S)
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Schedule a coroutine and return its future.
-
-        Raises:
-            HubError: the loop has ended.
-        """
+        """Schedule a coroutine and return its future; raises HubError if the loop has ended."""
         loop = self._loop
         if loop is None or not self.running:
             coro.close()
@@ -82,7 +78,7 @@ class LoopThread:
             raise DeadlineExceeded(
                 "a wait ended at its deadline", given=f"{timeout_s:g} s"
             ) from None
-        except BaseException:  # for instance Ctrl-C: do not leave it running behind our back
+        except BaseException:  # e.g. Ctrl-C: do not leave the coroutine running
             future.cancel()
             raise
 
@@ -92,7 +88,7 @@ class LoopThread:
         if loop is not None and self.running:
             try:
                 loop.call_soon_threadsafe(function)
-            except RuntimeError:  # closed between the two lines
+            except RuntimeError:  # the loop closed after the check
                 return
 
     def _main(self) -> None:

@@ -1,7 +1,7 @@
 """Flow control of a link: credit for relayed bytes, and pausing the reader.
 
 The hub holds at most one window of bytes per pair of sender and receiver, and returns credit when
-they have left it. The counts belong to one connection; the next one starts with full windows.
+they have left it. Counts belong to one connection; the next one starts with full windows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CreditWindow:
         self._losses: dict[str, int] = {}
         self._failure: AtollError | None = None
         self.generation = 0
-        """Number of the connection that the counts belong to; 0 without a connection."""
+        """Number of the connection to which the counts belong; 0 without a connection."""
 
     def open(self, window_bytes: int, *, generation: int) -> None:
         """Start with full windows on a new connection."""
@@ -58,7 +58,7 @@ class CreditWindow:
         self._waiting.clear()
 
     async def acquire(self, to: str, nbytes: int) -> int:
-        """Wait until `nbytes` may be sent to `to`; return the generation they count on.
+        """Wait until `nbytes` may be sent to `to`; return the generation that they count for.
 
         Raises:
             PeerLost: the hub reported that `to` is not connected.
@@ -80,7 +80,7 @@ class CreditWindow:
         try:
             return await waiter.future
         except asyncio.CancelledError:
-            future = waiter.future  # served in the very moment of the cancellation: book it back
+            future = waiter.future  # it may have been served before the cancellation arrived
             if future.done() and not future.cancelled() and future.exception() is None:
                 self.release(to, nbytes, generation=future.result())
             raise
@@ -88,8 +88,8 @@ class CreditWindow:
             self._leave(to, waiter)
 
     def release(self, to: str, nbytes: int, *, generation: int) -> None:
-        """Return credit for bytes that the hub credited or that were never sent."""
-        if generation != self.generation:
+        """Return credit for bytes that the hub forwarded or that were never sent."""
+        if generation != self.generation:  # of an earlier connection: its counts are reset
             return
         left = self._owed.get(to, 0) - nbytes
         if left > 0:
@@ -132,7 +132,7 @@ class CreditWindow:
         if waiters is not None:
             if waiter in waiters:
                 waiters.remove(waiter)
-                self._serve(to)
+                self._serve(to)  # the next waiter may want fewer bytes
             if not waiters:
                 self._waiting.pop(to, None)
 
@@ -149,7 +149,7 @@ def peer_lost(to: str) -> PeerLost:
 class ReadGate:
     """Pauses the reader of a link while its inboxes are full, unless an answer is awaited.
 
-    A session that stops reading leaves relayed frames at the hub, whose window then stops their
+    A session that stops reading leaves relayed frames at the hub, where the window then stops their
     senders. But answers and credit arrive on the same socket: while a request or a relay of this
     session waits, the gate stays open. Otherwise two full sessions would block each other.
     """

@@ -21,7 +21,6 @@ from atoll.wire.limits import PROTOCOL
 from atoll.wire.messages import Failure, Hello, NodeInfo, Welcome, pack, unpack
 
 HELLO_TIMEOUT_S = 10.0
-"""Time for the hub's answer to Hello."""
 
 REPLACED = 4000
 """Close code: another process took over the session."""
@@ -36,9 +35,16 @@ FINAL = (AuthError, VersionMismatch, Replaced)
 
 
 def make_hello(
-    *, session: str, token: str, incarnation: str | None = None, info: NodeInfo | None = None
+    session: str, token: str, *, incarnation: str | None = None, info: NodeInfo | None = None
 ) -> Hello:
-    """Return the Hello of this process; its incarnation is random unless given."""
+    """Return the Hello of this process.
+
+    Args:
+        session: The session's address, e.g. ``"job/w0"``.
+        token: Authenticates this process for the session.
+        incarnation: Id of this process among those of one address; random unless given.
+        info: Description of the machine (of a node).
+    """
     return Hello(
         protocol=PROTOCOL,
         version=__version__,
@@ -64,7 +70,7 @@ async def greet(transport: Transport, hello: Hello, *, id: int) -> tuple[Welcome
             message = await transport.receive()
     except TimeoutError:
         raise HubUnreachable(
-            "the hub took the connection but did not answer",
+            "the hub accepted the connection but did not answer",
             given=f"silence for {HELLO_TIMEOUT_S:g} s after Hello",
             remedy="look at the hub's log; it may be stopped or overloaded",
         ) from None
@@ -99,12 +105,12 @@ def is_final(error: AtollError) -> bool:
 
 
 def refusal(error: AtollError, *, session: str) -> AtollError:
-    """Return a final error with the message that users of the link see."""
+    """Return a final error with the message shown to users."""
     if isinstance(error, ConnectionLost):
         return Replaced(
             "another process took this session over",
             given=session,
             expected="one process per session",
-            remedy="stop this process; the newer one goes on",
+            remedy="stop this process; the newer one continues",
         )
     return error

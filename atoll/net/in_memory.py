@@ -64,7 +64,7 @@ class MemoryTransport:
         self._incoming.end(code, reason)
 
     def cut(self) -> None:
-        """Break the connection as a pulled cable does: messages in flight are lost."""
+        """Break the connection like a pulled cable: messages in flight are lost."""
         for endpoint in (self._outgoing, self._incoming):
             endpoint.messages.clear()
             endpoint.end(ABNORMAL, "")

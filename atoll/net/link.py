@@ -1,7 +1,7 @@
 """One session with the hub that reconnects by itself.
 
-A `Link` dials, sends Hello, detects a dead hub, reconnects with backoff, and repeats unanswered
-requests under the same id. While the hub is away its user sees slower requests, and `on_reconnect`
+A `Link` connects, sends Hello, detects a dead hub, reconnects with backoff, and repeats unanswered
+requests under the same id. Without a hub its users see slower requests, and `on_reconnect`
 afterwards. An error that reconnecting cannot repair (a rejected token, another version, a newer
 process in its place) ends the link: `failed` is set, and every waiting and later call raises it.
 
@@ -58,13 +58,8 @@ class Link:
     ) -> None:
         """Prepare a link; `start` opens it.
 
-        Args:
-            dial: Opens a connection.
-            hello: First message of each connection.
-            clock: Source of time for deadlines and for the hub's silence.
-            stats: Returns the values of a heartbeat; called every few seconds, must be quick.
-            retry: Waits between attempts to reconnect.
-            dead_after_s: Silence of the hub that ends a connection.
+        `stats` returns the values of a heartbeat and must be fast; `retry` yields the waits between
+        attempts to reconnect; a hub that is silent for `dead_after_s` ends a connection.
         """
         self._dial = dial
         self._hello = hello
@@ -84,7 +79,7 @@ class Link:
         self.welcome: Welcome | None = None
         self.failed: AtollError | None = None
 
-    # ------------------------------------------------------------------------- what it is
+    # ------------------------------------------------------------------------- properties
 
     @property
     def session(self) -> str:
@@ -129,14 +124,10 @@ class Link:
         """Resume reading."""
         self._read_gate.release()
 
-    # ------------------------------------------------------------------------ life, death
+    # -------------------------------------------------------------------- start and close
 
     async def start(self, *, timeout_s: float, patient: bool = False) -> Welcome:
-        """Open the first connection.
-
-        Args:
-            timeout_s: Time limit.
-            patient: Keep trying while no hub answers.
+        """Open the first connection; with `patient` keep trying while no hub answers.
 
         Raises:
             HubUnreachable: no hub answers; says why.
@@ -155,7 +146,7 @@ class Link:
                         if not patient:
                             raise
                         if last is None:
-                            logger.warning("%s waits for its hub: %s", self.session, error)
+                            logger.warning("%s waits for the hub: %s", self.session, error)
                         last = error
                     await asyncio.sleep(wait_s)
         except TimeoutError:
@@ -184,9 +175,9 @@ class Link:
         """Wait until the link has failed and return the error."""
         if self._ended is None:
             raise _not_started(self.session)
-        return await asyncio.shield(self._ended)
+        return await asyncio.shield(self._ended)  # cancelling one waiter must not end the others
 
-    # ---------------------------------------------------------------------------- talking
+    # ---------------------------------------------------------------- requests and relays
 
     async def request(self, body: Message, *, timeout_s: float) -> Message:
         """Return the hub's answer; the request is repeated after each reconnect.
@@ -205,17 +196,15 @@ class Link:
             raise self._late(f"{type(body).__name__} was not answered in time", timeout_s) from None
 
     async def notify(self, body: Message) -> None:
-        """Send a notice; it is dropped while the hub is away."""
+        """Send a notice; it is dropped while there is no connection."""
         self._check()
         await self._send_control(pack(body))
 
     async def relay(self, to: str, parts: Parts, *, deadline: float) -> int:
-        """Send one chunk to session `to`; wait for credit and for the connection.
+        """Send one chunk to session `to` and return the bytes sent, including the frame's header.
 
-        A chunk in flight when a connection breaks is lost without an error; see `on_reconnect`.
-
-        Returns:
-            Bytes sent, including the frame's header.
+        Waits for credit and for the connection. A chunk in flight when a connection breaks is lost
+        without an error; see `on_reconnect`.
 
         Raises:
             PeerLost: `to` is not connected to the hub.
@@ -233,6 +222,7 @@ class Link:
             with self._read_gate.kept_open():
                 async with asyncio.timeout(timeout_s):
                     for head, piece in parts:
+                        # With enough credit no wait raises, so a lost receiver is checked for here.
                         if self._credit.losses(to) != losses:
                             raise peer_lost(to)
                         frame = encode_relay(to, self.session, head, piece)
@@ -248,14 +238,14 @@ class Link:
             number = await self._credit.acquire(to, len(frame))
             connection = self._connection
             if connection is None or connection.number != number:
-                continue
+                continue  # the credit was for a connection that has broken since
             try:
                 return await connection.send(frame, kind=Kind.RELAY)
             except ConnectionLost:
                 self._disconnected(connection)
 
     async def _send_control(self, frame: bytes) -> None:
-        """Send if connected. The reader notices a break, and requests are repeated then."""
+        """Send if connected; after a break the reader reconnects, and requests are repeated."""
         if self._connection is not None:
             with contextlib.suppress(ConnectionLost):
                 await self._connection.send(frame, kind=Kind.CONTROL)
@@ -263,7 +253,7 @@ class Link:
     # ------------------------------------------------------------------------- connections
 
     async def _connect(self) -> Connection:
-        """Dial, shake hands, and make this the current connection."""
+        """Connect, shake hands, and make this the current connection."""
         transport = await self._dial()
         try:
             welcome, sent, received = await greet(
@@ -294,14 +284,14 @@ class Link:
             self._credit.shut()
 
     async def _run(self, connection: Connection) -> None:
-        """Serve one connection after the other until an error is final."""
+        """Serve connections in sequence until an error is final."""
         waits = self._retry()
         try:
             while True:
                 since = self._clock.monotonic()
                 error = await self._serve(connection)
                 if self._clock.monotonic() - since > self._dead_after_s:
-                    waits = self._retry()  # it had been a good one: begin with short waits
+                    waits = self._retry()  # the connection was stable: restart the backoff
                 connection = await self._reconnect(error, waits)
                 await self._resume()
         except AtollError as error:
@@ -312,7 +302,6 @@ class Link:
             self._fail(HubError("the link to the hub failed", given=repr(error)))
 
     async def _serve(self, connection: Connection) -> AtollError:
-        """Serve one connection until it ends; return the reason."""
         try:
             error = await connection.serve(
                 self._dispatch,
@@ -326,13 +315,13 @@ class Link:
         return error
 
     async def _reconnect(self, error: AtollError, waits: Iterator[float]) -> Connection:
-        """Return the next connection, however long it takes; raise a final error."""
+        """Return the next connection, without a time limit; raise a final error."""
         while not is_final(error):
             await asyncio.sleep(next(waits))
             try:
                 return await self._connect()
             except AtollError as failure:
-                logger.info("%s: not connected again yet: %s", self.session, failure)
+                logger.info("%s: still disconnected: %s", self.session, failure)
                 error = failure
         raise refusal(error, session=self.session)
 
@@ -345,7 +334,6 @@ class Link:
         self._listeners.reconnected()
 
     def _dispatch(self, frame: Frame) -> None:
-        """Dispatch one frame."""
         if frame.kind is Kind.CONTROL:
             envelope = unpack(frame)
             if not (envelope.reply and envelope.id):
@@ -374,7 +362,7 @@ class Link:
             raise _not_started(self.session)
 
     def _fail(self, error: AtollError) -> None:
-        """End the link: every waiting call raises the error. The first error stays."""
+        """End the link: every waiting call raises the error. Later errors are ignored."""
         self._connection = None
         if self.failed is not None:
             return
@@ -386,12 +374,12 @@ class Link:
         self._listeners.failed(error)
 
     def _late(self, what: str, timeout_s: float) -> DeadlineExceeded:
-        """Return the error of a timeout; it says whether the hub was away."""
+        """Return the error of a timeout, which says whether the hub was disconnected."""
         away = "" if self.connected else ", and the hub is not connected"
         return DeadlineExceeded(
             what,
             given=f"{timeout_s:.3g} s{away}",
-            remedy="see whether the hub runs and the network works" if away else None,
+            remedy="check that the hub runs and the network works" if away else None,
         )
 
 

@@ -42,7 +42,7 @@ class Listeners:
 
 
 def _call(handler: Callable[..., None], *arguments: object) -> None:
-    """Call a handler and log its exception; the session continues."""
+    """Call a handler and log its exception, which must not end the session."""
     try:
         handler(*arguments)
     except Exception:

@@ -1,9 +1,8 @@
 """Ship small items to the hub in order and in batches, without blocking their producer.
 
-Items wait in memory while the hub is away. Each batch has the number of its first item; the hub
-answers with the last durable number, and everything after it is sent again. When the buffer is
-full,
-only items that were never sent are thinned, so numbers have no gaps.
+Items wait in memory while the hub is unreachable. Each batch has the number of its first item; the
+hub answers with the last durable number, and everything after it is sent again. When the buffer is
+full, only items that were never sent are thinned, so numbers have no gaps.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CAPACITY = 10_000
-"""Items that may wait; hours of metrics at one a second."""
+"""Items that may wait: hours of metrics at one per second."""
 
 BATCH = 500
-"""Largest number of items of one message."""
 
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 60.0  # then a batch is sent again; after a reconnect the link does that at once
 
 
 def keep_every_second(items: list[T]) -> list[T]:
@@ -58,17 +56,17 @@ class Outbox(Generic[T]):
         retry: Callable[[], Iterator[float]] = backoff,
         first: int = 1,
     ) -> None:
-        """Make an outbox; nothing is sent before `start`.
+        """Create an outbox on a started link; nothing is sent before `start`.
 
         Args:
             link: A started link.
             make_message: Makes the request from the number of the first item and the items; the
-                hub's answer to it must be `Acked`.
+                hub's answer MUST be `Acked`.
             capacity: Items that may wait before they are thinned.
-            batch: Most items of one message.
+            batch: Most items per message.
             thin: Returns fewer items than it was given.
-            retry: Waits after a request that failed.
-            first: Number of the first item; above 1 it goes on where another outbox has ended.
+            retry: Waits after a failed request.
+            first: Number of the first item; above 1 it continues another outbox.
         """
         self._link = link
         self._make_message = make_message
@@ -76,7 +74,7 @@ class Outbox(Generic[T]):
         self._batch = batch
         self._thin = thin
         self._retry = retry
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # producers are threads, shipping runs on the event loop
         self._waiting: list[T] = []
         self._flight: list[T] = []
         self._first = first
@@ -97,7 +95,7 @@ class Outbox(Generic[T]):
         self._task = asyncio.create_task(self._ship(), name="outbox")
 
     def add(self, item: T) -> None:
-        """Add an item without waiting, from any thread. The oldest are thinned when it is full."""
+        """Add an item without blocking, from any thread; thins the items if the buffer is full."""
         with self._lock:
             self._waiting.append(item)
             if len(self._waiting) > self._capacity:
@@ -134,7 +132,6 @@ class Outbox(Generic[T]):
         self._wake.set()
 
     async def _ship(self) -> None:
-        """Send batches until the link fails."""
         waits = self._retry()
         while True:
             if not self._load():
@@ -146,7 +143,7 @@ class Outbox(Generic[T]):
                 message = self._make_message(self._first, self._flight)
                 answer = await self._link.request(message, timeout_s=ANSWER_TIMEOUT_S)
             except DeadlineExceeded:
-                continue
+                continue  # send the same batch again; the hub ignores numbers that it has
             except AtollError as error:
                 if self._link.failed is not None:
                     logger.info("%s: nothing more is shipped: %s", self._link.session, error)
@@ -179,7 +176,7 @@ class Outbox(Generic[T]):
 
 
 class SyncOutbox(Generic[T]):
-    """An `Outbox` for threads; made by `SyncLink.outbox`."""
+    """An `Outbox` for threads; created by `SyncLink.outbox`."""
 
     def __init__(self, outbox: Outbox[T], loop: LoopThread) -> None:
         self._outbox = outbox

@@ -44,7 +44,7 @@ class PendingRequests:
         return [pending.frame for pending in self._pending.values() if not pending.future.done()]
 
     def resolve(self, envelope: Envelope) -> bool:
-        """Give an answer to its request; return False if none waits for it."""
+        """Complete a request with its answer; return False if no request waits for it."""
         pending = self._pending.get(envelope.id)
         if pending is None or pending.future.done():
             return False

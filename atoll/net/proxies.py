@@ -1,4 +1,4 @@
-"""Proxies to a hub: how to name one, and which hop failed."""
+"""Proxies to a hub: their URLs, and errors that name the failed hop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class HubAddress:
     host: str
     port: int
     secure: bool
-    """Whether it uses TLS."""
     prefix: str = ""
     """Path, e.g. `/atoll` behind a reverse proxy; empty or without a trailing slash."""
 
@@ -76,7 +75,6 @@ def unreachable(url: str, error: BaseException) -> HubUnreachable:
 
 
 def _diagnosis(error: BaseException, *, host: str, port: int) -> tuple[str, str]:
-    """Return the cause and the remedy."""
     text = str(error)
     if isinstance(error, ConnectionRefusedError) or "refused" in text.lower():
         return "connection refused", f"start `atoll hub --port {port}` there, or correct the port"
@@ -93,7 +91,7 @@ def _diagnosis(error: BaseException, *, host: str, port: int) -> tuple[str, str]
 SCHEMES = ("http", "https", "socks5", "socks5h")
 
 DIRECT = "direct"
-"""Instead of a URL: no proxy, whatever the environment says."""
+"""Instead of a URL: no proxy, regardless of the environment."""
 
 FORM = "http://[USER:PASSWORD@]HOST:PORT or socks5://[USER:PASSWORD@]HOST:PORT"
 
@@ -126,15 +124,10 @@ def check_proxy(url: str) -> str:
 
 
 def proxy_of(given: str, *, hub: str, kept: str = "") -> str:
-    """Return the proxy for a hub's URL; empty: none.
+    """Return the proxy for a hub's URL, or "". Raises as :func:`check_proxy`.
 
-    Args:
-        given: Explicit choice: a URL, `direct`, or empty.
-        hub: The hub's URL.
-        kept: Choice when this machine joined; the current environment overrides it.
-
-    Raises:
-        ConfigError: it is not the URL of a proxy, or a package is missing.
+    The explicit choice (a URL, `direct`, or empty) overrides the environment, which overrides the
+    one `kept` when this machine joined.
     """
     if given == DIRECT:
         return ""
@@ -158,7 +151,7 @@ def proxy_address(url: str) -> str:
 
 
 def for_websocket(url: str) -> str | None:
-    """Return a proxy in the form of the WebSocket library; the proxy resolves names."""
+    """Return a proxy's URL for the WebSocket library, so that the proxy resolves names."""
     scheme, _, rest = url.partition("://")
     return f"socks5h://{rest}" if scheme == "socks5" else url or None
 
@@ -169,7 +162,7 @@ def not_through(proxy: str, hub: str, error: BaseException) -> HubUnreachable:
     It names the failed hop: the proxy does not answer, rejects this machine or does not reach the
     hub, or the hub does not answer behind it.
     """
-    import httpx  # here, since the supervisor of an island needs neither of the two
+    import httpx  # here, because the supervisor of an island needs neither library
     from websockets.exceptions import InvalidProxyMessage, InvalidProxyStatus, ProxyError
 
     text = _whole_text(error)
@@ -178,7 +171,7 @@ def not_through(proxy: str, hub: str, error: BaseException) -> HubUnreachable:
             f"no hub answers at {hub} through the proxy at {proxy_address(proxy)}",
             given="timed out",
             expected="a proxy that answers, and a hub behind it",
-            remedy="see that both run, and that nothing on the way drops connections",
+            remedy="check that both run, and that no firewall drops connections",
         )
     if isinstance(error, InvalidProxyMessage) or not isinstance(
         error, InvalidProxyStatus | httpx.ProxyError | ProxyError
@@ -195,7 +188,7 @@ def refused_by(proxy: str, *, given: str) -> HubUnreachable:
     return HubUnreachable(
         f"the proxy at {proxy_address(proxy)} refuses to serve this machine",
         given=given,
-        expected="a proxy that lets this user through",
+        expected="a proxy that accepts this user",
         remedy="give user and password: --via-proxy http://USER:PASSWORD@HOST:PORT",
     )
 
@@ -206,7 +199,7 @@ def not_reached_by(proxy: str, hub: str, *, given: str) -> HubUnreachable:
         f"the proxy at {proxy_address(proxy)} does not reach the hub at {hub}",
         given=given,
         expected="a hub that this proxy can reach, and is allowed to",
-        remedy="see that the hub runs, and that the proxy allows CONNECT to its port",
+        remedy="check that the hub runs, and that the proxy allows CONNECT to its port",
     )
 
 
@@ -221,7 +214,6 @@ def _no_proxy(proxy: str, hub: str, text: str) -> HubUnreachable:
 
 
 def _whole_text(error: BaseException) -> str:
-    """Return the text of an error and of its cause."""
     texts = [str(error) or type(error).__name__]
     if error.__cause__ is not None and str(error.__cause__) not in (*texts, ""):
         texts.append(str(error.__cause__))

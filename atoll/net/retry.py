@@ -16,8 +16,7 @@ def backoff(
     """Yield waits in seconds without end: exponential, capped, with jitter.
 
     Each wait is drawn from the upper half of its interval, so that a thousand nodes that lost the
-    same
-    hub do not reconnect at the same moment.
+    same hub do not reconnect at the same moment.
     """
     source = random or random_module.Random()
     wait_s = first_s

@@ -1,6 +1,6 @@
 """The link for threads: blocking calls with deadlines.
 
-The event loop runs in its own thread. A whole packet crosses to it in one hop (`relay_all`), and
+The event loop runs on its own thread. A whole packet crosses to it in one hop (`relay_all`), and
 arrivals are read from inboxes as views of the received frames.
 """
 
@@ -15,28 +15,23 @@ from atoll.errors import AtollError, HubError
 from atoll.net.dispatcher import Dispatcher, Inbox
 from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.event_loop import LoopThread
-from atoll.net.handshake import make_hello
 from atoll.net.link import Link, Parts
 from atoll.net.outbox import CAPACITY, Outbox, SyncOutbox, keep_every_second
 from atoll.net.transport import LinkCounters
 from atoll.net.websocket import dial
-from atoll.wire.messages import Message, NodeInfo, Welcome
+from atoll.wire.messages import Hello, Message, Welcome
 
 
 async def open_link(
     url: str,
+    hello: Hello,
     *,
-    session: str,
-    token: str,
     endpoint: HubEndpoint = PLAIN,
-    info: NodeInfo | None = None,
-    incarnation: str | None = None,
     stats: Callable[[], dict[str, float]] | None = None,
     timeout_s: float = 20.0,
     patient: bool = False,
 ) -> Link:
     """Return a started link to the hub at `url`; raises as `Link.start` does."""
-    hello = make_hello(session=session, token=token, incarnation=incarnation, info=info)
     dial_s = min(timeout_s, 10.0)
     link = Link(lambda: dial(url, endpoint=endpoint, timeout_s=dial_s), hello, stats=stats)
     await link.start(timeout_s=timeout_s, patient=patient)
@@ -46,14 +41,14 @@ async def open_link(
 T = TypeVar("T")
 
 SLACK_S = 5.0
-"""The thread's timeout is later than the link's, whose error is more precise."""
+"""Added to the link's timeout, so that its own, more precise error comes first."""
 
 
 class SyncLink:
     """A `Link` for threads. Call its methods from any thread but the event loop's."""
 
     def __init__(self, link: Link, loop: LoopThread) -> None:
-        """Wrap a link that was just started on `loop`; this object owns both."""
+        """Wrap a link just started on `loop`; this object owns both."""
         self._link = link
         self._loop = loop
         self._clock = RealClock()
@@ -69,7 +64,7 @@ class SyncLink:
         link.on_reconnect(lambda: self._dispatcher.reconnected(link.counters.reconnects))
         link.on_failure(self._dispatcher.fail)
 
-    # ------------------------------------------------------------------------- what it is
+    # ------------------------------------------------------------------------- properties
 
     @property
     def session(self) -> str:
@@ -101,15 +96,10 @@ class SyncLink:
         """The hub's last Welcome."""
         return self._link.welcome
 
-    # ---------------------------------------------------------------------------- talking
+    # ---------------------------------------------------------------- requests and relays
 
     def request(self, body: Message, *, timeout_s: float) -> Message:
-        """Return the hub's answer; survives reconnects and restarts of the hub.
-
-        Raises:
-            DeadlineExceeded: no answer arrived within `timeout_s`.
-            AtollError: the hub's error.
-        """
+        """See :meth:`Link.request`."""
         return self._loop.run(
             self._link.request(body, timeout_s=timeout_s), timeout_s=timeout_s + SLACK_S
         )
@@ -117,31 +107,26 @@ class SyncLink:
     def request_later(
         self, body: Message, *, timeout_s: float
     ) -> concurrent.futures.Future[Message]:
-        """Send a request and return the future of its answer; see :meth:`request`.
+        """Send a request and return the future of its answer; see :meth:`Link.request`.
 
         Cancelling the future withdraws the request: it is not repeated after a reconnect.
         """
         return self._loop.submit(self._link.request(body, timeout_s=timeout_s))
 
     def notify(self, body: Message) -> None:
-        """Send a notice, best effort; returns at once.
-
-        Raises:
-            AtollError: the link has failed.
-        """
+        """Send a notice, best effort; returns at once. Raises AtollError if the link has failed."""
         if self._link.failed is not None:
             raise self._link.failed
         self._loop.submit(self._link.notify(body))
 
     def relay(self, to: str, parts: Parts, *, deadline: float) -> int:
-        """Send one chunk and return the bytes sent; see `Link.relay`."""
+        """See :meth:`Link.relay`."""
         return self.relay_all(to, (parts,), deadline=deadline)
 
     def relay_all(self, to: str, parts: Iterable[Parts], *, deadline: float) -> int:
-        """Send many chunks in order with one hop between threads; return the bytes sent.
+        """See :meth:`Link.relay_all`.
 
-        `parts` is iterated on the event loop: it should yield views and not compute. Raises as
-        `Link.relay` does.
+        `parts` is iterated on the event loop: it should yield views and not compute.
         """
         left_s = max(0.0, deadline - self._clock.monotonic())
         return self._loop.run(
@@ -154,7 +139,7 @@ class SyncLink:
         """Send many chunks in the background; return the future of the bytes sent."""
         return self._loop.submit(self._link.relay_all(to, parts, deadline=deadline))
 
-    # ---------------------------------------------------------------------------- hearing
+    # ---------------------------------------------------------------------- subscriptions
 
     def subscribe(
         self,
@@ -164,15 +149,15 @@ class SyncLink:
         reconnects: bool = False,
         prefix: bytes = b"",
     ) -> Inbox:
-        """Return an inbox for later arrivals; subscribe before you send the request for them.
+        """Return an inbox for later arrivals; subscribe before sending the request for them.
 
         The first inbox of a link also gets earlier arrivals.
 
         Args:
-            sources: Sessions whose payloads are wanted; None: all, empty: none.
-            notices: Types of notices that are wanted.
+            sources: Sessions of the payloads; None: all, empty: none.
+            notices: Types of notices.
             reconnects: Whether to add a `Reconnected` after each break.
-            prefix: First bytes of the wanted payloads; empty: all.
+            prefix: First bytes of the payloads; empty: all.
         """
         return self._dispatcher.subscribe(
             sources=sources, notices=notices, reconnects=reconnects, prefix=prefix
@@ -198,14 +183,10 @@ class SyncLink:
         self._loop.run(_start(outbox), timeout_s=SLACK_S)
         return SyncOutbox(outbox, self._loop)
 
-    # ------------------------------------------------------------------------------- ends
+    # ---------------------------------------------------------------------------- closing
 
     def close(self, body: Message | None = None, *, timeout_s: float = 5.0) -> None:
-        """Send a last request, if any, then close. Idempotent.
-
-        Raises:
-            AtollError: the request was rejected, or not answered in time.
-        """
+        """Send a last request, if any, then close; raises as :meth:`Link.close`. Idempotent."""
         closing, self._closing = self._closing, True
         if closing or not self._loop.running:
             return
@@ -236,44 +217,28 @@ async def _start(outbox: Outbox[T]) -> None:
 
 def connect(
     url: str,
+    hello: Hello,
     *,
-    session: str,
-    token: str,
     endpoint: HubEndpoint = PLAIN,
-    info: NodeInfo | None = None,
     stats: Callable[[], dict[str, float]] | None = None,
     timeout_s: float = 20.0,
     patient: bool = False,
 ) -> SyncLink:
-    """Open a session with the hub at ``http://HOST:PORT``.
+    """Open a session with the hub at ``http://HOST:PORT``; raises as :meth:`Link.start`.
 
     Args:
         url: The hub.
-        session: The session's address, e.g. ``"job/w0"``.
-        token: Authenticates this process for the session.
+        hello: Names the session and authenticates this process; see `make_hello`.
         endpoint: How to reach the hub.
-        info: Description of the machine (of a node).
         stats: Returns the values of a heartbeat; called on the event loop.
         timeout_s: Time limit of the first connection.
         patient: Keep trying while no hub answers.
-
-    Raises:
-        HubUnreachable: no hub answers; says why.
-        AuthError: the hub rejects the token.
-        VersionMismatch: the hub speaks another version of the protocol.
     """
-    loop = LoopThread(name=f"atoll-link {session}")
+    loop = LoopThread(name=f"atoll-link {hello.session}")
     loop.start()
     try:
         opening = open_link(
-            url,
-            session=session,
-            token=token,
-            endpoint=endpoint,
-            info=info,
-            stats=stats,
-            timeout_s=timeout_s,
-            patient=patient,
+            url, hello, endpoint=endpoint, stats=stats, timeout_s=timeout_s, patient=patient
         )
         return loop.run(_wrap(opening, loop), timeout_s=timeout_s + SLACK_S)
     except BaseException:

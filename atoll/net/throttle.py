@@ -1,12 +1,11 @@
 """Bandwidth limits in bits per second.
 
-A bucket is one number: the time by which all bytes so far are paid for. Each message advances it by
-its size and may pass when that time has come, or slightly earlier (the burst). Processes of a
-machine share a limit through a small file with that number; all of them have the same monotonic
-clock.
+A bucket is one number: the time at which all bytes so far are paid for. Each message advances it by
+its size and may pass at that time, or slightly earlier (the burst). Processes of a machine share a
+limit through a small file with that number; all of them have the same monotonic clock.
 
-Tensors wait until they are paid for. Control messages are counted but pass at once; the tensors
-after them pay for them.
+Tensors wait until they are paid for. Control messages are counted but pass at once; later tensors
+pay for them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ BURST_S = 0.05
 """Seconds' worth of bytes that may pass early, since timers are not exact."""
 
 URGENT_S = 2.0
-"""Seconds by which control messages may exceed the limit before they wait too."""
+"""Seconds by which control messages may exceed the limit before they wait, too."""
 
 BLOCK_BYTES = 64 * 2**10
 """Largest piece of a file that is paid for at once."""
@@ -39,7 +38,7 @@ class SharedBudget:
     """The number of one bucket, in a shared file or in this process."""
 
     def __init__(self, path: str, *, offset: int) -> None:
-        """Use `offset` of the file; without a file, this process has its own number."""
+        """Use `offset` of the file; without a file the number belongs to this process."""
         self._offset = offset
         self._own = 0.0
         self._file = -1
@@ -51,7 +50,7 @@ class SharedBudget:
                 self._file = os.open(path, os.O_RDWR)
 
     def change(self, step: Callable[[float], float]) -> float:
-        """Replace the number by `step` of it, and return it."""
+        """Replace the number by `step(number)`, and return it."""
         if self._file < 0:
             self._own = step(self._own)
             return self._own
@@ -73,7 +72,7 @@ class SharedBudget:
 
 
 class Bucket:
-    """Lets bytes pass at a limit. Safe for threads and, with a file, for processes."""
+    """A rate limit. Thread-safe and, with a file, shared between processes."""
 
     def __init__(
         self,
@@ -82,23 +81,17 @@ class Bucket:
         ledger: SharedBudget,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Let `bps` bits per second pass."""
         self._bps = bps
         self._ledger = ledger
         self._monotonic = monotonic
 
     def spend(self, nbytes: int, *, urgent: bool = False) -> float:
-        """Count bytes; return the seconds to wait before they may pass.
-
-        Args:
-            nbytes: Size.
-            urgent: Whether they are a control message.
-        """
+        """Count bytes; return the seconds until they may pass. `urgent`: a control message."""
         now = self._monotonic()
         cost_s = nbytes * 8 / self._bps
 
         def step(paid_at: float) -> float:
-            if paid_at > now + _FUTURE_S:  # of a life of this machine before its last start
+            if paid_at > now + _FUTURE_S:  # written before a reboot, which resets the clock
                 paid_at = now
             return max(paid_at, now) + cost_s
 
@@ -162,12 +155,11 @@ class ThrottledHttp(httpx.BaseTransport):
     """An httpx transport with limits on request and response bodies."""
 
     def __init__(self, inner: httpx.BaseTransport, throttle: Throttle) -> None:
-        """Send through `inner`."""
         self._inner = inner
         self._throttle = throttle
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request and return the answer; both bodies flow no faster than they may."""
+        """Send a request and return the response, with both bodies throttled."""
         if self._throttle.up is not None and isinstance(request.stream, httpx.SyncByteStream):
             request.stream = _Slowed(request.stream, self._throttle.up)
         response = self._inner.handle_request(request)

@@ -35,11 +35,7 @@ class Transport(Protocol):
     """One open connection. Implementations: `websocket` and, for tests, `in_memory`."""
 
     async def send(self, message: Buffer) -> None:
-        """Send one message; wait while the peer reads slowly.
-
-        Raises:
-            ConnectionLost: the connection ended.
-        """
+        """Send one message; wait while the peer reads slowly. Raises ConnectionLost."""
         ...
 
     async def receive(self) -> bytes:
@@ -65,14 +61,13 @@ _WEIGHT = 0.3
 
 @dataclass(slots=True)
 class LinkCounters:
-    """Totals of one link; they include frame headers, but not WebSocket's."""
+    """Totals of one link, with frame headers but without those of WebSocket."""
 
     sent_control_bytes: int = 0
     sent_relay_bytes: int = 0
     received_control_bytes: int = 0
     received_relay_bytes: int = 0
     reconnects: int = 0
-    """Number of reconnects."""
     round_trip_s: float = 0.0
     """Smoothed round trip time of heartbeats."""
 

@@ -30,7 +30,7 @@ CLOSE_TIMEOUT_S = 1.0
 
 HELD_S = 0.1
 MAX_HELD_BYTES = 4 * 2**20
-"""Receive buffer of the kernel under a download limit."""
+"""The kernel's receive buffer under a download limit: `HELD_S` of data, at most this."""
 
 
 class WebSocketTransport:
@@ -67,7 +67,6 @@ class WebSocketTransport:
 
 
 def _is_control(message: Buffer) -> bool:
-    """Return whether a frame is a control frame."""
     return len(message) < HEADER_BYTES or message[3] != Kind.RELAY
 
 
@@ -105,7 +104,7 @@ async def dial(url: str, *, endpoint: HubEndpoint = PLAIN, timeout_s: float = 10
             raise not_through(endpoint.proxy, at_address(place.host, place.port), error) from error
         raise unreachable(url, error) from error
     except Exception as error:
-        # The SOCKS library has errors of its own, and is not there where nobody needs it.
+        # The errors of the SOCKS library cannot be named here: it is an optional dependency.
         if not endpoint.proxy.startswith("socks"):
             raise
         raise not_through(endpoint.proxy, at_address(place.host, place.port), error) from error
@@ -114,10 +113,7 @@ async def dial(url: str, *, endpoint: HubEndpoint = PLAIN, timeout_s: float = 10
 
 
 def _keep_queue_short(connection: ClientConnection, *, download_bps: float) -> None:
-    """Limit the kernel's buffers to what can be sent or may be received soon.
-
-    Otherwise it buffers megabytes on a slow line, and a heartbeat waits seconds behind tensors.
-    """
+    """Limit the kernel's buffers to what can be sent or received soon; see `UNSENT_BYTES`."""
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     raw = connection.transport.get_extra_info("socket")
     if raw is None:
@@ -131,14 +127,12 @@ def _keep_queue_short(connection: ClientConnection, *, download_bps: float) -> N
 
 
 def _answer(error: WebSocketException) -> str:
-    """Return how the server answered."""
     if isinstance(error, InvalidStatus):
         return f"HTTP status {error.response.status_code}"
     return str(error)
 
 
 def _lost(error: ConnectionClosed) -> ConnectionLost:
-    """Return the error for a closed socket, with its close code."""
     close = error.rcvd
     if close is None:
         return ConnectionLost("the connection to the hub broke", code=ABNORMAL)

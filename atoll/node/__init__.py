@@ -1,1 +1,1 @@
-"""The agent of one machine: dials the hub, starts training processes, ships what they print."""
+"""The agent of one machine: connects to the hub, starts processes of jobs, ships their output."""

@@ -18,17 +18,17 @@ from atoll.node.identity.identity import Identity
 
 
 def main() -> int:
-    """Run an agent until it is told to leave; return the exit status."""
+    """Run an agent until it is asked to leave; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m atoll.node", description=__doc__)
-    parser.add_argument("--ticket", default="", help="default: what ATOLL_TICKET says")
+    parser.add_argument("--ticket", default="", help="default: the variable ATOLL_TICKET")
     parser.add_argument("--home", type=Path, default=None, help="folder of this agent")
     parser.add_argument("--name", default="", help="start of the node's id")
     parser.add_argument("--slots", type=int, default=1, help="workers at once")
     parser.add_argument("--no-measure", action="store_true", help="skip the matmul trial")
     parser.add_argument(
-        "--preempt-file", type=Path, default=None, help="leave work while this file exists"
+        "--preempt-file", type=Path, default=None, help="return work while this file exists"
     )
-    parser.add_argument("--preempt-url", default="", help="leave work while this answers 200")
+    parser.add_argument("--preempt-url", default="", help="return work while this URL answers 200")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request

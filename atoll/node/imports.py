@@ -1,8 +1,8 @@
-"""Loads large packages without pauses, and without looking at them ever again.
+"""Imports large packages with the garbage collector off, and exempts them from it afterwards.
 
-What a package defines is no garbage, but Python's collector walks over all of it several times
-while torch is loaded, and at every full collection of the training that follows. Without that a
-worker is ready 0.2 s of processor time earlier (of 1.9, `python -m bench.startup`).
+Python's collector traverses everything a package defines several times while torch is imported, and
+at every full collection of the training. Without that a worker is ready 0.2 s of processor time
+earlier (of 1.9, `python -m bench.startup`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from atoll.config import JobSpec, RankPlace
 
 
 def modules_of_rank(spec: JobSpec, place: RankPlace | None) -> list[str]:
-    """Return what a rank of an island loads besides the trainer; a member by itself nothing.
+    """Return the modules that a rank of an island needs besides the trainer; else none.
 
-    DDP, FSDP and pipelines load torch's compiler, whether anything is compiled or not.
+    DDP, FSDP and pipelines load torch's compiler even if nothing is compiled.
     """
     if place is None:
         return []
@@ -25,10 +25,7 @@ def modules_of_rank(spec: JobSpec, place: RankPlace | None) -> list[str]:
 
 
 def load(*names: str) -> None:
-    """Import modules that are about to be used.
-
-    What is there at the end counts as needed for as long as the process lives.
-    """
+    """Import modules; all objects that exist afterwards are never collected."""
     gc.disable()
     try:
         for name in names:

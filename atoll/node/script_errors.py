@@ -1,4 +1,4 @@
-"""The errors that exceptions of a user's script or of a library stand for."""
+"""Atoll's errors for exceptions of a user's script or of a library."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from atoll.errors import AtollError, OutOfMemory, ScriptError
 def describe(
     error: BaseException, *, where: str, place: str = "", trace: TracebackType | None = None
 ) -> AtollError:
-    """Return the error that an exception of a library or of a user's script stands for.
+    """Return the error for an exception of a library or of a user's script.
 
-    Args:
-        error: What was raised.
-        where: What raised it, e.g. the script's name.
-        place: Member and machine.
-        trace: Its traceback from the script's own first frame on.
+    `where` is its source, e.g. the script's name, `place` member and machine, `trace` the traceback
+    from the script's first frame.
     """
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     if is_out_of_memory(error):

@@ -1,11 +1,12 @@
 """`python -m atoll.node.worker`: one training process of a job, started by a node agent.
 
-It runs the built-in trainer, a role of reinforcement learning, or the user's script, which enters
-its job by `atoll.join()` itself. Where a member is an island of several ranks, it becomes their
-supervisor, and each of them is this program again, with a place. On the further machines of such an
-island it is the supervisor of the ranks there.
-Whatever happens ends in one of three ways: exit 0 and `Finished(ok=True)`, exit 75 because the node
-asked it to leave, or a traceback, `error.json`, `Finished(ok=False)` and exit 1.
+It runs the built-in trainer, a role of reinforcement learning, or the user's script, which calls
+`atoll.join()` itself. For a member that is an island of several ranks it becomes their supervisor,
+and each rank runs this program again, with a place. On follower hosts it supervises the ranks
+there.
+
+It ends in one of three ways: exit 0 and `Finished(ok=True)`; exit 75 because the node asked it to
+leave; or a traceback, `error.json`, `Finished(ok=False)` and exit 1.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ log = logging.getLogger(__name__)
 EXIT_FAILED = 1
 FLUSH_TIMEOUT_S = 10.0
 SAVE_TIMEOUT_S = 120.0
-"""How long the end of a run waits for its last checkpoint to be written."""
+"""How long the end of a run waits for its last checkpoint."""
 
 LEAVE_SAVE_S = 3.0
-"""The same when the machine is about to go away."""
+"""The same when the machine goes away."""
 
 
 class LeaveRequested:
@@ -63,7 +64,7 @@ class LeaveRequested:
         self._then: Callable[[], None] = lambda: None
 
     def then(self, action: Callable[[], None]) -> None:
-        """Do this, too, when asked; it MUST NOT block."""
+        """Call `action` on the request, too; it MUST NOT block."""
         self._then = action
         if self.asked:
             action()
@@ -73,7 +74,7 @@ class LeaveRequested:
         return self.asked
 
     def listen(self) -> None:
-        """Take SIGTERM over; it ends the process no more by itself."""
+        """Handle SIGTERM, which then no longer ends the process."""
         signal.signal(signal.SIGTERM, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -96,7 +97,7 @@ def main() -> int:
                 remedy="use `atoll run`",
             )
         directory = environment.directory
-        place = config.kept_place()
+        place = config.supervised_place()
         if place is not None:
             start = StartReport(directory, rank=place.rank)
         spec = config.load_spec(environment.spec)
@@ -120,18 +121,18 @@ def main() -> int:
         if not isinstance(error, ScriptError):  # its traceback has been printed
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return EXIT_FAILED
-    except BaseException as error:  # the edge of the process: nobody above could decide
+    except BaseException as error:  # the process ends here in any case
         traceback.print_exc()
         _record(directory, describe(error, where="the worker"), place=place)
         return EXIT_FAILED
 
 
 def run_follower(spec: JobSpec, place: RankPlace, *, start: StartReport) -> int:
-    """Serve the first rank of an island until it sends all home; return the exit status.
+    """Serve rank 0 of an island until it has finished; return the exit status.
 
     Raises:
-        RankLost: another rank is gone.
-        AtollError: what went wrong here.
+        RankLost: another rank was lost.
+        AtollError: any other failure.
     """
     load(*modules_of_rank(spec, place), "atoll.train.island.follower")
     from atoll.train.island.follower import follow
@@ -146,7 +147,7 @@ def run_follower(spec: JobSpec, place: RankPlace, *, start: StartReport) -> int:
 
 
 def _error_of(error: BaseException, *, place: RankPlace | None, start: StartReport) -> AtollError:
-    """Return the error that an exception stands for; its traceback is printed if it says more."""
+    """Return the error for an exception; prints its traceback if that says more."""
     if place is not None and is_peer_failure(error):
         start.fail(error)
         return rank_lost(error, rank=place.rank, ranks=place.ranks)
@@ -165,15 +166,11 @@ def run_trainer(
 ) -> int:
     """Run the built-in trainer as a member of the job; return the exit status.
 
-    Args:
-        environment: What the node agent told this process.
-        spec: The job.
-        place: That of the first rank of an island; None: the member is one process.
-        start: Where such a rank reports how far it has come at its start.
+    `place` and `start` belong to rank 0 of an island; `place` is None for a single process.
 
     Raises:
-        AtollError: what went wrong. The hub has been told, except of the loss of another rank:
-            the supervisor of the island knows better why, and the member will be launched again.
+        AtollError: the failure, already reported to the hub. A lost rank is not reported: the
+            supervisor knows the cause better, and the member will be launched again.
     """
     leave = LeaveRequested()
     leave.listen()
@@ -187,14 +184,14 @@ def run_trainer(
         result = _train(enrolled, environment, spec, leave, place=place, start=start)
     except BaseException as error:
         if enrolled.replaced:
-            sys.stderr.write(f"this process has lost its place: {error}\n")
+            sys.stderr.write(f"this process was replaced: {error}\n")
             return EXIT_REPLACED
-        told = _error_of(error, place=place, start=start)
-        if isinstance(told, RankLost):
-            raise told from error
-        with contextlib.suppress(AtollError):  # the node tells it too, from the file
-            enrolled.close(Finished(ok=False, error=told.to_dict()))
-        raise told from error
+        failure = _error_of(error, place=place, start=start)
+        if isinstance(failure, RankLost):
+            raise failure from error
+        with contextlib.suppress(AtollError):  # the node also reports it, from the file
+            enrolled.close(Finished(ok=False, error=failure.to_dict()))
+        raise failure from error
     if enrolled.replaced:
         return EXIT_REPLACED
     if leave.asked and result.get("stopped"):
@@ -214,7 +211,6 @@ def _train(
     place: RankPlace | None,
     start: StartReport,
 ) -> dict[str, Any]:
-    """Return the result of the trainer, every measurement on its way to the hub."""
     if place is None:
         return _train_with(None, enrolled, environment, spec, leave)
     from atoll.train.island.island_trainer import leading
@@ -231,32 +227,24 @@ def _train_with(
     leave: LeaveRequested,
 ) -> dict[str, Any]:
     from atoll.train.results.metrics import metrics_outbox
-    from atoll.train.trainer import train_job
+    from atoll.train.state.saving import Saving
+    from atoll.train.trainer import Outputs, Trainer
 
     connection = enrolled.connection
-    link, registered = connection.link, connection.registered
+    link = connection.link
     metrics = metrics_outbox(link)
     saver = enrolled.saver()
     store = enrolled.store()
     try:
-        result = train_job(
+        trainer = Trainer(
             spec,
             group=connection.group,
-            directory=environment.directory,
-            report=metrics.add,
-            announce=link.notify,
-            store=store,
-            saver=saver,
-            lifeline=enrolled.lifeline,
-            late=enrolled.late,
-            lease=registered.lease,
-            resume_round=registered.resume_round,
-            slot=registered.slot,
-            num_slots=registered.num_slots,
-            publish=connection.publish,
-            should_stop=lambda: leave.asked or enrolled.replaced,
+            outputs=Outputs(environment.directory, metrics.add, link.notify, connection.publish),
+            saving=Saving(store, saver),
+            recovery=enrolled.recovery,
             island=island,
         )
+        result = trainer.train(connection.registered, lambda: leave.asked or enrolled.replaced)
         saver.close(timeout_s=LEAVE_SAVE_S if leave.asked else SAVE_TIMEOUT_S)
         return result
     finally:
@@ -274,15 +262,11 @@ def run_script(
 ) -> int:
     """Run the user's script as `__main__`; return the exit status.
 
-    Args:
-        environment: What the node agent told this process.
-        spec: The job.
-        place: Which rank of an island this is; None: the member is one process.
-        start: Where such a rank reports how far it has come at its start.
+    `place` and `start` belong to a rank of an island; `place` is None for a single process.
 
     Raises:
-        ScriptError: it raised, or left with an exit status that is not 0.
-        RankLost: another rank of its island is gone.
+        ScriptError: it raised, or exited with a status other than 0.
+        RankLost: another rank of its island was lost.
     """
     script = script_path(environment.directory, spec, folder=Path.cwd())
     sys.argv = [str(script), *spec.job.args]
@@ -317,10 +301,10 @@ def run_script(
 
 
 def run_roles(environment: WorkerEnvironment, spec: JobSpec) -> int:
-    """Act, or be the critic, in a job of reinforcement learning; return the exit status.
+    """Run a role of a reinforcement learning job; return the exit status.
 
     Raises:
-        AtollError: what went wrong; other exceptions become a ScriptError.
+        AtollError: the failure; other exceptions become a ScriptError.
     """
     load("atoll.rl.run")
     from atoll.rl.run import run_job
@@ -344,18 +328,12 @@ def run_roles(environment: WorkerEnvironment, spec: JobSpec) -> int:
 
 
 def script_path(directory: Path, spec: JobSpec, *, folder: Path) -> Path:
-    """Return where a job's script is: in its code, or by itself in the process's own folder.
-
-    Args:
-        directory: The process's own folder.
-        spec: The job.
-        folder: Where the process works; its copy of the code, if the job has any.
-    """
+    """Return the path of a job's script: in its code (`folder`), or in the process's own folder."""
     return folder / spec.job.script if spec.job.code else directory / Path(spec.job.script).name
 
 
 def _end_quietly() -> None:
-    """Wait for the script's own threads and run what it registered for the end."""
+    """Wait for the script's threads and run its exit handlers."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
@@ -363,7 +341,7 @@ def _end_quietly() -> None:
 
 
 def _record(directory: Path, error: AtollError, *, place: RankPlace | None) -> None:
-    """Leave the error where the node, or the supervisor of this rank, finds it."""
+    """Store the error where the node, or the supervisor of this rank, reads it."""
     name = ERROR_FILE if place is None else error_file(place.rank)
     with contextlib.suppress(OSError):
         (directory / name).write_text(json.dumps(error.to_dict()), encoding="utf-8")
@@ -373,5 +351,5 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Gloo's threads may abort the process while the interpreter takes it apart.
+    # Skip the interpreter's shutdown, during which Gloo's threads may abort the process.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""A model as one rank of an island has it, on fake tensors: its stages, its slices, its shards."""
+"""The part of a model that one rank of an island holds, on fake tensors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from atoll.strategies.inner.units import pieces
 
 
 def faked(model: nn.Module) -> None:
-    """Give a model on torch's device `meta` fake tensors of main memory, in place.
-
-    A weight that is in two places is one afterwards, too.
-    """
+    """Replace the meta tensors of a model by fake CPU tensors, in place; tied weights stay tied."""
     made: dict[Tensor, Tensor] = {}
     for part in model.modules():
         for name, parameter in part._parameters.items():
@@ -38,12 +35,9 @@ def faked(model: nn.Module) -> None:
 
 
 def cut_tensors(model: nn.Module, options: InnerOptions) -> None:
-    """Give every layer of a model the shapes of one tensor rank, in place; forward still runs.
+    """Give every layer the shapes of one tensor-parallel rank, in place; forward still runs.
 
-    Each rank's are the same: sizes that the ranks cannot share evenly are refused.
-
-    Raises:
-        ConfigError: the model cannot be split like that.
+    Raises ConfigError if the model cannot be split like this; even splits make all ranks alike.
     """
     ranks = options.shape.tensor
     if ranks == 1:
@@ -54,7 +48,7 @@ def cut_tensors(model: nn.Module, options: InnerOptions) -> None:
     slices = {whole: _slice(whole, dim, ranks) for whole, dim in dims.items()}
     for part in model.modules():
         for name, whole in list(part.named_parameters(recurse=False)):
-            if whole in slices:  # a shared one stays shared
+            if whole in slices:  # a tied weight stays tied
                 setattr(part, name, slices[whole])
     _cut_features(words, ranks)
     if options.sequence:
@@ -67,7 +61,7 @@ def _slice(whole: nn.Parameter, dim: int, ranks: int) -> nn.Parameter:
 
 
 def _cut_features(words: Mapping[nn.Module, str], ranks: int) -> None:
-    """Let layers give whole features where ranks put theirs together, and take slices of them."""
+    """Imitate the all-gather and slice of features by hooks."""
     for part, word in words.items():
         if word == "gather":
             part.register_forward_hook(lambda _, __, given: torch.cat([given] * ranks, -1))
@@ -78,7 +72,7 @@ def _cut_features(words: Mapping[nn.Module, str], ranks: int) -> None:
 
 
 def _cut_sequence(words: Mapping[nn.Module, str], ranks: int) -> None:
-    """Let layers give and take pieces of the sequence as ranks that share one do."""
+    """Imitate sequence parallelism by hooks."""
     whole = _Whole(ranks)
     for part, word in words.items():
         if word == "column" or (word == "vocabulary" and isinstance(part, nn.Linear)):
@@ -93,7 +87,7 @@ def _cut_sequence(words: Mapping[nn.Module, str], ranks: int) -> None:
 
 
 class _Whole:
-    """Pieces of a sequence put together; layers that are given the same piece share the whole."""
+    """All-gathered sequences; layers with the same input share one."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -108,16 +102,15 @@ class _Whole:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's share of one parameter that is cut along its first dimension."""
+    """One rank's share of a parameter sharded along its first dimension."""
 
     shape: tuple[int, ...]
-    """What is its own."""
     padded: int
-    """Elements that it takes: all ranks' shares are as large as the largest."""
+    """Elements allocated: all ranks' shares are padded to the largest."""
 
 
 def shard_of(shape: Sequence[int], *, ranks: int, rank: int) -> Shard:
-    """Return a rank's share of a tensor of some shape."""
+    """Return a rank's share of a tensor of this shape."""
     rows, rest = (shape[0], tuple(shape[1:])) if shape else (1, ())
     share = -(-rows // ranks)
     own = max(0, min(share, rows - rank * share))
@@ -126,14 +119,14 @@ def shard_of(shape: Sequence[int], *, ranks: int, rank: int) -> Shard:
 
 
 def is_sharded(shape: MeshShape) -> bool:
-    """Return whether a mesh cuts parameters, or keeps them as if it did; see `apply_data`."""
+    """Return whether a mesh shards parameters, or stores them as if it did; see `apply_data`."""
     return shape.shard > 1 or (shape.replicate > 1 and shape.tensor > 1)
 
 
 def gathered_together(module: nn.Module, units: Sequence[nn.Module]) -> tuple[list[int], int]:
-    """Return the bytes of each group of parameters that is gathered at once; then of the rest.
+    """Return the bytes of each parameter group gathered at once, and of the rest.
 
-    The rest, which several units share or none has, is there for the whole pass; see `shard`.
+    The rest (parameters of several units or of none) is gathered for the whole pass; see `shard`.
     """
     held = [{p for part in unit for p in part.parameters()} for unit in pieces(module, units)]
     count = Counter(parameter for group in held for parameter in group)

@@ -1,8 +1,7 @@
-"""What the first rank of an island keeps in main memory for its dealings with other members.
+"""Main memory that the first rank of an island needs for rounds with other members.
 
-The outer strategy is set up on a model without memory, and the vectors that it then holds are
-counted. What it makes only in its first rounds is declared by the rows of the method and of the
-codec (`later_vectors`, `kept_vectors`); tests compare both with strategies that have run.
+Vectors of the outer strategy are counted on a meta model; those created in later rounds are
+declared in the tables (`later_vectors`, `kept_vectors`). Tests compare both with real strategies.
 """
 
 from __future__ import annotations
@@ -32,17 +31,16 @@ class LeaderMemory:
     """Bytes of main memory."""
 
     host_model: int
-    """The whole model, as other members see it."""
+    """The whole model, as exchanged with other members."""
     outer: int
-    """Of the outer strategy and the codec, all the time."""
+    """Outer strategy and codec, permanently."""
     exchange: int
-    """During a round: the own values as they are sent, the mean of all, and packets."""
+    """During a round: own values in fp32, the mean, and packets."""
     largest: int
-    """The largest of the model's tensors."""
 
 
 class _Island:
-    """`Task.elsewhere` of an island that trains nothing."""
+    """`Task.elsewhere` of an island that does not train."""
 
     def __init__(self, task: Task) -> None:
         self.vector = torch.empty(task.num_parameters + sum(b.numel() for b in task.buffers()))
@@ -60,16 +58,10 @@ class _Island:
 def leader_memory(
     spec: JobSpec, resolved: Resolved, dataset: Any = None, *, spread: bool = False
 ) -> LeaderMemory:
-    """Return what a member keeps for rounds with others.
+    """Return what a member needs for rounds with others.
 
-    Args:
-        spec: The job.
-        resolved: Its strategy.
-        dataset: What it trains on, if the model's size depends on it.
-        spread: The member is an island: some methods work in the memory of its host model.
-
-    Raises:
-        ConfigError: an option or the codec is unknown or out of range.
+    `spread`: the member is an island; some methods then work in place on the host model. Raises
+    ConfigError if an option or the codec is invalid.
     """
     method, codec = resolved.method, make_codec(resolved.codec)
     outer = resolved.build()

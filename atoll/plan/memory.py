@@ -1,9 +1,7 @@
-"""Predicts the memory of every rank of an island from a job file, without taking any.
+"""Predicts the memory of every rank of an island from a job file, without allocating it.
 
-The model is built without weights and given fake tensors: shapes and types without numbers. It is
-cut as the ranks would cut it, one microbatch goes forward and backward, the optimizer takes a step;
-what is alive when is counted (see `tracking`). Formulas are left for two things only: what sharding
-gathers for a moment, and how many microbatches a pipeline keeps.
+The model is cut as for the ranks and takes one step on fake tensors, counting live ones
+(`tracking.py`). Only temporary memory of sharding and passes kept by a pipeline are formulas.
 """
 
 from __future__ import annotations
@@ -28,11 +26,12 @@ from atoll.train.build import check_data, load_data, whole_model
 from atoll.train.optim.optimizers import build_optimizer
 
 GATHERED = 3
-"""How often a tensor that is put together from all ranks is in memory at most: as it is sent, as it
-came, and in order. Where ranks have whole rows these come to their place at once."""
+"""Maximum copies of a gathered tensor: send buffer, receive buffer, and in order. Ranks that hold
+whole rows receive them in place.
+"""
 
 PROGRAM_BYTES = 350_000_000
-"""What Python, torch and Atoll take of main memory before there is any model; measured on Linux."""
+"""Main memory of Python, torch and Atoll without a model; measured on Linux."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,33 +43,31 @@ class MemoryPlan:
     elements: int
     """Parameters of the whole model."""
     model_bytes: int
-    """Of the whole model: parameters and buffers."""
+    """Parameters and buffers of the whole model."""
     rows: int
-    """Rows of a batch that go through a rank at once."""
+    """Rows of a batch that pass through a rank at once."""
     held: int
-    """Passes kept for backward at most, by the rank that keeps most."""
+    """Maximum passes kept for backward on any rank."""
     cuts: tuple[int, ...]
     """Units before which a pipeline is cut."""
     guessed: bool
-    """The cuts are by the number of weights: a run measures instead, unless the job says them."""
+    """The cuts are estimated from the number of weights; a run measures instead."""
     device: str
-    """What ranks compute on: `cpu` or `cuda`."""
 
     @property
     def several(self) -> bool:
-        """Whether a member is several processes."""
+        """Whether a member has several processes."""
         return len(self.ranks) > 1
 
     def start_bytes(self, rank: RankMemory) -> int:
-        """Return what a rank needs of main memory before it has its part.
+        """Return the main memory that a rank needs to load its part.
 
-        The first one may have the model twice while it is loaded, or measured for a pipeline; the
-        others get their parts piece by piece.
+        The first rank may hold the model twice; the others receive their parts piece by piece.
         """
         return 2 * rank.host_model if self.several else self.model_bytes
 
     def main_bytes(self, rank: RankMemory) -> int:
-        """Return the most that a rank needs of main memory: in a step, or between two."""
+        """Return the peak main memory of a rank, in a step or between two."""
         kept, step = rank.leading, 0
         if self.device == "cpu":
             kept += rank.static - rank.gradients
@@ -80,27 +77,23 @@ class MemoryPlan:
         return PROGRAM_BYTES + max(kept + max(step, rank.between), self.start_bytes(rank))
 
     def device_bytes(self, rank: RankMemory) -> int:
-        """Return the most that a rank needs of its accelerator; 0 without one."""
+        """Return the peak accelerator memory of a rank; 0 without one."""
         if self.device == "cpu":
             return 0
         return rank.passing + (0 if self.spec.island.offload else rank.static)
 
     @property
     def worst_bytes(self) -> int:
-        """The most that any rank needs where it computes."""
+        """Peak of any rank on its compute device."""
         count = self.main_bytes if self.device == "cpu" else self.device_bytes
         return max(count(rank) for rank in self.ranks)
 
 
 def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) -> MemoryPlan:
-    """Return what every rank of a member would need.
-
-    Args:
-        spec: The job.
-        data: What `sizes_of` returned, if that is known already.
+    """Predict the memory of every rank of a member; `data` is the result of `sizes_of`.
 
     Raises:
-        ConfigError: the job would be refused at its start, or is none of the built-in trainer.
+        ConfigError: the job is invalid, or not one of the built-in trainer.
         DataError: its data are missing.
     """
     if spec.kind != "trainer":
@@ -134,14 +127,12 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
 
 
 def _image(only: RankMemory, *, model_bytes: int, outer: int) -> int:
-    """Return the bytes of the copy in memory that is written while training goes on."""
     return model_bytes + only.optimizer + outer
 
 
 def _ranks(
     spec: JobSpec, options: InnerOptions, dataset: Dataset | ImageDataset | None, model: Any
 ) -> tuple[list[RankMemory], Cut, int, int, int]:
-    """Return the memory of each rank, and what was found on the way."""
     whole = {id(t): t for t in (*model.parameters(), *model.buffers())}
     model_bytes = sum(t.numel() * t.element_size() for t in whole.values())
     elements = sum(p.numel() for p in model.parameters())
@@ -159,7 +150,8 @@ def _ranks(
     known: dict[tuple[int, int], RankMemory] = {}
     for number in range(options.shape.ranks):
         place = options.shape.place(number)
-        alike = place["pipeline"], place["shard"]  # all others have parts of the same sizes
+        # all other coordinates have parts of the same sizes
+        alike = place["pipeline"], place["shard"]
         if alike not in known:
             known[alike] = maker.rank(number, place, places[place["pipeline"]])
         found.append(replace(known[alike], rank=number, place=place))
@@ -170,7 +162,7 @@ def sizes_of(spec: JobSpec) -> Dataset | ImageDataset | None:
     """Return a job's data if the size of its model depends on them; None: nothing is read.
 
     Raises:
-        ConfigError: no such data, or none for the job's model.
+        ConfigError: the data are unknown or do not fit the model.
         DataError: they are missing or too small.
     """
     check_data(spec)
@@ -179,13 +171,7 @@ def sizes_of(spec: JobSpec) -> Dataset | ImageDataset | None:
 
 
 def sample(data: Dataset | ImageDataset | None, model: Any, *, rows: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets as a model takes them, without sense.
-
-    Args:
-        data: What `sizes_of` returned.
-        model: Of the job.
-        rows: Of the batch.
-    """
+    """Return dummy inputs and targets with `rows` rows."""
     if isinstance(data, ImageDataset):
         side = data.train.pixels.shape[1]
         return torch.zeros(rows, 1, side, side), torch.zeros(rows, dtype=torch.int64)
@@ -194,9 +180,9 @@ def sample(data: Dataset | ImageDataset | None, model: Any, *, rows: int) -> tup
 
 
 def _device(spec: JobSpec) -> str:
-    """Return what ranks compute on, as far as the job says: a machine of its own may have more."""
+    """Return the compute device as far as the job specifies it; nodes may have more."""
     if not spec.strategy.inner or spec.strategy.inner == "local":
-        return "cpu"  # one process by itself trains where its model is built
+        return "cpu"  # a single process trains where its model is built
     accelerated = bool(spec.needs.gpu or spec.needs.gpu_memory_gb)
     if spec.island.device == "cuda" or (spec.island.device == "auto" and accelerated):
         return "cuda"

@@ -20,34 +20,34 @@ from atoll.strategies.inner.sharded_optimizer import ELEMENTWISE
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """Bytes of one rank while it trains; the first four stay as they are from step to step."""
+    """Bytes of one rank during training; `parameters` to `buffers` are permanent."""
 
     rank: int
     place: Mapping[str, int]
-    """Its coordinates by axis."""
+    """Coordinate by mesh axis."""
     parameters: int
     gradients: int
-    """From the backward pass to the update; those of buckets are views of these."""
+    """From backward to the update; bucket gradients are views of these."""
     optimizer: int
     buffers: int
     gathered: int
-    """Whole weights of what is sharded while it is needed, their gradients, and what is sent."""
+    """Gathered weights and gradients of sharded parameters, with their buffers."""
     copies: int
-    """Weights in half precision, kept from the forward to the backward pass."""
+    """Weights in half precision, kept from forward to backward."""
     activations: int
     working: int
-    """What operations need for a moment."""
     host_model: int = 0
-    """Of the first rank of several: the whole model in main memory."""
+    """First of several ranks: the whole model in main memory."""
     outer: int = 0
-    """Of the first rank: what the outer strategy and its codec keep in main memory."""
+    """First rank: outer strategy and codec in main memory."""
     exchange: int = 0
-    """Of the first rank: what a round needs for a moment."""
+    """First rank: temporary memory of a round."""
     image: int = 0
-    """Of a process by itself: the copy that checkpoints are written from, kept for the next one."""
+    """Single process: the copy that checkpoints are written from, kept for the next one."""
     checkpoint: int = 0
-    """Of the first rank of several: what a checkpoint, which goes to the disk as it comes from the
-    ranks, needs for a moment."""
+    """First of several ranks: temporary memory of a checkpoint, which is streamed from the ranks to
+    disk.
+    """
 
     @property
     def static(self) -> int:
@@ -56,21 +56,21 @@ class RankMemory:
 
     @property
     def passing(self) -> int:
-        """What there is during a step only."""
+        """Memory used during a step only."""
         return self.gathered + self.copies + self.activations + self.working
 
     @property
     def leading(self) -> int:
-        """What the first rank has in main memory besides, all the time."""
+        """Further permanent main memory of the first rank."""
         return self.host_model + self.outer + self.image
 
     @property
     def between(self) -> int:
-        """What it needs for a moment between two steps: a round, or a checkpoint."""
+        """Temporary memory between two steps: a round or a checkpoint."""
         return max(self.exchange, self.checkpoint)
 
     def figures(self) -> dict[str, Any]:
-        """Return all numbers, sums included, for JSON."""
+        """Return all numbers and sums for JSON."""
         own = dataclasses.asdict(self)
         sums = {"static": self.static, "passing": self.passing, "leading": self.leading}
         sums["between"] = self.between
@@ -78,31 +78,16 @@ class RankMemory:
 
 
 class Maker:
-    """Finds the memory of ranks whose stages are known; inside of a mode of fake tensors."""
+    """Computes the memory of ranks from their stages; used within a fake tensor mode."""
 
     def __init__(
         self, options: InnerOptions, optimizer: Optimizer, groups: Mapping[str, int]
     ) -> None:
-        """Keep what is the same for all ranks.
-
-        Args:
-            options: How the model is cut.
-            optimizer: Made for the whole model.
-            groups: Name of a trained parameter -> the group of the optimizer that it is in.
-        """
+        """`groups` maps names of trained parameters to their optimizer group."""
         self._options, self._optimizer, self._groups = options, optimizer, groups
 
     def rank(self, number: int, place: Mapping[str, int], stages: Stages) -> RankMemory:
-        """Return the memory of a rank.
-
-        Args:
-            number: Of the rank.
-            place: Its coordinates.
-            stages: What it computes.
-
-        Raises:
-            ConfigError: the optimizer needs whole parameters, and they are cut.
-        """
+        """Return the memory of a rank; raises ConfigError if its optimizer cannot be sharded."""
         parameters = stages.parameters
         gathered = 0
         own: dict[str, nn.Parameter] = {}
@@ -130,10 +115,10 @@ class Maker:
         )  # fmt: skip
 
     def _gathered(self, stages: Stages) -> int:
-        """Return the most that is gathered at once.
+        """Return the peak of gathered parameters.
 
-        The rest group is there for the whole pass. Of the others one at a time is, with the buffer
-        that it travels in; backward has its whole gradients besides. Without resharding all weights
+        The rest group is gathered for the whole pass. Other groups are gathered one at a time with
+        their transfer buffer; backward adds the full gradients. Without resharding all weights
         stay.
         """
         total = 0
@@ -145,7 +130,7 @@ class Maker:
         return total
 
     def _state(self, own: Mapping[str, nn.Parameter], *, cut: bool) -> int:
-        """Return the bytes of the optimizer's state, by letting it take a step on fake tensors."""
+        """Return the bytes of the optimizer's state after a step on fake tensors."""
         kind = type(self._optimizer).__name__
         if cut and kind not in ELEMENTWISE:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The nearest change of a job that makes it fit into the memory there is."""
+"""Suggests the smallest change of a job that makes it fit into memory."""
 
 from __future__ import annotations
 
@@ -11,48 +11,40 @@ from atoll.errors import ConfigError
 from atoll.plan.memory import MemoryPlan, plan_memory
 
 MOST_PARTS = 64
-"""Parts that a rank's rows are tried to be computed in, one after the other."""
 MOST_RANKS = 64
-"""Shards that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What to write instead, and what comes of it."""
+    """A suggested change and its effect."""
 
     words: str
-    """As in a job file."""
     spec: JobSpec
     worst_bytes: int
-    """The most that any rank needs then, where it computes."""
+    """Peak of any rank on its compute device after the change."""
 
 
 def nearest_change(plan: MemoryPlan, *, limit_bytes: int, data: Any) -> Change | None:
-    """Return the first of ever larger changes with which every rank fits; None: none does.
+    """Return the first of increasingly large changes that makes every rank fit, or None.
 
-    First what costs time only (recomputation, half precision, smaller rows), each alone and then
-    all together; then what takes other or more ranks.
-
-    Args:
-        plan: Of the job as it is.
-        limit_bytes: What a rank may take where it computes.
-        data: What it trains on, if the model's size depends on it.
+    First changes that only cost time (recomputation, half precision, smaller rows), alone and
+    together; then more shards or ranks. `limit_bytes` is the memory of a rank's compute device.
     """
     for words, spec in _changes(plan, limit_bytes=limit_bytes):
         try:
             changed = plan_memory(spec, data=data)
         except ConfigError:
-            continue  # e.g. the rows do not divide by so many
+            continue  # e.g. the batch is not divisible
         if changed.worst_bytes <= limit_bytes:
             return Change(words, spec, changed.worst_bytes)
     return None
 
 
 def _changes(plan: MemoryPlan, *, limit_bytes: int) -> Iterator[tuple[str, JobSpec]]:
-    """Yield changes from the smallest on."""
     spec = plan.spec
     passing = max(rank.passing for rank in plan.ranks)
-    if plan.worst_bytes - passing <= limit_bytes:  # else nothing helps that leaves weights as is
+    # otherwise no change helps that keeps the weights per rank
+    if plan.worst_bytes - passing <= limit_bytes:
         yield from _cheaper_steps(spec)
     for words, other in _more_shards(spec):
         yield words, other
@@ -62,7 +54,6 @@ def _changes(plan: MemoryPlan, *, limit_bytes: int) -> Iterator[tuple[str, JobSp
 
 
 def _cheaper_steps(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
-    """Yield changes that leave all ranks as they are."""
     yield from _single(spec)
     together = _cheapest(spec)
     if together[0]:
@@ -70,7 +61,6 @@ def _cheaper_steps(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
 
 
 def _single(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
-    """Yield changes of a step, one at a time."""
     for words, changed in (_recompute(spec), _half(spec)):
         if words:
             yield words, changed
@@ -78,7 +68,7 @@ def _single(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
 
 
 def _cheapest(spec: JobSpec) -> tuple[str, JobSpec]:
-    """Return all changes of a step at once; no words where there is none."""
+    """Return all changes of `_single` together; empty text if there is none."""
     said = []
     for change in (_recompute, _half, _smallest_rows):
         words, spec = change(spec)
@@ -101,7 +91,6 @@ def _half(spec: JobSpec) -> tuple[str, JobSpec]:
 
 
 def _smaller_rows(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
-    """Yield jobs whose rows go through the model in more parts."""
     parts = spec.train.accumulate * 2
     while parts <= MOST_PARTS and spec.train.batch % (parts * spec.mesh.data) == 0:
         train = replace(spec.train, accumulate=parts)
@@ -114,7 +103,7 @@ def _smallest_rows(spec: JobSpec) -> tuple[str, JobSpec]:
 
 
 def _more_shards(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
-    """Yield jobs whose weights lie on more ranks: first on those that there are."""
+    """Yield jobs with more shards, first on the existing ranks."""
     shape = spec.mesh
     shards = shape.shard * shape.replicate if shape.replicate > 1 else 2 * shape.shard
     while shards * shape.pipeline * shape.tensor <= MOST_RANKS:

@@ -1,4 +1,4 @@
-"""What the stages of a model take that one rank computes, found by running them on fake tensors."""
+"""Memory of the model stages that one rank computes, found by running them on fake tensors."""
 
 from __future__ import annotations
 
@@ -27,38 +27,36 @@ from atoll.strategies.inner.unit_transforms import apply_recompute
 from atoll.strategies.inner.units import pieces, units_of
 
 CPU = torch.device("cpu")
-"""What fake tensors pretend to be on."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """One pass of one microbatch through a rank's stages, in bytes."""
+    """Bytes of one pass of a microbatch through a rank's stages."""
 
     kept: int
-    """Alive between the forward and the backward pass: activations, copies of weights included."""
+    """Live between forward and backward: activations, including copies of weights."""
     copies: int
-    """Of that, weights in half precision."""
+    """Part of `kept`: weights in half precision."""
     working: int
-    """The most that is alive beyond that at one time, gradients of parameters not counted."""
+    """Peak beyond `kept`, without gradients of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The part of a model that one row of ranks has at one place of the pipeline."""
+    """The part of a model at one position of the pipeline."""
 
     modules: Sequence[nn.Module]
-    """Each of them a stage, or the whole model; a rank's slices of it if tensors are split."""
+    """Stages, or the whole model; tensor-parallel slices if tensors are split."""
     units: Sequence[Sequence[nn.Module]]
-    """Of each of them."""
     names: Mapping[int, str]
-    """Of the parameters, by `id`, in the whole model."""
+    """Names of the parameters in the whole model, by `id`."""
     passed: StageOutput
     held: int
-    """Passes that are kept for backward at one time."""
+    """Passes kept for backward at one time."""
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Every parameter, a shared one once."""
+        """Every parameter; tied ones once."""
         found = (p for module in self.modules for p in module.parameters())
         return {self.names[id(p)]: p for p in found}
 
@@ -69,26 +67,17 @@ class Stages:
 
 
 class Cut:
-    """A whole model on fake tensors, cut into what each place of the pipeline has."""
+    """A whole model on fake tensors, cut into the stages of a pipeline."""
 
     def __init__(self, model: Any, options: InnerOptions, *, batch: int) -> None:
-        """Take a model over; inside of a mode of fake tensors.
-
-        Args:
-            model: The whole one.
-            options: How it is cut and computed.
-            batch: Rows of the island's whole batch.
-
-        Raises:
-            ConfigError: the model or the batch cannot be cut like that.
-        """
+        """Take over `model` within a fake tensor mode; raises ConfigError if it cannot be cut."""
         self._model, self._options = model, options
         cut_tensors(model, options)
         self._names = names_of(model)
         shape = options.shape
         self._pipeline = PipelineShape(options.schedule, shape.pipeline, options.chunks)
         self.cuts: tuple[int, ...] = ()
-        """Units before which the model is cut, as far as that is known without measuring."""
+        """Units before which the model is cut, as far as known without measuring."""
         rows = Rows(ranks=shape.data, accumulate=options.accumulate)
         self.microbatches = 1
         if shape.pipeline > 1:
@@ -102,15 +91,9 @@ class Cut:
             rows = replace(rows, microbatches=self.microbatches)
         rows.check(batch)
         self.rows = batch // (rows.ranks * rows.accumulate * rows.microbatches)
-        """Rows that go through the model at once."""
 
     def places(self, inputs: Tensor, targets: Tensor) -> list[Stages]:
-        """Return what each place of the pipeline has, after running them one after the other.
-
-        Args:
-            inputs: Of one microbatch, fake.
-            targets: What belongs to it.
-        """
+        """Run the stages in order and return what each position of the pipeline holds."""
         self._model.train()
         if self._options.shape.pipeline == 1:
             units = units_of(self._model)
@@ -140,7 +123,7 @@ class Cut:
             passes.append(replace(passed, kept=passed.kept + received))
             values = tuple(v.detach().requires_grad_(v.is_floating_point()) for v in outputs)
         shape, count = self._pipeline, self.microbatches
-        if shape.schedule != GPIPE:  # all that is accumulated goes through in one go
+        if shape.schedule != GPIPE:  # other schedules run all accumulation steps in one pass
             count *= self._options.accumulate
         found = []
         for rank in range(shape.ranks):
@@ -161,7 +144,6 @@ class Cut:
         self, chain: Sequence[nn.Module], values: tuple[Tensor, ...], targets: Tensor | None,
         *, kept_output: bool,
     ) -> tuple[StageOutput, tuple[Tensor, ...]]:  # fmt: skip
-        """Compute forward and backward; return what it took and the outputs."""
         word = self._options.precision
         own = [p for module in chain for p in module.parameters()]
         with Tracking(own) as tracking:
@@ -185,7 +167,7 @@ class Cut:
 
 
 def _mean(passes: Sequence[StageOutput]) -> StageOutput:
-    """Return the mean pass of a rank's stages; working memory is that of the largest."""
+    """Average passes over a rank's stages; working memory is the maximum."""
     count = len(passes)
     return StageOutput(
         math.ceil(sum(p.kept for p in passes) / count),

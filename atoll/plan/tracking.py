@@ -1,7 +1,7 @@
-"""Counts the memory that a computation on fake tensors would take.
+"""Counts the memory of a computation on fake tensors.
 
-Fake tensors have shapes and types but no numbers; operations on them go the same ways as on real
-ones, kernels with their saved results included, so what is alive when is exactly what would be.
+Fake tensors take the same dispatch path as real ones, including saved results of kernels, so
+lifetimes are exact.
 """
 
 from __future__ import annotations
@@ -20,22 +20,18 @@ _TO_COPY = torch.ops.aten._to_copy.default
 
 
 class Tracking(TorchDispatchMode):
-    """Sees every operation inside its context; knows which of their results are still alive."""
+    """Observes every operation inside its context and tracks live results."""
 
     def __init__(self, own: Iterable[Tensor]) -> None:
-        """Count what is made from here, not what is there already.
-
-        Args:
-            own: Parameters: a copy of one in another type is counted apart, too.
-        """
+        """Count tensors created from here; `own` are the parameters, see `copied_bytes`."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._own = {_key(tensor): tensor for tensor in own}
         self._alive: dict[int, tuple[Any, int, bool]] = {}
         self.most_bytes = 0
-        """Alive at one time at most."""
+        """Peak of `alive_bytes`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do an operation and take note of what it made."""
+        """Run an operation and record its results."""
         found = func(*args, **(kwargs or {}))
         copied = func is _TO_COPY and _key(args[0]) in self._own
         for value in _pytree.tree_leaves(found):
@@ -47,14 +43,14 @@ class Tracking(TorchDispatchMode):
 
     @property
     def alive_bytes(self) -> int:
-        """Bytes of all that was made here and is still alive, parameters' gradients not counted."""
+        """Bytes of live tensors created here, without gradients of parameters."""
         self._sweep()
         gradients = {_key(p.grad) for p in self._own.values() if p.grad is not None}
         return sum(size for key, (_, size, _) in self._alive.items() if key not in gradients)
 
     @property
     def copied_bytes(self) -> int:
-        """Of them, copies of parameters in another type."""
+        """Part of `alive_bytes`: copies of parameters in another dtype."""
         self._sweep()
         return sum(size for _, size, copied in self._alive.values() if copied)
 

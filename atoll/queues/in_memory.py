@@ -129,7 +129,7 @@ class InMemoryChannel:
         """Return the hub's answer to a request."""
         answer = self._answers.get(type(body))
         if answer is None:
-            raise WireError("a queue takes no such message", given=type(body).__name__)
+            raise WireError("unsupported message to a queue", given=type(body).__name__)
         deadline = time.monotonic() + min(getattr(body, "wait_s", 0.0), timeout_s)
         with self._condition:
             while True:

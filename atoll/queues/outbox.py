@@ -97,7 +97,7 @@ class Outbox:
                 left_s = deadline - self._clock.monotonic()
                 if left_s <= 0:
                     raise DeadlineExceeded(
-                        "an item could not be handed on in time",
+                        "an item could not be sent in time",
                         given=f"{len(self._line)} items wait to be sent",
                         remedy="produce more slowly, or give the put more time",
                     )
@@ -160,7 +160,7 @@ class Outbox:
             self._most = min(self._batch_items, self._most * 2)
             self._finish(batch, answer.seqs)
         else:
-            self._settle(batch, AtollError("the hub's answer makes no sense", given=str(answer)))
+            self._settle(batch, AtollError("the hub's answer is malformed", given=str(answer)))
 
     def _finish(self, batch: list[_Waiting], seqs: list[int]) -> None:
         with self._condition:

@@ -52,7 +52,7 @@ def encode(value: Any) -> Parts:
         raise ConfigError(
             "this value cannot be put into a queue",
             given=f"{type(value).__name__} ({error})",
-            expected="bytes, what JSON can say, or a dict of tensors or numpy arrays",
+            expected="bytes, JSON values, or a dict of tensors or numpy arrays",
         ) from error
 
 
@@ -99,7 +99,9 @@ def size(parts: Parts) -> int:
 
 def _damaged(why: object) -> DataError:
     return DataError(
-        "an item of a queue is damaged", given=str(why)[:200], expected="what run.queue puts"
+        "an item of a queue is damaged",
+        given=str(why)[:200],
+        expected="an item that run.queue has put",
     )
 
 

@@ -4,8 +4,9 @@ It may import errors, ids, clock, wire, net, gate, task and checkpoint. Start re
 `recover.py` (the receiver) and `server.py` (the donor).
 """
 
+from atoll.recovery.fetch import Recipient
 from atoll.recovery.recover import Recovered, recover
 from atoll.recovery.server import StateServer
 from atoll.recovery.snapshot_cache import StateOf
 
-__all__ = ["Recovered", "StateOf", "StateServer", "recover"]
+__all__ = ["Recipient", "Recovered", "StateOf", "StateServer", "recover"]

@@ -226,7 +226,7 @@ class ChunkScheduler:
 
     def _entry(self, member: str) -> _Entry:
         if member not in self._entries:
-            raise SourceFailed("it was given up already")
+            raise SourceFailed("it was already dropped")
         return self._entries[member]
 
     def _next(self, member: str, entry: _Entry) -> Assignment | None:

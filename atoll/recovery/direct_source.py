@@ -72,7 +72,7 @@ class DirectSource:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.settimeout(SILENT_S)
         except OSError as error:
-            raise ConnectionBroken("it cannot be dialled", given=str(error)) from error
+            raise ConnectionBroken("it is not reachable", given=str(error)) from error
 
     def ask(self, ask: StateAsk) -> tuple[StateAnswer, memoryview]:
         """Return the answer to one request; see :class:`Source`."""
@@ -123,10 +123,10 @@ class DirectSource:
         self._response = self._connection.getresponse()
         status, size = self._response.status, self._response.length
         if status not in _ANSWERED and status != _BODY:
-            raise ConnectionBroken("its port does not let us in", given=f"status {status}")
+            raise ConnectionBroken("its port refused the key", given=f"status {status}")
         most = most if status == _BODY else MAX_ANSWER_BYTES
         if size is None or size > most:
-            raise SourceCorrupt("it sends more than was asked for", given=f"{size} of {most} bytes")
+            raise SourceCorrupt("it sends more than was requested", given=f"{size} of {most} bytes")
         return status, size
 
     def _receive(self, response: http.client.HTTPResponse, target: memoryview) -> None:

@@ -26,19 +26,31 @@ _POLL_S = 0.1
 _END_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """The member that fetches the state."""
+
+    link: SyncLink
+    """Its session with the hub."""
+    job: str
+    me: str
+    """Its own id."""
+    on_event: Callable[[Event], None]
+    """Takes events for people; called from several threads."""
+    stop: Callable[[], bool] = lambda: False
+    """Polled; True: give up."""
+    progress: Progress | None = None
+    """Takes the bytes that have arrived, and the bytes in all."""
+
+
 @dataclass(slots=True)
 class Fetch:
     """One attempt; use it once, from one thread."""
 
-    link: SyncLink
+    recipient: Recipient
     answer: Sources
-    job: str
-    me: str
-    on_event: Callable[[Event], None]
     deadline: float
     """Monotonic time at which to give up."""
-    stop: Callable[[], bool] = lambda: False
-    progress: Progress | None = None
     kept: PartialState | None = None
     """Shared image of an earlier attempt."""
     failed: dict[str, str] = field(default_factory=dict, init=False)
@@ -57,15 +69,16 @@ class Fetch:
             DeadlineExceeded: it took too long.
             GroupLeft: `stop` returned True.
         """
-        peers = {peer.member: peer for peer in self.answer.peers if peer.member != self.me}
-        order = ask_order(list(peers.values()), me=slot_of(self.me))
-        scheduler = self.scheduler = ChunkScheduler(order, kept=self.kept, progress=self.progress)
+        to = self.recipient
+        peers = {peer.member: peer for peer in self.answer.peers if peer.member != to.me}
+        order = ask_order(list(peers.values()), me=slot_of(to.me))
+        scheduler = self.scheduler = ChunkScheduler(order, kept=self.kept, progress=to.progress)
         clock, compare_at = RealClock(), 0.0
         try:
             while not scheduler.finished:
                 for member in scheduler.sources_to_start():
                     session = DonorSession(
-                        self.link, peers[member], job=self.job,
+                        to.link, peers[member], job=to.job,
                         round_=self.answer.round, scheduler=scheduler,
                     )  # fmt: skip
                     self._start(member, session)
@@ -95,16 +108,16 @@ class Fetch:
         try:
             session.run()
         except SourceAdvanced as moved:
-            log.info("%s stands on round %d, not %d", member, moved.round, self.answer.round)
+            log.info("%s is at round %d, not %d", member, moved.round, self.answer.round)
             if moved.round < self.answer.round:
-                reason = f"it stands on round {moved.round}"
+                reason = f"it is at round {moved.round}"
         except AtollError as error:
             reason = error.message()
             kind = "recovery-source-refused" if isinstance(error, SourceCorrupt) else kind
             if isinstance(error, SourceDiffers):
                 self.differing.add(member)
         except Exception as error:  # bytes of a stranger: whatever they did, it ends this one only
-            log.exception("asking %s failed", member)
+            log.exception("a request to %s failed", member)
             reason = f"{type(error).__name__}: {error}"
         try:
             if reason and not self.scheduler.finished:
@@ -122,9 +135,9 @@ class Fetch:
             if member in self.failed:
                 return
             self.failed[member] = reason
-        log.warning("%s gives no state: %s", member, reason)
-        text = f"{self.me}: {member} was dropped as a source of the state: {reason}"
-        self.on_event(Event(kind, text, {"source": member, "reason": reason}))
+        log.warning("%s sends no state: %s", member, reason)
+        text = f"{self.recipient.me}: {member} was dropped as a source of the state: {reason}"
+        self.recipient.on_event(Event(kind, text, {"source": member, "reason": reason}))
 
     def _drop_stalled(self) -> None:
         """Drop donors that owe chunks and send nothing."""
@@ -136,8 +149,8 @@ class Fetch:
                 session.close()
 
     def _check(self, now: float) -> None:
-        if self.stop():
-            raise GroupLeft("the recovery was given up", given=self.me)
+        if self.recipient.stop():
+            raise GroupLeft("the recovery was cancelled", given=self.recipient.me)
         if now >= self.deadline and not self.scheduler.finished:
             gave = self.scheduler.donors
             raise DeadlineExceeded(

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from atoll.checkpoint.format.memory_image import part_of
 from atoll.checkpoint.format.part import Part
 from atoll.clock import RealClock
 from atoll.errors import CheckpointCorrupt, DeadlineExceeded, GroupLeft
-from atoll.net.sync_link import SyncLink
-from atoll.recovery.chunk_scheduler import ChunkScheduler, Progress
-from atoll.recovery.fetch import Fetch
+from atoll.recovery.chunk_scheduler import ChunkScheduler
+from atoll.recovery.fetch import Fetch, Recipient
 from atoll.recovery.partial_state import PartialState
-from atoll.wire.messages import Event, Recover, Sources
+from atoll.wire.messages import Recover, Sources
 from atoll.wire.recovery_messages import INNER, SHARED
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Pause between attempts; doubles until an attempt has a new round."""
-
-Checkpoint = Callable[[int], tuple[Part, Part | None]]
-"""Returns shared and inner part of the checkpoint of a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,7 @@ class Recovered:
     inner: Part | None
     """Optimizer state of one member; None: no donor sent one."""
     sources: list[str]
-    """Its donors in slot order, or `checkpoint`."""
+    """Its donors in slot order."""
     seconds: float
     nbytes: int
     """Bytes of state transferred."""
@@ -49,18 +45,11 @@ class Recovered:
 
 
 def recover(
-    link: SyncLink,
+    recipient: Recipient,
     *,
-    job: str,
-    token: str = "",
     ask: Callable[[Recover], Sources],
-    me: str,
-    on_event: Callable[[Event], None],
     deadline: float,
-    stop: Callable[[], bool] = lambda: False,
-    progress: Progress | None = None,
-    checkpoint: Checkpoint | None = None,
-    distrusted: list[str] | None = None,
+    distrusted: Sequence[str] = (),
 ) -> Recovered:
     """Fetch the committed state from the members that have it, several at once.
 
@@ -69,37 +58,28 @@ def recover(
     right stays. While another round is committed meanwhile, the newer one is fetched.
 
     Args:
-        link: This member's session with the hub.
-        job: The job's id.
-        token: Not needed: donors know their askers by the session with the hub.
+        recipient: The member that needs the state.
         ask: Asks the hub who has the state.
-        me: Own member id.
-        on_event: Takes events for people; called from several threads.
         deadline: Monotonic time at which to give up.
-        stop: Asked again and again; True: give up.
-        progress: Told the bytes that are here and the bytes in all.
-        checkpoint: Reads a checkpoint when no member has the state; without it the caller does.
-        distrusted: Members whose state did not fit before: asked only if nobody else is left.
+        distrusted: Members whose state did not fit before: asked only if no other is left.
 
     Raises:
         DeadlineExceeded: it took too long.
-        GroupLeft: `stop` said so.
-        AtollError: what `ask` or `checkpoint` raised.
+        GroupLeft: `recipient.stop` returned True.
+        AtollError: what `ask` raised.
     """
     clock = RealClock()
     began, nbytes, pause_s = clock.monotonic(), 0, FIRST_PAUSE_S
-    failed = set(distrusted or ())
+    failed = set(distrusted)
     kept: PartialState | None = None
     round_ = -1
     while True:
         answer = ask(Recover(sorted(failed)))
         if not answer.peers:
-            return _without_peers(answer, checkpoint, clock.monotonic() - began)
+            return Recovered(answer.round, "", None, None, [], clock.monotonic() - began, 0, answer)
         if answer.round != round_:
             round_, kept, pause_s = answer.round, None, FIRST_PAUSE_S
-        fetch = Fetch(
-            link, answer, job, me, on_event, deadline, stop=stop, progress=progress, kept=kept
-        )
+        fetch = Fetch(recipient, answer, deadline, kept=kept)
         scheduler = fetch.run()
         nbytes += scheduler.nbytes
         parts = _parts(scheduler, fetch) if scheduler.complete else None
@@ -111,19 +91,8 @@ def recover(
         failed |= fetch.failed.keys() - fetch.differing
         kept = scheduler.shared if not scheduler.complete else None
         log.info("no source of round %d is left; asking the hub again", answer.round)
-        _pause(pause_s, deadline=deadline, stop=stop)
+        _pause(pause_s, deadline=deadline, stop=recipient.stop)
         pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-
-
-def _without_peers(answer: Sources, checkpoint: Checkpoint | None, seconds: float) -> Recovered:
-    """Return the checkpoint's state when no member has the state."""
-    shared: Part | None = None
-    inner: Part | None = None
-    sources: list[str] = []
-    if checkpoint is not None and answer.checkpoint_round >= 0:
-        shared, inner = checkpoint(answer.checkpoint_round)
-        sources = ["checkpoint"]
-    return Recovered(answer.round, "", shared, inner, sources, seconds, 0, answer)
 
 
 def _parts(scheduler: ChunkScheduler, fetch: Fetch) -> tuple[Part, Part | None] | None:
@@ -146,7 +115,7 @@ def _pause(seconds: float, *, deadline: float, stop: Callable[[], bool]) -> None
     until = RealClock().monotonic() + seconds
     while (now := RealClock().monotonic()) < until:
         if stop():
-            raise GroupLeft("the recovery was given up")
+            raise GroupLeft("the recovery was cancelled")
         if now >= deadline:
             raise DeadlineExceeded("the state could not be fetched in time")
         time.sleep(min(0.05, until - now))

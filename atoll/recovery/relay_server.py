@@ -73,7 +73,7 @@ class RelayStateServer:
                 log.warning("an ask for the state was refused: %s", error)
             except AtollError as error:
                 if not self._closed.is_set():
-                    log.info("the state is not given through the hub any more: %s", error)
+                    log.info("the state is no longer served through the hub: %s", error)
                 return
 
     def _answer_ask(self, receiver: str, ask: StateAsk) -> None:

@@ -143,7 +143,7 @@ class RelaySource:
         if self._closed:
             raise SourceFailed("it is not needed any more")
         if self._gone_since is not None and now - self._gone_since > AWAY_S:
-            raise SourceFailed("it is gone", given="nobody is at its address at the hub")
+            raise SourceFailed("it is gone", given="it has no session at the hub")
         if now - self._last_received > SILENT_S:
             raise SourceFailed("it is silent", given=f"nothing for {SILENT_S:g} s")
 

@@ -45,7 +45,7 @@ class StateServer:
                 host = f"[{address}]" if ":" in address else address
                 self.dial = [f"{host}:{self._http_server.port}"]
             except OSError as error:
-                log.warning("the state is given through the hub only: %s: %s", address, error)
+                log.warning("the state is served through the hub only: %s: %s", address, error)
         self._relay_server = (
             RelayStateServer(self._cache.answer, link=link) if link is not None else None
         )

@@ -1,8 +1,8 @@
-"""A donor's images of its committed state: made when somebody asks, shared by all who ask.
+"""A donor's images of its committed state: made on request and shared by all requests.
 
-The training thread is held up for one copy into warm memory and for nothing else: sizes are found
-and memory is touched before, digests are computed after. Images of at most two rounds are kept, and
-none for longer than `IDLE_S` after the last ask.
+The training thread pauses for one copy into prepared memory only: sizes and memory are prepared
+before, digests are computed after. Images of at most two rounds are kept, each until `IDLE_S` after
+the last request.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from atoll.wire.recovery_messages import (
 log = logging.getLogger(__name__)
 
 IDLE_S = 30.0
-"""An image that nobody asked for so long is dropped."""
+"""An image without requests for this long is dropped."""
 
 MAX_ROUNDS = 2
 STILL_S = 60.0
 """Longest wait for the state to rest: one optimizer step of a slow machine."""
 
 FRESH_S = 0.2
-"""For so long it is believed that the donor still stands where it stood."""
+"""How long a check that the donor is still at the same round stays valid."""
 
 _OUTCOME_S = 5.0
 _MAX_REQUESTED = 8
@@ -59,7 +59,7 @@ _NOTHING = memoryview(b"")
 
 
 class StateOf(Protocol):
-    """A member's committed state; everything of it is read inside `still` only."""
+    """A member's committed state; read only inside `still`."""
 
     @property
     def round(self) -> int:
@@ -73,7 +73,7 @@ class StateOf(Protocol):
 
     @property
     def identical(self) -> bool:
-        """Whether the shared part is equal on all members that stand on the same round."""
+        """Whether the shared part is equal on all members at the same round."""
         ...
 
     def parts(self) -> tuple[Part, Part]:
@@ -82,7 +82,7 @@ class StateOf(Protocol):
 
 
 Still = Callable[..., AbstractContextManager[None]]
-"""`Gate.still`: called with `timeout_s`, the state does not change inside."""
+"""`Gate.still`: called with `timeout_s`; the state does not change inside the block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ class _CachedSnapshot:
     identical: bool
     images: dict[str, _HeldSnapshot]
     used: float
-    """Monotonic time of the last ask."""
+    """Monotonic time of the last request."""
     seen: float
-    """When the donor was last found to stand on this round, or beyond it."""
+    """When the donor was last known to be at this round or a later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +118,14 @@ class _Outcome:
 
 
 class SnapshotCache:
-    """Answers asks, from any thread, without ever waiting for the training."""
+    """Answers requests from any thread without waiting for training."""
 
     def __init__(self, *, job: str, key: str = "", idle_s: float = IDLE_S) -> None:
-        """Start the thread that makes images; it sleeps until somebody asks.
+        """Start the thread that makes images; it sleeps until a request arrives.
 
         Args:
-            job: Whose state it is; part of every manifest.
-            key: What opens the donor's own port, told with every offer.
+            job: The job of the state; part of every manifest.
+            key: Access key of the donor's port, sent with every offer.
             idle_s: See `IDLE_S`.
         """
         self._job, self._key, self._idle_s = job, key, idle_s
@@ -140,14 +140,14 @@ class SnapshotCache:
         self._thread.start()
 
     def offer(self, state: StateOf, *, still: Still) -> None:
-        """Give this state from now on; images of another one are dropped."""
+        """Serve this state from now on; images of another one are dropped."""
         with self._condition:
             self._state = state, still
             self._rounds.clear()
             self._outcomes.clear()
 
     def close(self) -> None:
-        """Drop everything; every later ask is refused."""
+        """Drop all images and refuse later requests."""
         with self._condition:
             self._closed = True
             self._state = None
@@ -156,14 +156,14 @@ class SnapshotCache:
 
     @property
     def rounds(self) -> list[int]:
-        """Rounds whose images are in memory."""
+        """Rounds with images in memory."""
         with self._condition:
             return sorted(self._rounds)
 
     # ------------------------------------------------------------------------ answering
 
     def answer(self, ask: StateAsk) -> tuple[StateAnswer, memoryview]:
-        """Return what an ask gets, at once; the bytes are views into the images."""
+        """Return the answer to a request immediately; its bytes are views into the images."""
         with self._condition:
             cached = self._rounds.get(ask.round)
             if cached is None:
@@ -192,7 +192,7 @@ class SnapshotCache:
         return answer, whole[start : start + ask.count * CHUNK_BYTES]
 
     def _answer_without_images(self, ask: StateAsk) -> StateAnswer:
-        """Answer an ask for a round that is not in memory, and have it made."""
+        """Answer a request for a round that is not in memory, and have its images made."""
         if self._closed:
             return StateAnswer(ask.number, REFUSED, -1, reason="this member is leaving")
         if self._state is None:
@@ -206,7 +206,7 @@ class SnapshotCache:
         return StateAnswer(ask.number, outcome.status, outcome.current_round, reason=outcome.reason)
 
     def _request(self, round_: int) -> None:
-        """Have the thread look at the state; with the lock held."""
+        """Have the thread check the state; call it with the lock held."""
         if round_ not in self._requested and len(self._requested) < _MAX_REQUESTED:
             self._requested.append(round_)
             self._condition.notify_all()
@@ -217,7 +217,7 @@ class SnapshotCache:
     # --------------------------------------------------------------------------- making
 
     def _run(self) -> None:
-        """Make what is wanted, drop what is idle, until closed."""
+        """Make requested images and drop idle ones, until closed."""
         while True:
             with self._condition:
                 if not self._requested and not self._closed:
@@ -232,26 +232,26 @@ class SnapshotCache:
                 self._requested = [round_ for round_ in self._requested if round_ not in requested]
 
     def _prepare(self, round_: int, state: tuple[StateOf, Still]) -> None:
-        """Make the images of a round, or note why there are none."""
+        """Make the images of a round, or record why there are none."""
         status, current_round, reason = REFUSED, round_, ""
         try:
             current_round = self._copy_state(round_, *state)
             status = GONE
         except DeadlineExceeded:
-            status = WAIT  # a step that takes very long; whoever still wants it asks again
+            status = WAIT  # a very long step; members that still need the state ask again
         except AtollError as error:
             reason = error.message()[:300]
-            log.warning("the state cannot be given to others: %s", error)
-        except Exception as error:  # the state may be the user's own code: it must not end this
+            log.warning("the state cannot be served to others: %s", error)
+        except Exception as error:  # the state may run user code
             reason = f"{type(error).__name__}: {error}"[:300]
-            log.exception("the state cannot be given to others")
+            log.exception("the state cannot be served to others")
         with self._condition:
             if round_ not in self._rounds:
                 now = self._clock.monotonic()
                 self._outcomes[round_] = _Outcome(status, current_round, reason, now)
 
     def _copy_state(self, round_: int, state: StateOf, still: Still) -> int:
-        """Copy the state if it stands on the round; return the round it stands on."""
+        """Copy the state if it is at the round; return the round it is at."""
         with still(timeout_s=STILL_S):
             current_round = state.round
             if current_round != round_ or self._is_current(current_round, state):
@@ -259,7 +259,7 @@ class SnapshotCache:
                 return current_round
             sizes = [image_nbytes(part) for part in state.parts()]
         self._make_room()
-        # Untouched memory makes the copy eight times as slow, and the copy is what training waits
+        # Untouched memory makes the copy eight times as slow, and training waits for the copy
         # for; so it is touched here.
         buffers = [torch.empty(size, dtype=torch.uint8).zero_().numpy().data for size in sizes]
         with still(timeout_s=STILL_S):
@@ -282,9 +282,9 @@ class SnapshotCache:
         return current_round
 
     def _is_current(self, current_round: int, state: StateOf) -> bool:
-        """Return whether there are images of the very state that the donor stands on.
+        """Return whether there are images of the donor's present state.
 
-        A run that was set back to a checkpoint comes to the same rounds again with other states.
+        A run that was reset to a checkpoint reaches the same rounds again with other states.
         """
         with self._condition:
             cached = self._rounds.get(current_round)
@@ -298,7 +298,7 @@ class SnapshotCache:
         return False
 
     def _drop_later_rounds(self, current_round: int) -> None:
-        """Drop the images of rounds that the donor does not have any more: it was set back."""
+        """Drop the images of rounds that the donor no longer has after a reset."""
         with self._condition:
             self._rounds = {r: s for r, s in self._rounds.items() if r <= current_round}
 
@@ -307,7 +307,7 @@ class SnapshotCache:
         encoded = encode_state_manifest(manifest)
         if len(encoded) > MAX_MANIFEST_BYTES:
             raise AtollError(
-                "the state is too large to be given to others",
+                "the state is too large to be served to others",
                 given=f"{view.nbytes} bytes of {name}",
                 expected=f"a manifest of at most {MAX_MANIFEST_BYTES} bytes",
                 remedy="newcomers start from a checkpoint",
@@ -316,13 +316,13 @@ class SnapshotCache:
         return _HeldSnapshot(view, memoryview(encoded), offer)
 
     def _make_room(self) -> None:
-        """Drop the round that was asked for longest ago, if there are as many as allowed."""
+        """Drop the least recently requested round, if there are as many as allowed."""
         with self._condition:
             while len(self._rounds) >= MAX_ROUNDS:
                 del self._rounds[min(self._rounds, key=lambda r: self._rounds[r].used)]
 
     def _sweep(self) -> None:
-        """Drop what nobody asked for in a while; with the lock held."""
+        """Drop images without recent requests; call it with the lock held."""
         now = self._clock.monotonic()
         self._rounds = {r: s for r, s in self._rounds.items() if now - s.used < self._idle_s}
         self._outcomes = {r: o for r, o in self._outcomes.items() if now - o.at < _OUTCOME_S}

@@ -1,6 +1,6 @@
 """`python -m atoll.reducer`: the reducer process of one job.
 
-It finds its job, token and hub in its environment, as every worker does.
+It reads its job, token and hub from the environment, as every worker does.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from atoll.config import worker_environment
 from atoll.errors import AtollError, ConfigError
 from atoll.ids import session_id
 from atoll.net.endpoint import endpoint_of
+from atoll.net.handshake import make_hello
 from atoll.net.sync_link import connect
 
 log = logging.getLogger("atoll.reducer")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until told to stop or until the hub stays away; return the exit status."""
-    gc.disable()  # torch is no garbage: nobody has to walk over it, now or later
+    """Serve until a stop signal or until the hub stays unreachable; return the exit status."""
+    gc.disable()  # the objects of torch live on: keep every collection from traversing them
     from atoll.reducer.server import AWAY_S
 
     gc.freeze()
     gc.enable()
     parser = argparse.ArgumentParser(prog="python -m atoll.reducer", description=__doc__)
     parser.add_argument("--hub", default="", help="URL of the hub, instead of ATOLL_HUB")
-    parser.add_argument("--away-s", type=float, default=AWAY_S, help="leave after this long alone")
+    parser.add_argument(
+        "--away-s", type=float, default=AWAY_S, help="exit after this long without the hub"
+    )
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     stop = threading.Event()
@@ -45,20 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(hub: str, *, away_s: float, stop: threading.Event) -> int:
-    """Connect, serve, disconnect."""
     from atoll.reducer.server import Reducer
 
     worker = worker_environment()
     if worker is None:
         raise ConfigError(
-            "a reducer needs to know its job", given="no ATOLL_JOB in the environment",
+            "a reducer was started without a job", given="no ATOLL_JOB in the environment",
             remedy="the hub or a node agent starts it; ATOLL_* are set as for workers",
         )  # fmt: skip
     session = session_id(worker.job, worker.member)
     with connect(
         hub or worker.hub,
-        session=session,
-        token=worker.token,
+        make_hello(session, worker.token),
         endpoint=endpoint_of(worker),
         patient=True,
     ) as link:

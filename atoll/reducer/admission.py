@@ -1,17 +1,17 @@
-"""Who is let in: the filter of contributions by their norms.
+"""Admission: filter contributions by their norms.
 
 Identity, schema, sizes and the base version are checked before a contribution gets here, and values
-that are not finite are left out by every policy. `norms:K:FLOOR` then goes on in this order:
+that are not finite are left out by every policy. `norms:K:FLOOR` then applies, in this order:
 
-  * a norm above max(K times the median of the round, FLOOR) is rejected;
-  * after ten rounds also one that stands four deviations above what was usual, unless the round's
-    median does so too: then all have changed, and only the round itself can be a measure;
-  * if more than a third was rejected the round is not committed: such a judgement is not trusted;
-  * what is left is shortened to max(K / 2 times the median, FLOOR), and weighs at most four times
-    the median weight;
-  * three rejections within twenty rounds, and nothing is taken from that member any more.
+ * reject a norm above max(K times the median of the round, FLOOR);
+ * after ten rounds also reject one four deviations above the usual, unless the round's median is
+   too: then all members have changed, and only this round can be a reference;
+ * if more than a third was rejected, do not commit the round: the filter is not trusted;
+ * shorten the rest to max(K / 2 times the median, FLOOR), and limit weights to four times the
+   median weight;
+ * evict a member after three rejections within twenty rounds.
 
-Pure: histories come in and go out.
+Pure: histories are arguments and results.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ DEFAULT_TIMES_MEDIAN = 4.0
 WARM_UP_ROUNDS = 10
 LARGEST_DEVIATION = 4.0
 LEAST_DEVIATION = 0.25
-"""Floor of the deviation of log norms: small differences are no attack, however rare they were."""
+"""Floor of the deviation of log norms: a small difference is no attack, however rare it was."""
 DECAY = 0.1
-"""Share of the newest round in what is usual."""
+"""Weight of the newest round in the moving averages."""
 HEAVIEST = 4.0
 """Times the median weight."""
 STRIKES, STRIKES_WITHIN_ROUNDS = 3, 20
@@ -39,7 +39,7 @@ STRIKES, STRIKES_WITHIN_ROUNDS = 3, 20
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A contribution, as far as the filter looks at it."""
+    """The facts about a contribution that the filter uses."""
 
     member: str
     norm: float
@@ -50,14 +50,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What is to become of the candidates."""
+    """Decision on the candidates of one round."""
 
     scales: Mapping[str, float]
-    """Member -> what its values are multiplied by; who is not in it was rejected."""
+    """Member -> factor of its values; rejected members are absent."""
     weights: Mapping[str, float]
     rejected: Mapping[str, AtollError]
     history: History
-    """What is known after this round."""
+    """Including this round."""
 
 
 def admit(
@@ -68,14 +68,10 @@ def admit(
     history: History,
     round_: int,
 ) -> Admitted:
-    """Return who is let in, and how.
+    """Return the admitted contributions of a round, with their scales and weights.
 
-    Args:
-        candidates: Contributions of finite values.
-        bad: Contributions of others, and why they are out already; they count as rejected.
-        rule: `norms`, with its numbers.
-        history: What is known of the rounds before.
-        round_: This one.
+    `candidates` have finite values; `bad` are contributions rejected earlier, which count as
+    rejected.
 
     Raises:
         PeerRefused: more than a third was rejected.
@@ -100,9 +96,8 @@ def admit(
 
 
 def _reason(norm: float, middle: float, *, times: float, floor: float, history: History) -> str:
-    """Return why a norm is rejected; empty if it is not."""
     if norm <= floor or middle == 0.0:
-        return ""  # where most did not move at all, shortening leaves nothing of the rest
+        return ""  # if most did not move at all, shortening reduces the others to zero
     if norm > times * middle:
         return f"norm {norm:.3g}, more than {times:g} times the median {middle:.3g}"
     if history.rounds < WARM_UP_ROUNDS:
@@ -114,7 +109,7 @@ def _reason(norm: float, middle: float, *, times: float, floor: float, history: 
 
 
 def _deviations(norm: float, history: History) -> float:
-    """Return how far a norm stands above the usual ones, in deviations of their logarithm."""
+    """Return the distance of a norm above the mean, in deviations of its logarithm."""
     variance = max(0.0, history.log_norm_square - history.log_norm**2)
     return (math.log(norm) - history.log_norm) / max(math.sqrt(variance), LEAST_DEVIATION)
 
@@ -126,27 +121,25 @@ def _scale(norm: float, longest: float) -> float:
 def _rejection(member: str, reason: str) -> AtollError:
     return GroupError(
         "a contribution was not admitted", given=f"{reason}, from {member}",
-        expected="an update like those of the others; it was left out",
-        remedy="three of these within twenty rounds, and nothing is taken from this member",
+        expected="an update similar to the others; it was left out",
+        remedy="after three of these within twenty rounds this member is excluded",
     )  # fmt: skip
 
 
 def _check_quorum(rejected: Mapping[str, AtollError], total: int) -> None:
-    """Refuse to judge where too many would be rejected."""
     if 3 * len(rejected) > total:
         reasons = "; ".join(f"{error.what} ({error.given})" for error in rejected.values())
         raise PeerRefused(
             "more than a third of the contributions would be rejected; the round is not committed",
             given=f"{len(rejected)} of {total}: {reasons}",
             expected="at most a third",
-            remedy="find out who is wrong: the filter cannot tell",
+            remedy="check the members: the filter cannot decide which are wrong",
         )
 
 
 def _after(
     history: History, norms: Sequence[float], rejected: Mapping[str, AtollError], round_: int
 ) -> History:
-    """Return the history with this round in it."""
     logs = [math.log(norm) for norm in norms if norm > 0.0]
     if logs:
         rate = max(DECAY, 1.0 / (history.rounds + 1))
@@ -169,13 +162,13 @@ def _after(
 
 
 def evictions(members: Sequence[str], history: History) -> dict[str, AtollError]:
-    """Return an error for each member from whom nothing is taken any more."""
+    """Return an error for each evicted member."""
     return {
         member: GroupError(
-            "this member's contributions are not taken any more",
+            "contributions of this member are no longer accepted",
             given=f"{member}, rejected {STRIKES} times within {STRIKES_WITHIN_ROUNDS} rounds",
-            expected="updates like those of the others",
-            remedy="look at its data, precision and learning rate; a restarted reducer starts anew",
+            expected="updates similar to the others",
+            remedy="check its data, precision and learning rate; a restarted reducer accepts it",
         )
         for member in members
         if member in history.evicted

@@ -1,10 +1,9 @@
-"""Packets of a swap: what one member gives to others, and what one member gets.
+"""Packets of an all-to-all: what one member sends to the others, and what it receives.
 
-On the relay a member sends one packet with all it has to give: the length of a table, the table
-(who gets each parcel, and how it is encoded), then the parcels' bytes. The reducer hands every
-member one packet of the same form: what is addressed to it, with the senders, all weights, and a
-digest over everything that was given, equal for all. Members that dial each other send such tables
-as well.
+On the relay a member sends one packet: the length of a table, the table (recipients and encoding of
+each message), then the messages' bytes. The reducer sends every member one packet of the same form
+with the messages addressed to it, their senders, all weights, and a digest over everything that was
+sent, equal for all. On direct routes members send such tables to each other.
 """
 
 from __future__ import annotations
@@ -25,41 +24,40 @@ from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.malformed import MALFORMED
 
 MAX_TABLE_BYTES = 64 * 2**20
-"""Longest table in front of parcels."""
 
 _LENGTH = struct.Struct("!I")
 
 ALIGNMENT = 16
-"""Every parcel starts at a multiple of so many bytes, so that its values can be read in place."""
+"""Byte alignment of every message, so that its values can be read in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerMessage:
-    """One packet on its way to some members."""
+    """One packet for some members."""
 
     to: tuple[str, ...]
-    """Who gets it, this member itself perhaps; names that are not in the plan are ignored."""
+    """Recipients; may include the sender. Names outside the plan are ignored."""
     packet: Packet
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """What a table says of one parcel."""
+    """A table's entry for one message."""
 
     names: list[str]
-    """Who gets it; in what a member gets: who sent it."""
+    """Recipients; in a `Received` table: the sender."""
     codec: str
     sizes: list[int]
     nbytes: int
 
 
 class Routed(msgspec.Struct, frozen=True, array_like=True):
-    """The table of what one member gives."""
+    """Table of the messages that one member sends."""
 
     headers: list[Header]
 
 
 class Received(msgspec.Struct, frozen=True, array_like=True):
-    """The table of what one member gets."""
+    """Table of the messages that one member receives."""
 
     headers: list[Header]
     weights: dict[str, float]
@@ -76,17 +74,17 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """What one member gives in a swap."""
+    """The messages that one member sends."""
 
     member: str
     messages: tuple[PeerMessage, ...]
     weight: float
     digest: bytes
-    """BLAKE2b over the packet with everything."""
+    """BLAKE2b over the whole packet."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the parcels, each counted once, to however many members it goes."""
+        """Bytes of the messages; a message counts once, however many recipients it has."""
         return sum(len(message.packet.data) for message in self.messages)
 
     @classmethod
@@ -98,10 +96,10 @@ class Outgoing:
         weight: float,
         members: Collection[str],
     ) -> Outgoing:
-        """Return what a member gives to other members of a plan; what is for nobody stays out.
+        """Return a member's messages for other members of the plan.
 
         Raises:
-            GroupError: the weight cannot be used.
+            GroupError: the weight is not usable.
         """
         if not is_weight(weight):
             raise GroupError("a weight is not usable", given=f"{weight} from {member}")
@@ -117,16 +115,16 @@ class Outgoing:
         return cls(member, tuple(outward), weight, digest.digest())
 
     def parts(self) -> list[Buffer]:
-        """Return the buffers that make up the packet with everything."""
+        """Return the buffers of the whole packet."""
         table = _encoder.encode(Routed([_header(p.to, p.packet) for p in self.messages]))
         return _framed(table, [message.packet.data for message in self.messages])
 
     def packed(self) -> bytearray:
-        """Return everything as one packet."""
+        """Return the whole packet."""
         return bytearray().join(self.parts())
 
     def packed_for(self, member: str) -> bytearray:
-        """Return what one member gets of it, as one packet; empty if that is nothing."""
+        """Return the packet for one member; empty if it receives nothing."""
         chosen = [p for p in self.messages if member in p.to]
         if not chosen:
             return bytearray()
@@ -136,17 +134,17 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class DeliveredMessage:
-    """What one member gets in a swap."""
+    """The messages that one member receives."""
 
     packets: dict[str, list[Packet]]
-    """Sender -> its packets, in the order in which it gave them; senders in slot order."""
+    """Sender -> its packets, in the order sent; senders in slot order."""
     weights: dict[str, float]
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class AllToAllMessages:
-    """Everything that was given in a swap, as the one who hands it out sees it."""
+    """The messages of all members, as the reducer sees them."""
 
     outgoing: tuple[Outgoing, ...]
     """In member order."""
@@ -154,7 +152,7 @@ class AllToAllMessages:
 
     @classmethod
     def of(cls, outgoing: Sequence[Outgoing]) -> AllToAllMessages:
-        """Return all gifts, in member order, with their common digest."""
+        """Combine the members' messages, given in member order."""
         digest = all_to_all_digest({gift.member: gift.digest for gift in outgoing})
         return cls(tuple(outgoing), digest)
 
@@ -164,12 +162,12 @@ class AllToAllMessages:
         return {gift.member: gift.weight for gift in self.outgoing}
 
     def packets_for(self, member: str) -> dict[str, list[Packet]]:
-        """Return what a member gets from others."""
+        """Return the packets for a member, by sender."""
         found = {g.member: [p.packet for p in g.messages if member in p.to] for g in self.outgoing}
         return {sender: packets for sender, packets in found.items() if packets}
 
     def for_member(self, member: str) -> Bundle:
-        """Return what a member gets, ready to be sent in pieces."""
+        """Return a member's packet, ready to be cut into pieces."""
         packets = self.packets_for(member)
         headers = [_header((sender,), packet) for sender in packets for packet in packets[sender]]
         table = _encoder.encode(Received(headers, self.weights, self.digest))
@@ -178,10 +176,9 @@ class AllToAllMessages:
 
 
 class Bundle:
-    """Several buffers that are sent as one packet, in pieces, without putting them together."""
+    """Several buffers sent as one packet in pieces, without concatenating them."""
 
     def __init__(self, parts: Sequence[Buffer]) -> None:
-        """Hold views of the buffers."""
         self._parts = [memoryview(part) for part in parts if len(part)]
         self.nbytes = sum(len(part) for part in self._parts)
 
@@ -205,11 +202,10 @@ class Bundle:
 def open_outgoing(
     member: str, data: Buffer, *, weight: float, members: Collection[str]
 ) -> Outgoing:
-    """Return what a member gave, from its packet; the parcels are views of it.
+    """Parse the packet that a member sent; the messages are views of it.
 
     Raises:
-        WireError: the table is malformed, or does not fit the bytes, or names the sender itself or
-            somebody outside the plan.
+        WireError: it is malformed, or names the sender itself or a member outside the plan.
     """
     table, packets = _opened(data, Routed, sender=member)
     messages: list[PeerMessage] = []
@@ -217,7 +213,7 @@ def open_outgoing(
         others = {*members} - {member}
         if not header.names or not set(header.names) <= others:
             raise WireError(
-                f"a parcel of {member} is for nobody else in the plan",
+                f"a message of {member} has no recipient in the plan",
                 given=", ".join(header.names), expected=f"some of {', '.join(sorted(others))}",
             )  # fmt: skip
         messages.append(PeerMessage(tuple(header.names), packet))
@@ -226,41 +222,35 @@ def open_outgoing(
 
 
 def open_direct(sender: str, data: Buffer) -> list[Packet]:
-    """Return what one member sent to this one; the packets are views.
-
-    Raises:
-        WireError: it is malformed.
-    """
+    """Parse the packets sent by one member into views; raises WireError if they are malformed."""
     return _opened(data, Routed, sender=sender)[1] if len(data) else []
 
 
 def open_bundle(data: Buffer, *, me: str, members: Sequence[str]) -> DeliveredMessage:
-    """Return what this member gets, from its packet; the packets are views of it.
+    """Parse the packet that this member received; the packets are views of it.
 
     Raises:
-        WireError: it is malformed, or names somebody outside the plan.
+        WireError: it is malformed, or names a member outside the plan.
     """
     table, packets = _opened(data, Received, sender="the reducer")
     if list(table.weights) != [member for member in members if member in table.weights]:
-        raise WireError("a swap has contributors outside the plan", given=str([*table.weights]))
+        raise WireError(
+            "an all-to-all has contributors outside the plan", given=str([*table.weights])
+        )
     if not all(is_weight(weight) for weight in table.weights.values()):
-        raise WireError("a swap has weights that are not usable", given=str(table.weights))
+        raise WireError("an all-to-all has weights that are not usable", given=str(table.weights))
     found: dict[str, list[Packet]] = {}
     for header, packet in zip(table.headers, packets, strict=True):
         (sender,) = header.names if len(header.names) == 1 else ("",)
         if sender not in table.weights or sender == me:
-            raise WireError("a parcel has no sender in the plan", given=", ".join(header.names))
+            raise WireError("a message has no sender in the plan", given=", ".join(header.names))
         found.setdefault(sender, []).append(packet)
     ordered = {member: found[member] for member in members if member in found}
     return DeliveredMessage(ordered, table.weights, table.digest)
 
 
 def all_to_all_digest(digests: Mapping[str, bytes]) -> str:
-    """Return what members compare before they commit to a swap.
-
-    Args:
-        digests: Contributor -> digest of what it gave, in slot order.
-    """
+    """Return the digest that members compare before they commit; `digests` are in slot order."""
     return result_digest(list(digests.values()), list(digests))
 
 
@@ -269,7 +259,6 @@ def _header(names: Sequence[str], packet: Packet) -> Header:
 
 
 def _framed(table: bytes, data: Sequence[Buffer]) -> list[Buffer]:
-    """Return what a packet of parcels is made of."""
     parts: list[Buffer] = [_LENGTH.pack(len(table)), table, _padding(_LENGTH.size + len(table))]
     for each in data:
         parts += [each, _padding(len(each))]
@@ -281,26 +270,24 @@ def _aligned(nbytes: int) -> int:
 
 
 def _padding(nbytes: int) -> bytes:
-    """Return what has to follow so many bytes."""
     return bytes(-nbytes % ALIGNMENT)
 
 
 def _opened(data: Buffer, kind: type[TableT], *, sender: str) -> tuple[TableT, list[Packet]]:
-    """Return the table and the packets behind it."""
     view = memoryview(data)
     try:
         (length,) = _LENGTH.unpack_from(view)
         if length > min(MAX_TABLE_BYTES, len(view) - _LENGTH.size):
-            raise WireError("the table of parcels is too long", given=f"{length} bytes")
+            raise WireError("the table of messages is too long", given=f"{length} bytes")
         decoder = _routed_decoder if kind is Routed else _received_decoder
         table = decoder.decode(view[_LENGTH.size : _LENGTH.size + length])
     except (struct.error, *MALFORMED) as error:
-        raise WireError(f"the parcels of {sender} are malformed", given=str(error)) from error
+        raise WireError(f"the messages of {sender} are malformed", given=str(error)) from error
     start = _aligned(_LENGTH.size + length)
     sizes = [_aligned(header.nbytes) for header in table.headers]
     if min(sizes, default=0) < 0 or start + sum(sizes) != len(view):
         raise WireError(
-            f"the parcels of {sender} do not fit their table",
+            f"the messages of {sender} do not fit their table",
             given=f"{len(view) - start} bytes", expected=f"{sum(sizes)} bytes",
         )  # fmt: skip
     packets: list[Packet] = []

@@ -1,7 +1,7 @@
-"""Putting pieces together: what has arrived of every member's contribution to one epoch.
+"""Assembles the pieces of every member's contribution to one exchange.
 
-Pure and bounded: a contribution may be as large as its codec's formula says and no larger, and
-only members of the plan may send. Pieces may come in any order and more than once.
+Pure and bounded: only members of the plan may send, and a contribution has exactly the size that
+its codec's formula gives. Pieces may arrive in any order and repeatedly.
 """
 
 from __future__ import annotations
@@ -17,44 +17,35 @@ from atoll.wire.chunks import ALL_TO_ALL, ChunkHead, count_pieces
 from atoll.wire.limits import CHUNK_BYTES
 
 MAX_CONTRIBUTION_BYTES = 16 * 2**30
-"""Largest encoded vector of one member that a reducer takes."""
+"""Largest encoded vector accepted from one member."""
 
 
 def expected_bytes(codec: str, elements: int) -> int:
-    """Return the size of an encoded vector.
-
-    Raises:
-        ConfigError: no codec has that name.
-    """
+    """Return the size of an encoded vector; raises ConfigError if the codec is unknown."""
     return make_codec(codec).nbytes(elements)
 
 
 @dataclass(slots=True)
 class Contribution:
-    """The encoded vector of one member, as far as it has arrived."""
+    """The pieces received so far of one member's encoded vector."""
 
     codec: str
     sizes: tuple[int, ...]
     weight: float
     total_bytes: int
     contributors: tuple[str, ...]
-    """Whose values are in it."""
     policy: str
-    """What is to be done with the contributions beyond averaging them."""
+    """Aggregation policy, see :mod:`atoll.reducer.policies`."""
     data: bytearray
     have: set[int] = field(default_factory=set)
 
     @property
     def complete(self) -> bool:
-        """Whether every piece is here."""
+        """Whether every piece has arrived."""
         return len(self.have) == count_pieces(self.total_bytes)
 
     def put(self, head: ChunkHead, piece: memoryview) -> None:
-        """Store one piece; a repeated one changes nothing.
-
-        Raises:
-            WireError: the piece belongs to another packet than the first one did.
-        """
+        """Store one piece; ignore repeated ones. Raises WireError for a piece of another packet."""
         facts = (
             head.codec, tuple(head.sizes), head.weight, head.total_bytes, head.count,
             tuple(head.contributors) or self.contributors, head.policy,
@@ -74,7 +65,7 @@ class Contribution:
 
 
 class Assembly:
-    """The contributions to one epoch; complete when no live member's is missing."""
+    """The contributions to one exchange; complete when no live member's is missing."""
 
     def __init__(
         self,
@@ -84,13 +75,9 @@ class Assembly:
         max_bytes: int = MAX_CONTRIBUTION_BYTES,
         size_of: Callable[[str, int], int] = expected_bytes,
     ) -> None:
-        """Expect one contribution from each member.
+        """Expect one contribution from each member, given in the order of the sum.
 
-        Args:
-            members: Who sends, in the order of the sum.
-            sites: Sender -> the members that it speaks for; without one: only itself.
-            max_bytes: Largest contribution taken from one member.
-            size_of: Encoded size from codec spec and number of elements.
+        `sites` maps a sender to the members that it represents, by default itself.
         """
         self.members = tuple(members)
         self._sites = {m: tuple((sites or {}).get(m, (m,))) for m in members}
@@ -103,9 +90,9 @@ class Assembly:
         """Store one piece and return whether the member's contribution is complete.
 
         Raises:
-            WireError: the sender is not in the plan, or speaks for others, or the packet is not as
-                large as its codec and sizes say, or its pieces contradict each other.
-            GroupError: its weight cannot be used.
+            WireError: the sender is not in the plan or sends for another site, the packet's size
+                does not match codec and sizes, or its pieces are inconsistent.
+            GroupError: its weight is not usable.
         """
         if member not in self.members:
             raise WireError(
@@ -119,7 +106,7 @@ class Assembly:
         return part.complete
 
     def _open(self, member: str, head: ChunkHead) -> Contribution:
-        """Return the empty contribution that a first piece announces."""
+        """Return an empty contribution with the layout of its first piece."""
         if any(size < 0 for size in head.sizes):
             raise WireError("a tensor has a negative size", given=str(head.sizes))
         expected = max(0, head.total_bytes)
@@ -145,31 +132,31 @@ class Assembly:
         )  # fmt: skip
 
     def _names(self, member: str, head: ChunkHead) -> tuple[str, ...]:
-        """Return whose values are in a contribution."""
+        """Return the contributors, after checking that the sender may send for them."""
         site, names = self._sites[member], tuple(head.contributors)
         if len(site) == 1:
             names = names or site
         if len(set(names)) != len(names) or not set(names) <= set(site):
             raise WireError(
-                f"{member} speaks for members that are not of its site",
+                f"{member} sends values of members outside its site",
                 given=", ".join(names), expected=f"only {', '.join(site)}",
             )  # fmt: skip
         if head.weight > 0 and not names:
             raise WireError(
-                f"{member} does not say whose values it sends",
+                f"{member} does not name the contributors",
                 given=f"weight {head.weight:g}", expected=f"some of {', '.join(site)}",
             )  # fmt: skip
         return names
 
     def drop(self, member: str) -> None:
-        """Wait for a lost member no more; what it sent completely stays in."""
+        """Stop waiting for a lost member; a complete contribution stays in."""
         self._waited_for.discard(member)
         part = self._parts.get(member)
         if part is not None and not part.complete:
             del self._parts[member]
 
     def refuse(self, member: str) -> None:
-        """Wait for a member no more and forget whatever it sent."""
+        """Stop waiting for a member and discard its contribution."""
         self._waited_for.discard(member)
         self._parts.pop(member, None)
 
@@ -180,7 +167,7 @@ class Assembly:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Members that are waited for and are not complete."""
+        """Live members without a complete contribution."""
         return tuple(
             member
             for member in self.members
@@ -204,7 +191,7 @@ class Assembly:
 
     @property
     def largest_bytes(self) -> int:
-        """Bytes of the largest contribution; those that fit each other are equally large."""
+        """Bytes of the largest contribution; compatible contributions are equally large."""
         return max((part.total_bytes for part in self._parts.values()), default=0)
 
     @property

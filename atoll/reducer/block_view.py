@@ -1,4 +1,4 @@
-"""Contributions as the rows of a matrix that is never whole in memory.
+"""Contributions as the rows of a matrix that is never fully in memory.
 
 Legend: n rows (contributions), P columns (elements of a vector), w columns of a strip.
 """
@@ -21,11 +21,11 @@ from atoll.reducer.mean import Share
 
 @runtime_checkable
 class Sliceable(Protocol):
-    """A codec whose packets can be cut, so that a part is decoded alone."""
+    """A codec with packets that can be cut and decoded in parts."""
 
     @property
     def grain(self) -> int:
-        """Elements that a cut must be a multiple of."""
+        """Cuts must be at multiples of this many elements."""
 
     def cut(self, packet: Packet, start: int, stop: int) -> Packet:
         """Return the packet of the elements from `start` to `stop`."""
@@ -34,31 +34,24 @@ class Sliceable(Protocol):
 class BlockView:
     """n contributions, decoded strip by strip.
 
-    Codecs whose packets can be cut need memory for one strip of each vector; packets of others are
-    decoded whole, and then n vectors lie in memory.
+    Needs memory for one strip per vector with `Sliceable` codecs, else for n whole vectors.
     """
 
     def __init__(
         self, shares: Sequence[Share], codec: Codec, *, scales: Sequence[float] | None = None
     ) -> None:
-        """Look at contributions of one codec and size.
-
-        Args:
-            shares: The rows.
-            codec: Decodes them.
-            scales: What each row is multiplied by; None: nothing.
-        """
+        """View contributions of one codec and size; `scales` are factors of the rows, default 1."""
         self.shares, self._codec = list(shares), codec.base
         self._scales = list(scales) if scales is not None else [1.0] * len(shares)
         self.num_elements = shares[0].packet.num_elements
         self._whole: dict[int, Tensor] = {}
-        """Rows of a codec whose packets cannot be cut."""
+        """Decoded rows of a codec that is not `Sliceable`."""
 
     def __len__(self) -> int:
         return len(self.shares)
 
     def strips(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield where a strip is, and all rows of it: float32, (n, w), overwritten by the next."""
+        """Yield the columns of a strip and its rows: float32, (n, w), overwritten by the next."""
         width = self._width()
         matrix = torch.empty(len(self), min(width, self.num_elements))
         for start in range(0, self.num_elements, width):
@@ -71,7 +64,7 @@ class BlockView:
             yield slice(start, stop), part
 
     def combination(self, factors: Sequence[float]) -> Tensor:
-        """Return the sum of all rows times a factor each, (P,); rows times 0 are not looked at."""
+        """Return the sum of the rows times a factor each, (P,); skips rows with factor 0."""
         vector = torch.zeros(self.num_elements)
         for share, scale, factor in zip(self.shares, self._scales, factors, strict=True):
             if scale * factor != 0.0:
@@ -79,16 +72,13 @@ class BlockView:
         return vector
 
     def digests(self) -> list[bytes]:
-        """Return what tells equal scores apart: a digest of what was sent."""
+        """Return digests of the encoded rows, with which equal scores are ordered."""
         return [
             hashlib.blake2b(share.packet.data, digest_size=16).digest() for share in self.shares
         ]
 
     def norms(self) -> list[float]:
-        """Return the Euclidean norm of every row; not finite exactly where the row is not.
-
-        A packet that cannot be decoded counts as one that is not finite.
-        """
+        """Return the L2 norm of every row; not finite for NaN, infinite or malformed values."""
         found = []
         for index in range(len(self)):
             try:
@@ -107,14 +97,13 @@ class BlockView:
             yield start, min(start + width, self.num_elements)
 
     def _width(self) -> int:
-        """Return the columns of a strip."""
         if not isinstance(self._codec, Sliceable):
             return STRIP
         grain = self._codec.grain
         return max(1, STRIP // grain) * grain
 
     def _part(self, index: int, start: int, stop: int) -> Tensor:
-        """Return a piece of a row as it was sent, (stop - start,)."""
+        """Return the unscaled elements of a row, (stop - start,)."""
         if isinstance(self._codec, Sliceable):
             packet = self._codec.cut(self.shares[index].packet, start, stop)
             return self._codec.decode(packet)

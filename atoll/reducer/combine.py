@@ -1,7 +1,6 @@
-"""Making one vector of many, by whatever policy came with them.
+"""Combines contributions into one vector, by the policy sent with them.
 
-The one place where contributions are judged, used by the reducer, by members that meet in one
-process, and by whoever owns a chunk on the direct route.
+Used by the reducer, by members in one process, and by the owner of a chunk on the direct route.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from atoll.reducer.rules.order import median, trimmed_mean
 __all__ = ["NormHistory", "averaged", "combine"]
 
 FAR = 1000.0
-"""A contribution that is so many times longer than the median one is shortened to that before
-distances are taken: a length of 1e30 would leave no digits for the distances between the others."""
+"""Longer contributions are shortened to this many times the median norm before distances are taken:
+in fp32 a norm of 1e30 would leave no digits for the distances between the others."""
 
 
 def combine(
@@ -55,19 +54,15 @@ def combine(
     memory: NormHistory | None = None,
     round_: int = 0,
 ) -> Mean:
-    """Return what contributions that fit each other come to, encoded.
+    """Return the aggregate of compatible contributions, encoded (without feedback).
 
-    Args:
-        shares: Contributions in member order; all of one codec, size and policy.
-        codec: Decodes them; its base encodes the result (without feedback).
-        policy: What came with them; empty: the plain mean, which is :func:`mean_of` to the bit.
-        memory: What this place remembers from round to round; None: it is no such place.
-        round_: The round, for the memory.
+    The `shares`, in member order, MUST have one codec, size and policy. An empty policy is the
+    plain mean, bitwise equal to :func:`mean_of`. `memory` is None where no history is kept.
 
     Raises:
         GroupError: nothing is usable, or the policy needs a memory.
         PeerLost: the rule needs more contributions.
-        PeerRefused: more than a third was rejected, or no finite values came out.
+        PeerRefused: more than a third was rejected, or the result is not finite.
     """
     found = averaged(shares, codec=codec, policy=policy, memory=memory, round_=round_)
     return encoded(found, shares, codec=codec)
@@ -81,7 +76,7 @@ def averaged(
     memory: NormHistory | None = None,
     round_: int = 0,
 ) -> Averaged:
-    """Return what :func:`combine` encodes."""
+    """Return the aggregate that :func:`combine` encodes."""
     if not policy:
         return average(shares, codec=codec)
     wanted = parse_policy(policy)
@@ -109,10 +104,10 @@ def averaged(
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """Contributions with a weight that are to be combined."""
+    """Contributions with a weight above 0 that are combined."""
 
     rule: Rule
-    """The aggregate for so many."""
+    """The aggregate, fitted to their number."""
     shares: list[Share]
     norms: list[float]
     """After scaling."""
@@ -125,11 +120,10 @@ class _Admitted:
 def _history(
     policy: AggregationPolicy, text: str, memory: NormHistory | None, round_: int
 ) -> History:
-    """Return what is known of earlier rounds."""
     remembers = policy.aggregate.name == "clip" or policy.admission.name != "finite"
     if memory is None and remembers:
         raise GroupError(
-            "this policy needs one place that sees all contributions, and remembers", given=text,
+            "this policy needs the reducer: it sees all contributions and keeps state", given=text,
             expected="the relay route", remedy='route = "auto" or "relay" in [job]',
         )  # fmt: skip
     return memory.before(text, round_) if memory is not None else History()
@@ -138,7 +132,6 @@ def _history(
 def _let_in(
     shares: Sequence[Share], codec: Codec, policy: AggregationPolicy, history: History, round_: int
 ) -> _Admitted:
-    """Return the contributions that count: finite, and admitted."""
     left_out = {s.member: bad_weight(s) for s in shares if not is_weight(s.weight)}
     weighty = [s for s in shares if s.member not in left_out and s.weight > 0.0]
     total_weight(weighty, left_out)
@@ -167,7 +160,7 @@ def _let_in(
 
 
 def _aggregate(let_in: _Admitted, codec: Codec, history: History, *, seed: str) -> Tensor:
-    """Return the one vector, (P,); `seed` says who is in one bucket with whom."""
+    """Return the aggregate, (P,); `seed` determines the buckets."""
     rule, name = let_in.rule, let_in.rule.name
     if name in ("mean", "sum"):
         mean = _mean(let_in, codec)
@@ -197,7 +190,7 @@ def _aggregate(let_in: _Admitted, codec: Codec, history: History, *, seed: str) 
 def _rows(
     let_in: _Admitted, codec: Codec, scales: Sequence[float], *, seed: str
 ) -> BlockView | Bucketed:
-    """Return what the rule is to look at: the contributions, or the means of their buckets."""
+    """Return the rows that the rule sees: the contributions, or the means of their buckets."""
     rows = BlockView(let_in.shares, codec, scales=scales)
     if let_in.rule.bucket == 1:
         return rows
@@ -206,7 +199,7 @@ def _rows(
 
 
 def _mean(let_in: _Admitted, codec: Codec) -> Tensor:
-    """Return the weighted mean; that of :func:`average` to the bit where nothing was shortened."""
+    """Return the weighted mean; bitwise equal to :func:`average` if no row was scaled."""
     shares = [
         replace(share, weight=weight)
         for share, weight in zip(let_in.shares, let_in.weights, strict=True)
@@ -219,7 +212,6 @@ def _mean(let_in: _Admitted, codec: Codec) -> Tensor:
 
 
 def _by_coordinate(rows: BlockView | Bucketed, rule: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return a rule's vector, strip by strip."""
     vector = torch.empty(rows.num_elements)
     for where, strip in rows.strips():
         vector[where] = rule(strip)

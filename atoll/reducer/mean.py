@@ -1,7 +1,7 @@
-"""The mean of members' encoded vectors: one piece of arithmetic, wherever it is done.
+"""The weighted mean of encoded vectors, with the same arithmetic on every route.
 
-The sum runs in fp32 in member order, so the same contributions give the same bits on every
-machine. The divisor is the weight received, never the number of members of the job.
+The sum runs in fp32 in member order, so the same contributions give the same bits on every machine.
+The divisor is the weight received, never the number of members of the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from atoll.errors import AtollError, GroupError, LossNotFinite, WireError
 from atoll.wire.frames import Buffer
 
 MAX_WEIGHT = 1e15
-"""Largest weight of a contribution. Weights count tokens; larger ones could only do harm."""
+"""Largest weight of a contribution (weights count tokens); keeps sums far from overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,47 +31,47 @@ class Share:
     packet: Packet
     weight: float
     contributors: tuple[str, ...] | None = None
-    """Whose values are in it, when a member speaks for its site; None: its own."""
+    """Members that contributed, if this member sends for its site; None: itself."""
     policy: str = ""
-    """What the sender wants done beyond averaging; see :mod:`atoll.reducer.policies`."""
+    """Aggregation policy, see :mod:`atoll.reducer.policies`."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Whose values are in it."""
+        """Members that contributed to it."""
         return (self.member,) if self.contributors is None else self.contributors
 
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """A weighted mean before it is encoded, and what it is made of."""
+    """A weighted mean before encoding."""
 
     vector: Tensor
     contributors: tuple[str, ...]
     weight: float
     left_out: dict[str, AtollError] = field(default_factory=dict)
-    """Members whose values were not let in, with the reason."""
+    """Members left out of this mean, with the reason."""
     refused: dict[str, AtollError] = field(default_factory=dict)
-    """Members that nothing is taken from any more, with the reason."""
+    """Evicted members, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A weighted mean and what it is made of."""
+    """A weighted mean, encoded."""
 
     packet: Packet
-    """The mean, encoded once: everybody decodes these bytes."""
+    """Encoded once: all members decode the same bytes."""
     contributors: tuple[str, ...]
     weight: float
     left_out: dict[str, AtollError] = field(default_factory=dict)
-    """Members whose values were not finite, too large for the sum, or not admitted; the reason."""
+    """Members left out (not finite, too large for the sum, or not admitted), with the reason."""
     refused: dict[str, AtollError] = field(default_factory=dict)
-    """Members that nothing is taken from any more, with the reason."""
+    """Evicted members, with the reason."""
 
 
 def minority(shares: Sequence[Share]) -> dict[str, AtollError]:
-    """Return an error for every member whose codec, sizes or policy differ from those of the most.
+    """Return an error for every member with another codec, sizes or policy than the majority.
 
-    On a tie the first member in order is right.
+    On a tie the first member in order prevails.
     """
     kinds = [(share.packet.codec, tuple(share.packet.sizes), share.policy) for share in shares]
     if len(set(kinds)) <= 1:
@@ -90,26 +90,17 @@ def minority(shares: Sequence[Share]) -> dict[str, AtollError]:
 
 
 def _describe(codec: str, sizes: Sequence[int], policy: str) -> str:
-    """Return what a contribution is, for people."""
     rule = f", policy {policy}" if policy else ""
     return f"codec {codec}, {len(sizes)} tensors with {sum(sizes)} elements{rule}"
 
 
 def mean_of(shares: Sequence[Share], *, codec: Codec) -> Mean:
-    """Return the weighted mean of contributions that fit each other, encoded.
-
-    Args:
-        shares: Contributions in member order; all of one codec and size.
-        codec: Decodes them; its base encodes the mean (without feedback).
-
-    Raises:
-        GroupError: no contribution is usable, or the weights add up to 0.
-    """
+    """Return the encoded weighted mean of compatible contributions; see :func:`average`."""
     return encoded(average(shares, codec=codec), shares, codec=codec)
 
 
 def encoded(averaged: Averaged, shares: Sequence[Share], *, codec: Codec) -> Mean:
-    """Return what became of contributions as one packet of their kind."""
+    """Encode an aggregate in the format of the contributions (without feedback)."""
     coder = codec.base.mean_codec(shares[0].packet)
     packet = coder.encode(averaged.vector, key="mean")
     return Mean(
@@ -119,14 +110,9 @@ def encoded(averaged: Averaged, shares: Sequence[Share], *, codec: Codec) -> Mea
 
 
 def average(shares: Sequence[Share], *, codec: Codec) -> Averaged:
-    """Return the weighted mean of contributions that fit each other.
+    """Return the weighted mean of compatible contributions, given in member order.
 
-    Contributions with NaN or infinite values, or so large that no sum can hold them, are left out
-    and named.
-
-    Args:
-        shares: Contributions in member order; all of one codec and size.
-        codec: Decodes them.
+    Contributions that are not finite, or too large for a sum in fp32, are left out and named.
 
     Raises:
         GroupError: no contribution is usable, or the weights add up to 0.
@@ -145,7 +131,7 @@ def average(shares: Sequence[Share], *, codec: Codec) -> Averaged:
 
 
 def total_weight(shares: Sequence[Share], left_out: dict[str, AtollError]) -> float:
-    """Return the sum of weights."""
+    """Return the sum of weights; raises GroupError if it is 0."""
     total = math.fsum(share.weight for share in shares)
     if total > 0:
         return total
@@ -170,7 +156,7 @@ def _weighted_sum(shares: Sequence[Share], codec: Codec) -> Tensor:
 def mean_factors(weights: Sequence[float]) -> tuple[list[float], float]:
     """Return each contribution's factor, and the divisor of their sum.
 
-    Equal weights become 1, so that a mean of equal vectors is exactly that vector.
+    Equal weights become 1, so that the mean of equal vectors is bitwise that vector.
     """
     if len(set(weights)) == 1:
         return [1.0] * len(weights), float(len(weights))
@@ -178,7 +164,7 @@ def mean_factors(weights: Sequence[float]) -> tuple[list[float], float]:
 
 
 def is_finite(vector: Tensor) -> bool:
-    """Return whether no value is NaN or infinite, in one pass and without a temporary."""
+    """Return whether every value is finite, in one pass and without a temporary."""
     if vector.numel() == 0:
         return True
     low, high = torch.aminmax(vector)
@@ -186,12 +172,12 @@ def is_finite(vector: Tensor) -> bool:
 
 
 def is_weight(weight: float) -> bool:
-    """Return whether a weight can be used: finite, not negative, and far from overflowing a sum."""
+    """Return whether a weight is finite, not negative, and at most `MAX_WEIGHT`."""
     return math.isfinite(weight) and 0 <= weight <= MAX_WEIGHT
 
 
 def bad_weight(share: Share) -> AtollError:
-    """Return the error for a weight that cannot be used."""
+    """Return the error for an unusable weight."""
     return GroupError(
         "a weight is not usable",
         given=f"{share.weight} from {share.member}", expected=f"0 to {MAX_WEIGHT:.0e}",
@@ -199,7 +185,7 @@ def bad_weight(share: Share) -> AtollError:
 
 
 def _guilty(shares: Sequence[Share], codec: Codec) -> dict[str, AtollError]:
-    """Return whose values keep a weighted sum from being finite, with the reason."""
+    """Return the members that keep the weighted sum from being finite, with the reason."""
     weighty = [share for share in shares if share.weight > 0]
     factors, _ = mean_factors([share.weight for share in weighty])
     found: dict[str, AtollError] = {}
@@ -227,7 +213,7 @@ def not_finite(share: Share) -> AtollError:
 
 
 def _largest(share: Share, codec: Codec) -> float:
-    """Return the largest absolute value of a contribution; infinite if one is not finite."""
+    """Return the largest absolute value; infinite if a value is not finite."""
     try:
         vector = codec.base.decode(share.packet)
     except WireError:
@@ -240,7 +226,7 @@ def _largest(share: Share, codec: Codec) -> float:
 
 
 def result_digest(data: Buffer | Iterable[Buffer], contributors: Sequence[str]) -> str:
-    """Return what members compare before they commit: 32 hex digits over result and names."""
+    """Return 32 hex digits over result and names, compared by members before they commit."""
     digest = hashlib.blake2b(digest_size=16)
     for part in [data] if isinstance(data, bytes | bytearray | memoryview) else data:
         digest.update(part)

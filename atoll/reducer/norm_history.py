@@ -1,7 +1,7 @@
-"""What whoever combines contributions remembers from round to round; lost with its process.
+"""What policies remember from round to round; lost with the process.
 
-A round may be tried more than once. What an attempt leaves behind therefore counts only from the
-next round on: rounds advance by being committed, so that nobody has to tell of verdicts.
+A round may be attempted repeatedly, so the history of an attempt takes effect from the next round
+on: a higher round number implies that the last one was committed.
 """
 
 from __future__ import annotations
@@ -12,30 +12,29 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 MAX_HISTORIES = 256
-"""Vectors that are remembered; whichever was not used for longest is forgotten first."""
+"""Vectors with a history; the least recently used is dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of one vector's contributions."""
+    """Statistics of one vector's contributions."""
 
     rounds: int = 0
-    """Rounds that were filtered."""
     log_norm: float = 0.0
-    """Mean of the logarithm of admitted norms, newer ones counting more."""
+    """Moving average of the logarithm of admitted norms."""
     log_norm_square: float = 0.0
-    """Mean of its square."""
+    """Moving average of its square."""
     strikes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Member -> rounds in which its contribution was rejected."""
     evicted: frozenset[str] = frozenset()
-    """Members that nothing is taken from any more."""
+    """Members with contributions that are no longer accepted."""
     aggregate: Tensor | None = None
-    """What the last round came to, (P,)."""
+    """Result of the last round, (P,)."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """The history up to a round, and what that round adds if it is committed."""
+    """The history up to a round, and with that round included."""
 
     settled: History
     round: int
@@ -43,19 +42,13 @@ class _Entry:
 
 
 class NormHistory:
-    """Histories by policy and vector; used by one thread at a time."""
+    """Histories by policy and vector. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
         self._entries: dict[str, _Entry] = {}
 
     def before(self, policy: str, round_: int) -> History:
-        """Return what is known of the rounds before `round_`.
-
-        Args:
-            policy: The text that came with the contributions; it names the vector, too.
-            round_: The round that is being combined.
-        """
+        """Return the history of the rounds before `round_`, for the vector named in `policy`."""
         entry = self._entries.get(policy)
         if entry is None:
             return History()
@@ -64,7 +57,7 @@ class NormHistory:
         return entry.settled
 
     def note(self, policy: str, round_: int, history: History) -> None:
-        """Keep what will be known after `round_`, if that is committed."""
+        """Store the history including `round_`; it takes effect when a later round begins."""
         settled = self.before(policy, round_)
         self._entries.pop(policy, None)
         self._entries[policy] = _Entry(settled, round_, history)

@@ -1,14 +1,12 @@
-"""A parameter server: one vector that members move whenever they have learned something.
+"""A parameter server: one vector that every member's push updates.
 
-Pure and single-threaded: asks go in, answers come out, some of them later. It knows nothing of
-sockets or of time; who is lost it is told. What it holds can be fetched and loaded, so that the
-group's committed rounds (*anchors*) keep it safe: after a restart it knows nothing until a member
-loads the last anchor.
+Pure and single-threaded: asks go in, answers come out, some of them later; losses are reported to
+it. Its state can be fetched and loaded, so that the group's committed rounds (*anchors*) preserve
+it: after a restart it is empty until a member loads the last anchor.
 
 Clocks (stale synchronous parallel, Ho et al. 2013): a member that has finished c clocks may go on
 when c - min <= bound, where the minimum is over members that will push again. With `synchronous`
-a clock's pushes are averaged in member order, the first n - backups of them; what comes late is
-refused.
+the first n - backups pushes of a clock are averaged in member order; later ones are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, LossNotFinite, WireError
 from atoll.reducer.mean import Share, is_finite, is_weight, mean_of
 from atoll.reducer.update_rules import compensate, late_factor, make_rule
-from atoll.reducer.worker_clocks import Reply, WorkerClock, WorkerClocks
+from atoll.reducer.worker_clocks import Reply, WorkerClock, WorkerClocks, WorkerState
 from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Fetch, Idle, Load, Push, Setup
 
 Answers = list[tuple[str, Answer, Packet | None]]
@@ -33,10 +31,9 @@ _EXACT = make_codec("fp32")
 
 
 class ParameterServer:
-    """See the module's docstring."""
+    """State machine of one server; see the module's docstring."""
 
     def __init__(self) -> None:
-        """Hold nothing until a member loads it."""
         self.anchor = -1
         self.version = 0
         self.progress = 0.0
@@ -45,17 +42,17 @@ class ParameterServer:
         self.clocks = WorkerClocks()
         self._rule = make_rule(self.setup)
         self._arrivals: dict[str, tuple[Push, Packet]] = {}
-        """Of the open clock, in synchronous mode."""
+        """Pushes of the open clock, in synchronous mode."""
         self._attaching: dict[str, Attach] = {}
-        """Who waits for a newer anchor than this server stands on."""
+        """Members that wait for a newer anchor than this server has loaded."""
         self._gone: set[str] = set()
-        """Members that were lost before they asked anything."""
+        """Members lost before their first ask."""
         self._encoded: tuple[int, Packet] | None = None
 
     # ------------------------------------------------------------------------ asks
 
     def handle(self, member: str, ask: Ask, packet: Packet | None = None) -> Answers:
-        """Take an ask in and return the answers that are due now, to whomever."""
+        """Process an ask and return the answers that are now due, to any member."""
         self._gone.discard(member)
         try:
             if isinstance(ask, Attach):
@@ -73,18 +70,18 @@ class ParameterServer:
             return [(member, Answer("refused", self.anchor, error=error.to_dict()), None)]
 
     def lose(self, member: str) -> Answers:
-        """A member is gone, or was silent for too long: nobody waits for it any more."""
+        """Stop waiting for a member that is gone or silent; return the answers that are now due."""
         self._gone.add(member)
         self._attaching.pop(member, None)
         worker = self.clocks.workers.get(member)
-        if worker is not None and worker.state != "lost":
-            worker.state, worker.waiting = "lost", None
+        if worker is not None and worker.state != WorkerState.LOST:
+            worker.state, worker.waiting = WorkerState.LOST, None
         return self._released() + self._loader()
 
     @property
     def computing(self) -> list[str]:
-        """Members whose next ask nobody holds back: they compute just now."""
-        return [m for m in self.clocks.engaged if self.clocks.workers[m].waiting is None]
+        """Members that compute: no answer to them is held back."""
+        return [m for m in self.clocks.pushing if self.clocks.workers[m].waiting is None]
 
     @property
     def expected(self) -> list[str]:
@@ -105,7 +102,7 @@ class ParameterServer:
         return [(member, *self._current_vector(member, worker, want=ask.want))]
 
     def _loader(self) -> Answers:
-        """Return the request to load, for the first member that is there, once all know who."""
+        """Ask the first member present to load the anchor."""
         if not self._attaching:
             return []
         newest = max(ask.anchor for ask in self._attaching.values())
@@ -115,7 +112,7 @@ class ParameterServer:
                 del self._attaching[member]
                 return [(member, Answer("load", anchor=self.anchor), None)]
             if member not in self._gone:
-                break  # it will come, or be lost
+                break  # wait: it will attach, or be lost
         return []
 
     def _load(self, member: str, ask: Load, packet: Packet | None) -> Answers:
@@ -124,7 +121,7 @@ class ParameterServer:
         if ask.anchor > self.anchor:
             self._load_state(ask, packet)
             for lost in self._gone & self.clocks.workers.keys():
-                self.clocks.workers[lost].state = "lost"
+                self.clocks.workers[lost].state = WorkerState.LOST
         waiting, self._attaching = self._attaching, {}
         answers: Answers = []
         for name, attach in [*waiting.items(), (member, Attach(ask.anchor, want=False))]:
@@ -132,7 +129,6 @@ class ParameterServer:
         return answers
 
     def _load_state(self, ask: Load, packet: Packet | None) -> None:
-        """Stand on an anchor."""
         setup = ask.setup
         if packet is None or not 0 <= setup.parameters <= ask.elements:
             raise WireError("a server cannot be loaded with this", given=str(ask)[:200])
@@ -155,11 +151,10 @@ class ParameterServer:
 
     def _idle(self, member: str, ask: Idle) -> Answers:
         worker = self.clocks.enter(member)
-        worker.state, worker.final, worker.waiting = "resting", ask.final, None
-        return [(member, Answer("rested", anchor=self.anchor), None), *self._released()]
+        worker.state, worker.final, worker.waiting = WorkerState.IDLE, ask.final, None
+        return [(member, Answer("idle", anchor=self.anchor), None), *self._released()]
 
     def _fetch(self, member: str) -> Answers:
-        """Return everything, for an anchor."""
         rule = self._rule
         vector = torch.cat([self.theta, *rule.vectors.values()])
         answer = Answer(
@@ -173,7 +168,7 @@ class ParameterServer:
 
     def _push(self, member: str, ask: Push, packet: Packet | None) -> Answers:
         worker = self.clocks.enter(member)
-        if ask.seq == worker.seq:  # asked again: nothing is applied twice
+        if ask.seq == worker.seq:  # sent again after a reconnect: never apply it twice
             return [(member, *worker.reply)] if worker.reply is not None else []
         self._check(ask, packet)
         if packet is None:
@@ -193,7 +188,6 @@ class ParameterServer:
         return self._released()
 
     def _check(self, ask: Push, packet: Packet | None) -> None:
-        """Refuse what cannot be applied."""
         if packet is None or packet.num_elements != self.theta.numel():
             elements = 0 if packet is None else packet.num_elements
             raise WireError(
@@ -204,18 +198,12 @@ class ParameterServer:
             raise WireError("a push has numbers that cannot be", given=str(ask)[:200])
 
     def _decoded(self, packet: Packet) -> Tensor:
-        """Return the values of a push.
-
-        Raises:
-            LossNotFinite: some are not.
-        """
         x = make_codec(packet.codec).decode(packet)
         if not is_finite(x):
             raise LossNotFinite("a push has values that are NaN or infinite; it was not applied")
         return x
 
     def _apply(self, worker: WorkerClock, ask: Push, packet: Packet, *, late: int) -> None:
-        """Move the vector by one push."""
         setup, present = self.setup, self.clocks.present
         x = self._decoded(packet)
         head, buffers = x[: setup.parameters], x[setup.parameters :]
@@ -239,20 +227,20 @@ class ParameterServer:
     # ---------------------------------------------------------------- synchronous
 
     def _enter_clock(self, member: str, worker: WorkerClock, ask: Push, packet: Packet) -> Answers:
-        """Keep a push for its clock; one of a clock that is over is refused."""
+        """Keep a push for its clock; refuse it if that clock is over."""
         if ask.version != self.version:
             return [self._answer(member, worker, accepted=False, late=self.version - ask.version)]
-        self._decoded(packet)  # what is not finite is refused now, not when all have come
+        self._decoded(packet)  # refuse values that are not finite now, not at the clock's end
         self._arrivals[member] = (ask, packet)
         worker.waiting = ask
         return self._released()
 
     def _end_clock(self) -> Answers:
-        """Apply the mean of a clock's pushes when enough are there."""
+        """Apply the mean of a clock's pushes once there are enough."""
         here = [m for m in self.clocks.workers if m in self._arrivals]
-        needed = max(1, len(self.clocks.engaged) - self.setup.backups)
-        engaged = sum(self.clocks.workers[m].state == "engaged" for m in here)
-        if not here or engaged < min(needed, len(self.clocks.engaged)):
+        needed = max(1, len(self.clocks.pushing) - self.setup.backups)
+        pushing = sum(self.clocks.workers[m].state == WorkerState.PUSHING for m in here)
+        if not here or pushing < min(needed, len(self.clocks.pushing)):
             return []
         pushes, self._arrivals = self._arrivals, {}
         setup = self.setup
@@ -282,11 +270,10 @@ class ParameterServer:
     # --------------------------------------------------------------------- answers
 
     def _released(self) -> Answers:
-        """Return the answers to those that may go on now."""
         if self.setup.mode == "synchronous":
             return self._end_clock()
         answers: Answers = []
-        for member in self.clocks.engaged:
+        for member in self.clocks.pushing:
             worker = self.clocks.workers[member]
             ahead = worker.clock - self.clocks.slowest()
             if isinstance(worker.waiting, Push) and ahead <= self.setup.bound:
@@ -296,7 +283,7 @@ class ParameterServer:
     def _answer(
         self, member: str, worker: WorkerClock, *, accepted: bool = True, late: int = 0
     ) -> tuple[str, Answer, Packet | None]:
-        """Answer a member's push, and remember how."""
+        """Answer a member's push, and keep the answer for a repeated ask."""
         worker.waiting = None
         worker.reply = self._current_vector(member, worker, accepted=accepted, late=late)
         return (member, *worker.reply)
@@ -310,9 +297,9 @@ class ParameterServer:
         accepted: bool = True,
         late: int = 0,
     ) -> Reply:
-        """Return the vector as it is now, and what the member does next."""
+        """Return the current vector and the member's next steps."""
         steps = length = self.setup.every
-        if self.setup.mode == "asynchronous":  # with clocks all come equally far
+        if self.setup.mode == "asynchronous":  # with clocks all members do the same steps
             steps, length = self.clocks.plan(member, steps, dynamic=self.setup.dynamic)
         if self._encoded is None or self._encoded[0] != self.version:
             self._encoded = (self.version, make_codec(self.setup.reply).encode(self.theta))
@@ -330,7 +317,7 @@ class ParameterServer:
 
 
 def expected_sizes(ask: Ask) -> Sequence[int]:
-    """Return the elements of the packet that comes with an ask."""
+    """Return the sizes of the packet that belongs to an ask."""
     if isinstance(ask, Push):
         return ask.sizes
     if isinstance(ask, Load):

@@ -1,9 +1,9 @@
 """The parameter server of a reducer process, as members reach it over the relay.
 
-One thread takes asks in, applies them and sends answers. Frames that were in a broken socket are
-lost: members look after a while, and hear what is here of their ask, or get what they lack of the
-answer. A member is lost when the hub has no session of it any more, or when it was silent for much
-longer than it usually is.
+One thread receives asks, applies them and sends answers. Frames are lost when a connection breaks:
+after a timeout members send a `look`, and the server answers with the pieces that it has of the
+ask, or resends missing pieces of the answer. A member is lost when the hub has no session for it,
+or when it is silent for much longer than usual.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from atoll.ids import session_id
 from atoll.net.dispatcher import Relayed
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.parameter_server import Answers, ParameterServer, expected_sizes
+from atoll.reducer.worker_clocks import WorkerState
 from atoll.wire.messages import Event, Undeliverable
 from atoll.wire.parameter_server_frames import (
     MARK,
@@ -33,43 +34,40 @@ from atoll.wire.parameter_server_messages import Answer, pack_message, unpack_as
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.5
+_POLL_S = 0.5  # interval of the checks for silent members
 PING_S = 3.0
-"""Silence of a member after which the server asks the hub, in a way, whether it is there."""
+"""Silence after which the server pings a member: the hub answers if it has no session for it."""
 LEASE_S = 180.0
-"""Silence after which clocks wait for a member no more, however alive its connection is."""
+"""Silence after which clocks stop waiting for a member, even if its connection is alive."""
 LEASE_TIMES = 8.0
-"""The same in times of what it usually takes between two pushes, if that is longer."""
+"""The same, as a multiple of the member's usual time between two asks, if that is longer."""
 SEND_S = 300.0
 MAX_BYTES = 16 * 2**30
-"""Largest ask that is taken in."""
 
 
 @dataclass(slots=True)
 class _Client:
-    """One member at the desk."""
+    """State of the exchange with one member."""
 
     last_received: float
     typical_s: float = 0.0
-    """Seconds between two asks, at most; that is forgotten slowly."""
+    """Decaying maximum of the seconds between two asks."""
     last_ask: float = 0.0
     last_ping: float = 0.0
     pieces: Pieces | None = None
     answered: int = -1
-    """The call that `answer` belongs to."""
     answer: tuple[bytes, Packet | None] = (b"", None)
     taken: int = -1
-    """The last call that was taken in whole."""
+    """The last call received completely."""
     stream: Future[int] | None = field(default=None)
     sends: int = -1
-    """The call whose answer is in the stream."""
+    """The call that `stream` answers."""
 
 
 class ParameterServerEndpoint:
     """Serves one job's members over a session with the hub."""
 
     def __init__(self, link: SyncLink, *, job: str, clock: Clock | None = None) -> None:
-        """Listen to frames of servings on `link`."""
         self._link, self._job = link, job
         self._clock = clock if clock is not None else RealClock()
         self.server = ParameterServer()
@@ -79,11 +77,11 @@ class ParameterServerEndpoint:
         self._thread = threading.Thread(target=self._serve, name="parameter-server", daemon=True)
 
     def start(self) -> None:
-        """Serve on a thread of its own until :meth:`close`."""
+        """Serve on a daemon thread until :meth:`close`."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stop.set()
         self._inbox.close()
         self._thread.join(timeout=5.0)
@@ -109,7 +107,7 @@ class ParameterServerEndpoint:
     # ---------------------------------------------------------------------- intake
 
     def _receive(self, item: Relayed) -> None:
-        """Take one frame in; what a member sent wrong is its own trouble."""
+        """Process one frame; malformed frames are reported and dropped."""
         job, _, member = item.source.rpartition("/")
         if job != self._job:
             return
@@ -133,10 +131,10 @@ class ParameterServerEndpoint:
     ) -> None:
         """Store a piece of an ask, and handle the ask when it is complete."""
         if head.call <= client.taken:
-            return  # it is answered, or will be; the member looks if the answer was lost
+            return  # a duplicate; if the answer was lost, the member's `look` brings it
         if client.pieces is None or client.pieces.call != head.call:
             if head.index or (client.pieces is not None and client.pieces.call > head.call):
-                return  # the first piece says what it is: a look brings it
+                return  # only piece 0 has the ask's head; the answer to a `look` requests it
             client.pieces = _new_pieces(head)
         if not client.pieces.put(head, piece) or not client.pieces.complete:
             return
@@ -150,14 +148,14 @@ class ParameterServerEndpoint:
         packet = Packet(whole.data, codec, sizes) if sizes else None
         try:
             answers = self.server.handle(member, ask, packet)
-        except Exception as error:  # the member must hear of it, whatever it is
+        except Exception as error:  # the member waits for an answer in any case
             log.exception("an ask of %s failed", member)
             failed = WireError("the parameter server failed", given=repr(error))
             answers = [(member, Answer("refused", error=failed.to_dict()), None)]
         self._deliver(answers)
 
     def _look(self, member: str, client: _Client, head: ServerFrameHead) -> None:
-        """A member says what it has of an answer: send what it lacks, or say what lacks here."""
+        """Resend the missing pieces of an answer, or list the pieces received of the ask."""
         if client.answered == head.call:
             self._send(member, client, skip=frozenset(head.have))
             return
@@ -170,7 +168,7 @@ class ParameterServerEndpoint:
     # --------------------------------------------------------------------- answers
 
     def _deliver(self, answers: Answers) -> None:
-        """Send answers to whom they are for: each belongs to the member's last ask."""
+        """Send answers; each belongs to the member's last ask."""
         for member, answer, packet in answers:
             client = self._clients.get(member)
             if client is None or client.taken < 0:
@@ -181,7 +179,7 @@ class ParameterServerEndpoint:
     def _send(self, member: str, client: _Client, *, skip: frozenset[int]) -> None:
         streaming = client.stream is not None and not client.stream.done()
         if streaming and client.sends == client.answered:
-            return  # it looks again if something is still missing after this stream
+            return  # if pieces are missing after this stream, the member sends another `look`
         client.sends = client.answered
         body, packet = client.answer
         parts = frames(
@@ -206,12 +204,12 @@ class ParameterServerEndpoint:
 
     def _member_lost(self, member: str, why: str) -> None:
         worker = self.server.clocks.workers.get(member)
-        if worker is None or worker.state != "lost":
-            log.warning("the parameter server waits for %s no more: %s", member, why)
+        if worker is None or worker.state != WorkerState.LOST:
+            log.warning("the parameter server no longer waits for %s: %s", member, why)
         self._deliver(self.server.lose(member))
 
     def _tick(self, now: float) -> None:
-        """Find out who is gone, of those that others may wait for."""
+        """Ping silent members that others may wait for, and give up the lost ones."""
         expected = self.server.expected
         for member in {*self.server.computing, *expected}:
             client = self._clients.setdefault(member, _Client(last_received=now))
@@ -225,11 +223,7 @@ class ParameterServerEndpoint:
 
 
 def _new_pieces(head: ServerFrameHead) -> Pieces:
-    """Return the empty ask that a first piece announces.
-
-    Raises:
-        WireError: it is larger than what it says it holds.
-    """
+    """Return the empty ask that a first piece begins; raises WireError if it is too large."""
     ask = unpack_ask(head.body)
     most = min(MAX_BYTES, 8 * sum(expected_sizes(ask)) + 65_536)
     if min(expected_sizes(ask), default=0) < 0 or head.total_bytes > most:

@@ -1,4 +1,4 @@
-"""One plan at the reducer: its exchanges, one after the other, and what became of each."""
+"""The state of one plan at the reducer: its exchanges and their outcomes."""
 
 from __future__ import annotations
 
@@ -25,49 +25,45 @@ class Phase:
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to something."""
+        """Whether it has an outcome or an error."""
         return self.outcome is not None or self.error is not None
 
     def cancel(self) -> None:
-        """Send nothing of it any more."""
+        """Stop sending its result."""
         for stream in self.streams.values():
             stream.cancel()
 
 
 @dataclass(slots=True)
 class Epoch:
-    """One plan, and its exchanges as far as they have begun.
+    """One plan and its exchanges so far.
 
-    An exchange can begin when the one before it is over, so nobody can make the reducer keep more
-    than the members together have come to; and it is forgotten once every member that is left has
-    sent something for a later one, hence has its result.
+    An exchange may begin when the one before it is over, which bounds the memory that members can
+    make the reducer use. It is forgotten once every remaining member has sent something for a later
+    one and therefore has its result.
     """
 
     plan: RoundPlan
     deadline: float
-    """Monotonic time until which the present exchange may take."""
+    """Monotonic time limit of the current exchange."""
     lost: set[str] = field(default_factory=set)
     phases: dict[int, Phase] = field(default_factory=dict)
     released: int = 0
-    """Exchanges that are forgotten: all before this one."""
+    """Exchanges before this number are forgotten."""
     _reached: dict[str, int] = field(default_factory=dict)
     """Member -> the last exchange that it has sent something for."""
 
     def may_begin(self, number: int) -> bool:
-        """Return whether an exchange is under way or can be."""
+        """Return whether an exchange is under way or may begin."""
         before = self.phases.get(number - 1)
         return number in self.phases or number == self.released == 0 or (
             before is not None and before.finished
         )  # fmt: skip
 
     def open(self, number: int, *, all_to_all: bool, max_bytes: int) -> None:
-        """Begin an exchange; members that were lost are not waited for.
+        """Begin an exchange, without the members lost so far.
 
-        Args:
-            number: Its number in the epoch, from 0.
-            all_to_all: Whether it is an all-to-all. On the hierarchical route every member then
-                sends for itself, otherwise one per site.
-            max_bytes: Largest contribution taken from one member.
+        On the hierarchical route each member sends for itself in an all-to-all, else one per site.
         """
         plan = self.plan
         sites: dict[str, tuple[str, ...]] = {}
@@ -79,7 +75,7 @@ class Epoch:
         self.phases[number] = Phase(number, assembly)
 
     def advance(self, member: str, number: int) -> None:
-        """Note what a member sends for; forget what nobody needs any more."""
+        """Note that a member sends for an exchange; forget exchanges that all members have left."""
         self._reached[member] = max(self._reached.get(member, 0), number)
         left = [name for name in self.plan.members if name not in self.lost]
         self.released = max(

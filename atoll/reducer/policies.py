@@ -1,14 +1,13 @@
-"""The words of policies: how members' vectors become one, and which of them are let in.
+"""The syntax of policies: how members' vectors are aggregated, and which of them are admitted.
 
-    aggregate = "mean" | "sum" | "median" | "trimmed:F" | "krum:F" | "multi-krum:F[:M]"
-              | "clip:TAU[:ROUNDS]" | "geometric-median"
-    admission = "finite" | "norms[:K[:FLOOR]]"
+  aggregate = "mean" | "sum" | "median" | "trimmed:F" | "krum:F" | "multi-krum:F[:M]"
+           | "clip:TAU[:ROUNDS]" | "geometric-median"
+  admission = "finite" | "norms[:K[:FLOOR]]"
 
-Before a robust aggregate may stand `bucket:S:`, e.g. `bucket:2:krum:1`: the rule then sees the
-means of random groups of S members.
-
-A policy travels with every contribution as `AGGREGATE/ADMISSION/KEY`, so that members who want
-different things are found out; a plain mean is the empty text. Pure: no torch.
+A robust aggregate may have the prefix `bucket:S:`, e.g. `bucket:2:krum:1`: the rule then sees the
+means of random groups of S members. Every contribution carries its policy as
+`AGGREGATE/ADMISSION/KEY`, so that a mismatch between members is detected; a plain mean is the
+empty text. Pure: no torch.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ from types import MappingProxyType
 from atoll.errors import ConfigError, PeerLost, unknown
 
 MAX_POLICY_CHARS = 200
-"""Longest text of a policy that is taken from the wire."""
+"""Longest policy accepted from the wire."""
 MAX_COUNT = 1_000_000
 """Largest number of members or rounds in a rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a rule is written, and how many members it needs."""
+    """Syntax of a rule, and the number of members it needs."""
 
     form: str
-    """For messages, e.g. `krum:F`."""
+    """Shown in messages, e.g. `krum:F`."""
     least: tuple[float, ...] = ()
-    """The smallest value of each number; as many numbers may follow the name."""
+    """Minimum of each number; its length is the maximum count of numbers."""
     whole: tuple[bool, ...] = ()
-    """Which of them are whole."""
+    """Which numbers are integers."""
     required: int = 0
-    """How many of them must be there."""
+    """How many numbers are mandatory."""
     members: Callable[..., int] = lambda *_: 1
-    """Numbers -> members without whom the rule has no meaning."""
+    """Numbers -> fewest members for which the rule is defined."""
     counts_bad: bool = False
-    """Whether its first number is that of wrong contributions."""
+    """Whether the first number is the count of wrong contributions."""
     by_coordinate: bool = False
-    """Whether every coordinate is treated by itself, so that parts of vectors will do."""
+    """Whether coordinates are independent, so that parts of vectors can be aggregated."""
     nearest: Callable[[int], str] = lambda _: "median"
-    """Members that there are -> the nearest rule that works with them."""
+    """Number of members -> the nearest rule defined for so many."""
 
 
 def _krum_members(bad: float, best: float = 0) -> int:
@@ -82,7 +81,6 @@ AGGREGATES: Mapping[str, _Kind] = MappingProxyType(
         "geometric-median": _Kind("geometric-median"),
     }
 )  # fmt: skip
-"""Name of an aggregate -> how it is written."""
 
 ADMISSIONS: Mapping[str, _Kind] = MappingProxyType(
     {
@@ -90,23 +88,22 @@ ADMISSIONS: Mapping[str, _Kind] = MappingProxyType(
         "norms": _Kind("norms[:K[:FLOOR]]", (1.0, 0.0), (False, False)),
     }
 )
-"""Name of an admission -> how it is written."""
 
 BUCKET = "bucket"
-"""Word before a rule that sees the means of groups."""
+"""Prefix of a rule that sees the means of groups."""
 
 ADDING = ("mean", "sum")
-"""Aggregates that are a sum of all: partial sums may travel."""
+"""Aggregates that are a sum over members: partial sums may be sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A name and its numbers."""
+    """A rule's name and its numbers."""
 
     name: str
     numbers: tuple[float, ...] = ()
     bucket: int = 1
-    """Members in one of the random groups whose means the rule sees."""
+    """Members per bucket; 1: no bucketing."""
 
     @property
     def spec(self) -> str:
@@ -116,15 +113,15 @@ class Rule:
         return ":".join([*before, self.name, *numbers])
 
     def number(self, index: int, default: float) -> float:
-        """Return one of the numbers, or what holds where it was left out."""
+        """Return one of the numbers, or `default` if it was omitted."""
         return self.numbers[index] if len(self.numbers) > index else default
 
 
 def parse_aggregate(text: str) -> Rule:
-    """Return the rule that makes one vector of many.
+    """Parse an aggregate.
 
     Raises:
-        ConfigError: the name is unknown (the nearest one is named), or a number is wrong.
+        ConfigError: the name is unknown (names the nearest one), or a number is wrong.
     """
     before, _, rest = text.partition(":")
     if before.strip() != BUCKET:
@@ -134,7 +131,7 @@ def parse_aggregate(text: str) -> Rule:
     whole = size.strip().isascii() and size.strip().isdigit() and len(size) < 7
     if not whole or int(size) < 1 or not inner or rule.name in ADDING:
         raise ConfigError(
-            "this is no robust rule in buckets", given=repr(text),
+            "this is not a robust rule in buckets", given=repr(text),
             expected="bucket:S:RULE with S >= 1 and a robust rule, e.g. bucket:2:krum:1",
             remedy="a mean is the same with and without buckets" if rule.name in ADDING else "",
         )  # fmt: skip
@@ -142,35 +139,28 @@ def parse_aggregate(text: str) -> Rule:
 
 
 def parse_admission(text: str) -> Rule:
-    """Return the filter of contributions.
-
-    Raises:
-        ConfigError: as :func:`parse_aggregate`.
-    """
+    """Parse an admission; raises ConfigError as :func:`parse_aggregate`."""
     return _parsed("admission", text, ADMISSIONS)
 
 
 def members_needed(aggregate: Rule) -> int:
-    """Return how many contributions an aggregate needs to mean anything."""
+    """Return the fewest contributions for which an aggregate is defined."""
     rows = AGGREGATES[aggregate.name].members(*aggregate.numbers)
     return (rows - 1) * aggregate.bucket + 1
 
 
 def is_by_coordinate(aggregate: Rule) -> bool:
-    """Return whether an aggregate treats every coordinate by itself, in any part of a vector.
+    """Return whether an aggregate treats every coordinate independently, in any part of a vector.
 
-    In buckets it does not: those who own a part each might not see the same contributions.
+    False with buckets: the owners of different parts might receive different contributions.
     """
     return AGGREGATES[aggregate.name].by_coordinate and aggregate.bucket == 1
 
 
 def check_members(aggregate: Rule, members: int) -> None:
-    """Refuse to apply a rule to fewer contributions than it needs.
+    """Raise PeerLost, which names the nearest usable rule, if there are too few contributions.
 
-    Members may come back, or be let in again: the error is one after which a round is tried anew.
-
-    Raises:
-        PeerLost: there are too few; the nearest rule that works is named.
+    The round may be retried: members may come back or be admitted again.
     """
     needed = members_needed(aggregate)
     if members < needed:
@@ -183,18 +173,14 @@ def check_members(aggregate: Rule, members: int) -> None:
 
 
 def fitted(aggregate: Rule, members: int, *, found: int) -> Rule:
-    """Return a rule for the contributions that are left after some were found to be wrong.
+    """Adapt a rule to the contributions left after wrong ones were found.
 
-    A rule against F wrong contributions means all of them. Those that were found are left out, so
-    where it would need more than are left it is one against the F - found that may still be there.
-
-    Args:
-        aggregate: The rule.
-        members: Contributions that are left.
-        found: Those that were left out.
+    A rule against F wrong contributions counts all of them. The `found` ones, which are left out,
+    are subtracted from F if the rule would otherwise need more than the `members` contributions
+    left.
 
     Raises:
-        PeerLost: there are too few even so; the nearest rule that works is named.
+        PeerLost: there are too few nevertheless; names the nearest rule that works.
     """
     if AGGREGATES[aggregate.name].counts_bad:
         bad, *rest = aggregate.numbers
@@ -208,16 +194,16 @@ def fitted(aggregate: Rule, members: int, *, found: int) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class AggregationPolicy:
-    """What is done with the contributions to one exchange."""
+    """How the contributions to one exchange are aggregated."""
 
     aggregate: Rule = Rule("mean")
     admission: Rule = Rule("finite")
     key: str = ""
-    """Names the vector, so that each has a history of its own."""
+    """Name of the vector; each has its own history."""
 
     @property
     def spec(self) -> str:
-        """What travels; empty for a plain mean."""
+        """Text on the wire; empty for a plain mean."""
         if self.aggregate.name == "mean" and self.admission.name == "finite":
             return ""
         return f"{self.aggregate.spec}/{self.admission.spec}/{self.key}"
@@ -225,24 +211,19 @@ class AggregationPolicy:
 
 @lru_cache(maxsize=64)  # members send the same text with each reduce
 def parse_policy(text: str) -> AggregationPolicy:
-    """Return the policy that came with a contribution.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Parse the policy of a contribution; raises ConfigError if it is malformed."""
     if not text:
         return AggregationPolicy()
     parts = text.split("/", 2)
     if len(text) > MAX_POLICY_CHARS or len(parts) != 3:
         raise ConfigError(
-            "this is no policy", given=repr(text[:MAX_POLICY_CHARS]),
+            "this is not a valid policy", given=repr(text[:MAX_POLICY_CHARS]),
             expected="AGGREGATE/ADMISSION/KEY",
         )  # fmt: skip
     return AggregationPolicy(parse_aggregate(parts[0]), parse_admission(parts[1]), parts[2])
 
 
 def _parsed(role: str, text: str, table: Mapping[str, _Kind]) -> Rule:
-    """Return a rule of a table from its text."""
     name, *rest = (part.strip() for part in text.split(":"))
     if name not in table:
         raise unknown(role, name, table)

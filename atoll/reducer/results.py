@@ -1,4 +1,4 @@
-"""What came of an exchange, and how it is cut into pieces for each member."""
+"""Outcomes of an exchange, and the pieces in which each member receives them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import RoundPlan
 
 Parts = Iterator[tuple[Buffer, Buffer]]
-"""Heads and pieces, ready to be parts of relay frames."""
+"""Heads and pieces, the parts of relay frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOutcome:
-    """A mean, equal for all, or what everybody gave in a swap."""
+    """A mean, equal for all members, or the messages of an all-to-all."""
 
     plan: RoundPlan
     phase: int
@@ -34,13 +34,13 @@ class ExchangeOutcome:
 
 
 def in_slot_order(mean: Mean, plan: RoundPlan) -> Mean:
-    """Return a mean whose contributors are in the order of the plan, whoever spoke for them."""
+    """Return the mean with its contributors in slot order, also if members sent for a site."""
     named = set(mean.contributors)
     return replace(mean, contributors=tuple(m for m in plan.members if m in named))
 
 
 def result_parts(plan: RoundPlan, mean: Mean, *, skip: Collection[int], phase: int = 0) -> Parts:
-    """Yield the pieces of a mean as parts of relay frames, without those in `skip`."""
+    """Yield the pieces of a mean, without those in `skip`."""
     data = memoryview(mean.packet.data)
     count = count_pieces(len(data))
     head = ChunkHead(
@@ -57,7 +57,7 @@ def result_parts(plan: RoundPlan, mean: Mean, *, skip: Collection[int], phase: i
 def all_to_all_parts(
     plan: RoundPlan, routed: AllToAllMessages, member: str, *, skip: Collection[int], phase: int
 ) -> Parts:
-    """Yield the pieces of what a member gets in a swap, without those in `skip`."""
+    """Yield the pieces of one member's messages, without those in `skip`."""
     bundle: Bundle = routed.for_member(member)
     weights = routed.weights
     head = ChunkHead(

@@ -1,11 +1,9 @@
-"""The reducer of one job: collects contributions, averages them, streams the mean to everybody.
+"""The reducer of one job: collects contributions, aggregates them, streams the result to members.
 
-In a swap it is a switch: it collects what members give and streams to each what is addressed to it.
-A round may take several such exchanges, its phases.
-
-One thread takes in what the hub delivers and never waits for a member; sums are computed on a
-second one; results go out through the link's own loop, one stream per member, so that a slow
-member delays nobody else.
+In an all-to-all it routes messages instead. A round may run several exchanges, its phases. One
+thread processes what the hub delivers and never waits for a member; a second one computes sums;
+results are sent by the link's event loop, one stream per member, so that a slow member does not
+delay the others.
 """
 
 from __future__ import annotations
@@ -40,11 +38,12 @@ from atoll.wire.parameter_server_frames import is_server_frame
 log = logging.getLogger(__name__)
 
 AWAY_S = 60.0
-"""Seconds without the hub after which a reducer ends; the hub starts another."""
+"""Seconds without the hub after which a reducer exits; the hub starts another."""
 
 _POLL_S = 0.5
+"""How often `stop` and the connection are checked while the inbox is empty."""
 _CLOSED_KEPT = 64
-"""Epochs that are remembered after their verdict: late pieces of them are no surprise."""
+"""Decided epochs that are remembered, so that late pieces are not reported as errors."""
 
 
 class Reducer:
@@ -59,35 +58,28 @@ class Reducer:
         away_s: float = AWAY_S,
         clock: Clock | None = None,
     ) -> None:
-        """Listen to everything the hub delivers to this session.
-
-        Args:
-            link: Session `job/reducer`.
-            job: The job's id.
-            max_bytes: Largest encoded vector taken from one member.
-            away_s: Seconds without the hub after which :meth:`serve` returns.
-            clock: Source of time.
-        """
+        """Subscribe to the messages of session `job/reducer`; time limits are in seconds."""
         self._link, self._job = link, job
         self._max_bytes, self._away_s = max_bytes, away_s
         self._clock = clock if clock is not None else RealClock()
         self._epochs: dict[int, Epoch] = {}
+        # Guards the epochs and their phases: the summing thread registers streams in them.
         self._lock = threading.Lock()
-        self._strangers_told: dict[str, int] = {}
-        """Member -> the last epoch in which it was told that nobody waits for its pieces."""
+        self._refused_epochs: dict[str, int] = {}
+        """Member -> the last epoch in which an unexpected piece was answered with an error."""
         self._malformed_reported: dict[str, int] = {}
-        """Member -> the newest epoch when people were last told of its garbled pieces."""
+        """Member -> the newest epoch at the time of the last report of malformed pieces."""
         self._closed_epochs: deque[int] = deque(maxlen=_CLOSED_KEPT)
         self._norm_history = NormHistory()
-        """What policies remember from round to round."""
+        # One thread: `NormHistory` is not thread-safe.
         self._summing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reducer-sum")
         self._inbox = link.subscribe(notices=(RoundPlan, MemberLost, Verdict), reconnects=True)
 
     def serve(self, *, stop: threading.Event) -> None:
-        """Work until `stop` is set, the link fails for good, or the hub stays away.
+        """Work until `stop` is set or the hub is unreachable for `away_s`.
 
         Raises:
-            AtollError: the link failed for good (a refused token, a replaced session).
+            AtollError: the link failed permanently (a refused token, a replaced session).
         """
         last_seen = self._clock.monotonic()
         endpoint = ParameterServerEndpoint(self._link, job=self._job, clock=self._clock)
@@ -120,7 +112,7 @@ class Reducer:
     # ---------------------------------------------------------------------- intake
 
     def _handle(self, item: object) -> None:
-        """Take one thing in; what a member sent wrong is its own trouble."""
+        """Dispatch one item; malformed pieces are reported and dropped."""
         if isinstance(item, RoundPlan):
             self._open_epoch(item)
         elif isinstance(item, MemberLost):
@@ -138,10 +130,9 @@ class Reducer:
                     self._drop_malformed(member, error)
 
     def _open_epoch(self, plan: RoundPlan) -> None:
-        """Expect contributions to an epoch; the same plan again changes nothing."""
         if plan.epoch in self._epochs:
             return
-        # The hub has one open plan at a time: whatever is older was decided.
+        # The hub has one open plan at a time: every older one is decided.
         self._close_epochs(lambda number: number < plan.epoch)
         deadline = self._clock.monotonic() + plan.timeout_s
         with self._lock:
@@ -164,10 +155,9 @@ class Reducer:
             self._compute_if_complete(epoch, phase)
 
     def _receive(self, member: str, head: ChunkHead, piece: memoryview) -> None:
-        """Take one chunk of a member."""
         epoch = self._epochs.get(head.epoch)
         if epoch is not None and head.phase < epoch.released:
-            return  # everybody has its result
+            return  # every member has the result of this exchange
         phase = self._phase(epoch, member, head) if epoch is not None else None
         if epoch is None or phase is None or member not in phase.assembly.members:
             self._refuse_unexpected(member, head)
@@ -177,7 +167,7 @@ class Reducer:
             self._contribute(epoch, phase, member, head, piece)
 
     def _phase(self, epoch: Epoch, member: str, head: ChunkHead) -> Phase | None:
-        """Return the exchange that a chunk belongs to; None if that cannot be under way."""
+        """Return the exchange of a chunk; None if it cannot be under way."""
         if member not in epoch.plan.members or not epoch.may_begin(head.phase):
             return None
         with self._lock:
@@ -206,10 +196,10 @@ class Reducer:
             self._compute_if_complete(epoch, phase)
 
     def _refuse_unexpected(self, member: str, head: ChunkHead) -> None:
-        """Tell a member, once per epoch, that nobody waits for its pieces."""
-        if self._strangers_told.get(member) == head.epoch:
+        """Answer a piece of an unknown exchange with an error, once per member and epoch."""
+        if self._refused_epochs.get(member) == head.epoch:
             return
-        self._strangers_told[member] = head.epoch
+        self._refused_epochs[member] = head.epoch
         known = ", ".join(str(number) for number in self._epochs) or "none"
         error = EpochChanged(
             "the reducer does not expect this contribution",
@@ -220,7 +210,7 @@ class Reducer:
             self._report("contribution-refused", member, error)
 
     def _drop_malformed(self, member: str, error: WireError) -> None:
-        """Drop a piece that is no piece; people hear of it once per member and epoch."""
+        """Drop a malformed piece; reported once per member and epoch."""
         log.warning("a piece from %s is not usable: %s", member, error)
         newest = max(self._epochs, default=-1)
         if self._malformed_reported.get(member) != newest:
@@ -228,7 +218,7 @@ class Reducer:
             self._report("contribution-refused", member, error)
 
     def _refuse(self, epoch: Epoch, phase: Phase, member: str, error: AtollError) -> None:
-        """Wait for a member no more, tell it why, and tell the hub for people to see."""
+        """Discard a member's contribution and report the error to the member and to the hub."""
         log.warning("refused %s in epoch %s: %s", member, epoch.plan.epoch, error)
         phase.refused[member] = error
         phase.assembly.refuse(member)
@@ -241,19 +231,18 @@ class Reducer:
     # ------------------------------------------------------------------------ sums
 
     def _compute_if_complete(self, epoch: Epoch, phase: Phase) -> None:
-        """Start the sum when no live member's contribution is missing."""
         if phase.computing or phase.assembly.missing or not phase.assembly.shares():
             return
         phase.computing = True
         self._summing.submit(self._compute, epoch, phase)
 
     def _compute(self, epoch: Epoch, phase: Phase) -> None:
-        """Average, or sort what was given, then stream the result; runs on the summing thread."""
+        """Aggregate the contributions and stream the result; runs on the summing thread."""
         try:
             phase.outcome = self._outcome(epoch, phase)
         except AtollError as error:
             phase.error = error
-        except Exception as error:  # members must hear of it, whatever it is
+        except Exception as error:  # members wait for a result or an error in any case
             log.exception("the sum of epoch %s failed", epoch.plan.epoch)
             phase.error = WireError("the reducer failed", given=repr(error))
         for member in phase.assembly.members:
@@ -261,11 +250,7 @@ class Reducer:
                 self._deliver(epoch, phase, member, have=())
 
     def _outcome(self, epoch: Epoch, phase: Phase) -> ExchangeOutcome:
-        """Return what an exchange comes to.
-
-        Raises:
-            GroupError: nothing that came is of use.
-        """
+        """Return the exchange's outcome; raises GroupError if no contribution is usable."""
         plan, shares = epoch.plan, phase.assembly.shares()
         for member, error in minority(shares).items():
             self._refuse(epoch, phase, member, error)
@@ -286,7 +271,7 @@ class Reducer:
         return ExchangeOutcome(plan, phase.number, in_slot_order(mean, plan))
 
     def _route(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> AllToAllMessages:
-        """Return what everybody gave; whose parcels are malformed is refused."""
+        """Parse the messages of all members; refuse members that sent malformed ones."""
         outgoing: list[Outgoing] = []
         for share in shares:
             try:
@@ -300,7 +285,7 @@ class Reducer:
         return AllToAllMessages.of(outgoing)
 
     def _deliver(self, epoch: Epoch, phase: Phase, member: str, *, have: Iterable[int]) -> None:
-        """Send a member the pieces of the result that it lacks, or why there is none."""
+        """Send a member the missing pieces of the result, or the error."""
         plan = epoch.plan
         if phase.error is not None:
             self._send_refusal(member, plan.epoch, plan.round, phase.error, phase=phase.number)
@@ -310,7 +295,8 @@ class Reducer:
             return
         stream = phase.streams.get(member)
         if stream is not None and not stream.done():
-            return  # it asks again if something is still missing after this stream
+            return  # if pieces are missing after this stream, the member sends another resume
+        # Under the lock, so that an epoch closed meanwhile gets no stream that is never cancelled.
         with self._lock:
             if self._epochs.get(plan.epoch) is not epoch:
                 return
@@ -322,7 +308,7 @@ class Reducer:
     # -------------------------------------------------------------------- messages
 
     def _resume(self, epoch: Epoch, phase: Phase, member: str, head: ChunkHead) -> None:
-        """A member says what it has: send what it lacks, and answer if it asks."""
+        """Send the pieces that a member lacks, and list the received ones if it asks."""
         if member in phase.refused:
             self._send_refusal(
                 member, head.epoch, head.round, phase.refused[member], phase=phase.number
@@ -336,7 +322,7 @@ class Reducer:
         self, epoch: Epoch, phase: Phase, member: str, *, total_bytes: int, ask: bool
     ) -> None:
         have = phase.assembly.have(member)
-        if phase.computing:  # nothing more is wanted, whatever was or was not received
+        if phase.computing:  # report all pieces as received: none is needed any more
             have = list(range(count_pieces(phase.assembly.largest_bytes)))
         self._send_have(epoch, phase.number, member, have, total_bytes=total_bytes, ask=ask)
 
@@ -358,16 +344,16 @@ class Reducer:
         self._send(member, pack_chunk(head), deadline=epoch.deadline)
 
     def _ask_all(self) -> None:
-        """After a reconnect: frames in flight were lost in both directions."""
+        """Resume every exchange after a reconnect: frames in flight are lost in both directions."""
         for epoch in list(self._epochs.values()):
             for phase in list(epoch.phases.values()):
                 for member in phase.assembly.members:
                     if member in epoch.lost or member in phase.refused:
                         continue
-                    # Once the sum runs only the member's answer matters: it brings the result.
+                    # While the sum runs this makes the member ask for the result.
                     self._send_resume(epoch, phase, member, total_bytes=0, ask=True)
             next_phase = max(epoch.phases, default=-1) + 1
-            if epoch.may_begin(next_phase):  # its first pieces may be among what was lost
+            if epoch.may_begin(next_phase):  # its first pieces may be among the lost frames
                 for member in set(epoch.plan.members) - epoch.lost:
                     self._send_have(epoch, next_phase, member, [], total_bytes=0, ask=True)
 

@@ -1,7 +1,7 @@
-"""What an arrival does to the vector of a parameter server: rules on one flat float32 vector.
+"""Update rules of a parameter server, on one flat float32 vector.
 
-Legend: theta the vector, x what arrived (a gradient, or a move `before - after`), lr the rate, mu
-the momentum, N the arrivals per step of the momentum.
+Legend: theta the vector, x a push (a gradient, or a difference `before - after`), lr the rate, mu
+the momentum, N the pushes per momentum step.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from atoll.wire.parameter_server_messages import Setup
 
 
 class Rule(Protocol):
-    """Changes theta by what arrives, and remembers what it needs."""
+    """Updates theta with every push, and keeps its own state."""
 
     vectors: dict[str, Tensor]
-    """State, each of the length of theta."""
+    """State vectors, each of the length of theta."""
     scalars: dict[str, float]
 
     def apply(self, theta: Tensor, x: Tensor, *, lr: float) -> None:
-        """Change `theta` in place; `x` is used up."""
+        """Update `theta` in place; overwrites `x`."""
         ...
 
 
 class Plain:
-    """theta -= lr x: bit for bit `torch.optim.SGD` without momentum."""
+    """theta -= lr x: bitwise equal to `torch.optim.SGD` without momentum."""
 
     def __init__(self, setup: Setup) -> None:
-        """Remember nothing."""
         self.vectors: dict[str, Tensor] = {}
         self.scalars: dict[str, float] = {}
 
@@ -45,7 +44,6 @@ class Momentum:
     """v = mu v + x (x the first time); theta -= lr v. With Nesterov: theta -= lr (x + mu v)."""
 
     def __init__(self, setup: Setup, *, nesterov: bool) -> None:
-        """Start without velocity."""
         self._mu, self._nesterov = setup.momentum, nesterov
         self.vectors = {"velocity": torch.zeros(setup.parameters)}
         self.scalars = {"moving": 0.0}
@@ -63,22 +61,21 @@ class Momentum:
 
 
 class DelayedNesterov:
-    """Momentum that moves once in N arrivals, as if these had come together.
+    """Momentum applied once per N pushes, as if they had arrived together.
 
     Liu et al. 2024, "Asynchronous Local-SGD Training for Language Modeling"
-    (https://arxiv.org/abs/2401.09135), Algorithm 2. Legend: m the momentum, D the sum of what
-    arrived since it moved, c the share of it that every arrival moves already.
+    (https://arxiv.org/abs/2401.09135), Algorithm 2. Legend: m the momentum, D the sum of the pushes
+    since the last momentum step, c the share of the momentum applied with every push.
 
-        D += x
-        every N-th arrival:  m = mu m + D / N ; theta -= lr ((1 - c N + c) mu m + x / N) ; D = 0
-        any other:           theta -= lr (c mu m + x / N)
+      D += x
+      every N-th push:  m = mu m + D / N ; theta -= lr ((1 - c N + c) mu m + x / N) ; D = 0
+      any other:        theta -= lr (c mu m + x / N)
 
-    With c = 0 and all N computed from the same theta the moves add up to one step of Nesterov's
+    With c = 0 and all N computed from the same theta the updates add up to one step of Nesterov's
     momentum on their mean.
     """
 
     def __init__(self, setup: Setup) -> None:
-        """Start at rest."""
         self._mu, self._n, self._c = setup.momentum, setup.buffer, setup.activation
         self.vectors = {
             "momentum": torch.zeros(setup.parameters),
@@ -108,15 +105,10 @@ RULES: Mapping[str, Callable[[Setup], Rule]] = {
     "nesterov": lambda setup: Momentum(setup, nesterov=True),
     "delayed-nesterov": DelayedNesterov,
 }
-"""Name -> what makes the rule."""
 
 
 def make_rule(setup: Setup) -> Rule:
-    """Return the rule that a setup names.
-
-    Raises:
-        WireError: there is none of that name.
-    """
+    """Return the configured rule; raises WireError if the name is unknown."""
     if setup.rule not in RULES:
         raise WireError(
             "unknown rule of a parameter server", given=setup.rule, expected=", ".join(RULES)
@@ -125,7 +117,7 @@ def make_rule(setup: Setup) -> Rule:
 
 
 def late_factor(setup: Setup, staleness: int) -> float:
-    """Return what a push counts that is so many versions late.
+    """Return the weight of a push that is `staleness` versions late.
 
     `inverse` is 1 / max(1, tau) (Zhang et al. 2015, https://arxiv.org/abs/1511.05950), `power` is
     (1 + tau) ** -a (Xie et al. 2019, https://arxiv.org/abs/1903.03934).
@@ -138,7 +130,7 @@ def late_factor(setup: Setup, staleness: int) -> float:
 
 
 def compensate(x: Tensor, now: Tensor, read: Tensor, *, strength: float) -> None:
-    """Correct a late gradient in place for how far theta has moved since it was read.
+    """Correct a late gradient in place for the change of theta since it was read.
 
     Zheng et al. 2017, DC-ASGD (https://arxiv.org/abs/1609.08326): g + lambda g g (now - read).
     """

@@ -1,9 +1,10 @@
-"""Who takes part at a parameter server, how fast each is, and whom nobody waits for; pure."""
+"""Members of a parameter server: their clocks, speeds and states. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from torch import Tensor
 
@@ -11,30 +12,38 @@ from atoll.codec.base import Packet
 from atoll.wire.parameter_server_messages import Answer, Ask
 
 SPEED_MEMORY = 0.5
-"""Share of the newest measurement in a member's speed."""
+"""Weight of the newest measurement in a member's speed."""
 
 Reply = tuple[Answer, Packet | None]
 
 
+class WorkerState(StrEnum):
+    """Whether a server waits for pushes of a member."""
+
+    PUSHING = "pushing"
+    """A push will follow."""
+    IDLE = "idle"
+    """None follows before the next anchor."""
+    LOST = "lost"
+
+
 @dataclass(slots=True)
 class WorkerClock:
-    """One member, as a server knows it."""
+    """A server's record of one member."""
 
-    state: str = "engaged"
-    """`engaged` (a push will come), `resting` (before an anchor) or `lost`."""
+    state: WorkerState = WorkerState.PUSHING
     final: bool = False
     clock: int = 0
-    """Clocks that it has finished."""
     seq: int = -1
     """Of its last push."""
     reply: Reply | None = None
-    """To that push; None while it is held back."""
+    """Answer to that push; None while it is held back."""
     speed: float = 0.0
     """Steps per second; 0: not measured."""
     read: Tensor | None = None
-    """The vector that it computes on, where late gradients are compensated."""
+    """The vector that it computes on, kept if late gradients are compensated."""
     waiting: Ask | None = None
-    """An ask that is answered later."""
+    """An ask without an answer yet."""
 
 
 class WorkerClocks:
@@ -43,58 +52,58 @@ class WorkerClocks:
     def __init__(
         self, members: Sequence[str] = (), *, speeds: Mapping[str, float] | None = None
     ) -> None:
-        """Expect asks of `members`, in the order of their slots; `speeds` are known already."""
+        """Expect asks of `members`, in slot order; `speeds` are earlier measurements."""
         known = speeds if speeds is not None else {}
         self.workers = {member: WorkerClock(speed=known.get(member, 0.0)) for member in members}
 
     @property
     def speeds(self) -> dict[str, float]:
-        """Return every member's steps per second."""
+        """Every member's steps per second."""
         return {member: worker.speed for member, worker in self.workers.items()}
 
     def enter(self, member: str) -> WorkerClock:
-        """Return a member that asks just now; one that was lost is back."""
-        worker, slowest = self.workers.setdefault(member, WorkerClock("lost")), self.slowest()
-        if worker.state != "engaged":  # the others went on, or wait: it begins where they are
-            worker.clock = slowest
-        worker.state, worker.final = "engaged", False
+        """Return the record of an asking member, which pushes (again) from now on."""
+        worker = self.workers.setdefault(member, WorkerClock(WorkerState.LOST))
+        if worker.state != WorkerState.PUSHING:  # the others' clocks have moved on
+            worker.clock = self.slowest()
+        worker.state, worker.final = WorkerState.PUSHING, False
         return worker
 
     def slowest(self) -> int:
-        """Return the least number of clocks finished by a member that will push again."""
-        clocks = [worker.clock for worker in self.workers.values() if worker.state == "engaged"]
+        """Return the lowest clock of a member that will push again."""
+        clocks = [self.workers[member].clock for member in self.pushing]
         return min(clocks, default=max((p.clock for p in self.workers.values()), default=0))
 
     @property
-    def engaged(self) -> list[str]:
-        """Members whose pushes are to come."""
-        return [m for m, worker in self.workers.items() if worker.state == "engaged"]
+    def pushing(self) -> list[str]:
+        """Members that will push again."""
+        return [m for m, worker in self.workers.items() if worker.state == WorkerState.PUSHING]
 
     @property
     def present(self) -> int:
         """Members that are not lost, at least 1."""
-        return max(1, sum(worker.state != "lost" for worker in self.workers.values()))
+        return max(1, sum(worker.state != WorkerState.LOST for worker in self.workers.values()))
 
     @property
     def hurry(self) -> bool:
-        """Whether somebody waits for the others in an anchor."""
-        return any(p.state == "resting" and not p.final for p in self.workers.values())
+        """Whether a member waits for the others in an anchor."""
+        return any(p.state == WorkerState.IDLE and not p.final for p in self.workers.values())
 
     def measure(self, member: str, steps: int, busy_s: float) -> None:
-        """Note how long a member took."""
+        """Record the duration of a member's steps."""
         if steps > 0 and busy_s > 0:
             worker, speed = self.workers[member], steps / busy_s
             old = worker.speed or speed
             worker.speed = (1 - SPEED_MEMORY) * old + SPEED_MEMORY * speed
 
     def plan(self, member: str, every: int, *, dynamic: bool) -> tuple[int, int]:
-        """Return the steps until a member's next push, and how far the schedule comes meanwhile.
+        """Return the steps until a member's next push, and the schedule's progress in the meantime.
 
         With `dynamic` a slow member does fewer steps, so that all push equally often: H_i =
         floor(v_i / max v_j H), at least 1.
         """
         own = self.workers[member].speed
-        speeds = [p.speed for p in self.workers.values() if p.state != "lost" and p.speed]
+        speeds = [p.speed for p in self.workers.values() if p.state != WorkerState.LOST and p.speed]
         if not own or not speeds:
             return every, every
         steps = max(1, int(own / max(speeds) * every + 1e-9)) if dynamic else every

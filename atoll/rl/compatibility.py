@@ -85,13 +85,13 @@ def check_program(spec: JobSpec) -> None:
     """Refuse scripts and commands: the roles are built in."""
     if spec.job.script or spec.job.command:
         raise ConfigError(
-            "a job with [rl] runs no program of its own",
+            "a job with [rl] cannot have a script or command",
             given=f"script = {spec.job.script!r}, command = {spec.job.command!r}",
-            expected="neither", remedy="an own environment is env = 'module:factory', with code",
+            expected="neither", remedy="a custom environment is env = 'module:factory', with code",
         )  # fmt: skip
     if spec.job.min_nodes:
         raise ConfigError(
-            "the members of a job with [rl] do not come and go",
+            "the members of a job with [rl] cannot change",
             given=f"nodes = {{min = {spec.job.min_nodes}, ...}}", expected="no nodes at all",
             remedy="more policies join through a second job of the same pool",
         )  # fmt: skip
@@ -116,7 +116,7 @@ def check_text_job(spec: JobSpec) -> None:
         )  # fmt: skip
     if is_text(rl) and rl.algorithm not in ("ppo", "grpo"):
         raise ConfigError(
-            f"language models do not learn by {rl.algorithm}",
+            f"language models cannot use {rl.algorithm}",
             given=f'algorithm = "{rl.algorithm}"', expected='"ppo" or "grpo"',
             remedy='algorithm = "ppo"',
         )  # fmt: skip
@@ -145,7 +145,7 @@ def check_asking(spec: JobSpec) -> None:
     rl = spec.rl
     if rl.values == "service" and (rl.critic in ("own", "none") or rl.algorithm == "impala"):
         raise ConfigError(
-            "there is nobody to ask for values",
+            "there is no critic that answers requests for values",
             given=f'values = "service" with algorithm = "{rl.algorithm}", critic = "{rl.critic}"',
             expected="a pooled critic", remedy='values = "push"',
         )  # fmt: skip
@@ -176,7 +176,7 @@ def check_pool(spec: JobSpec) -> None:
         )  # fmt: skip
     if rl.pool and (rl.algorithm == "impala" or rl.critic in ("own", "none")):
         raise ConfigError(
-            "nothing of this job would be pooled",
+            "this job has no critic to share",
             given=f'pool = "{rl.pool}" with algorithm = "{rl.algorithm}", critic = "{rl.critic}"',
             expected="a critic that other jobs can share", remedy='critic = "pooled"',
         )  # fmt: skip
@@ -204,19 +204,19 @@ def check_agreement(spec: JobSpec) -> None:
     preset = f'preset = "{spec.strategy.preset}" in [strategy]'
     if rl.algorithm == "impala" or is_text(rl):
         raise ConfigError(
-            "these policies cannot agree by an outer strategy",
+            "these policies cannot use an outer strategy",
             given=f"{preset} with "
-            + ("language models" if is_text(rl) else "impala, whose learner has them all"),
+            + ("language models" if is_text(rl) else "impala, with one learner for all policies"),
             expected="no strategy", remedy="leave [strategy] out",
         )  # fmt: skip
     tasks = {policy.name: policy.task_word for policy in rl.policies}
     if len(set(tasks.values())) > 1:
         (one, other) = _two_that_differ(tasks)
         raise ConfigError(
-            "only policies of the same task can agree by an outer strategy",
+            "only policies of the same task can use an outer strategy",
             given=f"{preset}; {one} solves {tasks[one]}, {other} solves {tasks[other]}",
             expected="the same env and options, or the same word for task",
-            remedy="leave [strategy] out: the pooled critic is what different tasks share"
+            remedy="leave [strategy] out: different tasks share the pooled critic only"
             + ('; of a3c [strategy] preset = "alone"' if rl.algorithm == "a3c" else ""),
         )
     compatibility.check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.config import JobSpec
-from atoll.config.rl_roles import ACTOR, LEARNER, seats
+from atoll.config.rl_roles import ACTOR, LEARNER, member_roles
 from atoll.rl.actor.actor import Actor
 from atoll.rl.compatibility import check, is_text
 from atoll.rl.critic.learner import CriticLearner, PoliciesLearner
@@ -31,11 +31,11 @@ def _part(spec: JobSpec, run: Run) -> dict[str, Any]:
 
         told: dict[str, Any] = run_text_job(spec, run)
         return told
-    seat = seats(spec.rl)[run.slot]
-    if seat.role == ACTOR:
-        return Actor(spec, run, seat).run()
+    role = member_roles(spec.rl)[run.slot]
+    if role.role == ACTOR:
+        return Actor(spec, run, role).run()
     seed = seed_for(run.seed, "critic")
-    if seat.role == LEARNER:
+    if role.role == LEARNER:
         return CriticRole(spec, run, PoliciesLearner(spec.rl, seed=seed)).run()
     learner = CriticLearner(spec.rl, seed=seed)
     if spec.rl.values != "service":

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from atoll.errors import DataError
+
+
+class ValuedSteps(NamedTuple):
+    """Rewards and values of T steps of B columns, each [T, B], for GAE, n-step and V-trace."""
+
+    rewards: Tensor
+    values: Tensor
+    """V(s_t)."""
+    next_values: Tensor
+    """V of what followed step t: the next state, or the last one of a truncated episode."""
+    terminated: Tensor
+    """Nothing followed: the bootstrapped value counts as zero."""
+    ended: Tensor
+    """Terminated or truncated: nothing flows back from step t + 1, which is another episode's."""
 
 
 @dataclass(slots=True)
@@ -68,15 +82,15 @@ class Trajectory:
         """[T, B], bool: where an episode ended, for any reason."""
         return self.terminated | self.truncated
 
-    def next_values(self, values: Tensor, cut_values: Tensor) -> Tensor:
-        """Return the value after each step: of the next observation, or of the truncated one.
+    def with_values(self, values: Tensor, cut_values: Tensor) -> ValuedSteps:
+        """Return the steps with the values before and after each of them.
 
         `values` [T + 1, B] are of `observations`, `cut_values` [K] of `cut_observations`.
         """
         following = values[1:].clone()
         if len(self.cut_at):
             following[self.cut_at[:, 0], self.cut_at[:, 1]] = cut_values
-        return following
+        return ValuedSteps(self.rewards, values[:-1], following, self.terminated, self.ended)
 
     def check(self) -> Trajectory:
         """Return itself if its shapes fit together and every number is finite.

@@ -10,40 +10,40 @@ from atoll.rounds.effects import MemberDropped
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote
 
 SLACK_S = 15.0
-"""Time for votes to arrive, beyond one and a half times what the reduce may take."""
+"""Time for votes to arrive, beyond one and a half times the limit of the reduce."""
 
 
 @dataclass
 class Attempt:
-    """An attempt that awaits its verdict."""
+    """An attempt without a verdict."""
 
     plan: RoundPlan
     planned_at: float
     joins: Mapping[str, RoundJoin] = field(default_factory=dict)
-    """Reports of its members when they joined; empty after a restart of the hub."""
+    """Reports of its members at their join; empty after a restart of the hub."""
     votes: dict[str, RoundVote] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
-    """Members that are no longer waited for, whether they voted or not."""
+    """Members that are no longer waited for, whether or not they voted."""
 
     def attends(self, member: str) -> bool:
         """Return whether a member takes part and is still waited for."""
         return member in self.plan.members and member not in self.left
 
     def missing(self) -> list[str]:
-        """Return the members with votes that are awaited."""
+        """Return the members that still have to vote."""
         return [m for m in self.plan.members if m not in self.left and m not in self.votes]
 
     def hopeless(self, voted_against: Container[str]) -> bool:
-        """Return whether it will be aborted whatever the missing votes are.
+        """Return whether no missing vote can prevent its abort.
 
         A member that votes against may have contributed nothing, and the others would wait for it
-        up to the time-out. One that voted against the last attempt too does not decide alone: it
-        would hold up the others for ever.
+        until the time limit. One that also voted against the last attempt does not decide alone: it
+        could otherwise block the others forever.
         """
         return any(not v.ok and m not in voted_against for m, v in self.counted().items())
 
     def overdue(self, now: float) -> bool:
-        """Return whether missing votes are no longer awaited."""
+        """Return whether the time for votes is over."""
         return now >= self.planned_at + 1.5 * self.plan.timeout_s + SLACK_S
 
     def counted(self) -> dict[str, RoundVote]:
@@ -51,10 +51,10 @@ class Attempt:
         return {m: self.votes[m] for m in self.plan.members if m in self.votes.keys() - self.left}
 
     def take(self, member: str, vote: RoundVote) -> None:
-        """Note a vote; the first one of a member counts, even if it was taken for lost.
+        """Record a member's first vote, even if the member was considered lost.
 
         Raises:
-            GroupError: it cannot be about this attempt.
+            GroupError: the vote contradicts the plan.
         """
         plan = self.plan
         if vote.round != plan.round or not set(vote.contributors) <= set(plan.members):

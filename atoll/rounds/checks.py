@@ -1,7 +1,4 @@
-"""From the votes on an attempt to its one verdict.
-
-Who may be in a round, and what happens when the record is behind its members.
-"""
+"""Checks of joins and votes: who may take part, and the verdict that follows from the votes."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ def majority_base(bases: Mapping[str, str]) -> str:
 def outliers(votes: Mapping[str, RoundVote]) -> list[str]:
     """Return the members with another result than the majority of those that have one.
 
-    They are left out and take over the state of the others. Without a majority there is no outlier,
-    and the attempt is aborted.
+    They are left out and have to recover. Without a majority no member is an outlier, and the
+    attempt is aborted.
     """
     results = {m: (v.digest, tuple(v.contributors)) for m, v in votes.items() if v.ok}
     if not results:
@@ -38,14 +35,10 @@ def outliers(votes: Mapping[str, RoundVote]) -> list[str]:
 
 
 def minority(votes: Mapping[str, RoundVote], voted_against: Container[str]) -> dict[str, str]:
-    """Return the voters that are left out of the verdict, and why.
+    """Return the voters left out of the verdict, outliers and repeated votes against, and why.
 
-    No member may hold up the others twice: one that voted against the last attempt of the round too
-    does not count beside others that have a result; nor does an outlier.
-
-    Args:
-        votes: Votes that count so far.
-        voted_against: Members that voted against the last attempt of this round.
+    A member in `voted_against` voted against the last attempt of this round, too; if others have a
+    result, it must not block them a second time.
     """
     out: dict[str, str] = {}
     if any(vote.ok for vote in votes.values()):
@@ -57,13 +50,10 @@ def minority(votes: Mapping[str, RoundVote], voted_against: Container[str]) -> d
 def tally(
     plan: RoundPlan, votes: Mapping[str, RoundVote], left: Iterable[str], *, least: int = 0
 ) -> Verdict:
-    """Return the verdict on an attempt: all remaining votes are ok and agree, or it is aborted.
+    """Return the verdict: committed if all remaining votes are ok and agree, otherwise aborted.
 
-    Args:
-        plan: The attempt.
-        votes: What each member voted.
-        left: Members that no longer count, whether they voted or not.
-        least: With fewer members the run pauses: nothing is committed by what is left of them.
+    Votes of members in `left` do not count. With fewer than `least` members nothing is committed,
+    and the run pauses.
     """
     counted = {m: votes[m] for m in plan.members if m in votes and m not in set(left)}
     against = [f"{m}: {vote.reason or 'not ok'}" for m, vote in counted.items() if not vote.ok]
@@ -86,12 +76,12 @@ def tally(
 
 
 LEAVING, RECOVERING = "this member is leaving", "this member takes over the state"
-"""Why a wait in a join ended though there was no fault."""
+"""Reasons why a join may end without a fault."""
 
 
 @dataclass(frozen=True)
 class AheadOfHub:
-    """Members that are on a later round than the record, as after a restore of an older file."""
+    """Members on a later round than the record, e.g. after an older database was restored."""
 
     round: int
     base: str
@@ -99,10 +89,10 @@ class AheadOfHub:
 
 
 def ahead_of(joins: Mapping[str, RoundJoin], committed_round: int) -> AheadOfHub | None:
-    """Return the state that the members which joined later rounds agree on.
+    """Return the state on which the members that joined later rounds agree, or None.
 
-    That is the majority's state, or its successor if only some members received the last verdict
-    before the hub was lost. A claim of a later round proves nothing.
+    It is the majority's state, or its successor if only some members received the last verdict
+    before the hub was lost. A single member's claim of a later round proves nothing.
     """
     later = {m: (j.round, j.base) for m, j in joins.items() if j.round > committed_round}
     if not later:
@@ -120,15 +110,15 @@ def ahead_of(joins: Mapping[str, RoundJoin], committed_round: int) -> AheadOfHub
 
 
 def shortage(count: int, least: int) -> str:
-    """Return why a run with `count` members pauses, or nothing if that is enough."""
+    """Return why a run with `count` members pauses, or an empty text."""
     return "" if count >= least else f"{count} of at least {least} members"
 
 
 def is_behind(round_: int, committed_round: int) -> LeftBehind:
-    """Return the error for a member that wants a round which is not the next one."""
+    """Return the error for a join of another round than the next one."""
     late = round_ < committed_round
     return LeftBehind(
-        "the group went on without this member" if late else "this round is not the next one",
+        "the group continued without this member" if late else "this round is not the next one",
         given=f"round {round_}",
         expected=f"committed round {committed_round}",
         remedy="take over the committed state and join again",
@@ -136,7 +126,7 @@ def is_behind(round_: int, committed_round: int) -> LeftBehind:
 
 
 def differs(base: str, group: str, committed_round: int) -> LeftBehind:
-    """Return the error for a member whose replica is not that of the group."""
+    """Return the error for a member with another committed state than the group."""
     return LeftBehind(
         "your replica differs from that of the group",
         given=f"digest {base[:16]}",
@@ -146,7 +136,7 @@ def differs(base: str, group: str, committed_round: int) -> LeftBehind:
 
 
 def diverged_history(base: str, committed_round: int) -> LeftBehind:
-    """Return the error for a member that comes from before the run was set back."""
+    """Return the error for a member from before the run was reset."""
     return LeftBehind(
         "the run was set back while this member was away",
         given=f"digest {base[:16]}",
@@ -156,10 +146,10 @@ def diverged_history(base: str, committed_round: int) -> LeftBehind:
 
 
 def wrong_lease(wrong: str) -> LeftBehind:
-    """Return the error for a member that trained on the data slot of another."""
+    """Return the error for a member that trained on another member's data slot."""
     return LeftBehind(
-        "this member trained on a stretch of the data that is not its own",
+        "this member trained on data that is not assigned to it",
         given=wrong,
-        expected="the stretch that the last verdict, or Sources, named",
+        expected="the data assigned by the last verdict, or by Sources",
         remedy="take over the committed state and join again",
     )

@@ -1,8 +1,8 @@
-"""What a commit changes beside the count of rounds: data leases, pace, time-outs and the route.
+"""Effects of a commit besides the round count: data leases, pace, time limits and the route.
 
-The pace says how many steps each member does in a period, so that all arrive together. It follows
-the measured speed (DyLU, Liu et al. 2024, arXiv:2401.09135), here as a share of the fastest
-member's, clamped to a quarter and with a dead band, so that measurement noise changes nothing.
+The pace is each member's share of the steps in a period, chosen so that all finish together. It
+follows measured speed (DyLU, Liu et al. 2024, arXiv:2401.09135) relative to the fastest member,
+with a minimum of a quarter and a dead band against measurement noise.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from atoll.wire.messages import Lease, RoundJoin, Verdict
 
 STEP_EMA = 0.5
 SLOWEST = 0.25
-"""Least share of a period's steps."""
+"""Smallest share of a period's steps."""
 DEAD_BAND = 0.2
-"""Differences below this share are taken for noise."""
+"""Relative speed differences below this are treated as noise."""
 GRAIN = 32
 """Shares are multiples of one over this."""
 SURE_REPORTS, SURE_S = 5, 5.0
-"""Reports, and seconds of work, after which a member's speed is taken for known."""
+"""Reports, and seconds of work, after which a member's speed is considered known."""
 LEAST_LEFT = 0.1
-"""A newcomer does nothing in a period of which less than this share is left."""
+"""A newcomer trains nothing in a period of which less than this share is left."""
 
 
 def learn_steps(timings: RoundTimings, joins: Mapping[str, RoundJoin]) -> None:
-    """Take the reported speeds into the running means."""
+    """Update the moving averages of the members' speeds."""
     for member, join in joins.items():
         if join.steps > 0 and join.busy_s > 0:
             old, new = timings.step_s.get(member), join.busy_s / join.steps
@@ -52,7 +52,7 @@ def share_of(own_s: float, fastest_s: float) -> float:
 
 
 def assign_steps(step_s: Mapping[str, float], members: Iterable[str]) -> dict[str, float]:
-    """Return the share of every member that does less than a whole period's steps."""
+    """Return the share of every member that does fewer steps than a whole period."""
     known = {member: step_s[member] for member in members if member in step_s}
     fastest = min(known.values(), default=0.0)
     shares = {member: share_of(own, fastest) for member, own in known.items()}
@@ -60,9 +60,9 @@ def assign_steps(step_s: Mapping[str, float], members: Iterable[str]) -> dict[st
 
 
 def too_slow(timings: RoundTimings, members: Iterable[str]) -> dict[str, float]:
-    """Return, for members too slow for any pace, how many times slower than the fastest they are.
+    """Return members too slow for the smallest share, with their slowdown relative to the fastest.
 
-    Single steps are noisy: members with too few measurements are not judged.
+    Members with too few measurements are skipped, because the times of single steps are noisy.
     """
     known = {
         m: timings.step_s[m]
@@ -74,25 +74,21 @@ def too_slow(timings: RoundTimings, members: Iterable[str]) -> dict[str, float]:
 
 
 def newcomer_pace(own_share: float, *, period_s: float | None, elapsed_s: float) -> float:
-    """Return the share of steps for a member that begins in the middle of a period.
+    """Return the share of steps for a member that starts in the middle of a period.
 
-    Args:
-        own_share: What it would do in a whole period.
-        period_s: Measured seconds of a period; None when there is none yet: it then does nothing,
-            which holds up nobody.
-        elapsed_s: Seconds since the period began.
+    It is 0 if no period has been measured (`period_s` is None), so that the others do not wait.
     """
     left = 0.0 if not period_s else 1.0 - elapsed_s / period_s
     return own_share * min(1.0, left) if left >= LEAST_LEFT else 0.0
 
 
 FAST_ROUTES = frozenset({"direct", "hierarchical"})
-"""Routes on which members dial each other; the relay replaces them for a while if they fail."""
+"""Routes with direct connections; replaced by the relay for some rounds after they fail."""
 
 MAX_RELAY_ROUNDS = 64
-"""Longest time, in rounds, for which a route that failed is not used."""
+"""Most rounds for which a failed route is avoided; doubled with each failure up to this."""
 
-MAX_PATIENCE = 8.0
+MAX_PATIENCE = 8.0  # time limits grow at most by this factor after aborts
 
 
 @dataclass
@@ -102,27 +98,20 @@ class CommitLog:
     timings: RoundTimings = field(default_factory=RoundTimings)
     data_slots: DataSlots = field(default_factory=lambda: DataSlots(0))
     paced: bool = True
-    """Slower members do fewer steps."""
+    """Whether slower members do fewer steps."""
     committed_at: float | None = None
-    """When the present period began; None: not known."""
+    """Start of the current period; None: unknown."""
     patience: float = 1.0
     _relay_rounds: int = 0
     _relay_until: int = 0
-    _told_slow: set[str] = field(default_factory=set)
+    _reported_slow: set[str] = field(default_factory=set)
 
     def commit(
         self, attempt: Attempt, verdict: Verdict, trainers: list[str], now: float
     ) -> tuple[Verdict, list[EventRaised]]:
-        """Record a committed attempt.
+        """Record a committed attempt; return the verdict with leases and pace, and notices.
 
-        Args:
-            attempt: The attempt.
-            verdict: That it is committed.
-            trainers: Members that train in the next period.
-            now: Present time.
-
-        Returns:
-            The verdict with leases and pace in it, and what people should know.
+        `trainers` are the members that train in the next period.
         """
         timings, route = self.timings, attempt.plan.route
         seconds, known = now - attempt.planned_at, timings.duration_s.get(route)
@@ -135,7 +124,7 @@ class CommitLog:
         learn_steps(timings, attempt.joins)
         reached = _reached(attempt, verdict)
         notes = self._take_cursors(reached)
-        told = Verdict(
+        decided = Verdict(
             verdict.round,
             verdict.epoch,
             True,
@@ -144,10 +133,10 @@ class CommitLog:
             leases=self.data_slots.renew(trainers) if reached else {},
             pace=assign_steps(timings.step_s, trainers) if self.paced else {},
         )
-        return told, notes + self._note_slow(trainers)
+        return decided, notes + self._note_slow(trainers)
 
     def abort(self, attempt: Attempt) -> None:
-        """Wait longer, and avoid the route, after an abort that no lost member explains."""
+        """Double the time limits and avoid the route if no lost member explains the abort."""
         if attempt.left:
             return
         self.patience = min(MAX_PATIENCE, 2 * self.patience)
@@ -156,21 +145,17 @@ class CommitLog:
             self._relay_until = attempt.plan.round + self._relay_rounds
 
     def relay_only(self, round_: int) -> bool:
-        """Return whether a faster route failed lately."""
+        """Return whether a faster route failed recently."""
         return round_ < self._relay_until
 
     def timeout_s(self, route: str) -> float:
-        """Return how long a reduce may take."""
+        """Return the time limit of a reduce."""
         return patience.timeout_s(self.timings, route, patience=self.patience)
 
     def newcomer_pace(self, member: str, trainers: list[str], *, now: float, whole: bool) -> float:
-        """Return the share of a period's steps for a member that begins now.
+        """Return the share of a period's steps for a member that starts now.
 
-        Args:
-            member: The newcomer.
-            trainers: Members that train with it.
-            now: Present time.
-            whole: The period begins with it.
+        `whole` means that the period starts with it.
         """
         everyone = {*trainers, member}
         shares = assign_steps(self.timings.step_s, everyone) if self.paced else {}
@@ -183,12 +168,12 @@ class CommitLog:
         return newcomer_pace(share, period_s=self.timings.period_s, elapsed_s=elapsed_s)
 
     def set_back(self, cursors: Mapping[int, dict[str, int]]) -> None:
-        """Go on from an earlier round."""
+        """Continue from an earlier round."""
         self.committed_at, self._relay_until = None, 0
         self.data_slots.set_back(cursors)
 
     def _take_cursors(self, reached: Mapping[str, Lease]) -> list[EventRaised]:
-        """Advance the cursors of the contributors; what others have read is assigned again."""
+        """Advance the cursors of the contributors; data that only others read is leased again."""
         notes: list[EventRaised] = []
         for member in sorted(reached, key=lambda m: (reached[m].slot != slot_of(m), slot_of(m))):
             wrong = self.data_slots.wrong(member, reached[member])
@@ -200,10 +185,10 @@ class CommitLog:
         return notes
 
     def _note_slow(self, trainers: list[str]) -> list[EventRaised]:
-        """Name, once, the members that cannot arrive with the others at any pace."""
+        """Report, once, members too slow to finish with the others at any pace."""
         slow = too_slow(self.timings, trainers)
-        fresh = {m: ratio for m, ratio in slow.items() if m not in self._told_slow}
-        self._told_slow |= fresh.keys()
+        fresh = {m: ratio for m, ratio in slow.items() if m not in self._reported_slow}
+        self._reported_slow |= fresh.keys()
         return [
             EventRaised("too-slow", f"{m} needs {r:.1f} times as long for a step as the fastest", m)
             for m, r in fresh.items()
@@ -211,10 +196,10 @@ class CommitLog:
 
 
 def _reached(attempt: Attempt, verdict: Verdict) -> dict[str, Lease]:
-    """Return where the data of each contributor stands.
+    """Return the position of each contributor in its data.
 
-    A contribution that is in the mean counts also when its member was lost before it voted.
+    A contribution in the mean also counts if its member was lost before it voted.
     """
-    told = {m: join.lease for m, join in attempt.joins.items()}
-    told |= {m: vote.lease for m, vote in attempt.votes.items() if vote.ok and vote.lease}
-    return {m: lease for m, lease in told.items() if lease and m in verdict.contributors}
+    leases = {m: join.lease for m, join in attempt.joins.items()}
+    leases |= {m: vote.lease for m, vote in attempt.votes.items() if vote.ok and vote.lease}
+    return {m: lease for m, lease in leases.items() if lease and m in verdict.contributors}

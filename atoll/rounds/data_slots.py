@@ -1,9 +1,8 @@
-"""Data slots: which member trains on which part of the data, and how far each part is read.
+"""Data slots: which member trains on which part of the data, and how far each part has been read.
 
-The data has as many slots as the job can have members. A member leases one slot, and a slot has one
-holder at most; slots without a holder wait, and those furthest behind are leased first. A cursor
-moves only with the verdict that contains the contribution: the cursor of a lost or late member
-stays where it was, and its data is trained on again.
+The data has as many slots as the job can have members. A member leases one slot, and a slot has at
+most one holder; free slots with the least progress are leased first. A cursor moves only with the
+verdict that includes the contribution: the data of a lost or late member is trained on again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Cursor = dict[str, int]
 
 
 def progress(cursor: Mapping[str, int]) -> tuple[int, int]:
-    """Return how far a slot is read; greater is further."""
+    """Return the sort key of a position in a slot; greater is further."""
     return cursor.get("data_pass", 0), cursor.get("offset", 0)
 
 
@@ -29,16 +28,10 @@ def assign(
     cursors: Mapping[int, Cursor],
     held: Mapping[str, int],
 ) -> dict[str, int]:
-    """Return the slot of every member for the next period.
+    """Return the slot of every member (at most `slots`) for the next period.
 
-    The slots with the least progress are given out. Among them each member keeps the one it holds
-    if it can, else takes its own number, else the least read of the rest.
-
-    Args:
-        members: Who takes part; at most `slots`.
-        slots: How many there are.
-        cursors: Where each stands; one that is not named is at its beginning.
-        held: What members hold now; no slot twice.
+    The slots with the least progress are assigned. A member keeps the one it holds if possible,
+    else takes its own number, else the least read of the rest.
     """
     takers = sorted(members, key=slot_of)
     holders = {slot: member for member, slot in held.items() if member in takers}
@@ -48,15 +41,15 @@ def assign(
         return progress(cursors.get(slot, {})), slot not in holders, not own, slot
 
     chosen = sorted(range(slots), key=order)[: len(takers)]
-    dealt = {holders[slot]: slot for slot in chosen if slot in holders}
+    assigned = {holders[slot]: slot for slot in chosen if slot in holders}
     free = [slot for slot in chosen if slot not in holders]
-    without = [member for member in takers if member not in dealt]
+    without = [member for member in takers if member not in assigned]
     for member in [m for m in without if slot_of(m) in free]:
-        dealt[member] = slot_of(member)
+        assigned[member] = slot_of(member)
         free.remove(slot_of(member))
-    for member in [m for m in without if m not in dealt]:
-        dealt[member] = free.pop(0)
-    return dealt
+    for member in [m for m in without if m not in assigned]:
+        assigned[member] = free.pop(0)
+    return assigned
 
 
 @dataclass
@@ -65,11 +58,11 @@ class DataSlots:
 
     slots: int
     cursors: dict[int, Cursor] = field(default_factory=dict)
-    """Where each slot stands in the committed record."""
+    """Committed position of each slot."""
     held: dict[str, int] = field(default_factory=dict)
 
     def lease(self, member: str) -> Lease:
-        """Return the lease of a member; one that has none gets a slot that nobody holds."""
+        """Return a member's lease; assigns a free slot if it has none."""
         if member not in self.held:
             others = set(self.held.values())
             free = [slot for slot in range(self.slots) if slot not in others]
@@ -81,7 +74,7 @@ class DataSlots:
         return Lease(slot, dict(self.cursors.get(slot, {})))
 
     def wrong(self, member: str, lease: Lease) -> str:
-        """Return why a lease cannot be this member's, or nothing if it can."""
+        """Return why a lease cannot be this member's, or an empty text."""
         holder = next((m for m, slot in self.held.items() if slot == lease.slot), member)
         if not 0 <= lease.slot < self.slots:
             return f"slot {lease.slot} does not exist, there are {self.slots}"
@@ -92,16 +85,16 @@ class DataSlots:
         return ""
 
     def take_over(self, member: str, lease: Lease) -> None:
-        """Note how far a contributor came; call `wrong` first."""
+        """Record a contributor's position, already checked with `wrong`."""
         self.held[member] = lease.slot
         self.cursors[lease.slot] = dict(lease.cursor)
 
     def renew(self, members: Iterable[str]) -> dict[str, Lease]:
-        """Deal the slots for the next period; members that are not named hold none any more."""
+        """Assign the slots for the next period; members not named lose theirs."""
         self.held = assign(members, slots=self.slots, cursors=self.cursors, held=self.held)
         return {member: self.lease(member) for member in self.held}
 
     def set_back(self, cursors: Mapping[int, Cursor]) -> None:
-        """Begin again from earlier cursors; no slot is held."""
+        """Return to earlier cursors; no slot is held."""
         self.cursors = {slot: dict(cursor) for slot, cursor in cursors.items()}
         self.held = {}

@@ -1,4 +1,4 @@
-"""Effects of an occurrence in a round: values that say what the caller has to do, in order."""
+"""Effects of an event in a round: values that tell the caller what to do, in order."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from atoll.wire.messages import RoundJoin, RoundPlan, Verdict
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan was made: store it, tell the reducer, answer the members."""
+    """A plan was made: store it, notify the reducer, answer the members."""
 
     plan: RoundPlan
     joins: Mapping[str, RoundJoin] = field(default_factory=dict)
-    """Reports of its members when they joined."""
 
 
 @dataclass(frozen=True)
 class Decided:
-    """A verdict was reached: store it with all that changed with it, then answer the voters."""
+    """A verdict was reached: store it and the fields below, then answer the voters."""
 
     plan: RoundPlan
     verdict: Verdict
     seconds: float
     cursors: Mapping[int, Cursor] = field(default_factory=dict)
-    """Where every slot of the data stands after it."""
+    """Position of every data slot after it."""
     timings: RoundTimings = field(default_factory=RoundTimings)
     contributed: tuple[str, ...] = ()
-    """Members whose launches count as successful by it."""
+    """Members with a launch that thereby counts as successful."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class StateAdopted:
 
 @dataclass(frozen=True)
 class Refused:
-    """A member that waits to join must not take part."""
+    """A waiting member must not take part."""
 
     member: str
     error: GroupError
@@ -51,7 +50,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class MemberDropped:
-    """A member of an open plan is not waited for any more: tell the reducer and the others."""
+    """A member of the open plan is no longer waited for: notify the reducer and the others."""
 
     plan: RoundPlan
     member: str
@@ -60,14 +59,14 @@ class MemberDropped:
 
 @dataclass(frozen=True)
 class Paused:
-    """The run is paused for the reason given, or goes on (no reason)."""
+    """The run is paused for a reason, or continues (empty reason)."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class EventRaised:
-    """An event for people; `alarm`: it should not happen at all."""
+    """An event for people; `alarm`: it should not happen in a healthy run."""
 
     kind: str
     text: str

@@ -1,20 +1,20 @@
-"""The rules of a round, without sockets, files or a clock: who takes part, and what was decided.
+"""The rules of a round, without sockets, files or a clock.
 
 A round is join -> reduce -> commit:
 
-1. Members *join* and wait. When enough of them are there, or the others have had their time,
+1. Members *join* and wait. When enough have joined, or the time for the others is over,
    `quorum.py` makes a plan: the members, the route and an epoch number. That opens an attempt.
-2. The members *reduce* among themselves; the machine sees nothing of it.
+2. The members *reduce* among themselves, invisibly to the machine.
 3. Each member *votes*. When no vote is missing, `checks.py` counts them and the attempt ends with
    one verdict: committed or aborted. After an abort the members join again.
 
-Each method of :class:`RoundMachine` takes one occurrence and returns its effects, in order. The
+Each method of :class:`RoundMachine` processes one event and returns its effects, in order. The
 machine never acts: the caller MUST make an effect durable before it sends anything about it
 (`hub/rounds/service.py`; in one process, `group/in_process/coordinator.py`).
 
 This is two-phase commit (Gray, "Notes on data base operating systems", 1978) with a coordinator
-that never waits for a dead participant: a member that is lost before it voted is left out, and has
-to take over the committed state when it returns.
+that never waits for a dead participant: a member lost before its vote is left out, and has to
+recover the committed state when it returns.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ from atoll.rounds.state import RoundMemberState
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote, Verdict
 
 RETURNED = (RoundMemberState.LIVE, RoundMemberState.RECOVERING, RoundMemberState.AWAY)
-"""States that a member keeps when it registers again: its process has been here before."""
+"""States that a member keeps when it registers again, because its process was here before."""
 
 LEAST_READY_S = 2.0
-"""Least time for the first join of a member that has just taken over the state."""
+"""Least time for the first join of a member that has just recovered."""
 
 
 @dataclass
 class RoundMachine(Quorum):
-    """The rounds of one job; see the module. Times are monotonic seconds."""
+    """The rounds of one job; see the module's docstring. Times are monotonic seconds."""
 
-    # ------------------------------------------------------------------- what happened
+    # -------------------------------------------------------------------------- events
 
     def expect(self, member: str) -> None:
-        """Note that a process was launched at the start of the job: rounds wait for it."""
+        """A process was launched at the start of the job: rounds wait for it."""
         if member not in self.aside:
             self.members.begin(member, RoundMemberState.EXPECTED)
 
     def launch(self, member: str) -> None:
-        """Note that a process was launched later: rounds wait once it has asked for the state."""
+        """A process was launched later: rounds wait for it once it asks for the state."""
         if member not in self.aside:
             self.members.begin(
                 member, RoundMemberState.EXPECTED if self.starting else RoundMemberState.LAUNCHED
             )
 
     def register(self, member: str, *, dial: list[str]) -> None:
-        """Note that a process has entered the job."""
+        """A process has entered the job."""
         if member in self.aside:
             return
         self.dials[member] = dial
@@ -79,31 +79,31 @@ class RoundMachine(Quorum):
             )
 
     def back(self, member: str) -> None:
-        """Note that a member which was taken for lost has connected again."""
+        """A member that was considered lost has reconnected."""
         if member in self.aside:
             return
         known = self.members.knows(member) or not self.recovers
         self.members.states[member] = RoundMemberState.LIVE if known else RoundMemberState.AWAY
 
     def join(self, member: str, body: RoundJoin, now: float) -> list[Effect]:
-        """Let a member wait for the plan of a round.
+        """A member waits for the plan of a round.
 
         Raises:
-            LeftBehind: that round is committed, or cannot be the next one, or the member comes from
-                a history or with data that are not those of the group.
+            LeftBehind: the round is committed or not the next one, or the member has another
+                history or another member's data.
             GroupError: the member is leaving.
         """
         self._check_join(member, body, now)
         effects: list[Effect] = []
         if self.attempt is not None and self.attempt.attends(member):
-            # The answer to its first join was lost on the way: it gets the open plan again. With
-            # another round it is a process that has started over, and does not vote any more.
+            # The answer to its first join was lost: the caller sends the open plan again. A join
+            # of another round means that the process has restarted and will not vote.
             if body.round == self.attempt.plan.round:
                 self.members.states[member] = RoundMemberState.LIVE
                 return []
             effects += self.attempt.leave(member)
         self.members.states[member] = RoundMemberState.LIVE
-        if body.round == self.committed_round:  # a later one: `quorum.py` decides who is right
+        if body.round == self.committed_round:  # `quorum.py` decides about later rounds
             self.proved(member, body.base)
             if body.lease is not None:
                 self.commit_log.data_slots.held.setdefault(member, body.lease.slot)
@@ -126,18 +126,18 @@ class RoundMachine(Quorum):
             wrong = self.commit_log.data_slots.wrong(member, body.lease)
             error = wrong_lease(wrong) if wrong else None
         if error is not None:
-            # Late or early only: it may still hold the committed state and give it to others.
+            # A member that is only late or early may still be a donor of the committed state.
             if not (late or early) or not self.members.knows(member):
                 self.members.forget(member)
                 self.members.states[member] = RoundMemberState.AWAY
             raise error
 
     def vote(self, member: str, body: RoundVote, now: float) -> list[Effect]:
-        """Take a vote on the open attempt.
+        """A member votes on the open attempt.
 
         Raises:
             EpochChanged: the attempt is not the open one (nor one with a known verdict).
-            GroupError: the vote cannot be true; :meth:`withdraw` leaves the member out.
+            GroupError: the vote contradicts the plan; :meth:`withdraw` leaves the member out.
         """
         attempt = self.attempt
         if attempt is None or body.epoch != attempt.plan.epoch:
@@ -149,11 +149,11 @@ class RoundMachine(Quorum):
         return self.settle(now)
 
     def withdraw(self, member: str, now: float) -> list[Effect]:
-        """Leave out of the open attempt a member with a vote that was refused."""
+        """Leave a member with a refused vote out of the open attempt."""
         return self.step_aside(member, RoundMemberState.AWAY) + self.settle(now)
 
     def gone(self, member: str, now: float, *, lost: bool = True) -> list[Effect]:
-        """Note that a process was lost, was replaced, or (not `lost`) has finished."""
+        """A process was lost, was replaced, or (not `lost`) has finished."""
         if member in self.aside:
             return []
         self.members.finished = self.members.finished or not lost
@@ -161,7 +161,7 @@ class RoundMachine(Quorum):
         return effects + self.settle(now)
 
     def leave(self, member: str, now: float) -> list[Effect]:
-        """Let a member leave for good: no round waits for it, and its own join ends."""
+        """A member leaves for good: rounds stop waiting for it, and its own join ends."""
         effects: list[Effect] = []
         if member in self.aside:
             return effects
@@ -171,15 +171,15 @@ class RoundMachine(Quorum):
         return effects + self.gone(member, now)
 
     def silent(self, member: str, now: float) -> list[Effect]:
-        """Go on without a member that has not answered for too long."""
-        text = f"{member} is silent: round {self.committed_round} goes on without it"
+        """Continue without a member that has been unreachable for too long."""
+        text = f"{member} is silent: round {self.committed_round} continues without it"
         note = EventRaised("member-silent", text, member)
         return [note, *self.step_aside(member, RoundMemberState.AWAY), *self.settle(now)]
 
     def recover(self, member: str, now: float) -> list[Effect]:
-        """Let rounds wait, a bounded time, for a member that takes over the committed state."""
+        """A member recovers the committed state; rounds wait for it, for a bounded time."""
         effects: list[Effect] = []
-        # A vote that was cast counts, whatever the member does afterwards.
+        # A vote stays valid even if the member then leaves the round.
         if self.attempt is None or member not in self.attempt.votes:
             effects = self.step_aside(member, RoundMemberState.RECOVERING)
         self.members.forget(member)
@@ -195,14 +195,14 @@ class RoundMachine(Quorum):
         return pace
 
     def stand(self, member: str, round_: int, base: str, now: float) -> list[Effect]:
-        """Note that a member has taken over the committed state.
+        """A member has recovered the committed state.
 
         Raises:
             LeftBehind: another round was committed meanwhile, or its state is another one.
         """
         if round_ != self.committed_round:
             raise is_behind(round_, self.committed_round)
-        others = {m: told for m, told in self.members.bases.items() if m != member}
+        others = {m: digest for m, digest in self.members.bases.items() if m != member}
         if others and majority_base(others) != base:
             raise differs(base, majority_base(others), round_)
         self.proved(member, base)
@@ -211,27 +211,27 @@ class RoundMachine(Quorum):
         return self.settle(now)
 
     def rewind(self, round_: int, cursors: Mapping[int, Cursor]) -> None:
-        """Go on from an earlier round: no member holds the committed state any more."""
+        """Continue from an earlier round; no member holds the committed state any more."""
         self.committed_round, self.unproved, self.voted_against = round_, False, set()
         self.start_round = min(self.start_round, round_)
         self.members.set_back()
         self.commit_log.set_back(cursors)
 
     def reducer(self, now: float, *, ready: bool) -> list[Effect]:
-        """Note that the job's reducer has connected or was lost."""
+        """The job's reducer has connected or was lost."""
         self.reducer_ready = ready
         return self.settle(now)
 
-    # ------------------------------------------------------------------ what follows
+    # ----------------------------------------------------------------------- effects
 
     def settle(self, now: float) -> list[Effect]:
-        """Return the effects that are due by now; to be called also when only time has passed."""
+        """Return the effects due by now; also to be called when only time has passed."""
         return self._decide(now) + self.gather(now)
 
     def reopen(
         self, plan: RoundPlan, now: float, joins: Mapping[str, RoundJoin] | None = None
     ) -> None:
-        """Take up an attempt that was open when the hub stopped."""
+        """Resume an attempt that was open when the hub stopped."""
         self.attempt = Attempt(plan, now, joins or {})
 
     def _decide(self, now: float) -> list[Effect]:
@@ -239,7 +239,7 @@ class RoundMachine(Quorum):
         if attempt is None:
             return []
         effects: list[Effect] = []
-        # One vote against decides at once: the others must not reduce to the end for nothing.
+        # One vote against decides at once, so that the others do not finish a useless reduce.
         if not attempt.hopeless(self.voted_against):
             if attempt.missing() and not attempt.overdue(now):
                 return []
@@ -252,7 +252,7 @@ class RoundMachine(Quorum):
             verdict, notes = self._commit(attempt, verdict, now)
             effects += notes
         else:
-            self.aborted = attempt  # the next plan may blame its route
+            self.aborted = attempt  # `_learn_from_abort` examines it before the next plan
             text = f"round {verdict.round} was aborted (epoch {verdict.epoch}): {verdict.reason}"
             alarm = verdict.reason.startswith(DIFFERENT)
             effects.append(EventRaised("round-aborted", text, alarm=alarm))
@@ -274,7 +274,7 @@ class RoundMachine(Quorum):
         )
 
     def _leave_out_odd_ones(self, attempt: Attempt) -> list[Effect]:
-        """Leave out members that would hold up the others a second time."""
+        """Leave out members that would block the others a second time."""
         effects: list[Effect] = []
         for member, why in minority(attempt.counted(), self.voted_against).items():
             effects += self.leave_out(member, why)

@@ -1,4 +1,4 @@
-"""From members that wait to the plan of the next attempt."""
+"""From waiting members to the plan of the next attempt."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from atoll.rounds.routing import Route, choose_route, make_plan
 from atoll.rounds.state import JobState, RoundMemberState, present
 
 EPOCH_LEAP = 1_000_000
-"""Epochs skipped when a round is adopted: those assigned by the lost record are not known."""
+"""Epochs skipped when a round is adopted: those already assigned by the lost record are unknown."""
 
 EMPTY_S = 2.0
-"""A job without members for this long is paused; one that ends is over by then."""
+"""A job without members for this long is paused; long enough for a job that ends to be over."""
 
 
 @dataclass
 class Quorum(JobState):
-    """Decides when enough members wait, which of them take part, and by which route."""
+    """Decides when enough members wait, which of them take part, and the route."""
 
     def gather(self, now: float) -> list[Effect]:
-        """Return the next plan if it is time for it, and what comes before it."""
+        """Return the next plan if it is due, and the effects before it."""
         if self.attempt is not None:
             return []
         if not self.joins:
@@ -51,10 +51,10 @@ class Quorum(JobState):
             return effects
         return [*effects, self._make_plan(route, now)]
 
-    # ---------------------------------------------------------------- too few, too early
+    # --------------------------------------------------------------------------- waiting
 
     def _see_if_empty(self, now: float) -> list[Effect]:
-        """Pause when no member is left, unless that is how the job ends."""
+        """Pause if no member is left and the job is not just ending."""
         if not self.members.all_gone():
             self.empty_at = None
             return []
@@ -73,7 +73,10 @@ class Quorum(JobState):
         if not self.paused:
             return []
         self.paused, self.pending.not_before = "", now
-        return [Paused(""), EventRaised("unpaused", "enough members are there: the run goes on")]
+        return [
+            Paused(""),
+            EventRaised("unpaused", "enough members have joined: the run continues"),
+        ]
 
     def _too_few_to_start(self, now: float) -> bool:
         least = self.min_nodes or self.nodes_wanted
@@ -85,13 +88,13 @@ class Quorum(JobState):
             self.pending.late.add(member)
             return self.leave_out(member, "it did not join in time")
         self.members.too_slow(member, self.committed_round)
-        text = f"{member} takes over the state too slowly: round {self.committed_round} goes on"
+        text = f"{member} recovers the state too slowly: round {self.committed_round} continues"
         return [EventRaised("too-slow-to-recover", text, member)]
 
-    # ------------------------------------------------------------- another state than ours
+    # -------------------------------------------------------------------- diverging states
 
     def _settle_ahead(self, now: float) -> list[Effect]:
-        """Decide whether the record is behind the members, or a member ahead of the group."""
+        """Decide whether the record is behind the members, or a member is ahead of the group."""
         ahead = ahead_of(self.joins, self.committed_round)
         if ahead is None:
             return []
@@ -105,10 +108,10 @@ class Quorum(JobState):
         return self._adopt(ahead)
 
     def _adopt(self, ahead: AheadOfHub) -> list[Effect]:
-        """Take the committed round over from the members."""
+        """Adopt the committed round of the members."""
         text = (
             f"the record ends at round {self.committed_round}, but {', '.join(ahead.members)}"
-            f" stand on round {ahead.round}: it is taken over from them"
+            f" are at round {ahead.round}, which is recovered from them"
         )
         self.committed_round, self.unproved, self.starting = ahead.round, False, False
         self.epoch += EPOCH_LEAP
@@ -122,7 +125,7 @@ class Quorum(JobState):
         return [StateAdopted(ahead.round), EventRaised("adopted", text, alarm=True), *refused]
 
     def _claim_slot(self, member: str) -> list[Effect]:
-        """Take over which data a member trains on, unless another has the same."""
+        """Adopt a member's data slot, unless another member has it."""
         lease, leases = self.joins[member].lease, self.commit_log.data_slots
         wrong = leases.wrong(member, lease) if lease is not None else ""
         if wrong:
@@ -152,9 +155,9 @@ class Quorum(JobState):
     # ------------------------------------------------------------------------- the plan
 
     def _learn_from_abort(self) -> None:
-        """Blame the route for an abort if all that were in it are there again.
+        """Attribute an abort to the route if all its members have joined again.
 
-        A member that was lost in it may become known only after the verdict.
+        Only then, because the loss of a member may become known after the verdict.
         """
         attempt, self.aborted = self.aborted, None
         if attempt is not None and set(attempt.plan.members) <= self.joins.keys():

@@ -1,8 +1,8 @@
-"""Which way tensors take, from who can dial whom.
+"""The route of a round, from the direct connections that are possible.
 
-Members that all reach each other reduce directly. Where only groups of them do, each group reduces
-inside and its first member relays (a two-level reduce as in the hierarchical all-reduce of Jia et
-al. 2018, arXiv:1807.11205, with the hub's reducer as the upper level).
+Members that all reach each other reduce directly. If only groups of them do, each group reduces
+directly and its first member uses the relay (a two-level reduce as in the hierarchical all-reduce
+of Jia et al. 2018, arXiv:1807.11205, with the hub's reducer as the upper level).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atoll.wire.messages import RoundJoin, RoundPlan
 
 @dataclass(frozen=True)
 class Route:
-    """How a round reduces."""
+    """The route of a round and its stores."""
 
     name: str
     """alone, direct, relay or hierarchical."""
@@ -26,7 +26,7 @@ class Route:
 
     @property
     def needs_reducer(self) -> bool:
-        """Whether nothing goes without the job's reducer."""
+        """Whether it requires the job's reducer."""
         return self.name in ("relay", "hierarchical")
 
 
@@ -41,9 +41,9 @@ def all_reachable(joins: Mapping[str, RoundJoin]) -> bool:
 
 
 def find_sites(members: Sequence[str], reachable: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return groups whose members all reach each other, in slot order, ordered by first member.
+    """Return groups of members that all reach each other, in slot order, ordered by first member.
 
-    Greedy: each member goes to the first group all of whose members it reaches.
+    Greedy: each member joins the first group in which it reaches every member.
     """
     sites: list[list[str]] = []
     for member in sorted(members, key=slot_of):
@@ -63,14 +63,7 @@ def choose_route(
     *,
     relay_only: bool = False,
 ) -> Route:
-    """Return the route of a round.
-
-    Args:
-        preference: `auto`, `direct` or `relay`.
-        joins: Who takes part, and whom each reaches.
-        dials: Where each can be dialled.
-        relay_only: A faster route failed lately.
-    """
+    """Return the route of a round, by preference (`auto`, `direct` or `relay`) and reachability."""
     members = sorted(joins, key=slot_of)
     if len(members) == 1:
         return Route("alone")
@@ -99,7 +92,7 @@ def make_plan(
     timeout_s: float,
     stopping: bool,
 ) -> RoundPlan:
-    """Return the plan of an attempt on a route."""
+    """Return the plan of an attempt."""
     return RoundPlan(
         job=job,
         round=round_,

@@ -1,8 +1,7 @@
-"""What was measured of a job's rounds, and the patience that follows from it.
+"""Measured times of a job's rounds, and the time limits derived from them.
 
-No time-out is guessed: joins are awaited in proportion to how far apart they came before, a reduce
-in proportion to how long it took before. The measurements are part of the job's record, so that a
-hub that was restarted is as patient as before.
+The grace for joins is proportional to the measured spread of joins, the limit of a reduce to its
+measured duration. The measurements are stored with the job, so that a restarted hub keeps them.
 """
 
 from __future__ import annotations
@@ -12,21 +11,21 @@ from dataclasses import dataclass
 import msgspec
 
 EMA = 0.3
-"""Weight of the newest measurement in the running means."""
+"""Weight of the newest measurement in the moving averages."""
 
 FIRST_TIMEOUT_S = 120.0
-"""How long a reduce may take on a route that was not measured yet."""
+"""Limit of a reduce on a route that has not been measured."""
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 5.0, 300.0
 MIN_GRACE_S = 2.0
 MAX_PERIOD_SHARE_S = 30.0
-"""Bound of the part of a grace that grows with the period."""
+"""Limit of the part of the grace that grows with the period."""
 MIN_HOLD_S, MAX_HOLD_S = 10.0, 60.0
 BROKEN_S, MAX_BROKEN_S = 0.5, 5.0
-"""Bounds of the time in which a broken connection may come back unnoticed."""
+"""Bounds of the time for which a broken connection may last without consequences."""
 
 
 class RoundTimings(msgspec.Struct, kw_only=True):
-    """Running means of one job. Changed by the functions below and by `pace.py` only."""
+    """Moving averages of one job. Changed only by the functions below and by `commit.py`."""
 
     spread_s: float | None = None
     """Seconds between the first and the last join of a round."""
@@ -37,42 +36,37 @@ class RoundTimings(msgspec.Struct, kw_only=True):
     step_s: dict[str, float] = {}
     """Seconds of one optimizer step, by member."""
     reports: dict[str, int] = {}
-    """In how many rounds each member told its speed."""
+    """Rounds in which each member reported its speed."""
     busy_s: dict[str, float] = {}
-    """Seconds of work, in all, from which its speed is known."""
+    """Total seconds of work behind each member's speed."""
 
 
 @dataclass(frozen=True)
 class FixedWaits:
-    """Waits that are chosen instead of measured, for members that share one process."""
+    """Configured instead of measured time limits, for members in one process."""
 
     grace_s: float
-    """How long the rest is awaited after the first join of a round."""
+    """Wait for the other joins after the first one."""
     hold_s: float
-    """How long a round waits for a member that takes over the state."""
+    """Wait for a recovering member."""
     timeout_s: float
-    """How long a reduce may take."""
+    """Limit of a reduce."""
 
 
 def mean(old: float | None, new: float, *, weight: float = EMA) -> float:
-    """Return the running mean with one more measurement in it."""
+    """Return the moving average including a new measurement."""
     return new if old is None else (1 - weight) * old + weight * new
 
 
 def learn_spread(timings: RoundTimings, spread_s: float) -> None:
-    """Take a measured spread of joins into the mean; a pause within a round is no spread."""
+    """Update the spread of joins; limited to two periods, because a pause is not a spread."""
     if timings.period_s is not None:
         spread_s = min(spread_s, 2 * timings.period_s)
     timings.spread_s = mean(timings.spread_s, spread_s)
 
 
 def grace_s(timings: RoundTimings, *, first_s: float) -> float:
-    """Return how long joins are waited for after the first one came.
-
-    Args:
-        timings: Of the job.
-        first_s: What holds before anything was committed.
-    """
+    """Return the seconds for which joins are awaited after the first; `first_s` if unmeasured."""
     if timings.spread_s is None or not timings.duration_s:
         return first_s
     share_s = min(MAX_PERIOD_SHARE_S, (timings.period_s or 0.0) / 4)
@@ -80,20 +74,20 @@ def grace_s(timings: RoundTimings, *, first_s: float) -> float:
 
 
 def hold_s(timings: RoundTimings) -> float:
-    """Return how long a round waits for a member that takes over the state."""
+    """Return the seconds for which a round waits for a recovering member."""
     return min(MAX_HOLD_S, max(MIN_HOLD_S, timings.period_s or 0.0))
 
 
 def broken_s(timings: RoundTimings) -> float:
-    """Return how long an awaited member may be without a connection.
+    """Return the seconds for which an awaited member may be disconnected.
 
-    A tenth of a period is cheap beside what the member would lose if the round went on without it.
+    A tenth of a period costs less than the member's loss of a round.
     """
     return min(MAX_BROKEN_S, max(BROKEN_S, (timings.period_s or 0.0) / 10))
 
 
 def timeout_s(timings: RoundTimings, route: str, *, patience: float = 1.0) -> float:
-    """Return how long a reduce on a route may take; `patience` grows with failed attempts."""
+    """Return the time limit of a reduce; `patience` grows with failed attempts."""
     duration = timings.duration_s.get(route)
     usual = FIRST_TIMEOUT_S if duration is None else MIN_TIMEOUT_S + 4 * duration
     return min(MAX_TIMEOUT_S, usual * patience)

@@ -11,21 +11,20 @@ from atoll.config import (
     MeshShape,
     RankPlace,
     WorkerEnvironment,
-    kept_place,
     load_spec,
     rank_place,
     shrunk,
+    supervised_place,
     worker_environment,
 )
 from atoll.config.mesh import mesh_of
 from atoll.group.single import SingleGroup
 from atoll.island.start_phase import StartReport
 from atoll.run.member import Run
+from atoll.run.place import Membership
 from atoll.train.island.script_ranks import ScriptRanks
 from atoll.train.join_job import join_job
 from atoll.train.optim.lazy_compiler import leave_out_compiler
-
-ALONE_SEED = 7
 
 
 def join(*, mesh: Mapping[str, int] | None = None) -> Run:
@@ -55,37 +54,35 @@ def join(*, mesh: Mapping[str, int] | None = None) -> Run:
     environment = worker_environment()
     if environment is None:
         ranks = _ranks(rank_place(), spec=None, mesh=mesh)
+        membership = Membership(Path.cwd())
         if not ranks.leads:
-            return _follow(ranks, member="w0", directory=Path.cwd(), seed=ALONE_SEED)
-        return Run(
-            SingleGroup(), slot=0, num_slots=1, directory=Path.cwd(), seed=ALONE_SEED, ranks=ranks
-        )
+            return _follow(ranks, membership, member="w0")
+        return Run(SingleGroup(), membership, ranks=ranks)
     spec = load_spec(environment.spec)
-    ranks = _ranks(kept_place(), spec=spec, mesh=mesh, directory=environment.directory)
+    ranks = _ranks(supervised_place(), spec=spec, mesh=mesh, directory=environment.directory)
     if not ranks.leads:
-        return _follow(
-            ranks, member=environment.member, directory=environment.directory,
-            seed=spec.job.seed, job=environment.job,
-        )  # fmt: skip
+        membership = Membership(environment.directory, spec.job.seed, environment.job)
+        return _follow(ranks, membership, member=environment.member)
     return _enter(environment, spec, ranks)
 
 
-def _follow(
-    ranks: ScriptRanks, *, member: str, directory: Path, seed: int, job: str = "alone"
-) -> Run:
+def _follow(ranks: ScriptRanks, membership: Membership, *, member: str) -> Run:
     """Return the run object of a rank other than the first; imports are needed in islands only."""
     from atoll.run.follower import FollowerRun
 
-    return FollowerRun(ranks=ranks, member=member, directory=directory, seed=seed, job=job)
+    return FollowerRun(ranks, membership, member=member)
 
 
 def _enter(environment: WorkerEnvironment, spec: JobSpec, ranks: ScriptRanks) -> Run:
     asked = threading.Event()
     enrolled = join_job(environment, route=spec.job.route, should_stop=asked.is_set)
-    place = enrolled.connection.registered
+    registered = enrolled.connection.registered
+    membership = Membership(
+        environment.directory, spec.job.seed, environment.job,
+        slot=registered.slot, num_slots=registered.num_slots,
+    )  # fmt: skip
     return Run(
-        enrolled.connection.group, slot=place.slot, num_slots=place.num_slots,
-        directory=environment.directory, seed=spec.job.seed, enrolled=enrolled, asked=asked,
+        enrolled.connection.group, membership, enrolled=enrolled, asked=asked,
         checkpoint_every=spec.checkpoint.every, ranks=ranks,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from atoll.errors import ConfigError
 from atoll.queues import Queue, Topic
 from atoll.run.member import Run
-from atoll.run.place import JobPlace
+from atoll.run.place import JobPlace, Membership
 from atoll.strategies.wrapped_optimizer import WrapSpec, two_moments
 from atoll.train.agreement import Agreement
 from atoll.train.island.script_model import RankModel, saved_model
@@ -79,11 +79,9 @@ class FollowerRun(Run):
     Only the first rank has a session with the hub; this one knows what the first rank sends it.
     """
 
-    def __init__(
-        self, *, ranks: ScriptRanks, member: str, directory: Path, seed: int, job: str = "alone"
-    ) -> None:
-        """Follow the first rank."""
-        JobPlace.__init__(self, ranks, job=job, directory=directory, seed=seed, slot=0, num_slots=1)
+    def __init__(self, ranks: ScriptRanks, membership: Membership, *, member: str) -> None:
+        """Follow the first rank, which sends slot and number of slots."""
+        JobPlace.__init__(self, ranks, membership)
         self._member = member
         self._followed: RankOptimizer | None = None
         self._model: RankModel | None = None
@@ -96,7 +94,7 @@ class FollowerRun(Run):
         """
         if self._ranks.message is None:
             raise ConfigError(
-                "this rank of the island does not know its place in the job yet",
+                "this rank of the island has not joined the job yet",
                 given=f"rank {self.rank} of {self.ranks}",
                 remedy="call run.mesh, run.shard or run.wrap on every rank before",
             )
@@ -159,7 +157,7 @@ class FollowerRun(Run):
         self._model = RankModel(
             model, optimizer, broadcaster=self._ranks.broadcaster, device=self.device
         )
-        self._kept.follow(self._ranks.broadcaster)
+        self._rank_state.follow(self._ranks.broadcaster)
         self._ranks.go_on()
         self._followed = RankOptimizer(
             optimizer, ranks=self._ranks, twice=two_moments(agreement.options.build())
@@ -224,7 +222,7 @@ class FollowerRun(Run):
         return ConfigError(
             f"only the first rank of an island has queues and topics: {kind} {name!r}",
             given=f"rank {self.rank} of {self.ranks}",
-            remedy="use it where run.rank == 0, and send the others what they need",
+            remedy="use it where run.rank == 0, and send the values to the other ranks",
         )
 
     def __exit__(

@@ -19,6 +19,7 @@ from atoll.codec import make_codec
 from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.base import Group
 from atoll.island.peer_failure import is_peer_failure
+from atoll.run.place import Membership
 from atoll.run.session import Session
 from atoll.strategies.base import SyncResult, extend_history_hash
 from atoll.strategies.inner.host_model import HostModel
@@ -47,11 +48,8 @@ class Run(Session):
     def __init__(
         self,
         group: Group,
+        membership: Membership,
         *,
-        slot: int,
-        num_slots: int,
-        directory: Path,
-        seed: int,
         enrolled: JoinedJob | None = None,
         asked: threading.Event | None = None,
         checkpoint_every: int = 0,
@@ -60,8 +58,8 @@ class Run(Session):
     ) -> None:
         """Join as a member of `group`; tests pass a group in memory."""
         super().__init__(
-            group, ranks=ranks if ranks is not None else ScriptRanks.alone(), directory=directory,
-            seed=seed, slot=slot, num_slots=num_slots, enrolled=enrolled, asked=asked, clock=clock,
+            group, membership, ranks=ranks if ranks is not None else ScriptRanks.alone(),
+            enrolled=enrolled, asked=asked, clock=clock,
         )  # fmt: skip
         self._ranks.make_message = self._word
         self._every = checkpoint_every
@@ -143,7 +141,7 @@ class Run(Session):
         strategy.setup(task, group=self.group, codec=make_codec(agreement.codec))
         self._state = WrappedState(
             task, strategy, group=self.group, strategy=agreement.name,
-            enrolled=self._enrolled, every=self._every, kept=self._kept,
+            enrolled=self._enrolled, every=self._every, rank_states=self._rank_state,
         )  # fmt: skip
         self._state.begin()
         self._meter.bytes()
@@ -162,7 +160,7 @@ class Run(Session):
         from atoll.train.island.script_model import RankModel, ScriptOptimizer
 
         self._model = RankModel(model, optimizer, broadcaster=broadcaster, device=self.device)
-        self._kept.follow(broadcaster)
+        self._rank_state.follow(broadcaster)
         self._leading.host_model = HostModel(broadcaster)
         return Task(
             self._model.whole,
@@ -318,8 +316,8 @@ class Run(Session):
         """
         totals, task, digest = self._meter.totals, self._task, ""
         result = run_result(
-            member=self.member, slot=self.slot, seed=self.seed, stopped=self.stopping,
-            totals=totals,
+            member=self.member, slot=self.slot, seed=self.seed,
+            reason="asked to stop" if self.stopping else "", totals=totals,
         )  # fmt: skip
         if task is not None:
             if self._optimizer is not None and not (broken and self._joint):

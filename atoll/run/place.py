@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -16,32 +17,43 @@ from atoll.train.island.script_ranks import ScriptRanks
 from atoll.train.sharding import DataShare, deal
 
 
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The job of a process, and its member's share of it; by default a job of one member."""
+
+    directory: Path
+    """The process's own folder."""
+    seed: int = 7
+    job: str = "alone"
+    slot: int = 0
+    num_slots: int = 1
+
+
 class JobPlace:
     """One process: its rank in the member, and the member's slot in the job."""
 
-    def __init__(
-        self, ranks: ScriptRanks, *, job: str, directory: Path, seed: int, slot: int, num_slots: int
-    ) -> None:
+    def __init__(self, ranks: ScriptRanks, membership: Membership) -> None:
         """Describe one of a member's ranks; usually it is the only one."""
-        self.job, self.directory, self.seed = job, directory, seed
-        self._slot, self._num_slots = slot, num_slots
+        self._membership = membership
+        self.job, self.directory = membership.job, membership.directory
+        self.seed = membership.seed
         self._ranks = ranks
         self._joint = ranks.place.ranks > 1
         """Whether ranks meet; also where the only one has spread its model over a mesh of one."""
         self._before: Any = None
-        self._kept = RankState()
+        self._rank_state = RankState()
         self.results: dict[str, Any] = {}
         """Further entries of this member's part of the summary."""
 
     @property
     def slot(self) -> int:
         """The member's number, from 0."""
-        return self._slot
+        return self._membership.slot
 
     @property
     def num_slots(self) -> int:
         """Number of members the job was started with."""
-        return self._num_slots
+        return self._membership.num_slots
 
     @property
     def rank(self) -> int:
@@ -98,7 +110,7 @@ class JobPlace:
             ranks=self._ranks.shape.data,
         )  # fmt: skip
         if isinstance(dealt, DataShare):
-            self._kept.share(dealt)
+            self._rank_state.share(dealt)
         return dealt
 
     def keep(self, name: str, thing: Any) -> None:
@@ -117,7 +129,7 @@ class JobPlace:
             ConfigError: it has no such methods, or the name is taken.
             CheckpointError: the checkpoint's state of this name does not fit.
         """
-        self._kept.thing(name, thing)
+        self._rank_state.thing(name, thing)
 
     # -------------------------------------------------------------------------------- signals
 
@@ -132,7 +144,7 @@ class JobPlace:
 
     def _leave_soon(self) -> None:
         """Record that this process was asked to leave."""
-        raise NotImplementedError  # a member and a follower each have their own way
+        raise NotImplementedError  # Session and FollowerRun leave in different ways
 
     def _give_signals_back(self) -> None:
         if self._before is not None:

@@ -20,7 +20,7 @@ from atoll.errors import CheckpointError, ConfigError
 from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.train.sharding import DataShare
 
-KEEP, KEPT = "keep", "kept"
+GATHER, RESTORE = "gather-rank-states", "restore-rank-states"
 """Commands to the ranks: send your state; load it."""
 NAME = "rank"
 
@@ -39,8 +39,8 @@ class RankState:
     def follow(self, broadcaster: CommandBroadcaster) -> None:
         """Handle the commands of the first rank."""
         self._broadcaster = broadcaster
-        broadcaster.on(KEEP, self._gather)
-        broadcaster.on(KEPT, self._deal)
+        broadcaster.on(GATHER, self._gather)
+        broadcaster.on(RESTORE, self._deal)
 
     # ------------------------------------------------------------------- what there is to keep
 
@@ -64,8 +64,8 @@ class RankState:
             raise ConfigError(
                 f"{name!r} cannot be kept in checkpoints",
                 given=f"{type(thing).__name__} without {' and '.join(lacks)}"
-                if lacks else "a second thing of that name",
-                expected="state_dict() and load_state_dict(state), and a name of its own",
+                if lacks else "a second object with that name",
+                expected="state_dict() and load_state_dict(state), and a unique name",
             )  # fmt: skip
         self._things[name] = thing
         if name in self._came.get("things", {}):
@@ -81,10 +81,10 @@ class RankState:
         """
         if self._broadcaster is None:
             return [self._state()]
-        found: list[dict[str, Any]] = self._broadcaster.call(KEEP)
+        found: list[dict[str, Any]] = self._broadcaster.call(GATHER)
         return found
 
-    def give(self, states: Sequence[Mapping[str, Any]]) -> None:
+    def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Load the result of `gather` on all ranks; ranks beyond it keep their state.
 
         Raises:
@@ -94,7 +94,7 @@ class RankState:
             if states:
                 self._take_up(states[0])
         elif states:
-            self._broadcaster.call(KEPT, [_packed(state) for state in states])
+            self._broadcaster.call(RESTORE, [_packed(state) for state in states])
 
     # ---------------------------------------------------------------------------- on every rank
 
@@ -136,7 +136,7 @@ def _load(name: str, thing: Any, state: Any) -> None:
         thing.load_state_dict(state)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
-            f"what the checkpoint has of {name!r} does not fit",
+            f"the checkpoint's state of {name!r} does not fit",
             given=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
             expected=f"the state of a {type(thing).__name__}",
             remedy="resume with the script it was written with",

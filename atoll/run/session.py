@@ -9,7 +9,7 @@ from typing import Any
 from atoll.clock import Clock, RealClock
 from atoll.group.base import Group
 from atoll.queues import Queue, Topic
-from atoll.run.place import JobPlace
+from atoll.run.place import JobPlace, Membership
 from atoll.train.island.script_ranks import ScriptRanks
 from atoll.train.join_job import JoinedJob
 from atoll.train.queues import open_queues
@@ -22,21 +22,15 @@ class Session(JobPlace):
     def __init__(
         self,
         group: Group,
+        membership: Membership,
         *,
         ranks: ScriptRanks,
-        directory: Path,
-        seed: int,
-        slot: int,
-        num_slots: int,
         enrolled: JoinedJob | None,
         asked: threading.Event | None,
         clock: Clock | None,
     ) -> None:
         """Join as a member of `group`."""
-        job = enrolled.environment.job if enrolled is not None else "alone"
-        super().__init__(
-            ranks, job=job, directory=directory, seed=seed, slot=slot, num_slots=num_slots
-        )
+        super().__init__(ranks, membership)
         self.group, self._enrolled = group, enrolled
         self._connection = enrolled.connection if enrolled is not None else None
         self._clock: Clock = clock if clock is not None else RealClock()

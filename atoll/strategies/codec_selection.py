@@ -1,4 +1,4 @@
-"""Measure the link in every round and agree on a codec every so often (`codec.wrappers.auto`).
+"""Measure the link in every round and agree on a codec periodically (`codec.wrappers.auto`).
 
 Also nests a codec's state in a strategy's state: its own part and the shared part.
 """
@@ -28,7 +28,7 @@ KEY = "auto"
 
 
 class CodecSelection:
-    """Times what a round exchanges, followed every so often by 192 bytes about the links.
+    """Times what a round exchanges, followed periodically by 192 bytes about the links.
 
     Both are part of one transaction: the members agree on the next codec, or nothing happened. The
     round itself was encoded as agreed before.
@@ -37,12 +37,12 @@ class CodecSelection:
     def __init__(self, group: Group, auto: Auto, *, clock: Clock) -> None:
         """Measure for one codec."""
         self._group, self._auto, self._clock = group, auto, clock
-        self._told: Tensor | None = None
+        self._reported: Tensor | None = None
         self._measured: tuple[int, float] | None = None
 
     def around(self, exchange: Callable[[RoundPlan], T], plan: RoundPlan) -> T:
         """Run the exchange, and report the link speed if due; changes no state."""
-        self._told = self._measured = None
+        self._reported = self._measured = None
         began, sent, received = self._clock.monotonic(), *self._moved()
         found = exchange(plan)
         if plan.route == "alone":
@@ -57,18 +57,18 @@ class CodecSelection:
                     [self._auto.ladder(measured=self._measured)],
                     codec=make_codec("fp32"), weight=1.0, key=KEY,
                 )  # fmt: skip
-                self._told = work.wait().tensors[0]
+                self._reported = work.wait().tensors[0]
         return found
 
     def committed(self) -> None:
         """Apply what the committed round measured and agreed on."""
         if self._measured is not None:
             self._auto.observe(*self._measured)
-        if self._told is None:
+        if self._reported is None:
             return
         before = self._auto.base.spec
-        self._auto.agree(self._told)
-        self._told = self._measured = None
+        self._auto.agree(self._reported)
+        self._reported = self._measured = None
         if self._auto.base.spec != before:
             log.info("the members' links suit codec %s, not %s", self._auto.base.spec, before)
 

@@ -109,9 +109,9 @@ def check_sparse(plan: Plan) -> None:
     collective = plan.policy.collective
     if sparse and collective in ADD_ON_THE_WAY:
         raise ConfigError(
-            f"codec {sparse[0]} does not add up on the way, which collective {collective} has to",
+            f"collective {collective} sums packets, which codec {sparse[0]} does not allow",
             given=f"codec = {plan.codec!r}, collective = {collective!r}",
-            expected="a codec whose packets add up, or a collective that gathers",
+            expected="a codec with packets that can be summed, or a collective that gathers",
             remedy='collective = "auto"',
         )
 
@@ -147,10 +147,10 @@ def check_collective(plan: Plan) -> None:
     """Check that members can connect directly, as collectives require."""
     if plan.policy.collective != "auto" and plan.route == "relay":
         raise ConfigError(
-            "collectives are for members that dial each other; over the relay the reducer adds up",
+            "collectives need the direct route; on the relay route the reducer sums",
             given=f'collective = {plan.policy.collective!r} with route = "relay"',
             expected='route = "auto" or "direct"',
-            remedy='leave collective away, or set route = "auto" in [job]',
+            remedy='leave collective out, or set route = "auto" in [job]',
         )
 
 
@@ -168,7 +168,7 @@ def check_whole_vectors(plan: Plan) -> None:
     sparse = plan.gathering
     if sparse and plan.policy.robust:
         raise ConfigError(
-            f"codec {sparse[0]} leaves nothing for a robust rule to compare",
+            f"codec {sparse[0]} selects different values per member, so no robust rule applies",
             given=f"codec = {plan.codec!r}, aggregate = {plan.policy.aggregate!r}, "
             f"admission = {plan.policy.admission!r}",
             expected="a codec that sends every coordinate, or the same ones on every member",
@@ -180,7 +180,7 @@ def check_reducer(plan: Plan) -> None:
     """Require one reducer for rules that look at whole vectors or keep state."""
     if plan.policy.needs_reducer and plan.route == "direct":
         raise ConfigError(
-            "this rule needs one place that sees all contributions",
+            "this rule needs the reducer, which sees all contributions",
             given=f"aggregate = {plan.policy.aggregate!r}, admission = "
             f'{plan.policy.admission!r} with route = "direct"',
             expected='route = "relay" or "auto"',
@@ -208,14 +208,14 @@ def check_aggregate(plan: Plan) -> None:
     without = not plan.method.has_mean
     if without and (policy.aggregate != "mean" or policy.admission != "finite"):
         raise ConfigError(
-            f"{plan.outer} makes no mean of all members that a rule could replace",
+            f"{plan.outer} computes no mean of all members, so no rule applies",
             given=f"aggregate = {policy.aggregate!r}, admission = {policy.admission!r}",
             expected='aggregate = "mean" and admission = "finite"',
             remedy='a method with common rounds, e.g. preset = "diloco"',
         )
     if without and policy.collective != "auto":
         raise ConfigError(
-            f"{plan.outer} makes no mean of all members that a collective could carry",
+            f"{plan.outer} computes no mean of all members, so no collective applies",
             given=f"collective = {policy.collective!r}", expected='collective = "auto"',
             remedy='for per-step training over collectives: preset = "ddp"',
         )  # fmt: skip
@@ -225,7 +225,7 @@ def check_sums(plan: Plan) -> None:
     """Refuse sums of parameter changes: the step would be too long and buffers would be summed."""
     if plan.policy.aggregate == "sum":
         raise ConfigError(
-            "a sum of what members learned overshoots by their number",
+            "summing updates multiplies the step by the number of members",
             given=f'aggregate = "sum" with outer = {plan.outer!r}',
             expected='aggregate = "mean"',
             remedy='only gradients may be summed: preset = "ddp" with reduction = "sum"',
@@ -254,7 +254,7 @@ def check_island_gradients(plan: Plan) -> None:
         return
     optimizer = getattr(plan.method, "optimizer", "")  # of parameter servers
     raise ConfigError(
-        f"{plan.outer} combines gradients, and those of an island stay inside",
+        f"{plan.outer} combines gradients, which an island does not expose",
         given=f"outer = {plan.outer!r}"
         + (f", optimizer = {optimizer!r}" if optimizer else "")
         + f" with inner = {plan.inner!r}",

@@ -42,18 +42,18 @@ def allgather_volume(codec: Codec, elements: int, peers: int) -> Traffic:
     return all_to_all_volume([(nbytes, others)] if others else [], [nbytes] * others)
 
 
-def all_to_all_volume(parcels: Sequence[tuple[int, int]], received: Sequence[int]) -> Traffic:
+def all_to_all_volume(messages: Sequence[tuple[int, int]], received: Sequence[int]) -> Traffic:
     """Return the bytes of one all-to-all.
 
     Args:
-        parcels: Size of each packet sent, and its number of receivers.
+        messages: Size of each packet sent, and its number of receivers.
         received: Size of each packet received.
     """
     return Traffic(
         rounds=1,
-        relay_sent_bytes=sum(nbytes for nbytes, _ in parcels),
+        relay_sent_bytes=sum(nbytes for nbytes, _ in messages),
         relay_received_bytes=sum(received),
-        direct_sent_bytes=sum(nbytes * others for nbytes, others in parcels),
+        direct_sent_bytes=sum(nbytes * others for nbytes, others in messages),
         direct_received_bytes=sum(received),
     )
 

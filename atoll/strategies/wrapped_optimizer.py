@@ -77,7 +77,7 @@ class WrapSpec(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one optimizer step, and what belongs to it."""
-        raise NotImplementedError  # as above
+        raise NotImplementedError  # see `skipped`
 
     @property
     def overflow_found(self) -> bool:

@@ -52,14 +52,14 @@ CHECKPOINTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class SyncSchedule:
+class Intervals:
     """How many rounds lie between two evaluations, and between two checkpoints."""
 
     evaluate: int
     save: int
 
     @classmethod
-    def of(cls, spec: JobSpec, rounds: int) -> SyncSchedule:
+    def of(cls, spec: JobSpec, rounds: int) -> Intervals:
         """Return the intervals of the job, or defaults that fit a run of `rounds` rounds."""
         return cls(
             spec.train.eval_every or max(1, rounds // EVALUATIONS),
@@ -87,11 +87,11 @@ class Built:
     """The name of the outer strategy."""
     policy: GroupPolicy
 
-    def rhythm(self, spec: JobSpec, *, peers: int) -> SyncSchedule:
+    def intervals(self, spec: JobSpec, *, peers: int) -> Intervals:
         """Return how often to evaluate and save."""
         elements = self.task.num_parameters + sum(b.numel() for b in self.task.buffers())
         plan = self.outer.traffic(elements, max(2, peers), steps=spec.train.steps)
-        return SyncSchedule.of(spec, plan.rounds)
+        return Intervals.of(spec, plan.rounds)
 
 
 def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:

@@ -17,7 +17,7 @@ from atoll.group.connect import Connection, connect_group
 from atoll.group.routes.rendezvous_store import own_address
 from atoll.net.endpoint import endpoint_of
 from atoll.net.sync_link import SyncLink
-from atoll.recovery import Recovered, StateServer, recover
+from atoll.recovery import Recipient, Recovered, StateServer, recover
 from atoll.train.state.recovery_client import RecoveryClient
 from atoll.wire.messages import CheckpointPart, CheckpointState, Event, Finished, Source, Sources
 
@@ -35,7 +35,7 @@ class JoinedJob:
 
     environment: WorkerEnvironment
     connection: Connection
-    lifeline: RecoveryClient
+    recovery: RecoveryClient
     server: StateServer
 
     @property
@@ -135,21 +135,20 @@ def join_job(
 
     def fetch(*, ready: bool, distrusted: Sequence[str] = ()) -> Recovered:
         return recover(
-            link, job=environment.job, me=environment.member,
-            ask=lambda question: sources(question.failed, ready=ready), on_event=announce,
-            deadline=RealClock().monotonic() + RECOVERY_TIMEOUT_S, stop=should_stop,
-            distrusted=list(distrusted),
+            Recipient(link, environment.job, environment.member, announce, stop=should_stop),
+            ask=lambda question: sources(question.failed, ready=ready),
+            deadline=RealClock().monotonic() + RECOVERY_TIMEOUT_S, distrusted=distrusted,
         )  # fmt: skip
 
     def announce(event: Event) -> None:
         if link.failed is None:
             link.notify(event)
 
-    lifeline = RecoveryClient(
+    recovery = RecoveryClient(
         group, fetch=fetch, server=server, announce=announce,
         should_stop=lambda: should_stop() or link.failed is not None,
     )  # fmt: skip
-    enrolled = JoinedJob(environment, connection, lifeline, server)
+    enrolled = JoinedJob(environment, connection, recovery, server)
     if enrolled.late:
-        lifeline.begin()
+        recovery.begin()
     return enrolled

@@ -39,7 +39,7 @@ class Loop:
     """Called after every committed round; the flag: this is the last. Counts its own seconds."""
     should_stop: Callable[[], bool] = field(default=lambda: False)
     recover: Callable[[LeftBehind], None] | None = None
-    """Takes over the committed state after the group went on without this member."""
+    """Takes over the committed state after the group continued without this member."""
     _meter: Meter = field(default_factory=Meter, init=False)
     _mark: float = field(default=0.0, init=False)
     _reported: float = field(default=0.0, init=False)

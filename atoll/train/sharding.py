@@ -192,7 +192,7 @@ def own_indices(
     """
     if count < num_slots:
         raise DataError(
-            "too little data to deal out",
+            "too little data to split among the members",
             given=f"{count} samples for {num_slots} members",
             expected="at least one sample per member",
         )

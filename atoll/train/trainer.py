@@ -1,8 +1,8 @@
 """The built-in trainer: train one member of a group, from a job file to trained weights.
 
-`train_job` builds a `Trainer` and runs it in this order: `prepare` builds model, optimizer and
-strategy or restores a checkpoint; `connect` attaches outputs and offers the state to late members;
-`run` makes all members start alike, runs the inner loop, and saves the result.
+`Trainer.train` does this in order: `prepare` builds model, optimizer and strategy or restores a
+checkpoint, attaches outputs and offers the state to late members; `run` makes all members start
+alike, runs the inner loop, and saves the result.
 
 The words used here: the strategy has an inner part, which computes a step, and an outer part, which
 exchanges updates with the other members in rounds. The data is divided into slots; a member trains
@@ -16,11 +16,14 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.checkpoint import BackgroundSaver, Store, adopt, resume, save_weights
-from atoll.clock import Clock, RealClock
+import msgspec
+
+from atoll.checkpoint import Extras, adopt, resume, save_weights
+from atoll.clock import RealClock
 from atoll.config import JobSpec
 from atoll.data import Cursor
 from atoll.errors import ConfigError, GroupLeft, HubError, LeftBehind, StorageFull
@@ -31,7 +34,7 @@ from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.inner.options import InnerOptions
 from atoll.task import Task
 from atoll.train.batches import MemberStream
-from atoll.train.build import Built, build
+from atoll.train.build import Built, Intervals, build
 from atoll.train.evaluate import Evaluation, evaluate
 from atoll.train.loop import LEFT, Loop
 from atoll.train.out_of_memory import memory_errors
@@ -39,8 +42,8 @@ from atoll.train.results.metrics import Recorder, Totals
 from atoll.train.results.result import final_evaluation, member_result
 from atoll.train.state.committed import CommittedState
 from atoll.train.state.recovery_client import RecoveryClient, RolledBack
-from atoll.train.state.saving import Moment, Saving
-from atoll.wire.messages import Event, Lease, Point
+from atoll.train.state.saving import NOT_SAVED, Saving
+from atoll.wire.messages import Event, Point, Registered
 
 if TYPE_CHECKING:
     from atoll.train.island.island_trainer import TrainerIsland
@@ -48,58 +51,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def train_job(
-    spec: JobSpec,
-    *,
-    group: Group,
-    directory: Path,
-    report: Callable[[Point], None] | None = None,
-    announce: Callable[[Event], None] | None = None,
-    store: Store | None = None,
-    resume_round: int = -1,
-    slot: int = 0,
-    num_slots: int | None = None,
-    publish: Callable[[Path, str], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    lifeline: RecoveryClient | None = None,
-    late: bool = False,
-    lease: Lease | None = None,
-    saver: BackgroundSaver | None = None,
-    clock: Clock | None = None,
-    island: TrainerIsland | None = None,
-) -> dict[str, Any]:
-    """Train one member's share of a job and return its part of the summary.
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where one member's results go; the functions MUST NOT block."""
 
-    `report` and `announce` receive measurements and events for people, and MUST NOT block. `store`
-    takes checkpoints, `saver` writes them in the background; without either none are saved.
-    `resume_round` is the round of the checkpoint to start from, -1 for a fresh start. `publish`
-    uploads a finished file under a name. `lifeline` recovers the committed state from other members
-    and serves it to them; if `late`, the run is under way and recovery comes first. `lease` is the
-    data until the first round, None for the own slot. `island` are the ranks that train, this
-    process being the first; None trains in this process.
-
-    Raises:
-        ConfigError: the job names something that does not exist.
-        DataError: the text is missing or too small.
-        LossNotFinite: the loss or a gradient is not finite; nothing was updated.
-        OutOfMemory: this machine's memory does not suffice.
-        GroupError: the members could not agree any more.
-        CheckpointError: the checkpoint to start from cannot be used.
-    """
-    clock = clock if clock is not None else RealClock()
-    with memory_errors(member=group.me):
-        trainer = Trainer(
-            spec, group=group, directory=directory, clock=clock, store=store, lifeline=lifeline,
-            saver=saver, island=island,
-        )  # fmt: skip
-        trainer.prepare(slot=slot, num_slots=num_slots or spec.job.nodes, round_=resume_round)
-        if lease is not None and not late:
-            trainer.stream.move(lease.slot, lease.cursor)
-        trainer.connect(report=report, announce=announce, publish=publish)
-        try:
-            return trainer.run_through(should_stop or (lambda: False), late=late)
-        finally:
-            trainer.recorder.close()
+    directory: Path
+    """Folder of `metrics.jsonl`, `result.json` and the weights."""
+    report: Callable[[Point], None] | None = None
+    """Takes measurements."""
+    announce: Callable[[Event], None] | None = None
+    """Takes events for people."""
+    publish: Callable[[Path, str], None] | None = None
+    """Uploads a finished file under a name."""
 
 
 class Trainer:
@@ -110,62 +73,102 @@ class Trainer:
     outer: Outer
     inner: Inner
     stream: MemberStream
+    intervals: Intervals
     recorder: Recorder
+    start: Registered
 
     def __init__(
         self,
         spec: JobSpec,
         *,
         group: Group,
-        directory: Path,
-        clock: Clock,
-        store: Store | None,
-        lifeline: RecoveryClient | None = None,
-        saver: BackgroundSaver | None = None,
+        outputs: Outputs,
+        saving: Saving = NOT_SAVED,
+        recovery: RecoveryClient | None = None,
         island: TrainerIsland | None = None,
     ) -> None:
-        """Store the arguments; `prepare` builds the parts."""
-        self.spec, self.group, self.directory = spec, group, directory
-        self.lifeline, self.island = lifeline, island
+        """Store the arguments.
+
+        `recovery` gets the committed state from other members and serves it to them. `island` are
+        the ranks that train, this process being the first; None trains in this process.
+        """
+        self.spec, self.group, self.outputs, self.saving = spec, group, outputs, saving
+        self.recovery, self.island = recovery, island
         self._loss_of = island.loss if island is not None else None
-        self.clock, self.store = clock, store
+        self.clock = RealClock()
         self.totals = Totals()
-        self.began = clock.monotonic()
+        self.began = self.clock.monotonic()
         self.start_s = 0.0
         self.first = Evaluation(0.0, 0)
-        self.saving = Saving(store=store, saver=saver)
         self._held_out: float | None = None
         self._saved_round = -1
         self._reserved = False
-        self._publish: Callable[[Path, str], None] | None = None
 
-    def prepare(self, *, slot: int, num_slots: int, round_: int) -> None:
-        """Build all parts; restore the checkpoint of `round_` unless it is -1."""
-        built = build(self.spec, member=self.group.me, slot=slot, num_slots=num_slots)
-        self.built, self.task, self.outer = built, built.task, built.outer
+    def train(
+        self, start: Registered, should_stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
+        """Train to the end or to a stop; return this member's part of the summary.
+
+        Restarts from a checkpoint if no member has the committed state any more.
+
+        Raises:
+            ConfigError: the job names something that does not exist.
+            DataError: the text is missing or too small.
+            LossNotFinite: the loss or a gradient is not finite; nothing was updated.
+            OutOfMemory: this machine's memory does not suffice.
+            GroupError: the members could not agree any more.
+            CheckpointError: the checkpoint to start from cannot be used.
+        """
+        with memory_errors(member=self.group.me):
+            while True:
+                self.prepare(start)
+                try:
+                    return self.run(should_stop)
+                except RolledBack as error:
+                    log.warning("%s", error)
+                    self.recorder.event("set-back", f"{self.task.member}: {error}")
+                    # Build everything anew: task and strategy hold a state that was rolled back.
+                    # The hub leases the data anew after a rollback.
+                    start = msgspec.structs.replace(
+                        start, resume_round=error.round, recover=False, lease=error.lease
+                    )
+                finally:
+                    self.recorder.close()
+
+    def prepare(self, start: Registered) -> None:
+        """Build all parts, restore the checkpoint if there is one, and attach the outputs."""
+        built = build(self.spec, member=self.group.me, slot=start.slot, num_slots=start.num_slots)
+        self.built, self.task, self.outer, self.start = built, built.task, built.outer, start
         self.group.policy = built.policy
         # Changes the model in place (precision, recomputation), so set up the strategy after it.
         self.inner = self._inner()
-        self.slot, self.num_slots, self.resumed = slot, num_slots, round_ >= 0
-        if round_ >= 0:
-            cursor = self._restore(round_)
+        if start.resume_round >= 0:
+            cursor = self._restore(start.resume_round)
         else:
             cursor, self.task.round = None, self.group.committed_round
             self.outer.setup(self.task, group=self.group, codec=built.codec)
         self.stream = MemberStream(
-            built.shards, slot=slot, batch=self.spec.train.batch, step=self.task.step,
+            built.shards, slot=start.slot, batch=self.spec.train.batch, step=self.task.step,
             shared_steps=self.outer.shared_steps, cursor=cursor,
         )  # fmt: skip
+        if start.lease is not None and not start.recover:
+            self.stream.move(start.lease.slot, start.lease.cursor)
         self.task.stretch = self.stream
-        self.rhythm = built.rhythm(self.spec, peers=num_slots)
+        self.intervals = built.intervals(self.spec, peers=start.num_slots)
         if self.island is not None:
-            self.island.seed(slot=slot, step=self.task.step)
+            self.island.seed(slot=start.slot, step=self.task.step)
+        self.recorder = Recorder(
+            self.task, clock=self.clock, path=self.outputs.directory / "metrics.jsonl",
+            report=self.outputs.report, announce=self.outputs.announce,
+        )  # fmt: skip
+        if self.recovery is not None and self.outer.inherits:
+            self.recovery.offer(self.task, CommittedState(self.task, self.outer))
 
     def _restore(self, round_: int) -> Cursor | None:
         """Load a checkpoint; return the position in the data."""
-        if self.store is None:
+        if self.saving.store is None:
             raise RuntimeError("resuming needs a store")
-        restored = resume(self.store, round_, self.task, strategy=self.built.strategy)
+        restored = resume(self.saving.store, round_, self.task, strategy=self.built.strategy)
         # The strategy copies the parameters in `setup`, so the restored ones must be in place
         # before.
         self.task.push()
@@ -180,66 +183,33 @@ class Trainer:
         sums = (restored.counters.get(name, 0) for name in ("first_loss_sum", "first_tokens"))
         self.first = Evaluation(*(float(value) for value in sums))  # type: ignore[arg-type]
         self._saved_round = round_
-        if int(restored.counters.get("num_slots", len(self.task.leases))) != self.num_slots:
+        if int(restored.counters.get("num_slots", len(self.task.leases))) != self.start.num_slots:
             # With another number of slots the data is divided anew, and saved positions are
             # invalid.
             self.task.leases.clear()
             return None
-        place = restored.cursor if restored.cursor is not None else self.task.leases.get(self.slot)
+        place = restored.cursor
+        if place is None:
+            place = self.task.leases.get(self.start.slot)
         return Cursor.from_dict(place) if place else None
 
-    def connect(
-        self,
-        *,
-        report: Callable[[Point], None] | None,
-        announce: Callable[[Event], None] | None,
-        publish: Callable[[Path, str], None] | None,
-    ) -> None:
-        """Attach the outputs, and offer the state to late members."""
-        self.recorder = Recorder(
-            self.task, clock=self.clock, path=self.directory / "metrics.jsonl",
-            report=report, announce=announce,
-        )  # fmt: skip
-        self._publish = publish
-        if self.lifeline is not None and self.outer.inherits:
-            state = CommittedState(self.task, self.outer)
-            self.lifeline.offer(self.task, state)
-
-    def run_through(self, should_stop: Callable[[], bool], *, late: bool) -> dict[str, Any]:
-        """Run to the end; restart from a checkpoint if no member has the state any more."""
-        while True:
-            try:
-                return self.run(should_stop, late=late)
-            except RolledBack as error:
-                log.warning("%s", error)
-                self.recorder.event("set-back", f"{self.task.member}: {error}")
-                # Build everything anew: task and strategy hold a state that was rolled back.
-                report, announce = self.recorder.outlets
-                self.recorder.close()
-                self.prepare(slot=self.slot, num_slots=self.num_slots, round_=error.round)
-                if error.lease is not None:  # the hub leases the data anew after a rollback
-                    self.stream.move(error.lease.slot, error.lease.cursor)
-                self.connect(report=report, announce=announce, publish=self._publish)
-                late = False
-
-    def run(self, should_stop: Callable[[], bool], *, late: bool) -> dict[str, Any]:
-        """Train to the end or to a stop; return this member's part of the summary."""
+    def run(self, should_stop: Callable[[], bool]) -> dict[str, Any]:
+        """Train with the parts that `prepare` built; return this member's part of the summary."""
         self.start_s = self.clock.monotonic() - self.began
         self.recorder.point({"parameters": self.task.num_parameters, "start_s": self.start_s})
         try:
             # Start from the others' state, from a restored checkpoint, or fresh and all alike.
-            if late and self.outer.inherits:
+            if self.start.recover and self.outer.inherits:
                 self._recover(None)
-            elif not self.resumed:
+            elif self.start.resume_round < 0:
                 self._begin()
         except LeftBehind as error:
             self._recover(error)
         except GroupLeft:
             return self._ended(LEFT)
         loop = Loop(
-            task=self.task, stream=self.stream,
-            inner=self.inner,
-            outer=self.outer, group=self.group, steps=self.spec.train.steps,
+            task=self.task, stream=self.stream, inner=self.inner, outer=self.outer,
+            group=self.group, steps=self.spec.train.steps,
             recorder=self.recorder, totals=self.totals, clock=self.clock,
             after_round=self._after_round, should_stop=should_stop, recover=self._recover,
         )  # fmt: skip
@@ -252,7 +222,7 @@ class Trainer:
             ConfigError: the machine cannot compute like that, or the ranks for it are missing.
         """
         if self.island is not None:
-            self.island.settle(self.built, folder=self.directory)
+            self.island.settle(self.built, folder=self.outputs.directory)
             self.task.scaler = self.island.scaler
             return self.island.inner()
         if self.spec.mesh.ranks > 1:
@@ -279,14 +249,16 @@ class Trainer:
             LeftBehind: recovery is not possible (`error` itself).
             RolledBack: no member has the state; the run continues from a checkpoint.
         """
-        if self.lifeline is None:
-            raise error or LeftBehind("the run is under way", expected="a connection to the others")
+        if self.recovery is None:
+            raise error or LeftBehind(
+                "the run is under way", expected="a connection to the other members"
+            )
         # Members train models of their own: only the round number is needed.
         if not self.outer.inherits:
-            self.task.round = self.lifeline.catch_up()
+            self.task.round = self.recovery.catch_up()
             self.outer.rejoin(self.task)
             return
-        taken = self.lifeline.take(self.task, self.outer)
+        taken = self.recovery.take(self.task, self.outer)
         # The learning rate and the data follow the step, which the recovered state has changed.
         self.built.schedule.load_state_dict({"step": self.task.step})
         self.stream.rejoin(self.task.step)
@@ -299,8 +271,8 @@ class Trainer:
         if reason and isinstance(self.group, SingleGroup):
             self._save(final=True)  # a single member saves at any step; others only at a round
         result = member_result(
-            self.spec, self.built, self.outer, self.totals, slot=self.slot, start_s=self.start_s,
-            first=self.first, reason=reason,
+            self.built, self.totals, slot=self.start.slot, seed=self.spec.job.seed,
+            start_s=self.start_s, first=self.first, reason=reason,
         )  # fmt: skip
         # A member that left between two rounds has no common model to publish; the others do that.
         left = reason == LEFT and not isinstance(self.group, SingleGroup)
@@ -310,17 +282,17 @@ class Trainer:
             halfway = reason and isinstance(self.group, SingleGroup)
             with nullcontext() if halfway else self.outer.evaluating(self.task):
                 result |= self._hand_over(finished=not reason)
-        path = self.directory / "result.json"
+        path = self.outputs.directory / "result.json"
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         return result
 
     def _hand_over(self, *, finished: bool) -> dict[str, Any]:
         """Write and publish the weights; if `finished`, evaluate them on all held-out data."""
         self.task.pull()
-        path = self.directory / "model.safetensors"
+        path = self.outputs.directory / "model.safetensors"
         save_weights(path, self.built.model.state_dict(), about=self._about())
-        if self._publish is not None:
-            self._publish(path, path.name)
+        if self.outputs.publish is not None:
+            self.outputs.publish(path, path.name)
         if not finished:
             return {}
         began = self.clock.monotonic()
@@ -330,9 +302,14 @@ class Trainer:
         return look
 
     @property
+    def _members(self) -> tuple[str, ...]:
+        """Members of the last round; before the first one only this member."""
+        return self.group.members or (self.group.me,)
+
+    @property
     def _is_first(self) -> bool:
         """Whether this member does the work that only one member does."""
-        return not self.group.members or self.group.members[0] == self.group.me
+        return self._members[0] == self.group.me
 
     def _after_round(self, sync: SyncResult, last: bool) -> None:
         """Evaluate and save after a committed round, if they are due."""
@@ -341,20 +318,19 @@ class Trainer:
             self._reserved = True
             self.saving.reserve(self.task, self.outer, shared=self._is_first)
         self._held_out = None
-        if self.task.round % self.rhythm.evaluate == 0 and not last:
+        if self.task.round % self.intervals.evaluate == 0 and not last:
             self._held_out = self._evaluate_share().loss
-        if stopping or (self.task.round % self.rhythm.save == 0 and not last):
+        if stopping or (self.task.round % self.intervals.save == 0 and not last):
             self._save(final=stopping)
 
     def _evaluate_share(self) -> Evaluation:
         """Evaluate the common parameters on this member's share of the held-out data."""
         began = self.clock.monotonic()
-        members = self.group.members or (self.group.me,)
         with self.outer.evaluating(self.task):
             found = evaluate(
                 self.built.model, self.built.held_out,
-                limit_tokens=self.spec.train.eval_tokens, share=members.index(self.group.me),
-                shares=len(members),
+                limit_tokens=self.spec.train.eval_tokens,
+                share=self._members.index(self.group.me), shares=len(self._members),
                 loss_of=self._loss_of,
             )  # fmt: skip
         seconds = self.clock.monotonic() - began
@@ -377,17 +353,19 @@ class Trainer:
         counters: dict[str, float | int | str] = {
             **self.totals.to_dict(),
             "chain": self.task.past,
-            "num_slots": self.num_slots,
+            "num_slots": self.start.num_slots,
             "first_loss_sum": self.first.loss_sum,
             "first_tokens": self.first.tokens,
         }
-        moment = Moment(
-            members=self.group.members, shared=self._is_first, final=final,
-            score=self._held_out, counters=counters, about=self._about(),
-            cursor=self.stream.cursor.to_dict(), strategy=self.built.strategy,
+        extras = Extras(
+            strategy=self.built.strategy, cursor=self.stream.cursor.to_dict(), counters=counters,
+            about=self._about(),
         )  # fmt: skip
         try:
-            if self.saving.save(self.task, self.outer, moment):
+            if self.saving.save(
+                self.task, self.outer, extras,
+                members=self._members, final=final, score=self._held_out,
+            ):  # fmt: skip
                 self._saved_round = self.task.round
         except (StorageFull, HubError) as error:
             log.error("the checkpoint of round %s was not saved: %s", self.task.round, error)

@@ -1,1 +1,1 @@
-"""What crosses between processes: messages, frames and their limits. No sockets, no torch."""
+"""Messages, frames and their limits, as they cross between processes. No sockets, no torch."""

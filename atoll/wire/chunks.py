@@ -1,8 +1,7 @@
-"""What members and reducers say to each other inside relay frames; the hub never looks at it.
+"""Chunks of tensors inside relay frames, between members and reducers; opaque to the hub.
 
-A chunk is a msgpack `ChunkHead` behind a two-byte length, then raw encoded bytes. The encoded
-vector of one member is a *packet* (one buffer, made by a codec), cut into chunks of
-`CHUNK_BYTES`.
+A chunk is a two-byte length, a msgpack `ChunkHead` and raw encoded bytes. The encoded vector of
+one member is a *packet* (one buffer, made by a codec), cut into chunks of `CHUNK_BYTES`.
 """
 
 from __future__ import annotations
@@ -20,39 +19,37 @@ from atoll.wire.malformed import MALFORMED
 _LENGTH = struct.Struct("!H")
 
 MAX_HEAD_BYTES = 65_535
-"""Longest encoded head: its length is two bytes."""
+"""Largest encoded head: its length is stored in two bytes."""
 
-ALL_TO_ALL = "parcels"
-"""What stands for the codec in packets of a swap: parcels behind a table of theirs, no vector."""
+ALL_TO_ALL = "all-to-all"
+"""Codec name in packets of an all-to-all, which hold a table of messages instead of a vector."""
 
 
 class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
-    """Which piece of which packet the bytes behind it are."""
+    """Identifies the piece of a packet that follows it."""
 
     kind: str
     """`contribute` (member to reducer), `result` (reducer to member), or `resume`."""
     epoch: int
     round: int
     index: int
-    """Piece number from 0; for `resume`: how many pieces of the result are here already."""
+    """Piece number from 0; in a `resume`: number of result pieces already received."""
     count: int
-    """Pieces of the packet."""
     total_bytes: int
-    """Bytes of the packet."""
     codec: str
-    """The codec's spec, e.g. `int8:256`, so that the reducer can decode it."""
+    """The codec's spec, e.g. `int8:256`, which the reducer needs for decoding."""
     sizes: list[int]
     """Number of elements of each tensor in the packet."""
     weight: float
-    """Weight of the contribution; in a result: the sum received."""
+    """Weight of the contribution; in a result: the sum of the weights received."""
     contributors: list[str] = []
-    """In a result: whose contributions are in it, in slot order."""
+    """In a result: the members that contributed, in slot order."""
     have: list[int] = []
-    """In a `resume`: indices of the result pieces that arrived."""
+    """In a `resume`: indices of the result pieces already received."""
     phase: int = 0
-    """Number of the exchange within the epoch: a round may take several, one after the other."""
+    """Number of the exchange within the epoch: a round may run several in sequence."""
     policy: str = ""
-    """What the reducer does beyond averaging; the same from every member."""
+    """The reducer's aggregation policy; MUST be the same from every member."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -60,11 +57,7 @@ _decoder = msgspec.msgpack.Decoder(ChunkHead)
 
 
 def pack_chunk(head: ChunkHead, piece: Buffer = b"") -> tuple[bytes, Buffer]:
-    """Return head bytes and piece, ready to be the parts of a relay frame.
-
-    Raises:
-        FrameTooLarge: the head has too many sizes or indices.
-    """
+    """Return the parts of a relay frame; raises FrameTooLarge if the head has too many entries."""
     encoded = _encoder.encode(head)
     if len(encoded) > MAX_HEAD_BYTES:
         raise FrameTooLarge(
@@ -77,11 +70,7 @@ def pack_chunk(head: ChunkHead, piece: Buffer = b"") -> tuple[bytes, Buffer]:
 
 
 def unpack_chunk(payload: memoryview) -> tuple[ChunkHead, memoryview]:
-    """Return head and piece of a relay frame's payload.
-
-    Raises:
-        WireError: it is not a chunk, or its numbers contradict each other.
-    """
+    """Return head and piece; raises WireError if they are malformed or contradict each other."""
     try:
         (length,) = _LENGTH.unpack_from(payload)
         head = _decoder.decode(payload[2 : 2 + length])
@@ -102,12 +91,12 @@ def unpack_chunk(payload: memoryview) -> tuple[ChunkHead, memoryview]:
 
 
 def count_pieces(total_bytes: int) -> int:
-    """Return into how many pieces a packet is cut; an empty packet is one empty piece."""
+    """Return the number of pieces of a packet; an empty packet is one empty piece."""
     return max(1, -(-total_bytes // CHUNK_BYTES))
 
 
 def pieces(packet: Buffer) -> Iterator[memoryview]:
-    """Yield the pieces of a packet in order, as views. Its items may be larger than a byte."""
+    """Yield the pieces in order, as views. The packet's items may be larger than a byte."""
     view = memoryview(packet)
     view = view.cast("B") if view.nbytes else memoryview(b"")
     for index in range(count_pieces(len(view))):

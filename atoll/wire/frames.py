@@ -1,19 +1,19 @@
-"""Frames: how a message or a chunk of tensor is laid out in one WebSocket binary message.
+"""Frames: the layout of a message or a chunk of a tensor in one WebSocket binary message.
 
-    offset  size  field
-    0       2     magic, b"AT"
-    2       1     protocol version
-    3       1     kind: 1 control, 2 relay
-    4       4     body length, big endian
-    8       4     CRC-32 of the body, big endian
-    12            body
+  offset  size  field
+  0       2     magic, b"AT"
+  2       1     protocol version
+  3       1     kind: 1 control, 2 relay
+  4       4     body length, big endian
+  8       4     CRC-32 of the body, big endian
+  12            body
 
 The body of a *control* frame is one msgpack `Envelope`. The body of a *relay* frame is
 
-    1 byte length + destination address, 1 byte length + source address, opaque bytes
+  1 byte length + destination address, 1 byte length + source address, opaque bytes
 
-The hub reads the two addresses and forwards the very same bytes, so the checksum is checked end
-to end by the receiver; the hub itself checks it for control frames only.
+The hub reads the two addresses and forwards the bytes unchanged. The receiver verifies the checksum
+of a relay frame; the hub verifies it for control frames only.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ HEADER_BYTES = HEADER.size
 Buffer = bytes | bytearray | memoryview
 
 MAX_ADDRESS_BYTES = 255
-"""Longest session id: its length is one byte."""
+"""Longest session id: its length is stored in one byte."""
 
 
 class Kind(IntEnum):
-    """What the body of a frame is."""
+    """Kind of a frame's body."""
 
     CONTROL = 1
     RELAY = 2
@@ -48,10 +48,7 @@ _LIMITS = {Kind.CONTROL: MAX_CONTROL_BYTES, Kind.RELAY: MAX_RELAY_BYTES}
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One decoded frame.
-
-    `body` is a view into the received message; `raw` is that whole message, for forwarding.
-    """
+    """One decoded frame: `body` is a view into `raw`, the whole message, kept for forwarding."""
 
     kind: Kind
     body: memoryview
@@ -60,7 +57,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """The body of a relay frame: where it goes, whence it comes, what it carries."""
+    """Addresses and payload of a relay frame."""
 
     to: str
     source: str
@@ -68,10 +65,10 @@ class Relay:
 
 
 def encode(kind: Kind, *parts: Buffer) -> bytes:
-    """Return one frame whose body is the parts put together.
+    """Return one frame; its body is the concatenation of the parts.
 
     Raises:
-        FrameTooLarge: the body is over the limit of its kind.
+        FrameTooLarge: the body exceeds the limit of its kind.
     """
     length = sum(memoryview(part).nbytes for part in parts)
     if length > _LIMITS[kind]:
@@ -87,12 +84,12 @@ def encode(kind: Kind, *parts: Buffer) -> bytes:
 
 
 def decode(message: Buffer) -> Frame:
-    """Return the frame in one WebSocket message. The checksum is checked for control frames.
+    """Return the frame in one WebSocket message. Verifies the checksum of control frames only.
 
     Raises:
-        WireError: it is not a frame, is cut short, or its checksum differs.
-        VersionMismatch: it is of another protocol version.
-        FrameTooLarge: its body is over the limit of its kind.
+        WireError: not a frame, truncated, or its checksum differs.
+        VersionMismatch: another protocol version.
+        FrameTooLarge: the body exceeds the limit of its kind.
     """
     if len(message) < HEADER_BYTES:
         raise WireError("a frame is cut short", given=f"{len(message)} bytes", expected=">= 12")
@@ -101,7 +98,7 @@ def decode(message: Buffer) -> Frame:
         raise WireError("this is not a frame of Atoll", given=repr(magic), expected=repr(MAGIC))
     if version != PROTOCOL:
         raise VersionMismatch(
-            "the other side speaks another version of the protocol",
+            "the other side uses another version of the protocol",
             given=f"version {version}",
             expected=f"version {PROTOCOL}",
             remedy="install the same version of Atoll on both machines",
@@ -129,11 +126,11 @@ def decode(message: Buffer) -> Frame:
 
 
 def encode_relay(to: str, source: str, *parts: Buffer) -> bytes:
-    """Return a relay frame from `source` to `to` (session ids) carrying the parts.
+    """Return a relay frame between two session ids.
 
     Raises:
         WireError: an address is longer than 255 bytes.
-        FrameTooLarge: it is over the limit of relay frames.
+        FrameTooLarge: the body exceeds the limit of relay frames.
     """
     to_bytes, source_bytes = to.encode(), source.encode()
     if max(len(to_bytes), len(source_bytes)) > MAX_ADDRESS_BYTES:
@@ -147,11 +144,7 @@ def encode_relay(to: str, source: str, *parts: Buffer) -> bytes:
 
 
 def decode_relay(frame: Frame) -> Relay:
-    """Return the addresses and the opaque bytes of a relay frame; its checksum is not checked.
-
-    Raises:
-        WireError: the addresses run past the end of the body.
-    """
+    """Return addresses and payload, checksum unverified; raises WireError if malformed."""
     body = frame.body
     try:
         to_end = 1 + body[0]
@@ -165,10 +158,6 @@ def decode_relay(frame: Frame) -> Relay:
 
 
 def verify(frame: Frame) -> None:
-    """Check a frame's checksum: the receiving end of a relay frame does this.
-
-    Raises:
-        WireError: the checksum differs from the header's.
-    """
+    """Verify the checksum of a relay frame; raises WireError if it differs."""
     if zlib.crc32(frame.body) != HEADER.unpack_from(frame.raw)[4]:
         raise WireError("the checksum of a frame differs", given=frame.kind.name)

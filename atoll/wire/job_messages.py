@@ -21,33 +21,33 @@ class Launch(Message, frozen=True):
     spec: str
     """The job's TOML text, resolved."""
     files: dict[str, str] = {}
-    """File name -> text: the user's own script travels here."""
+    """File name -> text, e.g. the user's own script."""
     attempt: int = 1
 
 
 class Stop(Message, frozen=True):
-    """Command to a node: end one process of a job; kill it after `grace_s`."""
+    """Command to a node: end one process of a job, by force after `grace_s`."""
 
     job: str
     member: str
     grace_s: float = 10.0
     attempt: int = 0
-    """Which attempt is meant; 0: whichever runs."""
+    """0: the running one."""
 
 
 class RendezvousAddress(msgspec.Struct, frozen=True):
-    """Where follower hosts find the first machine of an island, and their common secret.
+    """Address and secret with which follower hosts join the first host of an island.
 
-    Kept by the hub in memory only, and told to processes of the same job only.
+    The hub keeps it in memory only and sends it only to processes of the same job.
     """
 
     dial: str
-    """host:port of the supervisor on the island's first machine."""
+    """host:port of the supervisor on the island's first host."""
     secret: str
 
 
 class ProcessState(Message, frozen=True):
-    """A node tells: a process of a job changed its state."""
+    """Notice of a node: a process of a job changed its state."""
 
     job: str
     member: str
@@ -55,15 +55,15 @@ class ProcessState(Message, frozen=True):
     exit_code: int | None = None
     error: dict[str, str] | None = None
     tail: list[str] = []
-    """Last lines it printed, when it failed."""
+    """The last lines of its output, if it failed."""
     attempt: int = 0
-    """Which attempt it was; 0: unknown."""
+    """0: unknown."""
     collecting: bool = False
-    """It has exited, and its artifacts are still sent; reported again when they are there."""
+    """It has exited and its artifacts are being uploaded; reported again after the upload."""
 
 
 class LogLines(Message, frozen=True):
-    """A node ships lines that a process printed; `seq` numbers the first line from 1."""
+    """Lines that a process printed; `seq` numbers the first one, from 1."""
 
     job: str
     member: str
@@ -78,7 +78,7 @@ class Acked(Message, frozen=True):
 
 
 class Point(Message, frozen=True):
-    """One measurement of a member. `values` e.g. loss, tokens, step_s, compute_s."""
+    """One measurement of a member; `values` e.g. loss, tokens, step_s, compute_s."""
 
     time: float
     step: int
@@ -87,7 +87,7 @@ class Point(Message, frozen=True):
 
 
 class Metrics(Message, frozen=True):
-    """A member ships measurements; `seq` numbers the first point from 1 (per incarnation)."""
+    """Measurements of a member; `seq` numbers the first point, from 1 per incarnation."""
 
     incarnation: str
     seq: int
@@ -95,7 +95,7 @@ class Metrics(Message, frozen=True):
 
 
 class Event(Message, frozen=True):
-    """A member or a node reports something that happened, for people."""
+    """An event of a member or a node, for people."""
 
     kind: str
     text: str
@@ -103,7 +103,7 @@ class Event(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """A member is done with its job and leaves; `result` is its part of the summary."""
+    """Notice of a member that leaves its finished job; `result` is its part of the summary."""
 
     ok: bool
     result: dict[str, Any] = {}

@@ -1,9 +1,9 @@
-"""Every number that bounds what one side accepts from the other."""
+"""Limits of what one side accepts from the other, and the protocol's time constants."""
 
 from __future__ import annotations
 
 PROTOCOL = 1
-"""Version of the wire protocol. Both sides must have the same."""
+"""Version of the wire protocol, equal on both sides."""
 
 MAX_CONTROL_BYTES = 4 * 2**20
 """Largest body of a control frame (files go over HTTP, tensors over relay frames)."""
@@ -15,28 +15,28 @@ MAX_FRAME_BYTES = MAX_CONTROL_BYTES + 64
 """Largest WebSocket message that either side reads; a larger one closes the connection."""
 
 CHUNK_BYTES = 256 * 2**10
-"""Payload bytes of one relayed chunk. Small enough that a heartbeat waits at most
-256 KiB behind data (2 s at 1 Mbit/s), large enough that framing costs below 0.1 %."""
+"""Payload bytes of one relayed chunk. Small enough that a heartbeat waits at most 256 KiB behind
+data (2 s at 1 Mbit/s), large enough that framing costs below 0.1 %."""
 
 WINDOW_BYTES = 4 * 2**20
-"""Relay bytes that one sender may have under way to one receiver: the hub never holds more for
-that pair. At 100 ms round trip it still fills a link of 335 Mbit/s."""
+"""Relay bytes in flight from one sender to one receiver: the most that the hub buffers for the
+pair. At 100 ms round trip it still fills a link of 335 Mbit/s."""
 
 UNSENT_BYTES = 64 * 2**10
-"""Bytes that the kernel takes beyond what it can soon send, where it lets itself be told.
-Otherwise it buffers megabytes on a slow line, and a heartbeat waits seconds behind tensors."""
+"""Unsent bytes that the kernel buffers, on systems with such a setting. Without it the kernel
+buffers megabytes on a slow link, and heartbeats wait seconds behind tensors."""
 
 HEARTBEAT_S = 2.0
-"""Seconds between heartbeats of an idle session; any frame counts as one."""
+"""Seconds between heartbeats of an idle session; any frame counts as a heartbeat."""
 
 DEAD_AFTER_S = 15.0
-"""Seconds of silence after which the hub takes a session for dead."""
+"""Seconds of silence after which the hub considers a session dead."""
 
 MAX_LOG_LINE = 4096
-"""Characters of one log line that are kept."""
+"""Characters kept of one log line."""
 
 EXIT_LEFT = 75
 """Exit status of a process that was asked to leave before its work was done."""
 
 EXIT_REPLACED = 76
-"""Exit status of a process whose session has ended for good: a newer one has its place."""
+"""Exit status of a process that lost its session to a newer incarnation."""

@@ -1,9 +1,9 @@
-"""Everything that a decoder of msgpack raises on bytes of a stranger."""
+"""The exceptions that decoding untrusted msgpack bytes can raise."""
 
 from __future__ import annotations
 
 import msgspec
 
 MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
-"""Besides the library's own errors: text that is not UTF-8 is a ValueError, keys that cannot be
-hashed a TypeError, and nesting a thousand deep a RecursionError."""
+"""Text that is not UTF-8 raises ValueError, an unhashable key TypeError, and a thousand levels of
+nesting RecursionError."""

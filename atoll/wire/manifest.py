@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: which parts it has and what their bytes must hash to.
+"""The manifest of a checkpoint: its parts and their hashes.
 
-A checkpoint is complete when its manifest is there, because the manifest is written last and by an
-atomic rename. Whoever reads a checkpoint checks every part against it.
+It is written last, by an atomic rename, so a checkpoint with a manifest is complete. Readers
+verify every part against it.
 """
 
 from __future__ import annotations
@@ -13,46 +13,43 @@ import msgspec
 from atoll.errors import WireError
 
 MANIFEST_NAME = "manifest.json"
-"""File name of a manifest, inside the folder of its checkpoint."""
 
 MANIFEST_VERSION = 1
-"""Version of the form below; a reader refuses a newer one."""
+"""Format version; readers reject a newer one."""
 
 SHARED_PART = "shared.safetensors"
-"""The part that is the same for everybody: model and outer state. No other is of use without it."""
+"""The part common to all members: model and outer state. The other parts are useless without it."""
 
 PART_SUFFIX = ".safetensors"
 
 STAMP = "stamp"
-"""Key in a part's metadata: what the parts of one checkpoint have in common, and no others."""
+"""Metadata key of the stamp, which is equal for the parts of one checkpoint only."""
 
 SCORE = "score"
-"""Key in the shared part's metadata: held-out loss of the state, where it was measured."""
+"""Metadata key in the shared part: held-out loss of the state, if measured."""
 
 REPLACED = "-replaced"
-"""End of the folder in which a checkpoint waits until another of its round is complete."""
+"""Suffix of the folder that keeps an old checkpoint until its replacement is complete."""
 
 
 class ManifestPart(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a checkpoint."""
 
     name: str
-    """File name inside the checkpoint's folder."""
     member: str
-    """Who wrote it."""
     sha256: str
     """Lower-case hexadecimal."""
     nbytes: int
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole checkpoint."""
+    """Contents of a complete checkpoint."""
 
     job: str
     round: int
     """Rounds committed when the state was captured."""
     step: int
-    """Optimizer steps of each member by then."""
+    """Optimizer steps of each member."""
     members: list[str]
     """In slot order."""
     parts: list[ManifestPart]
@@ -61,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     """Of Atoll, torch, Python."""
     score: float | None = None
-    """Held-out loss of the state, in nats per token; None: not measured."""
+    """Held-out loss of the state, nats per token; None: not measured."""
     version: int = MANIFEST_VERSION
 
 
@@ -71,12 +68,12 @@ def checkpoint_folder(round_: int) -> str:
 
 
 def member_part(member: str) -> str:
-    """Return the name of the part that a member writes."""
+    """Return the file name of a member's part."""
     return member + PART_SUFFIX
 
 
 def round_of(folder: str) -> int | None:
-    """Return the round that the name of a checkpoint's folder tells, or None."""
+    """Return the round in a checkpoint folder's name, or None if it is not such a name."""
     digits = folder.rpartition("/")[2].removeprefix("round-").removesuffix(REPLACED)
     if not digits.isdigit():
         return None
@@ -85,27 +82,23 @@ def round_of(folder: str) -> int | None:
 
 
 def stamp_of(*, round_: int, step: int, states: Iterable[str]) -> str:
-    """Return the stamp of the parts of one checkpoint.
+    """Return the stamp of one checkpoint's parts.
 
     Args:
         round_: Rounds committed.
-        step: Where the schedule stood.
-        states: Digests of the model that the parts belong to; equal ones count once.
+        step: Position of the learning-rate schedule.
+        states: Digests of the model that the parts belong to; duplicates are ignored.
     """
     return f"round {round_}, step {step}, state {' '.join(sorted(set(states)))}"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest as indented JSON, for people too."""
+    """Return the manifest as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Return the manifest in JSON bytes.
-
-    Raises:
-        WireError: it is not a manifest, or one of a newer version.
-    """
+    """Parse a manifest; raises WireError if it is malformed or of a newer version."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

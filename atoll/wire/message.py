@@ -1,4 +1,4 @@
-"""The base of every message on the wire."""
+"""The base class of every message on the wire."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import msgspec
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of every message; the class name is its tag on the wire."""
+    """Base of every message; its tag on the wire is the class name."""

@@ -1,8 +1,8 @@
-"""Every control message, as frozen structs: the whole protocol can be read here.
+"""Every control message of the protocol, and the envelope that carries it.
 
-A control frame carries one `Envelope`. `id > 0` with `reply=False` asks; the answer has the same
-id and `reply=True`; `id == 0` is a notice that nobody answers. Requests may be sent again after a
-reconnect, with the same content: every handler MUST be idempotent.
+A control frame carries one `Envelope`: a request has `id > 0` and `reply=False`, its answer the
+same id and `reply=True`; a notice has `id == 0` and no answer. After a reconnect requests are sent
+again with the same content: every handler MUST be idempotent.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ __all__ = [
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """What one control frame carries."""
+    """Contents of one control frame."""
 
     id: int
     reply: bool
@@ -189,8 +189,8 @@ def pack(body: Message, *, id: int = 0, reply: bool = False) -> bytes:
     """Return the control frame of a message.
 
     Raises:
-        WireError: it holds what msgpack cannot carry, e.g. an object in `Finished.result`.
-        FrameTooLarge: it is over the limit of control frames.
+        WireError: a field holds a value that msgpack cannot carry, e.g. in `Finished.result`.
+        FrameTooLarge: it exceeds the limit of control frames.
     """
     try:
         encoded = _encoder.encode([id, reply, body])
@@ -204,11 +204,7 @@ def pack(body: Message, *, id: int = 0, reply: bool = False) -> bytes:
 
 
 def unpack(frame: Frame) -> Envelope:
-    """Return the envelope in a control frame.
-
-    Raises:
-        WireError: the body is not a message of this protocol; says which field is wrong.
-    """
+    """Return the envelope in a control frame; raises WireError naming the malformed field."""
     try:
         return _decoder.decode(frame.body)
     except MALFORMED as error:
@@ -221,11 +217,7 @@ def pack_command(command: Command) -> bytes:
 
 
 def unpack_command(payload: bytes) -> Command:
-    """Return the command in a queue payload.
-
-    Raises:
-        WireError: it is not a command.
-    """
+    """Parse a queue payload; raises WireError if it is not a command."""
     try:
         return _commands.decode(payload)
     except MALFORMED as error:

@@ -1,7 +1,7 @@
-"""Servings on the relay: asks and answers in pieces, told apart from tensor chunks by two zeros.
+"""Requests to parameter servers and their answers, as pieces on the relay.
 
-A frame is the mark, a two-byte length, a msgpack `ServerFrameHead` and a piece of the packet. A
-tensor chunk begins with the length of its head, which is never zero.
+A frame is two zero bytes, a two-byte length, a msgpack `ServerFrameHead` and a piece of the packet.
+The zeros distinguish it from a tensor chunk, which begins with a head length above zero.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.malformed import MALFORMED
 
 MARK = b"\0\0"
-"""What a frame of servings begins with."""
+"""First bytes of every such frame."""
 
 _LENGTH = struct.Struct("!H")
 
 
 class ServerFrameHead(msgspec.Struct, frozen=True, array_like=True):
-    """Which piece of which serving follows; or what one side has of the other's."""
+    """Identifies the piece that follows, or lists the pieces that one side has received."""
 
     kind: str
-    """`ask`, `answer`, `look` (member: what is there of the answer?), `have` (server: this much of
-    the ask is here), or `ping`."""
+    """`ask`, `answer`, `look` (member: which pieces of the answer are here), `have` (server: which
+    pieces of the ask are here), or `ping`."""
     call: int
-    """Names the ask; the answer has the same."""
+    """Identifies the ask; its answer has the same."""
     index: int = 0
     count: int = 1
     total_bytes: int = 0
     body: bytes = b""
-    """With the first piece: the encoded `Ask` or `Answer`."""
+    """In the first piece: the encoded `Ask` or `Answer`."""
     have: list[int] = []
-    """In a `look`: pieces of the answer that are here; in a `have`: of the ask."""
+    """Pieces received: of the answer in a `look`, of the ask in a `have`."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -46,22 +46,18 @@ _decoder = msgspec.msgpack.Decoder(ServerFrameHead)
 
 
 def is_server_frame(payload: memoryview) -> bool:
-    """Return whether a relayed payload is a frame of servings."""
+    """Return whether a relayed payload belongs to a parameter server."""
     return payload[: len(MARK)] == MARK
 
 
 def pack_frame(head: ServerFrameHead, piece: Buffer = b"") -> tuple[bytes, Buffer]:
-    """Return the two parts of a relay frame."""
+    """Return head bytes and piece, the parts of a relay frame."""
     encoded = _encoder.encode(head)
     return MARK + _LENGTH.pack(len(encoded)) + encoded, piece
 
 
 def unpack_frame(payload: memoryview) -> tuple[ServerFrameHead, memoryview]:
-    """Return head and piece of a frame.
-
-    Raises:
-        WireError: it is malformed, or its numbers contradict each other.
-    """
+    """Return head and piece; raises WireError if the frame is malformed or contradicts itself."""
     try:
         (length,) = _LENGTH.unpack_from(payload, len(MARK))
         start = len(MARK) + _LENGTH.size
@@ -84,7 +80,7 @@ def unpack_frame(payload: memoryview) -> tuple[ServerFrameHead, memoryview]:
 def frames(
     kind: str, call: int, body: bytes, data: Buffer, *, skip: frozenset[int] = frozenset()
 ) -> Iterator[tuple[bytes, Buffer]]:
-    """Yield the frames of a serving, without the pieces in `skip`."""
+    """Yield the frames of an ask or answer, without the pieces in `skip`."""
     view = memoryview(data)
     view = view.cast("B") if view.nbytes else memoryview(b"")
     count = count_pieces(len(view))
@@ -96,7 +92,7 @@ def frames(
 
 @dataclass(slots=True)
 class Pieces:
-    """A serving as far as it has arrived."""
+    """The pieces received so far of an ask or answer."""
 
     call: int
     total_bytes: int
@@ -105,16 +101,15 @@ class Pieces:
     have: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Make room."""
         self.data = bytearray(self.total_bytes)
 
     @property
     def complete(self) -> bool:
-        """Whether every piece is here."""
+        """Whether every piece has arrived."""
         return len(self.have) == count_pieces(self.total_bytes)
 
     def put(self, head: ServerFrameHead, piece: memoryview) -> bool:
-        """Store a piece; return whether it was new. One of another packet is left out."""
+        """Store a piece and return whether it was new. Pieces of another packet are ignored."""
         if head.total_bytes != self.total_bytes or head.index in self.have:
             return False
         start = head.index * CHUNK_BYTES

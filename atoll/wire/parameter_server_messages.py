@@ -1,8 +1,7 @@
-"""What members and parameter servers say to each other; the hub never looks at it.
+"""Messages between members and parameter servers; opaque to the hub.
 
-A *serving* is one side's message: a short msgpack head and one packet of raw bytes behind it. Asks
-go from a member to a server, answers come back; each ask has exactly one answer, sometimes a late
-one.
+Each message is a short msgpack head and one packet of raw bytes. A member sends asks, the server
+answers each exactly once, possibly late.
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ from atoll.wire.malformed import MALFORMED
 
 
 class Setup(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a server works; every server of a job has the same one but for `parameters`."""
+    """Configuration of a server, equal on all servers of a job except for `parameters`."""
 
     rule: str = "sgd"
-    """What an arrival does to the vector; see `atoll.reducer.update_rules`."""
+    """Update rule applied to each push; see `atoll.reducer.update_rules`."""
     rate: float = 1.0
-    """Rate of the rule; multiplied by the rate that comes with a push."""
+    """Learning rate of the rule, multiplied by the rate in each push."""
     momentum: float = 0.0
     buffer: int = 1
-    """Arrivals per step of the momentum (delayed Nesterov)."""
+    """Pushes per momentum step (delayed Nesterov)."""
     activation: float = 0.0
-    """How much of the momentum every arrival moves already (delayed Nesterov)."""
+    """Share of the momentum applied with every push (delayed Nesterov)."""
     mode: str = "asynchronous"
     """`asynchronous`, `stale` or `synchronous`."""
     bound: int = 0
-    """Clocks that a member may be ahead of the slowest one (stale)."""
+    """Clocks that a member may be ahead of the slowest (stale)."""
     backups: int = 0
     """Members that a clock does not wait for (synchronous)."""
     staleness: str = "constant"
-    """What a late push counts: `constant`, `inverse` or `power`."""
+    """Weight of a late push: `constant`, `inverse` or `power`."""
     power: float = 0.5
     limit: int = 0
-    """Staleness above which a push is refused; 0: none is."""
+    """Staleness above which a push is refused; 0: unlimited."""
     compensation: float = 0.0
     """Strength of delay compensation; 0: none."""
     every: int = 1
@@ -43,30 +42,29 @@ class Setup(msgspec.Struct, frozen=True, omit_defaults=True):
     dynamic: bool = False
     """Whether slower members push after fewer steps."""
     parameters: int = 0
-    """Leading elements that the rule moves; the others are buffers, which are averaged."""
+    """Leading elements updated by the rule; the rest are buffers, which are averaged."""
     reply: str = "fp32"
     """Codec of the vector in answers."""
 
 
 class Attach(msgspec.Struct, frozen=True, omit_defaults=True, tag="attach"):
-    """Ask to take part from an anchor on; answered when a server stands on it."""
+    """Ask to train from an anchor on; answered once a server has loaded that anchor."""
 
     anchor: int
-    """Epoch of the committed round whose state the member holds."""
+    """Epoch of the committed round that the member holds."""
     members: list[str] = []
-    """Who took part in that round; empty for who came later."""
+    """Members of that round; empty from a member that joined later."""
     want: bool = True
-    """Whether the answer should bring the vector."""
+    """Whether the answer should contain the vector."""
 
 
 class Load(msgspec.Struct, frozen=True, omit_defaults=True, tag="load"):
-    """Ask to stand on an anchor: the packet has the vector, then those of the rule, in fp32."""
+    """Ask to load an anchor; the packet holds the vector and the rule's vectors, in fp32."""
 
     anchor: int
     members: list[str]
     setup: Setup
     elements: int
-    """Of the vector."""
     vectors: list[str] = []
     """Names of the rule's vectors, each of `setup.parameters` elements."""
     scalars: dict[str, float] = {}
@@ -75,60 +73,58 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True, tag="load"):
 
 
 class Push(msgspec.Struct, frozen=True, omit_defaults=True, tag="push"):
-    """Ask to apply what a member has learned; answered with the new vector."""
+    """Ask to apply a member's update; answered with the new vector."""
 
     anchor: int
     seq: int
-    """Grows with every push of the member: the same number again changes nothing."""
+    """Increases with every push of the member; a repeated number is ignored."""
     version: int
-    """Version of the vector that the member computed on."""
+    """Version of the vector that the update was computed from."""
     codec: str
     sizes: list[int]
     steps: int = 1
     busy_s: float = 0.0
-    """Seconds that the steps took."""
+    """Compute seconds of the steps."""
     weight: float = 1.0
     rate: float = 1.0
 
 
 class Fetch(msgspec.Struct, frozen=True, omit_defaults=True, tag="fetch"):
-    """Ask for everything that a server holds, to make it an anchor."""
+    """Ask for the server's whole state, to make it an anchor."""
 
     anchor: int
 
 
-class Idle(msgspec.Struct, frozen=True, omit_defaults=True, tag="rest"):
-    """Tell that no push follows before the next anchor: nobody is to wait for one."""
+class Idle(msgspec.Struct, frozen=True, omit_defaults=True, tag="idle"):
+    """Notice that no push follows before the next anchor: clocks stop waiting for this member."""
 
     anchor: int
     final: bool = False
-    """The member has done all its steps."""
 
 
 Ask = Attach | Load | Push | Fetch | Idle
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a server says to an ask."""
+    """A server's answer to an ask."""
 
     kind: str
-    """`theta` (here is the vector), `load` (load me), `unknown` (the anchor is another one),
-    `state` (everything), `rested`, or `refused`."""
+    """`theta` (the vector), `load` (load me), `unknown` (another anchor), `state` (everything),
+    `idle`, or `refused`."""
     anchor: int = -1
     version: int = 0
     clock: int = 0
-    """Clocks that the member has finished from now on."""
+    """Clocks that the member has completed."""
     progress: float = 0.0
-    """Steps of the schedule that all members together have come."""
+    """Steps of the schedule completed by all members together."""
     steps: int = 1
     """Optimizer steps until the member's next push."""
     length: int = 1
     """Steps of the schedule that will have passed by then."""
     accepted: bool = True
-    """Whether the push was applied."""
     staleness: int = 0
     hurry: bool = False
-    """Others hold an anchor already."""
+    """Other members already hold an anchor."""
     codec: str = ""
     sizes: list[int] = []
     vectors: list[str] = []
@@ -141,16 +137,12 @@ _answer_decoder = msgspec.msgpack.Decoder(Answer)
 
 
 def pack_message(message: Ask | Answer) -> bytes:
-    """Return the encoded head of a serving."""
+    """Return the encoded head."""
     return msgspec.msgpack.encode(message)
 
 
 def unpack_ask(data: bytes) -> Ask:
-    """Return a member's ask.
-
-    Raises:
-        WireError: it is malformed.
-    """
+    """Parse a member's ask; raises WireError if it is malformed."""
     try:
         ask: Ask = _ask_decoder.decode(data)
     except MALFORMED as error:
@@ -159,11 +151,7 @@ def unpack_ask(data: bytes) -> Ask:
 
 
 def unpack_answer(data: bytes) -> Answer:
-    """Return a server's answer.
-
-    Raises:
-        WireError: it is malformed.
-    """
+    """Parse a server's answer; raises WireError if it is malformed."""
     try:
         return _answer_decoder.decode(data)
     except MALFORMED as error:

@@ -1,7 +1,7 @@
-"""Reads what a part of a checkpoint says about itself, without the tensors and without torch.
+"""The header of a checkpoint part, read without its tensors and without torch.
 
-A part is a safetensors file: 8 bytes with the length of a JSON header, little endian; the header;
-the tensors. The texts below `__metadata__` are ours.
+A part is a safetensors file: the length of a JSON header (8 bytes, little endian), the header, the
+tensors. Atoll's own entries are in `__metadata__`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from atoll.errors import WireError
 from atoll.wire.manifest import SCORE, STAMP
 
 MAX_HEADER_BYTES = 100_000_000
-"""The longest header that the `safetensors` library reads."""
+"""Limit of the `safetensors` library."""
 
 _LENGTH = struct.Struct("<Q")
 
 
 def read_header(source: BinaryIO, *, nbytes: int, name: str) -> tuple[dict[str, Any], int]:
-    """Return the header of an open safetensors file and where its tensors begin.
+    """Return the header of an open safetensors file and the offset of its tensors.
 
     Args:
         source: The file, at its beginning.
         nbytes: Size of the whole file.
-        name: What to call it in errors.
+        name: Name of the file in errors.
 
     Raises:
-        WireError: it is no safetensors file, or not a whole one.
+        WireError: it is not a safetensors file, or truncated.
     """
     try:
         (length,) = _LENGTH.unpack(source.read(_LENGTH.size))
@@ -45,7 +45,7 @@ def read_header(source: BinaryIO, *, nbytes: int, name: str) -> tuple[dict[str, 
             raise ValueError(f"its tensors end at byte {end}")
     except (struct.error, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise WireError(
-            f"{name} is no part of a checkpoint",
+            f"{name} is not a part of a checkpoint",
             given=f"{nbytes} bytes: {error}",
             expected="a whole safetensors file",
         ) from error
@@ -53,7 +53,7 @@ def read_header(source: BinaryIO, *, nbytes: int, name: str) -> tuple[dict[str, 
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the texts in a part's header; empty where there is no whole part."""
+    """Return the metadata of a part; empty if it is missing or damaged."""
     try:
         with path.open("rb") as source:
             header, _ = read_header(source, nbytes=path.stat().st_size, name=path.name)
@@ -64,12 +64,12 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def read_stamp(path: Path) -> str:
-    """Return the stamp of a part on disk, or nothing where there is no whole part."""
+    """Return the stamp of a part on disk; empty if it is missing or damaged."""
     return read_metadata(path).get(STAMP, "")
 
 
 def read_score(path: Path) -> float | None:
-    """Return the held-out loss that a shared part tells, or None."""
+    """Return the held-out loss in a shared part, or None."""
     try:
         score = float(read_metadata(path).get(SCORE, "nan"))
     except ValueError:

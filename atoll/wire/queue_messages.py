@@ -1,7 +1,7 @@
 """Messages to and from durable queues and topics.
 
-A *queue* gives each item to one consumer, which leases and acknowledges it. A *topic* keeps its
-items for everybody: each named subscription has a position of its own.
+A *queue* gives each item to one consumer, which leases and acknowledges it. A *topic* delivers
+every item to every subscription; each named subscription has its own position.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ Overflow = Literal["reject", "drop-oldest", "wait"]
 
 
 class QueueOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How much a queue or topic holds, and what happens then."""
+    """Capacity of a queue or topic, and its behaviour when full."""
 
     max_items: int = 1_000_000
-    """Items that are ready or leased (a topic: kept) at a time; 0: no limit."""
+    """Items ready or leased (in a topic: kept); 0: unlimited."""
     max_bytes: int = 4 * 2**30
-    """Payload bytes of them, large ones included; 0: no limit."""
+    """Payload bytes of those items, blobs included; 0: unlimited."""
     overflow: Overflow = "reject"
-    """A put too many is refused, drops the oldest ready items, or waits. Topics drop the oldest."""
+    """When full, a put is rejected, drops the oldest ready items, or waits; topics drop the
+    oldest."""
     max_attempts: int = 5
     """Claims of one item before it becomes a dead letter."""
     keep_s: float = 0.0
-    """Items that nobody took for so long are dropped; 0: they stay."""
+    """Seconds after which an unclaimed item is dropped; 0: never."""
 
 
 class QueueOpen(Message, frozen=True):
-    """Ask: a queue or topic has these options from now on. Answered by `Done`."""
+    """Ask: set the options of a queue or topic. Answered by `Done`."""
 
     queue: str
     options: QueueOptions
@@ -39,38 +40,38 @@ class QueueOpen(Message, frozen=True):
 
 
 class QueueEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One item to be stored. A large payload travels as a blob and is named here by its hash."""
+    """One item to store. A large payload is uploaded as a blob and referenced by its hash."""
 
     key: str
     payload: bytes = b""
     blob: str = ""
-    """SHA-256 of the payload, uploaded before; empty: `payload` is all."""
+    """SHA-256 of the uploaded payload; empty: the payload is in `payload`."""
     nbytes: int = 0
-    """Size of the blob; the hub trusts its own figure."""
+    """Size of the blob; the hub uses its own figure."""
 
 
 class QueuePut(Message, frozen=True):
-    """Ask: store an item. The same `key` again is accepted and stored once."""
+    """Ask: store an item. A repeated `key` is accepted and stored once."""
 
     queue: str
     key: str
     payload: bytes
     blob: str = ""
     wait_s: float = 0.0
-    """Longest wait for room where the queue's overflow is `wait`."""
+    """Longest wait for room if the queue's overflow is `wait`."""
 
 
 class QueuePutDone(Message, frozen=True):
-    """Answer: the item is durable. `duplicate`: the key was there already."""
+    """Answer: the item is durable. `duplicate`: the key existed already."""
 
     seq: int
     duplicate: bool
     waited_s: float = 0.0
-    """How long the hub held it back for want of room."""
+    """Seconds that the hub waited for room."""
 
 
 class QueuePutMany(Message, frozen=True):
-    """Ask: store items in this order, all of them or none."""
+    """Ask: store items in this order, all or none."""
 
     queue: str
     items: list[QueueEntry]
@@ -78,11 +79,11 @@ class QueuePutMany(Message, frozen=True):
 
 
 class QueuePutManyDone(Message, frozen=True):
-    """Answer: all are durable; their numbers, in the order of the items."""
+    """Answer: all items are durable; their numbers, in the order of the items."""
 
     seqs: list[int]
     duplicates: list[int] = []
-    """Places in `seqs` of items whose key was there already."""
+    """Indices in `seqs` of items with a key that existed already."""
     waited_s: float = 0.0
 
 
@@ -104,17 +105,17 @@ class QueueItem(Message, frozen=True):
     attempt: int
     lease: str
     blob: str = ""
-    """SHA-256 of a payload that is fetched as a blob."""
+    """SHA-256 of a payload to be fetched as a blob."""
 
 
 class QueueItems(Message, frozen=True):
-    """Answer to a claim; empty when nothing came in time."""
+    """Answer to a claim; empty if no item was ready in time."""
 
     items: list[QueueItem]
 
 
 class QueueAck(Message, frozen=True):
-    """Ask: the item is done; never give it out again."""
+    """Ask: the item is done; never deliver it again."""
 
     queue: str
     lease: str
@@ -128,7 +129,7 @@ class QueueAckMany(Message, frozen=True):
 
 
 class QueueExtend(Message, frozen=True):
-    """Ask: the lease now ends `lease_s` from now."""
+    """Ask: extend the lease to `lease_s` from now."""
 
     queue: str
     lease: str
@@ -136,7 +137,7 @@ class QueueExtend(Message, frozen=True):
 
 
 class QueueExtendMany(Message, frozen=True):
-    """Ask: these leases now end `lease_s` from now; answered by `QueueLost`."""
+    """Ask: extend these leases to `lease_s` from now; answered by `QueueLost`."""
 
     queue: str
     leases: list[str]
@@ -144,13 +145,13 @@ class QueueExtendMany(Message, frozen=True):
 
 
 class QueueLost(Message, frozen=True):
-    """Answer to acks or extensions of many: the leases that were not held any more."""
+    """Answer to `QueueAckMany` and `QueueExtendMany`: the leases that had expired."""
 
     leases: list[str] = []
 
 
 class QueueRelease(Message, frozen=True):
-    """Ask: give the item back (counts as an attempt; too many make it a dead letter)."""
+    """Ask: return the item (counts as an attempt; too many make it a dead letter)."""
 
     queue: str
     lease: str
@@ -165,29 +166,29 @@ class TopicPublish(Message, frozen=True):
 
 
 class TopicRead(Message, frozen=True):
-    """Ask: items of a topic after a place; waits up to `wait_s` for the first.
+    """Ask: items of a topic after a position; waits up to `wait_s` for the first.
 
-    The first read under a subscription's name makes the subscription; `limit=0` does only that.
+    The first read under a subscription's name creates it; `limit=0` does only that.
     """
 
     topic: str
     subscription: str
     after: int = 0
-    """Items up to this number were read already; its acknowledged position counts at least."""
+    """Last item already read; ignored if the acknowledged position is later."""
     limit: int = 1
     wait_s: float = 0.0
     start: Literal["new", "oldest"] = "new"
-    """Where a subscription that did not exist begins."""
+    """Where a new subscription begins."""
 
 
 class TopicItem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One item of a topic; numbers grow, with gaps."""
+    """One item of a topic; numbers increase, with gaps."""
 
     seq: int
     key: str
     payload: bytes
     time: float
-    """When it was published, seconds since 1970."""
+    """Time of publication, seconds since 1970."""
     blob: str = ""
 
 
@@ -196,13 +197,13 @@ class TopicItems(Message, frozen=True):
 
     items: list[TopicItem]
     position: int = 0
-    """Up to here the subscription has acknowledged."""
+    """The subscription's acknowledged position."""
     missed: bool = False
     """Items after that position were dropped before this subscription read them."""
 
 
 class TopicAck(Message, frozen=True):
-    """Ask: this subscription is done with everything up to `seq`. Answered by `Done`."""
+    """Ask: acknowledge everything up to `seq`. Answered by `Done`."""
 
     topic: str
     subscription: str

@@ -1,14 +1,13 @@
-"""What a member that has the committed state and one that lacks it say to each other.
+"""Messages between a donor of the committed state and a member that recovers it.
 
 The state is two *images*: `shared`, equal on every member of a round, and `inner`, the donor's own.
 An image is cut into chunks of `CHUNK_BYTES`; its manifest has the digest of every chunk, so that
-each is checked by itself, whoever sent it. Ask and answer are the same on both ways:
+chunks from different donors can be verified one by one. Both routes use the same messages:
 
-    relayed   4 bytes `ASKS` or `ANSWERS`, 2 bytes length, msgpack `StateAsk` or `StateAnswer`, body
-    direct    GET /KIND/ROUND/IMAGE/FIRST/COUNT; the body alone if all is well, else the answer
+  relayed   4 bytes `ASKS` or `ANSWERS`, 2 bytes length, msgpack `StateAsk` or `StateAnswer`, body
+  direct    GET /KIND/ROUND/IMAGE/FIRST/COUNT; on success the body alone, else the answer
 
-The first byte tells relayed ones from pieces of a reduce: read as such they have a head that is
-longer than any.
+The first byte distinguishes them from tensor chunks: as a head length it would exceed any head.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ SHARED, INNER = "shared", "inner"
 """Names of the two images."""
 
 OFFER, MANIFEST, CHUNK = "offer", "manifest", "chunk"
-"""What can be asked for."""
+"""What can be requested."""
 
 OK, WAIT, GONE, REFUSED = "ok", "wait", "gone", "refused"
-"""How it is answered. `wait`: ask again soon; `gone`: the donor stands on another round."""
+"""Outcomes. `wait`: ask again soon; `gone`: the donor holds another round."""
 
 DIGEST_BYTES = 16
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -46,21 +45,21 @@ _LENGTH = struct.Struct("!H")
 
 
 class StateManifest(msgspec.Struct, frozen=True, array_like=True):
-    """What the bytes of one image must be."""
+    """Size and chunk digests of one image."""
 
     job: str
     round: int
     base: str
-    """Digest of the committed state, as rounds are joined with."""
+    """Digest of the committed state, as in `RoundJoin`."""
     name: str
     nbytes: int
     chunk_bytes: int
     digests: bytes
-    """BLAKE2b of every chunk, 16 bytes each, one behind the other."""
+    """BLAKE2b of every chunk, 16 bytes each, concatenated."""
 
     @property
     def root(self) -> str:
-        """Digest of everything in it: equal for equal images of the same round and job."""
+        """Digest of the manifest: equal for equal images of the same round and job."""
         return hashlib.blake2b(encode_state_manifest(self), digest_size=DIGEST_BYTES).hexdigest()
 
     @property
@@ -73,13 +72,13 @@ class StateManifest(msgspec.Struct, frozen=True, array_like=True):
         return min(self.chunk_bytes, self.nbytes - index * self.chunk_bytes)
 
     def fits(self, index: int, chunk: Buffer) -> bool:
-        """Return whether a chunk is what it must be. Leaves the interpreter to others."""
+        """Return whether a chunk has the right digest. Hashing releases the GIL."""
         start = index * DIGEST_BYTES
         return chunk_digest(chunk) == self.digests[start : start + DIGEST_BYTES]
 
 
 class ImageOffer(msgspec.Struct, frozen=True, array_like=True):
-    """One image that a donor has ready."""
+    """One image that a donor can serve."""
 
     name: str
     nbytes: int
@@ -90,35 +89,35 @@ class ImageOffer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateAsk(msgspec.Struct, frozen=True, array_like=True):
-    """One wish of a member that lacks the state."""
+    """One request of a recovering member."""
 
     number: int
-    """Comes back with the answer."""
+    """Repeated in the answer."""
     kind: str
     round: int
     image: str = ""
     first: int = 0
-    """First chunk; of the encoded manifest in asks for that."""
+    """First chunk; if a manifest is requested, chunk of the encoded manifest."""
     count: int = 1
 
 
 class StateAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What comes before the bytes that were asked for, or instead of them."""
+    """Precedes the requested bytes, or reports why there are none."""
 
     number: int
     status: str
     round: int
-    """Where the donor stands; -1: nowhere yet."""
+    """Round that the donor holds; -1: none yet."""
     image: str = ""
     index: int = 0
-    """Of the chunk behind it; relayed chunks come one by one."""
+    """Of the chunk in the body; relayed chunks are sent one by one."""
     base: str = ""
     key: str = ""
-    """What opens the donor's own port; told to members of the job only."""
+    """Access key of the donor's port; sent only to members of the job."""
     images: list[ImageOffer] = []
     reason: str = ""
     identical: bool = True
-    """Whether every member has this very state; if not, one donor has to give all of it."""
+    """Whether every member holds this state; if not, all of it MUST come from one donor."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -128,12 +127,12 @@ _manifests = msgspec.msgpack.Decoder(StateManifest)
 
 
 def chunk_digest(chunk: Buffer) -> bytes:
-    """Return the digest of a chunk."""
+    """Return the BLAKE2b digest of a chunk."""
     return hashlib.blake2b(chunk, digest_size=DIGEST_BYTES).digest()
 
 
 def count_chunks(nbytes: int) -> int:
-    """Return into how many chunks bytes are cut."""
+    """Return the number of chunks of so many bytes."""
     return -(-nbytes // CHUNK_BYTES)
 
 
@@ -149,16 +148,12 @@ def state_manifest(
 
 
 def encode_state_manifest(manifest: StateManifest) -> bytes:
-    """Return a manifest as bytes; equal ones give equal bytes."""
+    """Return a manifest as bytes; the encoding is deterministic."""
     return _encoder.encode(manifest)
 
 
 def decode_state_manifest(data: Buffer) -> StateManifest:
-    """Return the manifest in bytes of a stranger, after checking that its numbers agree.
-
-    Raises:
-        WireError: it is malformed, or contradicts itself.
-    """
+    """Parse and check an untrusted manifest; raises WireError if it is inconsistent."""
     try:
         manifest = _manifests.decode(data)
     except MALFORMED as error:
@@ -184,11 +179,7 @@ def pack_ask(ask: StateAsk) -> tuple[bytes, Buffer]:
 
 
 def unpack_ask(payload: memoryview) -> StateAsk:
-    """Return the ask in a relay frame's payload.
-
-    Raises:
-        WireError: it is none.
-    """
+    """Parse the ask in a relay frame's payload; raises WireError if it is malformed."""
     head, _ = _unpacked(ASKS, payload)
     try:
         return _asks.decode(head)
@@ -197,35 +188,23 @@ def unpack_ask(payload: memoryview) -> StateAsk:
 
 
 def pack_answer(answer: StateAnswer, body: Buffer = b"") -> tuple[bytes, Buffer]:
-    """Return an answer and its body as the parts of a relay frame.
-
-    Raises:
-        FrameTooLarge: the answer is too long.
-    """
+    """Return the parts of a relay frame; raises FrameTooLarge if the answer is too long."""
     return _packed(ANSWERS, _encoder.encode(answer)), body
 
 
 def unpack_answer(payload: memoryview) -> tuple[StateAnswer, memoryview]:
-    """Return answer and body in a relay frame's payload.
-
-    Raises:
-        WireError: it is none.
-    """
+    """Parse a relay frame's payload into answer and body; raises WireError if it is malformed."""
     head, body = _unpacked(ANSWERS, payload)
     return decode_answer(head), body
 
 
 def encode_answer(answer: StateAnswer) -> bytes:
-    """Return an answer as a body of its own."""
+    """Return an answer as the body of an HTTP response."""
     return _encoder.encode(answer)
 
 
 def decode_answer(data: Buffer) -> StateAnswer:
-    """Return the answer in bytes of a stranger.
-
-    Raises:
-        WireError: it is none.
-    """
+    """Parse an untrusted answer; raises WireError if it is malformed."""
     try:
         return _answers.decode(data)
     except MALFORMED as error:
@@ -233,16 +212,12 @@ def decode_answer(data: Buffer) -> StateAnswer:
 
 
 def path_of(ask: StateAsk) -> str:
-    """Return the path that asks for the same on the donor's own port."""
+    """Return the HTTP path that is equivalent to an ask."""
     return f"/{ask.kind}/{ask.round}/{ask.image or '-'}/{ask.first}/{ask.count}"
 
 
 def ask_of(path: str) -> StateAsk:
-    """Return the ask in a path.
-
-    Raises:
-        WireError: it is none.
-    """
+    """Parse an HTTP path; raises WireError if it is malformed."""
     try:
         empty, kind, round_, image, first, count = path.split("/")
         if empty or max(len(round_), len(first), len(count)) > 18:
@@ -266,7 +241,7 @@ def _packed(prefix: bytes, head: bytes) -> bytes:
 def _unpacked(prefix: bytes, payload: memoryview) -> tuple[memoryview, memoryview]:
     start = len(prefix) + _LENGTH.size
     if payload[: len(prefix)] != prefix or payload.nbytes < start:
-        raise WireError("this is no message about the state", given=bytes(payload[:16]).hex())
+        raise WireError("this is not a message about the state", given=bytes(payload[:16]).hex())
     end = start + _LENGTH.unpack_from(payload, len(prefix))[0]
     if end > payload.nbytes:
         raise WireError("a message about the state is cut short", given=f"{payload.nbytes} bytes")

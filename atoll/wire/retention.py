@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: one rule for members that write folders and for the hub."""
+"""The rule by which members and the hub decide which checkpoints to keep."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """What `[checkpoint]` says about keeping."""
+    """Retention options of `[checkpoint]`."""
 
     newest: int = 2
-    """How many of the newest; at least one is kept whatever is written here."""
+    """Number of newest checkpoints; at least one is always kept."""
     every: int = 0
-    """Also those whose round is a multiple of this; 0: none."""
+    """Also keep rounds that are multiples of this; 0: none."""
     best: int = 0
-    """Also so many with the lowest held-out loss; of equal ones the later."""
+    """Also keep so many with the lowest held-out loss; ties go to the later one."""
 
     def rounds(self, complete: Mapping[int, float | None]) -> set[int]:
         """Return the rounds to keep.

@@ -1,4 +1,4 @@
-"""Messages of a round: join, plan, vote, verdict; and of checkpoints."""
+"""Messages of rounds (join, plan, vote, verdict) and of checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from atoll.wire.message import Message
 
 
 class Roster(Message, frozen=True):
-    """Ask: who is in my job, and where can they be dialled?"""
+    """Ask for the live members of the job and their addresses."""
 
 
 class Peer(Message, frozen=True):
@@ -24,44 +24,43 @@ class RosterReply(Message, frozen=True):
 
 
 class MemberStats(Message, frozen=True):
-    """What a member tells of its period and of the round before it; None: unknown."""
+    """Statistics of a member's period and previous round; None: unknown."""
 
     phases: dict[str, float] = {}
-    """Seconds of the round before this one, as it went here: `wait` (from its join to its plan),
-    `send` (the exchange), `vote` (from its vote to its verdict), `apply`."""
+    """Seconds of the previous round on this member: `wait` (join to plan), `send` (the exchange),
+    `vote` (vote to verdict), `apply`."""
     update_norm: float | None = None
-    """L2 norm of what it wants to contribute, before encoding."""
+    """L2 norm of its contribution, before encoding."""
     loss: float | None = None
     """Mean loss over its steps since the last round, nats per token."""
 
 
 class RoundJoin(Message, frozen=True):
-    """Ask to take part in a round; answered by `RoundPlan` when all are there or time is up."""
+    """Ask to take part in a round; answered by `RoundPlan` on quorum or deadline."""
 
     round: int
     base: str
-    """Digest of the committed state that this member stands on."""
+    """Digest of the committed state that this member holds."""
     reachable: list[str] = []
-    """Members whose `dial` answered; empty when only the relay is wanted."""
+    """Members that accepted a connection at `dial`; empty if only the relay is allowed."""
     tokens: int = 0
-    """Tokens trained in all, for the record."""
+    """Tokens trained in total, for the record."""
     steps: int = 0
-    """Optimizer steps of this member since the last round."""
     busy_s: float = 0.0
-    """Seconds they took."""
-    account: MemberStats | None = None
-    """What else it tells of the period, for people and alarms."""
+    """Compute seconds of those steps."""
+    stats: MemberStats | None = None
+    """Statistics for the dashboard and the alarms."""
     lease: Lease | None = None
-    """Where this member's data stands now; counts if the round is committed with it."""
+    """Current position in the data; recorded if the round commits with this member."""
 
 
 class RoundPlan(Message, frozen=True):
-    """Who meets, how. The same for every member of the epoch."""
+    """Members and route of one attempt, the same for every member of the epoch."""
 
     job: str
     round: int
     epoch: int
-    """Grows with every plan of the job; names this attempt."""
+    """Increases with every plan of the job; identifies this attempt."""
     members: list[str]
     """In slot order; a member's rank is its index."""
     route: str
@@ -71,17 +70,17 @@ class RoundPlan(Message, frozen=True):
     store: str = ""
     """host:port of the store of `members[0]`, on the direct route."""
     timeout_s: float = 60.0
-    """Time that the reduce may take, from measured rounds."""
+    """Time limit of the reduce, derived from measured rounds."""
     stopping: bool = False
-    """The job ends with this round: a stop was asked for."""
+    """A stop was requested: this is the job's last round."""
     sites: list[list[str]] = []
-    """On the hierarchical route: members that reach each other, the first of each relays."""
+    """Hierarchical route: groups of members that reach each other; the first of each relays."""
     stores: list[str] = []
-    """On the hierarchical route: host:port of the store of each site; empty for one member."""
+    """Hierarchical route: host:port of the store of each site; empty for a site of one member."""
 
 
 class RoundVote(Message, frozen=True):
-    """Ask for the verdict: my reduce went well (or not), its result has this digest."""
+    """Ask for the verdict; reports whether the reduce succeeded, and the digest of its result."""
 
     round: int
     epoch: int
@@ -90,11 +89,11 @@ class RoundVote(Message, frozen=True):
     contributors: list[str] = []
     reason: str = ""
     lease: Lease | None = None
-    """Where this member's data stands now; counts if the round is committed with it."""
+    """Current position in the data; recorded if the round commits with this member."""
 
 
 class Verdict(Message, frozen=True):
-    """The one durable decision about an attempt of a round."""
+    """The durable decision on one attempt of a round."""
 
     round: int
     epoch: int
@@ -103,13 +102,13 @@ class Verdict(Message, frozen=True):
     contributors: list[str] = []
     reason: str = ""
     leases: dict[str, Lease] = {}
-    """What each member trains on until the next verdict."""
+    """Data that each member trains on until the next verdict."""
     pace: dict[str, float] = {}
-    """Share of a period's steps that each member does, by measured speed; 1.0 if not named."""
+    """Share of a period's steps per member, by measured speed; 1.0 if not named."""
 
 
 class MemberLost(Message, frozen=True):
-    """Notice of the hub to a reducer and to members: it is gone, wait for it no more."""
+    """Notice of the hub to reducers and members: stop waiting for this member."""
 
     job: str
     epoch: int
@@ -117,7 +116,7 @@ class MemberLost(Message, frozen=True):
 
 
 class CheckpointPart(Message, frozen=True):
-    """A member says: my part of the checkpoint of this round lies at the hub."""
+    """A member reports that the hub has its part of this round's checkpoint."""
 
     round: int
     step: int
@@ -127,6 +126,6 @@ class CheckpointPart(Message, frozen=True):
 
 
 class CheckpointState(Message, frozen=True):
-    """Answer: whether the checkpoint is published (all parts there, manifest written)."""
+    """Answer: whether the checkpoint is published (all parts uploaded, manifest written)."""
 
     published: bool

@@ -1,4 +1,4 @@
-"""States of jobs, members, nodes and processes, as wire, database and views write them."""
+"""States of jobs, members, nodes and processes, as stored, sent and shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """State of a job; a job that has ended can be resumed and then waits again."""
+    """State of a job; an ended job can be resumed and is then `waiting` again."""
 
     WAITING = "waiting"
     """For nodes."""
@@ -17,7 +17,7 @@ class JobState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of the job runs any more."""
+        """Whether no process of the job runs any more."""
         return self in (JobState.DONE, JobState.FAILED, JobState.STOPPED)
 
 
@@ -25,25 +25,25 @@ class MemberState(StrEnum):
     """State of the process of a member, a follower host or a reducer."""
 
     ASSIGNED = "assigned"
-    """To a node that has not answered the launch command yet."""
+    """To a node that has not yet answered the launch command."""
     STARTING = "starting"
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     LOST = "lost"
-    """The hub does not hear of it; it may come back."""
+    """Its connection is lost; it may come back."""
     LEFT = "left"
-    """It went because its machine did; it is launched elsewhere."""
+    """It left with its machine and is launched elsewhere."""
     STOPPED = "stopped"
 
     @property
     def live(self) -> bool:
-        """Whether its process runs or is about to."""
+        """Whether its process runs or is being started."""
         return self in (MemberState.ASSIGNED, MemberState.STARTING, MemberState.RUNNING)
 
 
 class ProcessPhase(StrEnum):
-    """What a node reports of a process."""
+    """State of a process as reported by a node."""
 
     STARTING = "starting"
     RUNNING = "running"

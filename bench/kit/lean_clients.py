@@ -152,7 +152,7 @@ class HubProducer(Producer):
             assert self.buffer.startswith(b"HTTP/1.1 101"), bytes(self.buffer[:60])
             del self.buffer[: end + 4]
             self.upgraded = True
-            hello = make_hello(session=f"bench/w{self.number}", token=self.token)
+            hello = make_hello(f"bench/w{self.number}", self.token)
             assert self.transport is not None
             self.transport.write(masked(pack(hello, id=1)))
             return True

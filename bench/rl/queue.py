@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from atoll.config.rl_tables import RlTable
+from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from atoll.queues import HubChannel, QueueRegistry
@@ -75,9 +76,8 @@ def act(url: str, token: str, number: int, seconds: float, told: Any) -> None:
     """Be one actor; tell what was measured."""
     torch.set_num_threads(1)
     member = f"w{number}"
-    with tempfile.TemporaryDirectory() as folder, connect(
-        url, session=f"bench/{member}", token=token
-    ) as link:  # fmt: skip
+    hello = make_hello(f"bench/{member}", token)
+    with tempfile.TemporaryDirectory() as folder, connect(url, hello) as link:
         channel = HubChannel(link, client=lambda: HubClient(url, token), scratch=Path(folder))
         desk = QueueRegistry(channel, prefix="bench", reader=member)
         side = ActorChannel(desk, rl=RL, policy=f"p{number}", member=member)
@@ -132,9 +132,8 @@ def measure(url: str, token: str, seconds: float) -> dict[str, Any]:
     ]
     critic = Critic(RL, seed=1)
     travelled: list[float] = []
-    with tempfile.TemporaryDirectory() as folder, connect(
-        url, session="bench/w0", token=token
-    ) as link:  # fmt: skip
+    hello = make_hello("bench/w0", token)
+    with tempfile.TemporaryDirectory() as folder, connect(url, hello) as link:
         channel = HubChannel(link, client=lambda: HubClient(url, token), scratch=Path(folder))
         desk = QueueRegistry(channel, prefix="bench", reader="w0")
         for n in range(ACTORS):

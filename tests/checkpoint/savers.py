@@ -9,8 +9,17 @@ from pathlib import Path
 
 import torch
 
-from atoll.checkpoint import SHARED, BackgroundSaver, DirectoryStore, FolderTarget, Part, Saved
+from atoll.checkpoint import (
+    SHARED,
+    BackgroundSaver,
+    DirectoryStore,
+    FolderTarget,
+    Part,
+    Saved,
+    SavePoint,
+)
 from atoll.checkpoint.background.background import Skipped
+from atoll.checkpoint.format.part import STATE
 from atoll.wire.messages import Event
 from tests.patience import PATIENCE_S
 
@@ -70,12 +79,15 @@ class Events:
         return [event.kind for event in self.all]
 
 
-def parts(value: float, *, elements: int = 9, member: str = "w0") -> list[Part]:
-    """Return the parts of one member; every number in them is `value`."""
-    return [
-        Part(f"{member}.safetensors", {"v": torch.full((elements,), value)}),
-        Part(SHARED, {"model/v": torch.full((elements,), value)}),
-    ]
+def parts(
+    value: float, *, elements: int = 9, member: str = "w0", base: str = ""
+) -> tuple[Part, Part]:
+    """Return the own and the shared part of a member; every number in them is `value`."""
+    state = {STATE: base} if base else {}
+    return (
+        Part(f"{member}.safetensors", {"v": torch.full((elements,), value)}, state),
+        Part(SHARED, {"model/v": torch.full((elements,), value)}, state),
+    )
 
 
 def save(
@@ -90,11 +102,11 @@ def save(
     base: str = "",
 ) -> Saved | Skipped:
     """Save a state whose numbers are the round's."""
-    return saver.save(
-        round_, parts(float(round_), elements=elements, member=member), step=10 * round_,
-        member=member, members=members, shared=member == members[0], base=base or f"base {round_}",
-        final=final, score=score,
-    )  # fmt: skip
+    own, common = parts(
+        float(round_), elements=elements, member=member, base=base or f"base {round_}"
+    )
+    point = SavePoint(round_, 10 * round_, member, members, score)
+    return saver.save(point, [own, common] if point.shared else [own], final=final)
 
 
 def target(folder: Path, *, keep: int = 2, to: str = "") -> FolderTarget:

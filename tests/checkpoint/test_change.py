@@ -12,9 +12,12 @@ import atoll
 from atoll.checkpoint import (
     BackgroundSaver,
     DirectoryStore,
+    Extras,
     FolderTarget,
+    OuterState,
     Restored,
     Saved,
+    SavePoint,
     adopt,
     collect,
     resume,
@@ -44,15 +47,14 @@ LEASES = {0: {"offset": 8}, 1: {"offset": 4, "data_pass": 1}, 4: {}}
 
 
 def save(saver: BackgroundSaver, run: Run, group: Group, *, strategy: str) -> None:
+    run.task.leases = LEASES
     own, common = collect(
-        run.task, outer=run.outer.state_dict(), codec={}, cursor={"slot": int(group.me[1:])},
-        counters={}, about={}, base=run.results[-1].digest, leases=LEASES, strategy=strategy,
-    )  # fmt: skip
-    first = group.members[0] == group.me
-    outcome = saver.save(
-        run.task.round, (own, common), step=run.task.step, member=group.me, members=group.members,
-        shared=first, base=run.results[-1].digest, final=True,
-    )  # fmt: skip
+        run.task,
+        OuterState(run.outer.state_dict(), base=run.results[-1].digest),
+        Extras(strategy=strategy, cursor={"slot": int(group.me[1:])}),
+    )
+    point = SavePoint(run.task.round, run.task.step, group.me, group.members)
+    outcome = saver.save(point, [own, common] if point.shared else [own], final=True)
     assert isinstance(outcome, Saved)
     assert saver.close(WAIT_S)
 
@@ -140,7 +142,7 @@ def test_strategy_may_change_and_change_back(tmp_path: Path, between: str) -> No
     runs, _, warnings = go_on(tmp_path, members=3, strategy=between)
     assert_identical(runs)
     for warning in warnings:
-        assert f"written under diloco, the run goes on under {between}" in warning
+        assert f"written under diloco, the run uses {between}" in warning
         assert "shared." in warning
     runs, restored, warnings = go_on(tmp_path, members=2, strategy="diloco")
     assert_identical(runs)
@@ -153,7 +155,7 @@ def test_codec_may_change_and_what_it_owed_is_left_out_by_name(tmp_path: Path) -
     fresh(tmp_path, members=2, strategy="diloco", codec="feedback(int8)")
     runs, _, warnings = go_on(tmp_path, members=2, strategy="diloco")
     assert_identical(runs)
-    assert all("what the codec still owed is left out" in warning for warning in warnings)
+    assert all("the codec's residual is left out" in warning for warning in warnings)
 
 
 def test_checkpoint_that_names_no_strategy_is_tried(tmp_path: Path) -> None:

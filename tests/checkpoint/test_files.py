@@ -81,7 +81,7 @@ def test_full_disk_is_told_and_the_old_file_stays(tmp_path: Path) -> None:
     with small_disk(tmp_path, megabytes=2):
         write_file(tmp_path / "file", [MEGABYTE])
         before = hash_file(tmp_path / "file")
-        with pytest.raises(StorageFull, match=r"disk is full.*given: .*file.*make room"):
+        with pytest.raises(StorageFull, match=r"disk is full.*given: .*file.*free some disk space"):
             write_file(tmp_path / "file", [MEGABYTE] * 3)
         assert hash_file(tmp_path / "file") == before
         assert os.listdir(tmp_path) == ["file"]

@@ -23,7 +23,7 @@ NAMES = {SHARED, "w0.safetensors"}
 SAVE = """
 import os, signal, sys, torch
 from pathlib import Path
-from atoll.checkpoint import DirectoryStore, Part
+from atoll.checkpoint import DirectoryStore, Part, SavePoint
 
 def save(folder, round_, step, keep, left=10**9):
     def moment(name):
@@ -34,7 +34,7 @@ def save(folder, round_, step, keep, left=10**9):
     store = DirectoryStore(folder, keep=keep, moment=moment)
     value = torch.full((9,), float(step))
     parts = [Part("shared.safetensors", {"model/v": value}), Part("w0.safetensors", {"v": value})]
-    store.put(round_, parts, step=step, member="w0", members=["w0"])
+    store.put(SavePoint(round_, step, "w0", ["w0"]), parts)
 """
 
 CHILD = (

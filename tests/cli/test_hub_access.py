@@ -55,7 +55,7 @@ def test_only_an_operators_ticket_permits_commands(tmp_path: Path) -> None:
     options = HubOptions(data=tmp_path / "hub", jobs=tmp_path / "runs", tls="on", reducers=False)
     with HubServer(options) as server:
         own = KnownHub(server.url, server.operator_token, operator=True, ca=server.ca)
-        with pytest.raises(AuthError, match=r"not for commands.*--role operator"):
+        with pytest.raises(AuthError, match=r"not for a login.*--role operator"):
             find(server.ticket, home=home)
         with own.client() as client:
             ticket = client.create_ticket(role="operator", uses=1)

@@ -99,8 +99,11 @@ def test_surprise_is_short_and_says_where_its_traceback_is(
     assert "Traceback" not in shown
 
 
-def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch, wrapped: bool) -> None:
     def interrupted(where: str) -> None:
+        if wrapped:  # Python 3.11 does so when a class is created, e.g. while torch is imported
+            raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
         raise KeyboardInterrupt
 
     monkeypatch.setattr("atoll.cli.hub_access.find", interrupted)

@@ -75,10 +75,10 @@ def test_what_is_no_plain_file(tmp_path: Path, kind: bytes, told: str) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "told"),
     [
-        ("a", "a", "it is there twice"),
-        ("a", "A", "cannot tell it from"),
-        ("folder/a", "Folder/b", "cannot tell it from"),
-        ("\u00e9", "e\u0301", "cannot tell it from"),
+        ("a", "a", "it occurs twice"),
+        ("a", "A", "cannot distinguish it from"),
+        ("folder/a", "Folder/b", "cannot distinguish it from"),
+        ("\u00e9", "e\u0301", "cannot distinguish it from"),
         ("a", "a/b", "is a file already"),
         ("a/b", "a", "is a folder already"),
     ],

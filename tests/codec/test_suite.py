@@ -157,10 +157,10 @@ class TestFeedbackOfRandomK(CodecSuite):
 class TestEF21(CodecSuite):
     spec, error = "ef21(int8)", 0.0075
 
-    @pytest.mark.skip(reason="a mean that nobody took is refused: see test_ef21.py")
+    @pytest.mark.skip(reason="EF21 refuses a mean that was not applied: see wrappers/test_ef21.py")
     def test_aborted_round_is_as_if_nothing_had_been_sent(self) -> None: ...
 
-    @pytest.mark.skip(reason="a mean that nobody took is refused: see test_ef21.py")
+    @pytest.mark.skip(reason="EF21 refuses a mean that was not applied: see wrappers/test_ef21.py")
     def test_saved_state_continues_bit_for_bit(self) -> None: ...
 
 
@@ -180,7 +180,7 @@ class TestAutoOfOneSpeed(CodecSuite):
         auto.choice = 1
         return codec
 
-    @pytest.mark.skip(reason="the choice is made while training: see test_auto.py")
+    @pytest.mark.skip(reason="auto chooses while training: see wrappers/test_auto.py")
     def test_spec_is_canonical_and_names_what_decodes(self) -> None: ...
 
 

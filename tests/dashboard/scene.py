@@ -188,10 +188,10 @@ class Scene:
         asked = []
         for slot, member in enumerate(members):
             phases = {"wait": 0.02, "send": 0.05 + 0.02 * slot, "vote": 0.01, "apply": 0.03}
-            account = MemberStats(phases, update_norm=1.0, loss=2.0)
+            stats = MemberStats(phases, update_norm=1.0, loss=2.0)
             join = RoundJoin(
                 number, base="b" if number == 0 else f"d{number - 1}", tokens=5120, steps=10,
-                busy_s=0.3 + 0.1 * slot, account=account,
+                busy_s=0.3 + 0.1 * slot, stats=stats,
             )  # fmt: skip
             asked.append(member.ask(join))
         plans = [m.answer(id_) for m, id_ in zip(members, asked, strict=True)]

@@ -101,7 +101,7 @@ def test_the_whole_page_is_walked_by_keyboard_alone(scene: Scene, watched: Watch
         expect(page.locator("#job-title")).to_have_text(first)
         press("?")
         dialog = page.get_by_role("dialog")
-        expect(dialog).to_contain_text("walk through a list")
+        expect(dialog).to_contain_text("move through a list")
         press("Escape")
         expect(dialog).to_be_hidden()
         press("g")

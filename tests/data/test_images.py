@@ -121,7 +121,7 @@ def test_another_label_is_another_digest(folder: Path) -> None:
 
 
 def test_missing_folder_says_what_to_install() -> None:
-    with pytest.raises(DataError, match=r"no such folder of images.*check the path"):
+    with pytest.raises(DataError, match=r"folder of images does not exist.*check the path"):
         load_images("idx:/nowhere/at/all")
 
 
@@ -134,7 +134,7 @@ def test_missing_file_is_named(folder: Path) -> None:
 def test_file_that_is_cut_short_is_refused(folder: Path) -> None:
     path = folder / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"no whole idx file.*495 bytes"):
+    with pytest.raises(DataError, match=r"not a complete idx file.*495 bytes"):
         load_images(f"idx:{folder}")
 
 

@@ -91,7 +91,7 @@ def test_unknown_order_names_the_nearest() -> None:
 @pytest.mark.parametrize("numbers", [(0, 8, None), (1, 0, None), (1, 8, 8)])
 def test_numbers_without_sense_are_refused(numbers: tuple[int, int, int | None]) -> None:
     slots, context, block = numbers
-    with pytest.raises(ConfigError, match="cannot be dealt"):
+    with pytest.raises(ConfigError, match="cannot be split"):
         Shards(torch.arange(900), slots=slots, context=context, seed=1, block_tokens=block)
 
 

@@ -103,5 +103,5 @@ def test_empty_batch_is_refused() -> None:
     ],
 )
 def test_broken_cursor_is_refused(values: dict[str, object]) -> None:
-    with pytest.raises(DataError, match="no position in the data"):
+    with pytest.raises(DataError, match="not a position in the data"):
         Cursor.from_dict(values)

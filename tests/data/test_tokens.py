@@ -88,5 +88,5 @@ def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "other"}'])
 def test_broken_saved_tokenizer_is_refused(text: str) -> None:
-    with pytest.raises(DataError, match="no saved tokenizer"):
+    with pytest.raises(DataError, match="not a saved tokenizer"):
         tokenizer_from_json(text)

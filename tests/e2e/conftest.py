@@ -84,14 +84,16 @@ def _hear_interrupts() -> None:
 class Atoll:
     """The `atoll` command in a folder of its own, with everything that it starts."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, cache: Path | None = None) -> None:
         self.folder = folder
+        self.cache = cache or folder / "cache"
         self.home = folder / "home"
         self.runs = folder / "runs"
         self.started: list[subprocess.Popen[str]] = []
 
     def environment(self, home: Path | None = None) -> dict[str, str]:
         own = {"ATOLL_HOME": str(home or self.home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        own["XDG_CACHE_HOME"] = str(self.cache)
         return {**os.environ, **own, "PYTHONUNBUFFERED": "1", "ATOLL_TEST": str(self.folder)}
 
     def start(self, *words: str, home: Path | None = None) -> Running:
@@ -190,8 +192,9 @@ class Atoll:
 
 
 @pytest.fixture
-def atoll(tmp_path: Path) -> Iterator[Atoll]:
-    made = Atoll(tmp_path)
+def atoll(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Atoll]:
+    # The speed of this machine is measured once for all tests of a worker, not by every agent.
+    made = Atoll(tmp_path, cache=tmp_path_factory.getbasetemp() / "cache")
     yield made
     made.end()
 

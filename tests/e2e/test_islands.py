@@ -39,7 +39,7 @@ def ranks(atoll: Atoll, member: str) -> dict[int, psutil.Process]:
             variables = process.environ()
         except psutil.NoSuchProcess:
             continue
-        if variables["ATOLL_MEMBER"] == member and variables.get("ATOLL_KEPT"):
+        if variables["ATOLL_MEMBER"] == member and variables.get("ATOLL_SUPERVISED"):
             found[int(variables["RANK"])] = process
     return found
 

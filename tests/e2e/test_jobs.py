@@ -215,7 +215,7 @@ def test_each_runs_one_copy_on_every_node_that_fits(atoll: Atoll) -> None:
     assert "left out: hello: lap1: not among" in only.out
     refused = atoll.run("run", "job.toml", "--each", "--set", "needs.memory_gb=1e6")
     assert refused.code == 1
-    assert "no machine takes this job" in refused.err
+    assert "no node can run this job" in refused.err
 
 
 def test_stop_asks_a_command_to_end_and_kills_one_that_does_not(atoll: Atoll) -> None:
@@ -285,7 +285,7 @@ def test_running_group_shrinks_and_grows(atoll: Atoll) -> None:
         before = epoch(client, job)
         assert atoll.run("scale", job, "1:1").code == 0
         until(lambda: rounds_with(client, job, 1, after=before))
-        assert atoll.run("scale", job, "1:3").code == 0  # more than the data is dealt into
+        assert atoll.run("scale", job, "1:3").code == 0  # more than the data is sharded into
         until(lambda: rounds_with(client, job, 3, after=before))
         view = client.job(job)
         assert view["state"] == "running"

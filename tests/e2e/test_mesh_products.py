@@ -104,7 +104,9 @@ def _name_of(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
-    atoll = Atoll(tmp_path_factory.mktemp("products"))
+    atoll = Atoll(
+        tmp_path_factory.mktemp("products"), cache=tmp_path_factory.getbasetemp() / "cache"
+    )
     try:
         yield Batch(atoll)
     finally:

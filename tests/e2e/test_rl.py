@@ -149,7 +149,7 @@ def test_rl_members_resume_after_kill_leave_or_stop(
 def goes_on(client: HubClient, job_id: str, member: str) -> bool:
     """Return whether a process of this member has taken up a saved state."""
     lines = client.logs(job_id, member=member)["lines"]
-    return any("goes on after" in line["text"] for line in lines)
+    return any("continues after" in line["text"] for line in lines)
 
 
 def test_fifth_policy_joins_and_broken_one_is_isolated(atoll: Atoll) -> None:

@@ -83,7 +83,7 @@ def test_ctrl_c_of_a_remote_run_leaves_the_job_running(atoll: Atoll) -> None:
         running.interrupt()
         done = running.wait()
         assert done.code == 130
-        assert "goes on without this window" in done.out
+        assert "continues in the background" in done.out
         assert f"atoll stop {job}" in done.out
         assert client.job(job)["state"] == "running"
 

@@ -60,7 +60,7 @@ class Cluster:
     """A hub and three hosts, each behind a line of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.atoll = Atoll(folder)
+        self.atoll = Atoll(folder, cache=folder.parent / "cache")
         self.port = free_port()
         self.hub_process = self.start_hub()
         until(lambda: (self.atoll.home / "hubs.json").exists())

@@ -18,6 +18,7 @@ from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.ids import session_id
 from atoll.net.endpoint import parse_ticket
+from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink, connect
 from atoll.reducer.server import Reducer
@@ -81,7 +82,7 @@ class NodeInName:
         secret = parse_ticket(hub.ticket).secret
         with HubClient(hub.url) as client:
             self.name, token, _ = client.join(secret, name="node", info=info)
-        self.link = connect(hub.url, session=self.name, token=token, info=info)
+        self.link = connect(hub.url, make_hello(self.name, token, info=info))
         self.tokens: dict[str, dict[str, str]] = {}
 
     def submit(self, *, nodes: int, route: str) -> str:
@@ -136,7 +137,7 @@ class HubWorld:
 
     def connect(self, member: str) -> SyncLink:
         url = self.proxies[member].url if member in self.proxies else self.hub.url
-        link = connect(url, session=session_id(self.job, member), token=self.tokens[member])
+        link = connect(url, make_hello(session_id(self.job, member), self.tokens[member]))
         self.links[member] = link
         return link
 

@@ -1,4 +1,4 @@
-"""Swaps over connections that break, and many of them in a row."""
+"""All-to-all over connections that break, and many in a row."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from atoll.group.base import AllToAllResult, Group, PeerMessage
 from atoll.group.period import PeriodReport
 from atoll.group.run_round import run_round
 from atoll.hub.server import HubServer
+from tests.contracts.all_to_all_suite import all_to_all_once, mine, packet_of, vector_in
 from tests.contracts.group_suite import together
-from tests.contracts.swap_suite import mine, packet_of, swap_once, vector_in
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
 
 SIZE = 1_000_000
@@ -48,7 +48,7 @@ def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
 
 def to_the_other(group: Group) -> AllToAllResult:
     other = {"w0": "w1", "w1": "w0"}[group.me]
-    return swap_once(group, [PeerMessage((other,), packet_of(mine(group.me, SIZE)))]).reduced
+    return all_to_all_once(group, [PeerMessage((other,), packet_of(mine(group.me, SIZE)))]).reduced
 
 
 @pytest.mark.parametrize("who", ["w1", "reducer"])
@@ -66,7 +66,9 @@ def test_broken_connection_resumes_with_what_is_missing(
 
 
 @pytest.mark.parametrize("route", ["relay", "direct"])
-def test_rounds_of_swaps_follow_each_other(world: Callable[..., HubWorld], route: str) -> None:
+def test_rounds_of_all_to_alls_follow_each_other(
+    world: Callable[..., HubWorld], route: str
+) -> None:
     """With partners that change, and three exchanges in each round."""
     here = world(3, route=route)
 
@@ -79,7 +81,7 @@ def test_rounds_of_swaps_follow_each_other(world: Callable[..., HubWorld], route
                 for step in range(3):
                     to = f"w{(me + 1 + (round_ + step) % 2) % 3}"
                     value = torch.tensor([100.0 * round_ + 10 * step + me])
-                    got = group.swap([PeerMessage((to,), packet_of(value))]).wait()
+                    got = group.all_to_all([PeerMessage((to,), packet_of(value))]).wait()
                 seen.extend(float(vector_in(p)) for (p,) in got.packets.values())
                 return got
 

@@ -246,12 +246,12 @@ def test_leases_follow_contributors_without_duplicates() -> None:
     def first(group: Group) -> CommittedMean:
         return meet(group, lease=Lease(int(group.me[1:]), cursor(10 + int(group.me[1:]))))
 
-    dealt = groups.together(first)[0].verdict.leases
-    assert dealt == {f"w{i}": Lease(i, cursor(10 + i)) for i in range(3)}
+    leases = groups.together(first)[0].verdict.leases
+    assert leases == {f"w{i}": Lease(i, cursor(10 + i)) for i in range(3)}
     groups.kill("w1")
 
     def second(group: Group, behind: int) -> CommittedMean:
-        lease = dealt[group.me]
+        lease = leases[group.me]
         return meet(group, lease=Lease(lease.slot, cursor(behind)))
 
     both = (groups[0], 20), (groups[2], 22)

@@ -19,6 +19,7 @@ from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.reducer.mean import Share
 from atoll.wire.chunks import ChunkHead, pack_chunk
+from tests.contracts.all_to_all_suite import AllToAllSuite
 from tests.contracts.group_suite import (
     Build,
     GroupSuite,
@@ -27,7 +28,6 @@ from tests.contracts.group_suite import (
     together,
     values,
 )
-from tests.contracts.swap_suite import SwapSuite
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
 from tests.patience import PATIENCE_S
 
@@ -61,19 +61,19 @@ def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
         each.close()
 
 
-class TestRelay(GroupSuite, SwapSuite):
+class TestRelay(GroupSuite, AllToAllSuite):
     @pytest.fixture
     def build(self, world: Callable[..., HubWorld]) -> Build:
         return lambda n, **options: world(n, route="relay", **options)
 
 
-class TestDirectOverHub(GroupSuite, SwapSuite):
+class TestDirectOverHub(GroupSuite, AllToAllSuite):
     @pytest.fixture
     def build(self, world: Callable[..., HubWorld]) -> Build:
         return lambda n, **options: world(n, route="direct", **options)
 
 
-class TestHierarchical(GroupSuite, SwapSuite):
+class TestHierarchical(GroupSuite, AllToAllSuite):
     @pytest.fixture
     def build(self, world: Callable[..., HubWorld]) -> Build:
         sites = [("w0", "w2", "w4"), ("w1", "w3")]

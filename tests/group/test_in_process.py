@@ -12,8 +12,8 @@ from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroup, MemoryGroups
 from atoll.group.period import PeriodReport
 from atoll.group.run_round import CommittedMean, CommittedRound, mean_exchange, run_round
+from tests.contracts.all_to_all_suite import AllToAllSuite
 from tests.contracts.group_suite import Build, GroupSuite, assert_same_everywhere, values
-from tests.contracts.swap_suite import SwapSuite
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class MemoryWorld:
         self.groups.kill(group.me)
 
 
-class TestMemory(GroupSuite, SwapSuite):
+class TestMemory(GroupSuite, AllToAllSuite):
     @pytest.fixture
     def build(self) -> Build:
         return lambda n, *, timeout_s=PATIENCE_S: MemoryWorld(n, timeout_s)

@@ -66,7 +66,7 @@ def test_waiting_member_leaves_at_once(world: Callable[..., HubWorld], route: st
     together(here, meet)
     leaver = here.groups[2]
     waiting = Work.start(lambda: meet(leaver), name="waits")
-    while not leaver._talk._open:
+    while not leaver._requests._open:
         threading.Event().wait(0.002)
     began = time.monotonic()
     leaver.leave("preempted")
@@ -193,7 +193,7 @@ def test_leaving_without_a_hub_takes_no_longer(tmp_path: Path) -> None:
 def test_closed_link_ends_a_waiting_join(world: Callable[..., HubWorld]) -> None:
     here = world(2)
     waiting = Work.start(lambda: meet(here.groups[0]), name="waits")
-    while not here.groups[0]._talk._open:
+    while not here.groups[0]._requests._open:
         threading.Event().wait(0.002)
     here.links.pop("w0").close()
     with pytest.raises(HubError):

@@ -18,6 +18,7 @@ from atoll.codec.registry import make_codec
 from atoll.group.hub import HubGroup
 from atoll.group.period import PeriodReport
 from atoll.ids import session_id
+from atoll.net.handshake import make_hello
 from atoll.net.sync_link import connect
 from tests.contracts.group_suite import one_round
 
@@ -60,7 +61,7 @@ def be_a_member(victim: Victim, tell: Connection) -> None:
     that are still starting is over.
     """
     torch.set_num_threads(1)
-    link = connect(victim.hub, session=session_id(victim.job, victim.member), token=victim.token)
+    link = connect(victim.hub, make_hello(session_id(victim.job, victim.member), victim.token))
     group = _Group(
         link, job=victim.job, member=victim.member, hub=victim.hub, route=victim.route,
         patience_s=30.0,

@@ -16,6 +16,7 @@ import atoll as package
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.run import Run
+from atoll.run.place import Membership
 from tests.contracts.strategy_suite import BATCH, adamw, batches, small_model, squared_error
 from tests.e2e.conftest import Atoll
 from tests.integrations.examples import assert_same, load, run_on_two_nodes
@@ -25,7 +26,7 @@ STEPS = 24
 
 
 def make_run(group: Group, folder: Path) -> Run:
-    return Run(group, slot=int(group.me[1:]), num_slots=2, directory=folder, seed=7)
+    return Run(group, Membership(folder, slot=int(group.me[1:]), num_slots=2))
 
 
 @pytest.mark.e2e

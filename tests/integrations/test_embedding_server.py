@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from atoll.config import MeshShape
 from atoll.group.single import SingleGroup
 from atoll.run import Run
+from atoll.run.place import Membership
 from tests.e2e.conftest import Atoll, until
 from tests.integrations.examples import EXAMPLES, load
 from tests.island.conftest import ranks
@@ -125,7 +126,7 @@ def test_a_server_and_a_worker_that_die_lose_nothing(
 ) -> None:
     monkeypatch.setattr(example, "LEASE_S", 1.0)
     monkeypatch.setattr(example, "SAVE_S", 0.05)
-    run = Run(SingleGroup(), slot=0, num_slots=1, directory=tmp_path, seed=7)
+    run = Run(SingleGroup(), Membership(tmp_path))
     run.track(example.make_net())
     options = {"servers": 2, "workers": 1, "staleness": 0, "lr": 0.1}
     steps, failing = 30, [10, 20]

@@ -18,6 +18,7 @@ from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
 from atoll.run import Run
+from atoll.run.place import Membership
 from atoll.train.sharding import deal
 from tests.e2e.conftest import Atoll
 from tests.integrations.examples import EXAMPLES, assert_same, load
@@ -52,7 +53,7 @@ def native(
 ) -> nn.Module:
     """Train a member as one process with the whole model and all rows of its island."""
     slot = int(group.me[1:])
-    with Run(group, slot=slot, num_slots=members, directory=folder, seed=SEED) as run:
+    with Run(group, Membership(folder, seed=SEED, slot=slot, num_slots=members)) as run:
         inner = torch.optim.AdamW(model.parameters(), 3e-3)
         outer = package.DiLoCo(every=20, outer_lr=0.8, outer_momentum=0.5)
         optimizer = run.wrap(model, inner, outer=outer, codec="fp32")

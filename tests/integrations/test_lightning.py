@@ -16,6 +16,7 @@ from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
 from atoll.run import Run
+from atoll.run.place import Membership
 from tests.e2e.conftest import Atoll
 from tests.integrations.examples import assert_same, load, run_on_two_nodes
 
@@ -29,7 +30,7 @@ STEPS = 24
 
 
 def make_run(group: Group, folder: Path, *, num_slots: int = 2) -> Run:
-    return Run(group, slot=int(group.me[1:]), num_slots=num_slots, directory=folder, seed=7)
+    return Run(group, Membership(folder, slot=int(group.me[1:]), num_slots=num_slots))
 
 
 def vector(model: nn.Module) -> Tensor:

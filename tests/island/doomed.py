@@ -24,7 +24,7 @@ import torch
 import torch.distributed
 import torch.distributed.fsdp._fully_shard._fsdp_param_group as param_group
 
-from atoll.checkpoint import DirectoryStore
+from atoll.checkpoint import DirectoryStore, Extras
 from atoll.codec import make_codec
 from atoll.config import StrategyTable
 from atoll.group.base import Work
@@ -37,7 +37,7 @@ from atoll.strategies.inner.sharded_optimizer import LocalShard
 from atoll.strategies.inner.worker import Worker
 from atoll.strategies.resolve import resolve
 from atoll.train.state.committed import adopt
-from atoll.train.state.saving import Moment, Saving
+from atoll.train.state.saving import Saving
 from tests.island.leading import Member, led, table
 from tests.island.reference import Perceptron, batch_for
 
@@ -148,14 +148,10 @@ def _live(member: Member, start: Start) -> None:
         group.ask("standing", task.round, base=outer.committed(task).base)
     else:
         extend_history_hash(task, outer.begin(task))
-    saving = Saving(store=DirectoryStore(start.folder), saver=None)
+    saving = Saving(DirectoryStore(start.folder))
     while not group.stopping:
         period(member)
-        moment = Moment(
-            members=group.members, shared=True, final=False, score=None, counters={}, about={},
-            cursor={}, strategy="diloco",
-        )  # fmt: skip
-        saving.save(task, outer, moment)
+        saving.save(task, outer, Extras("diloco"), members=group.members, final=False)
         group.ask("told", task.round, outer.committed(task).base)
 
 

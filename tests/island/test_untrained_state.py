@@ -11,7 +11,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from atoll.checkpoint.sharded import export_sharded, load_sharded, save_sharded
+from atoll.checkpoint.sharded import (
+    ShardedInfo,
+    Trained,
+    export_sharded,
+    load_sharded,
+    save_sharded,
+)
 from atoll.checkpoint.state.sharded_state import ties_of
 from atoll.strategies.inner.sharded_optimizer import LocalShard
 from tests.island.leading import MODELS as LED
@@ -75,15 +81,17 @@ def _save(kind: str, folder: Path, axes: Mapping[str, int]) -> Any:
     found = gradients(held.parts)
     held.own.step()
     save_sharded(
-        folder, 1, held.parts, held.own.optimizer, step=1, steps_on=held.own.steps_on,
-        ties=held.ties,
-    )  # fmt: skip
+        folder,
+        1,
+        Trained(held.parts, held.own.optimizer, steps_on=held.own.steps_on),
+        ShardedInfo(1, ties=held.ties),
+    )
     return loss.item(), found, held.state()
 
 
 def _load(kind: str, folder: Path, axes: Mapping[str, int]) -> dict[str, Tensor]:
     held = Held(kind, axes, seed=2)
-    load_sharded(folder, 1, held.parts, held.own.optimizer, steps_on=held.own.steps_on)
+    load_sharded(folder, 1, Trained(held.parts, held.own.optimizer, steps_on=held.own.steps_on))
     return held.state()
 
 

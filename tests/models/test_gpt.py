@@ -156,7 +156,7 @@ def test_width_that_heads_cannot_share_names_one_that_they_can() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"layers": 0}, "layers is too small"), ({"dropout": 1.0}, "dropout is no chance")],
+    [({"layers": 0}, "layers is too small"), ({"dropout": 1.0}, "dropout is out of range")],
 )
 def test_sizes_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -128,11 +128,11 @@ def test_residual_network_halves_the_image_twice(norm: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("llama", {"heads": 4, "kv_heads": 3}, r"cannot share.*kv_heads of 1, 2, 4"),
+        ("llama", {"heads": 4, "kv_heads": 3}, r"not a multiple.*kv_heads of 1, 2, 4"),
         ("llama", {"width": 66, "heads": 3, "hidden": -1}, "hidden is too small"),
         ("llama", {"width": 65}, r"try width=72"),
         ("gpt2", {"width": 66}, r"multiple of 4; what to do: try width=68"),
-        ("gpt2", {"dropout": 1.0}, "dropout is no chance"),
+        ("gpt2", {"dropout": 1.0}, "dropout is out of range"),
         ("vit", {"image": 28, "patch": 5}, r"cannot be cut into patches.*try patch=4"),
         ("vit", {"layers": 0}, "layers is too small"),
         ("resnet", {"norm": "grup"}, "did you mean 'group'"),

@@ -127,7 +127,7 @@ class ScriptedHub:
         dead_after_s: float = 60.0,
     ) -> Link:
         """Return a link to this hub that tries again at once; not started."""
-        hello = make_hello(session="job/w0", token="secret", incarnation="one")
+        hello = make_hello("job/w0", "secret", incarnation="one")
         return Link(self.dial, hello, stats=stats, retry=at_once, dead_after_s=dead_after_s)
 
     async def linked(

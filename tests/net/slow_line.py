@@ -9,6 +9,7 @@ import time
 from atoll.errors import AtollError
 from atoll.net.dispatcher import Inbox
 from atoll.net.endpoint import HubEndpoint
+from atoll.net.handshake import make_hello
 from atoll.net.sync_link import connect
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat
@@ -29,8 +30,8 @@ def main(url: str, token: str, ca: str, nbytes: int) -> None:
     endpoint = HubEndpoint(ca=ca)
     deadline = time.monotonic() + PATIENCE_S
     with (
-        connect(url, session="slow/reducer", token=token, endpoint=endpoint) as receiver,
-        connect(url, session="slow/w0", token=token, endpoint=endpoint) as sender,
+        connect(url, make_hello("slow/reducer", token), endpoint=endpoint) as receiver,
+        connect(url, make_hello("slow/w0", token), endpoint=endpoint) as sender,
     ):
         inbox = receiver.subscribe()
         reader = threading.Thread(target=drain, args=(inbox,))

@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed
 
 from atoll.errors import AuthError, HubError
 from atoll.net.event_loop import LoopThread
+from atoll.net.handshake import make_hello
 from atoll.net.sync_link import SyncLink, connect
 from atoll.wire.frames import Kind, decode, decode_relay
 from atoll.wire.limits import MAX_FRAME_BYTES, WINDOW_BYTES
@@ -171,8 +172,6 @@ def linked(hub: SmallHub, *sessions: str) -> Iterator[list[SyncLink]]:
     """Open one link per session and close them all."""
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(
-                connect(hub.url, session=session, token=TOKEN, timeout_s=PATIENCE_S)
-            )
+            stack.enter_context(connect(hub.url, make_hello(session, TOKEN), timeout_s=PATIENCE_S))
             for session in sessions
         ]

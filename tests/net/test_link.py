@@ -85,7 +85,7 @@ def test_a_deadline_that_passes_without_a_hub_says_so() -> None:
         link, peer = await hub.linked()
         hub.away = 10**9
         peer.transport.cut()
-        with pytest.raises(DeadlineExceeded, match=r"not connected.*see whether the hub runs"):
+        with pytest.raises(DeadlineExceeded, match=r"not connected.*check that the hub runs"):
             await link.request(Roster(), timeout_s=0.05)
         await link.close()
 

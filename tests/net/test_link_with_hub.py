@@ -14,7 +14,7 @@ import pytest
 
 from atoll.errors import AuthError, DeadlineExceeded, PeerLost
 from atoll.net.dispatcher import LIMIT_BYTES, Inbox, Reconnected, Relayed
-from atoll.net.handshake import Replaced
+from atoll.net.handshake import Replaced, make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink, connect
 from atoll.wire.limits import CHUNK_BYTES, WINDOW_BYTES
@@ -71,7 +71,7 @@ class HubProcess:
 
     def link(self, session: str) -> SyncLink:
         """Open a session; the operator's token may have any address."""
-        return connect(self.url, session=session, token=self.token, timeout_s=WAIT_S)
+        return connect(self.url, make_hello(session, self.token), timeout_s=WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_a_receiver_that_is_not_there_is_peer_lost(hub: HubProcess) -> None:
 
 def test_an_unknown_token_is_refused(hub: HubProcess) -> None:
     with pytest.raises(AuthError):
-        connect(hub.url, session="x/w0", token="guess")
+        connect(hub.url, make_hello("x/w0", "guess"))
 
 
 def test_a_newer_process_takes_the_session_over_for_good(hub: HubProcess) -> None:

@@ -21,7 +21,7 @@ class Sleeper(RealClock):
 
 
 def link_of(hub: ScriptedHub, clock: Sleeper) -> Link:
-    hello = make_hello(session="job/w0", token="secret", incarnation="one")
+    hello = make_hello("job/w0", "secret", incarnation="one")
     return Link(hub.dial, hello, clock=clock, retry=at_once, dead_after_s=0.2)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from atoll.errors import AtollError, AuthError, DeadlineExceeded, HubError, HubUnreachable, PeerLost
 from atoll.net.dispatcher import LIMIT_BYTES, MAX_EARLY, Reconnected, Relayed
+from atoll.net.handshake import make_hello
 from atoll.net.sync_link import connect
 from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk, pieces
 from atoll.wire.limits import CHUNK_BYTES, WINDOW_BYTES
@@ -64,9 +65,9 @@ def test_a_request_survives_a_hub_that_goes_and_comes_back() -> None:
 def test_a_wrong_token_is_told_at_once_and_leaves_no_thread() -> None:
     before = threading.active_count()
     with SmallHub() as hub, pytest.raises(AuthError, match="token is unknown"):
-        connect(hub.url, session="job/w0", token="wrong", patient=True)
+        connect(hub.url, make_hello("job/w0", "wrong"), patient=True)
     with pytest.raises(HubUnreachable, match="connection refused"):
-        connect(hub.url, session="job/w0", token=TOKEN)
+        connect(hub.url, make_hello("job/w0", TOKEN))
     assert threading.active_count() == before
 
 

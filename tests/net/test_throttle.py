@@ -14,6 +14,7 @@ from atoll.clock import VirtualClock
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.endpoint import PLAIN, HubEndpoint
+from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from atoll.net.throttle import BURST_S, URGENT_S, Bucket, SharedBudget, throttle_of
@@ -107,9 +108,9 @@ def test_capped_tensors_let_heartbeats_through(hub: HubServer, direction: str) -
     sending, receiving = (slow, PLAIN) if direction == "up" else (PLAIN, slow)
     with (
         connect(
-            hub.url, session="j/reducer", token=hub.operator_token, endpoint=receiving
+            hub.url, make_hello("j/reducer", hub.operator_token), endpoint=receiving
         ) as receiver,
-        connect(hub.url, session="j/w0", token=hub.operator_token, endpoint=sending) as sender,
+        connect(hub.url, make_hello("j/w0", hub.operator_token), endpoint=sending) as sender,
         receiver.subscribe() as inbox,
     ):
         capped = sender if direction == "up" else receiver

@@ -17,6 +17,7 @@ import pytest
 
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
+from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from atoll.wire.messages import Beat, Done
@@ -69,7 +70,7 @@ def test_sessions_long_polls_and_large_uploads_pass(site: tuple[HubServer, Nginx
         target = nginx.certificate.with_name("big.bin")
         assert client.get_file(job, "big.bin", target) == sha256
         client.stop(job, grace_s=0.0)
-    with connect(url, session="p/w0", token=hub.operator_token) as link:
+    with connect(url, make_hello("p/w0", hub.operator_token)) as link:
         assert isinstance(link.request(Beat(), timeout_s=PATIENCE_S), Done)
     assert any('"GET /atoll/ws HTTP/1.1" 101' in line for line in nginx.requests)
 

@@ -17,6 +17,7 @@ from atoll.errors import ConfigError, HubUnreachable
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.endpoint import HubEndpoint
+from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.proxies import check_proxy, proxy_of, proxy_shown
 from atoll.net.sync_link import connect
@@ -84,9 +85,9 @@ def test_sessions_files_and_tensors_go_through_the_proxy(
         client.upload_bps(2 * 2**20)
         client.download_bps(2 * 2**20)
     with (
-        connect(hub.url, session="p/w0", token=hub.operator_token, endpoint=endpoint) as sender,
+        connect(hub.url, make_hello("p/w0", hub.operator_token), endpoint=endpoint) as sender,
         connect(
-            hub.url, session="p/reducer", token=hub.operator_token, endpoint=endpoint
+            hub.url, make_hello("p/reducer", hub.operator_token), endpoint=endpoint
         ) as receiver,
         receiver.subscribe() as inbox,
     ):
@@ -228,7 +229,7 @@ def test_a_hub_with_tls_of_its_own_is_reached_through_a_proxy(
         endpoint = HubEndpoint(ca=hub.ca, proxy=start(kind, "user:pass").url("user:pass"))
         with HubClient(hub.url, hub.operator_token, endpoint=endpoint) as client:
             assert client.hub()["version"]
-        with connect(hub.url, session="p/w0", token=hub.operator_token, endpoint=endpoint) as link:
+        with connect(hub.url, make_hello("p/w0", hub.operator_token), endpoint=endpoint) as link:
             assert isinstance(link.request(Beat(), timeout_s=PATIENCE_S), Done)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
+from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from atoll.queues import Channel, HubChannel, InMemoryChannel, QueueRegistry
@@ -43,7 +44,7 @@ def hub_with_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServe
 def channel_to(hub: HubServer, session: str, scratch: Path) -> Iterator[Channel]:
     """Open a session with the operator's token, which may use any queue."""
     token = hub.operator_token
-    with connect(hub.url, session=session, token=token) as link:
+    with connect(hub.url, make_hello(session, token)) as link:
         channel = HubChannel(link, client=lambda: HubClient(hub.url, token), scratch=scratch)
         try:
             yield channel

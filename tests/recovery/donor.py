@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 
 from atoll.gate import Gate
 from atoll.ids import session_id
+from atoll.net.handshake import make_hello
 from atoll.net.sync_link import connect
 from atoll.recovery import StateServer
 from tests.recovery.model import LOCAL, Model
@@ -30,7 +31,7 @@ def be_a_donor(given: Given, pipe: Connection) -> None:
     session = session_id(given.job, given.member)
     address = LOCAL if given.direct else ""
     with (
-        connect(given.hub, session=session, token=given.token) as link,
+        connect(given.hub, make_hello(session, given.token)) as link,
         StateServer(job=given.job, token=given.token, address=address, link=link) as server,
     ):
         server.offer(Model(given.member, **given.model), still=Gate().still)

@@ -238,9 +238,9 @@ def test_a_source_that_was_given_up_is_told_so() -> None:
     claim = scheduler.claim("w0")
     assert claim is not None
     scheduler.remove_source("w0")
-    with pytest.raises(SourceFailed, match="given up already"):
+    with pytest.raises(SourceFailed, match="already dropped"):
         scheduler.store_chunk("w0", claim.image, 0, chunk_of(SHARED_DATA, 0))
-    with pytest.raises(SourceFailed, match="given up already"):
+    with pytest.raises(SourceFailed, match="already dropped"):
         scheduler.claim("w0")
 
 

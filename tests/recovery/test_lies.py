@@ -35,7 +35,7 @@ LIES: dict[str, tuple[spoil.Spoil, str]] = {
     "a flipped bit": (spoil.chunks(flipped), "chunk of (shared|inner) is damaged"),
     "noise": (spoil.chunks(lambda data: os.urandom(len(data))), "is damaged"),
     "less": (spoil.chunks(lambda data: data[:-1]), "wrong size"),
-    "more": (spoil.chunks(lambda data: data + b"x"), "wrong size|more than was asked for"),
+    "more": (spoil.chunks(lambda data: data + b"x"), "wrong size|more than was requested"),
     "another job": (spoil.manifests(job="other"), "not the one that was asked for"),
     "another round": (spoil.manifests(round=2), "not the one that was asked for"),
     "another base": (spoil.manifests(base="x"), "not the one that was asked for"),

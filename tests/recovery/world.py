@@ -17,8 +17,9 @@ from atoll.checkpoint.format.part import Part
 from atoll.clock import RealClock
 from atoll.gate import Gate
 from atoll.ids import session_id
+from atoll.net.handshake import make_hello
 from atoll.net.sync_link import SyncLink, connect
-from atoll.recovery import Recovered, recover
+from atoll.recovery import Recipient, Recovered, recover
 from atoll.recovery.http_server import Answerer, HttpStateServer
 from atoll.recovery.relay_server import RelayStateServer
 from atoll.recovery.server import StateServer
@@ -90,14 +91,14 @@ class World:
     def stranger(self) -> SyncLink:
         """Return the session of a member of another job."""
         job, tokens = self._submit(2)
-        return connect(self.hub.url, session=session_id(job, "w0"), token=tokens["w0"])
+        return connect(self.hub.url, make_hello(session_id(job, "w0"), tokens["w0"]))
 
     def link(self, member: str, *, proxied: bool = False) -> SyncLink:
         url = self.hub.url
         if proxied:
             self.proxies.append(Proxy(self.hub.port))
             url = self.proxies[-1].url
-        link = connect(url, session=session_id(self.job, member), token=self.tokens[member])
+        link = connect(url, make_hello(session_id(self.job, member), self.tokens[member]))
         self.links[member] = link
         return link
 
@@ -169,7 +170,8 @@ class World:
         at: Sequence[tuple[float, Callable[[], object]]] = (),
         timeout_s: float = PATIENCE_S,
         proxied: bool = False,
-        **options: Any,
+        stop: Callable[[], bool] = lambda: False,
+        distrusted: Sequence[str] = (),
     ) -> Recovered:
         """Fetch as the last member.
 
@@ -177,7 +179,8 @@ class World:
             at: Things to do once a share of all bytes is here.
             timeout_s: Longest time for it.
             proxied: Whether the own link goes through a proxy.
-            options: More for `recover`.
+            stop: Asked again and again; True: give up.
+            distrusted: Members to ask only if no other is left.
         """
         link = self.links.get(self.me) or self.link(self.me, proxied=proxied)
         todo = sorted(at, key=lambda item: item[0])
@@ -193,9 +196,8 @@ class World:
                 action()
 
         return recover(
-            link, job=self.job, token=self.tokens[self.me], ask=self.ask, me=self.me,
-            on_event=self.events.append, deadline=RealClock().monotonic() + timeout_s,
-            progress=progress, **options,
+            Recipient(link, self.job, self.me, self.events.append, stop=stop, progress=progress),
+            ask=self.ask, deadline=RealClock().monotonic() + timeout_s, distrusted=distrusted,
         )  # fmt: skip
 
     def told(self, kind: str) -> dict[str, str]:

@@ -80,7 +80,7 @@ def test_pieces_put_together_are_the_packet_whatever_is_skipped(size: int) -> No
     assert [bytes(packet.data) for packet in packets] == [data, b"abcd"]
 
 
-def test_parcels_are_aligned_for_reading_in_place() -> None:
+def test_messages_are_aligned_for_reading_in_place() -> None:
     packed = gift("w0", *(message(("w1",), bytes(n)) for n in range(5))).packed_for("w1")
     assert len(packed) % ALIGNMENT == 0
     start = len(packed) - 4 * ALIGNMENT
@@ -103,11 +103,11 @@ def test_a_weight_that_no_sum_can_hold_is_refused() -> None:
         gift("w0", weight=float("nan"))
 
 
-def test_a_parcel_for_somebody_outside_the_plan_is_refused() -> None:
+def test_a_message_for_somebody_outside_the_plan_is_refused() -> None:
     packed = Outgoing.of(
         "w0", [message(("w8",), b"1234")], weight=1.0, members=["w0", "w8"]
     ).packed()
-    with pytest.raises(WireError, match="nobody else"):
+    with pytest.raises(WireError, match="no recipient"):
         open_outgoing("w0", bytes(packed), weight=1.0, members=MEMBERS)
 
 

@@ -62,9 +62,9 @@ def test_a_rule_in_buckets_has_one_canonical_form(text: str, spec: str, needed: 
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("bucket", "no robust rule in buckets"), ("bucket:2", "no robust rule in buckets"),
-        ("bucket:0:median", "no robust rule in buckets"),
-        ("bucket:x:median", "no robust rule in buckets"),
+        ("bucket", "not a robust rule in buckets"), ("bucket:2", "not a robust rule in buckets"),
+        ("bucket:0:median", "not a robust rule in buckets"),
+        ("bucket:x:median", "not a robust rule in buckets"),
         ("bucket:2:mean", "the same with and without"),
         ("bucket:2:krumm:1", "did you mean 'krum'"), ("bucket:2:bucket:2:krum:1", "unknown"),
     ],

@@ -225,7 +225,7 @@ class Schedule:
             self.alive.add(member)
             self.resting.discard(member)
             self.take(self.server.handle(member, Attach(1)))
-        elif deed == "rest" and free:
+        elif deed == "idle" and free:
             self.resting.add(member)
             self.take(self.server.handle(member, Idle(1)))
 
@@ -236,7 +236,7 @@ class Schedule:
 
 
 deeds = st.lists(
-    st.tuples(st.sampled_from(MEMBERS), st.sampled_from(["push"] * 6 + ["die", "return", "rest"])),
+    st.tuples(st.sampled_from(MEMBERS), st.sampled_from(["push"] * 6 + ["die", "return", "idle"])),
     max_size=120,
 )
 

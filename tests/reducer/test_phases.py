@@ -39,7 +39,7 @@ def results(place: Bench, member: str, phase: int) -> list[tuple[ChunkHead, byte
     return [(h, p) for h, p in said if h.kind == "result" and h.phase == phase]
 
 
-def test_reduce_swap_reduce_in_one_epoch() -> None:
+def test_reduce_all_to_all_reduce_in_one_epoch() -> None:
     place = bench()
     for phase in range(3):
         for member in MEMBERS:
@@ -102,7 +102,7 @@ def test_a_member_lost_between_two_exchanges_is_not_waited_for() -> None:
     place.close()
 
 
-def test_parcels_that_do_not_fit_their_table_are_refused_by_name() -> None:
+def test_messages_that_misfit_their_table_are_refused_by_name() -> None:
     place = bench()
     upload = Packet(b"\0\0\0\xff garbage", ALL_TO_ALL, ())
     place.send("w0", head_of(upload), upload.data)
@@ -114,7 +114,7 @@ def test_parcels_that_do_not_fit_their_table_are_refused_by_name() -> None:
     place.close()
 
 
-def test_member_can_request_its_missing_parcels() -> None:
+def test_member_can_request_its_missing_messages() -> None:
     place = bench()
     for member in MEMBERS:
         give(place, member, 0, data=bytes(600_000))

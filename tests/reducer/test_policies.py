@@ -54,9 +54,9 @@ def test_words_have_one_canonical_form(text: str, spec: str, needed: int) -> Non
         ({"admission": "norm"}, "did you mean 'norms'"),
         ({"admission": "norms:0.5"}, "out of range"),
         ({"collective": "rings"}, "did you mean 'ring'"),
-        ({"aggregate": "median", "collective": "ring"}, "adds values on the way"),
+        ({"aggregate": "median", "collective": "ring"}, "sends partial sums"),
         ({"aggregate": "krum:1", "collective": "star"}, "needs the reducer"),
-        ({"admission": "norms", "collective": "tree"}, "adds values on the way"),
+        ({"admission": "norms", "collective": "tree"}, "sends partial sums"),
     ],
 )
 def test_words_that_mean_nothing_are_refused(words: dict[str, str], hint: str) -> None:

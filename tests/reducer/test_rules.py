@@ -240,7 +240,7 @@ def test_those_found_out_are_no_longer_among_the_wrong_ones() -> None:
 
 @pytest.mark.parametrize("policy", ["clip:1/finite/x", "mean/norms/x"])
 def test_what_remembers_needs_a_memory(policy: str) -> None:
-    with pytest.raises(GroupError, match="one place"):
+    with pytest.raises(GroupError, match="needs the reducer"):
         combine(shares(vectors(3, 5), policy), codec=FP32, policy=policy)
 
 

@@ -20,11 +20,11 @@ def test_members_get_one_slot_each_least_read_first(
     members: set[str], cursors: dict[int, dict[str, int]], slots: list[int], holders: set[str]
 ) -> None:
     held = dict(zip(sorted(holders), slots, strict=False))
-    dealt = assign(members, slots=6, cursors=cursors, held=held)
-    assert dealt.keys() == members
-    assert len(set(dealt.values())) == len(members)
-    given_out = [progress(cursors.get(slot, {})) for slot in dealt.values()]
-    left = [progress(cursors.get(slot, {})) for slot in set(range(6)) - set(dealt.values())]
+    assigned = assign(members, slots=6, cursors=cursors, held=held)
+    assert assigned.keys() == members
+    assert len(set(assigned.values())) == len(members)
+    given_out = [progress(cursors.get(slot, {})) for slot in assigned.values()]
+    left = [progress(cursors.get(slot, {})) for slot in set(range(6)) - set(assigned.values())]
     assert not given_out or not left or max(given_out) <= min(left)
 
 
@@ -40,8 +40,8 @@ def test_own_numbers_come_first_among_equals() -> None:
 
 def test_a_slot_that_is_behind_is_caught_up() -> None:
     cursors = {0: {"offset": 10}, 1: {"offset": 10}}
-    dealt = assign(["w0", "w1"], slots=3, cursors=cursors, held={"w0": 0, "w1": 1})
-    assert sorted(dealt.values()) == [0, 2]
+    assigned = assign(["w0", "w1"], slots=3, cursors=cursors, held={"w0": 0, "w1": 1})
+    assert sorted(assigned.values()) == [0, 2]
 
 
 def test_newcomer_gets_a_slot_that_nobody_holds() -> None:

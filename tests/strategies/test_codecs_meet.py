@@ -15,6 +15,7 @@ from atoll.methods.codecs import CODECS
 from atoll.methods.every_step import EveryStep
 from atoll.methods.periodic import Average
 from atoll.net.endpoint import PLAIN, HubEndpoint
+from atoll.net.handshake import make_hello
 from atoll.net.sync_link import SyncLink, connect
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, batches, start_run, train_together
@@ -130,8 +131,7 @@ class SlowWorld(HubWorld):
         endpoint = HubEndpoint(upload_bps=8e6) if member != "reducer" else PLAIN
         link = connect(
             self.hub.url,
-            session=session_id(self.job, member),
-            token=self.tokens[member],
+            make_hello(session_id(self.job, member), self.tokens[member]),
             endpoint=endpoint,
         )
         self.links[member] = link

@@ -9,7 +9,7 @@ from atoll.strategies.base import Traffic
 from atoll.strategies.traffic import all_to_all_volume, allgather_volume, times, total, volume
 
 
-def test_swap_uploads_once_by_relay_and_to_all_direct() -> None:
+def test_all_to_all_uploads_once_by_relay_and_to_all_direct() -> None:
     found = all_to_all_volume([(100, 3), (10, 1)], [70, 30])
     assert found == Traffic(1, 110, 100, 310, 100)
     assert all_to_all_volume([], []) == Traffic(1, 0, 0, 0, 0)

@@ -14,13 +14,13 @@ from atoll.config import JobSpec, read_spec
 from atoll.data import load_images
 from atoll.errors import ConfigError
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.ids import slot_of
 from atoll.models import build_model
 from atoll.train.build import build
 from atoll.train.evaluate import evaluate
 from atoll.train.results.sample import load_model
-from atoll.train.trainer import Trainer, train_job
-from atoll.wire.messages import Point
+from atoll.train.trainer import Trainer
+from atoll.wire.messages import Point, Registered
+from tests.train.members import train_member
 
 RESNET = {"name": "resnet", "blocks": 1, "width": 8}
 
@@ -41,11 +41,7 @@ def train(
 ) -> list[dict[str, Any]]:
     for group in groups:
         (folder / group.me).mkdir(parents=True, exist_ok=True)
-    return groups.together(
-        lambda group: train_job(
-            spec, group=group, directory=folder / group.me, slot=slot_of(group.me), **settings
-        )
-    )
+    return groups.together(lambda group: train_member(spec, group, folder / group.me, **settings))
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +49,9 @@ def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let members that are threads draw their weights in turn: torch's generator is global."""
     lock, prepare = threading.Lock(), Trainer.prepare
 
-    def in_turn(self: Trainer, **settings: Any) -> None:
+    def in_turn(self: Trainer, start: Registered) -> None:
         with lock:
-            prepare(self, **settings)
+            prepare(self, start)
 
     monkeypatch.setattr(Trainer, "prepare", in_turn)
 

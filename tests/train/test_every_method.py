@@ -14,6 +14,7 @@ from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.methods.table import PRESETS
 from atoll.run import Run
+from atoll.run.place import Membership
 from tests.contracts.strategy_suite import BATCH, adamw, batches, squared_error
 
 MEMBERS, STEPS, BAD_STEP = 4, 12, 5
@@ -38,7 +39,7 @@ def vector(model: nn.Module) -> Tensor:
 
 def train(group: Group, preset: str, folder: Path) -> dict[str, Any]:
     slot = int(group.me[1:])
-    with Run(group, slot=slot, num_slots=MEMBERS, directory=folder, seed=7) as run:
+    with Run(group, Membership(folder, slot=slot, num_slots=MEMBERS)) as run:
         model = four_layers()
         optimizer = run.wrap(model, adamw(model), outer=preset)
         scaler = GradScaler("cpu", init_scale=2.0**10)

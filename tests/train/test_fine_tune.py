@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,10 +13,11 @@ from atoll.config import JobSpec, read_spec
 from atoll.data import Dataset, PretrainedTokenizer, Tokenizer, tokenizer_from_json
 from atoll.errors import ConfigError
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.ids import slot_of
 from atoll.train.build import build
 from atoll.train.results.sample import load_model, write_text
-from atoll.train.trainer import Trainer, train_job
+from atoll.train.trainer import Trainer
+from atoll.wire.messages import Registered
+from tests.train.members import train_member
 
 transformers = pytest.importorskip("transformers", reason="pip install 'atoll[hf]'")
 
@@ -76,9 +76,9 @@ def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let members that are threads load their weights in turn: the library has global switches."""
     lock, prepare = threading.Lock(), Trainer.prepare
 
-    def in_turn(self: Trainer, **settings: Any) -> None:
+    def in_turn(self: Trainer, start: Registered) -> None:
         with lock:
-            prepare(self, **settings)
+            prepare(self, start)
 
     monkeypatch.setattr(Trainer, "prepare", in_turn)
 
@@ -89,11 +89,7 @@ def test_two_members_go_on_with_one_pretrained_model(
     groups = MemoryGroups(2)
     for group in groups:
         (tmp_path / group.me).mkdir()
-    first, second = groups.together(
-        lambda group: train_job(
-            spec, group=group, directory=tmp_path / group.me, slot=slot_of(group.me)
-        )
-    )
+    first, second = groups.together(lambda group: train_member(spec, group, tmp_path / group.me))
     assert first["digest"] == second["digest"]
     assert first["loss_final"] < 0.9 * first["first_loss_sum"] / first["first_tokens"]
     assert first["sample"].startswith("def ")

@@ -14,6 +14,7 @@ from atoll.errors import ConfigError, DataError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.run import Run, join
+from atoll.run.place import Membership
 from atoll.train.results.result import as_atoll_error
 from tests.contracts.strategy_suite import (
     BATCH,
@@ -26,7 +27,7 @@ from tests.contracts.strategy_suite import (
 
 
 def make_run(group: Group, folder: Path, *, num_slots: int = 2) -> Run:
-    return Run(group, slot=int(group.me[1:]), num_slots=num_slots, directory=folder, seed=7)
+    return Run(group, Membership(folder, slot=int(group.me[1:]), num_slots=num_slots))
 
 
 def train_with(run: Run, outer: Any, *, steps: int, seed: int = 3, codec: str = "") -> nn.Module:

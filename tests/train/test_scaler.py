@@ -14,6 +14,7 @@ import atoll
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.run import Run
+from atoll.run.place import Membership
 from tests.contracts.strategy_suite import BATCH, adamw, batches, sgd, small_model, squared_error
 
 STEPS, BAD_STEP = 10, 4
@@ -73,7 +74,7 @@ def loop(
 def together(folder: Path, outer: Any, **settings: Any) -> list[Told]:
     def body(group: Group) -> Told:
         slot = int(group.me[1:])
-        with Run(group, slot=slot, num_slots=2, directory=folder, seed=7) as run:
+        with Run(group, Membership(folder, slot=slot, num_slots=2)) as run:
             return loop(run, outer, **settings)
 
     return MemoryGroups(2).together(body)
@@ -116,8 +117,8 @@ def test_a_local_step_that_overflows_is_one_without_progress(tmp_path: Path) -> 
 
 def test_the_outer_step_is_not_unscaled(tmp_path: Path) -> None:
     # A scale is left in the attributes of an optimizer for one step only.
-    run = Run(MemoryGroups(1)[0], slot=0, num_slots=1, directory=tmp_path, seed=7)
+    run = Run(MemoryGroups(1)[0], Membership(tmp_path))
     told = loop(run, atoll.DiLoCo(every=1), scaled=True)
     assert not hasattr(run._optimizer, "grad_scale")
-    again = Run(MemoryGroups(1)[0], slot=0, num_slots=1, directory=tmp_path, seed=7)
+    again = Run(MemoryGroups(1)[0], Membership(tmp_path))
     assert torch.equal(told.vector(), loop(again, atoll.DiLoCo(every=1), scaled=False).vector())

@@ -10,6 +10,7 @@ from torch import nn
 from atoll.clock import Clock, VirtualClock
 from atoll.group.single import SingleGroup
 from atoll.run import Run
+from atoll.run.place import Membership
 from atoll.task import Task
 from atoll.train.results import script_meter
 from atoll.train.results.metrics import Recorder
@@ -32,7 +33,7 @@ def test_tracked_points_carry_steps_and_logged_values(
     told: list[Point | Event], tmp_path: Path
 ) -> None:
     clock = VirtualClock()
-    run = Run(SingleGroup(), slot=0, num_slots=1, directory=tmp_path, seed=7, clock=clock)
+    run = Run(SingleGroup(), Membership(tmp_path), clock=clock)
     with run:
         run.track(nn.Linear(2, 1))
         run.tell("episode", "here it is")
@@ -58,7 +59,7 @@ def test_tracked_points_carry_steps_and_logged_values(
 
 
 def test_a_model_without_parameters_can_be_tracked(tmp_path: Path) -> None:
-    with Run(SingleGroup(), slot=0, num_slots=1, directory=tmp_path, seed=7) as run:
+    with Run(SingleGroup(), Membership(tmp_path)) as run:
         run.track(nn.ModuleDict())
         run.stepped()
         assert run.step == 1

@@ -20,12 +20,12 @@ from atoll.errors import LossNotFinite, OutOfMemory, StorageFull
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
-from atoll.ids import slot_of
 from atoll.train.batches import MemberStream
 from atoll.train.out_of_memory import memory_errors
 from atoll.train.results.sample import load_model, write_text
-from atoll.train.trainer import Trainer, train_job
-from atoll.wire.messages import Event, Point
+from atoll.train.trainer import Trainer
+from atoll.wire.messages import Event, Point, Registered
+from tests.train.members import train_member
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let members that are threads draw their weights in turn: torch's generator is global."""
     lock, prepare = threading.Lock(), Trainer.prepare
 
-    def in_turn(self: Trainer, **settings: Any) -> None:
+    def in_turn(self: Trainer, start: Registered) -> None:
         with lock:
-            prepare(self, **settings)
+            prepare(self, start)
 
     monkeypatch.setattr(Trainer, "prepare", in_turn)
 
@@ -71,9 +71,7 @@ def train_members(
     table = groups or MemoryGroups(spec.job.nodes)
 
     def body(group: Group) -> dict[str, Any]:
-        return train_job(
-            spec, group=group, directory=folder / group.me, slot=slot_of(group.me), **settings
-        )
+        return train_member(spec, group, folder / group.me, **settings)
 
     for group in table:
         (folder / group.me).mkdir(parents=True, exist_ok=True)
@@ -181,15 +179,16 @@ def test_alone_needs_no_hub_and_a_stop_keeps_what_was_trained(corpus: str, tmp_p
     spec = make_spec(corpus, job={"nodes": 1}, strategy={"shared_steps": 0})
     store = DirectoryStore(tmp_path, job="j")
     asked = iter([False] * 7 + [True])
-    cut = train_job(
-        spec, group=SingleGroup(), directory=tmp_path, store=store, should_stop=lambda: next(asked)
-    )
+    cut = train_member(spec, SingleGroup(), tmp_path, store=store, should_stop=lambda: next(asked))
     assert (cut["stopped"], cut["steps"]) == (True, 7)
-    rest = train_job(
-        spec, group=SingleGroup(committed_round=store.latest()), directory=tmp_path, store=store,
+    rest = train_member(
+        spec,
+        SingleGroup(committed_round=store.latest()),
+        tmp_path,
+        store=store,
         resume_round=store.latest(),
-    )  # fmt: skip
-    whole = train_job(spec, group=SingleGroup(), directory=tmp_path / "whole")
+    )
+    whole = train_member(spec, SingleGroup(), tmp_path / "whole")
     assert rest["digest"] == whole["digest"]
 
 
@@ -200,11 +199,13 @@ def test_a_member_that_leaves_between_rounds_gives_no_model(corpus: str, tmp_pat
 
     def body(group: Group) -> dict[str, Any]:
         asked = iter([False] * 4 + [True])
-        result = train_job(
-            spec, group=group, directory=tmp_path / group.me, slot=slot_of(group.me),
+        result = train_member(
+            spec,
+            group,
+            tmp_path / group.me,
             publish=lambda path, name: published.append(group.me),
-            should_stop=(lambda: next(asked)) if group.me == "w0" else None,
-        )  # fmt: skip
+            should_stop=lambda: group.me == "w0" and next(asked),
+        )
         group.close()
         return result
 
@@ -218,10 +219,9 @@ def test_points_tell_parameters_progress_and_evaluation_shares(corpus: str, tmp_
     points: dict[str, list[Point]] = {"w0": [], "w1": []}
 
     def body(group: Group) -> dict[str, Any]:
-        return train_job(
-            make_spec(corpus), group=group, directory=tmp_path / group.me,
-            slot=slot_of(group.me), report=points[group.me].append,
-        )  # fmt: skip
+        return train_member(
+            make_spec(corpus), group, tmp_path / group.me, report=points[group.me].append
+        )
 
     MemoryGroups(2).together(body)
     assert points["w0"][0].values["parameters"] > 0
@@ -239,7 +239,7 @@ def test_points_tell_parameters_progress_and_evaluation_shares(corpus: str, tmp_
 def test_a_loss_that_is_not_finite_names_member_and_step(corpus: str, tmp_path: Path) -> None:
     spec = make_spec(corpus, job={"nodes": 1}, train={"lr": 1e30, "clip": 0.0, "warmup": 0})
     with pytest.raises(LossNotFinite, match=r"member w0, step \d+") as caught:
-        train_job(spec, group=SingleGroup(), directory=tmp_path)
+        train_member(spec, SingleGroup(), tmp_path)
     assert "update was refused" in str(caught.value)
 
 
@@ -249,16 +249,19 @@ def test_a_full_disk_is_reported_and_training_goes_on(corpus: str, tmp_path: Pat
             raise StorageFull("no room left", given="test")
 
     events: list[Event] = []
-    result = train_job(
-        make_spec(corpus, job={"nodes": 1}), group=SingleGroup(), directory=tmp_path,
-        store=FullStore(tmp_path), announce=events.append,
-    )  # fmt: skip
+    result = train_member(
+        make_spec(corpus, job={"nodes": 1}),
+        SingleGroup(),
+        tmp_path,
+        store=FullStore(tmp_path),
+        announce=events.append,
+    )
     assert result["steps"] == 12
     assert events[0].kind == "checkpoint-failed"
 
 
 def test_the_trained_model_can_be_loaded_and_writes(corpus: str, tmp_path: Path) -> None:
-    train_job(make_spec(corpus, job={"nodes": 1}), group=SingleGroup(), directory=tmp_path)
+    train_member(make_spec(corpus, job={"nodes": 1}), SingleGroup(), tmp_path)
     model, tokenizer = load_model(tmp_path / "model.safetensors")
     once = write_text(model, tokenizer, "def ", tokens=20, seed=3)
     assert once.startswith("def ")

@@ -17,6 +17,7 @@ from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.policy import GroupPolicy
 from atoll.group.single import SingleGroup
 from atoll.run import Run
+from atoll.run.place import Membership
 from atoll.train.optim.muon import muon
 from tests.contracts.strategy_suite import BATCH, adamw, batches, sgd, small_model, squared_error
 
@@ -25,7 +26,7 @@ DILOCO = atoll.DiLoCo(every=3, outer_lr=0.5, outer_momentum=0.5)
 
 def make_run(folder: Path, group: Group | None = None) -> Run:
     group = group or SingleGroup()
-    return Run(group, slot=int(group.me[1:]), num_slots=2, directory=folder, seed=7)
+    return Run(group, Membership(folder, slot=int(group.me[1:]), num_slots=2))
 
 
 def vector(model: nn.Module) -> Tensor:

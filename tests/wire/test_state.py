@@ -132,7 +132,7 @@ def test_reduce_pieces_and_state_messages_are_distinct() -> None:
     head = ChunkHead("contribute", 1, 1, 0, 1, 4, "none", [1], 1.0)
     piece = memoryview(b"".join(pack_chunk(head, b"abcd")))
     for unpack in (unpack_ask, unpack_answer):
-        with pytest.raises(WireError, match="no message about the state"):
+        with pytest.raises(WireError, match="not a message about the state"):
             unpack(piece)
     for parts in (pack_ask(StateAsk(1, "offer", 3)), pack_answer(StateAnswer(1, "ok", 3))):
         with pytest.raises(WireError, match="malformed"):

@@ -33,9 +33,9 @@ from atoll.checkpoint.background.writer_process import COMMAND
 from atoll.checkpoint.files import Moment, unobserved
 from atoll.checkpoint.format.disk_image import DiskImage
 from atoll.checkpoint.format.memory_image import MemoryImage, image_nbytes
-from atoll.checkpoint.format.part import SHARED, Part
+from atoll.checkpoint.format.part import Part
 from atoll.checkpoint.shared_memory import PAGE_BYTES, Region, SharedMemory, remove_leftovers
-from atoll.checkpoint.stores.store import stamped, versions
+from atoll.checkpoint.stores.store import SavePoint, stamped, versions
 from atoll.errors import CheckpointError, StorageFull
 from atoll.task import RemoteState
 from atoll.wire.messages import CheckpointPart, Event
@@ -112,56 +112,37 @@ class BackgroundSaver:
         )
 
     def save(
-        self,
-        round_: int,
-        parts: Sequence[Part],
-        *,
-        step: int,
-        member: str,
-        members: Sequence[str],
-        shared: bool,
-        base: str = "",
-        final: bool = False,
-        score: float | None = None,
+        self, point: SavePoint, parts: Sequence[Part], *, final: bool = False
     ) -> Saved | Skipped:
         """Copy the state right after a committed round; it is written in the background.
 
         Args:
-            round_: Rounds committed.
-            parts: Result of `collect`; the tensors MUST NOT change during the call.
-            step: Step of the schedule; equal on all members.
-            member: The saving member.
-            members: Members of the last round.
-            shared: Whether this member writes the shared part.
-            base: Agreed digest of the model; empty: the one in the parts.
+            point: The round.
+            parts: As for `Store.put`; the tensors MUST NOT change during the call.
             final: The last save of the run, which must not be skipped.
-            score: Held-out loss of the state, for keeping the best; from the member that writes the
-                shared
-                part.
 
         Raises:
             CheckpointError: a tensor's type cannot be saved.
         """
         began = time.monotonic()
-        stamp, ready = stamped(parts, round_=round_, step=step, score=score, base=base)
-        ready = [part for part in ready if shared or part.name != SHARED]
+        stamp, ready = stamped(parts, point)
         if self._last is not None and self._last[0] == stamp and not self._supervisor.lost:
             return self._last[1]  # e.g. a stop right after this round was saved anyway
         slot = self._supervisor.free_slot(wait_s=FINAL_WAIT_S if final else 0.0, urgent=final)
         if slot is None:
-            return self._skip(round_, member, "the checkpoint before is still being written")
+            return self._skip(point, "the checkpoint before is still being written")
         try:
             with self._growing:
                 regions = self._copy(ready, slot)
         except (StorageFull, OSError, MemoryError) as error:
-            return self._skip(round_, member, f"there is no room for its image: {error}")
+            return self._skip(point, f"there is no room for its image: {error}")
         self._moment("image made")
         order = WriteOrder(
             number=0,
-            round=round_,
-            step=step,
+            round=point.round,
+            step=point.step,
             stamp=stamp,
-            members=list(members),
+            members=list(point.members),
             regions=regions,
             versions=self._versions,
         )
@@ -230,9 +211,9 @@ class BackgroundSaver:
             for part, size, offset in zip(parts, sizes, offsets, strict=True)
         ]
 
-    def _skip(self, round_: int, member: str, reason: str) -> Skipped:
-        text = f"{member}: the checkpoint of round {round_} is skipped: {reason}"
-        self._supervisor.tell("checkpoint-skipped", text, round_=round_)
+    def _skip(self, point: SavePoint, reason: str) -> Skipped:
+        text = f"{point.member}: the checkpoint of round {point.round} is skipped: {reason}"
+        self._supervisor.tell("checkpoint-skipped", text, round_=point.round)
         return Skipped(reason)
 
 

@@ -141,7 +141,9 @@ def read_command(data: bytes) -> Command:
     try:
         return _commands.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise WireError("the writer of checkpoints got no command", given=str(error)) from error
+        raise WireError(
+            "the writer of checkpoints received no command", given=str(error)
+        ) from error
 
 
 def read_report(data: bytes) -> Report:
@@ -154,5 +156,5 @@ def read_report(data: bytes) -> Report:
         return _reports.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise WireError(
-            "the writer of checkpoints said something else", given=str(error)
+            "unexpected message from the writer of checkpoints", given=str(error)
         ) from error

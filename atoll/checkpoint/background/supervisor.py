@@ -156,7 +156,7 @@ class Supervisor:
             try:
                 self._on_event(Event(kind, text, {"round": str(round_)}))
             except AtollError as error:
-                logger.warning("nobody could be told: %s", error)
+                logger.warning("the report could not be sent: %s", error)
 
     @property
     def writer_pid(self) -> int:
@@ -258,9 +258,9 @@ class Supervisor:
             self._finish(number)
         if self._restarts > MAX_RESTARTS and newest:
             error = CheckpointError(
-                "the writer of checkpoints died again and again",
+                "the writer of checkpoints failed repeatedly",
                 given=f"{self._restarts} times in a row",
-                remedy="look at this member's log; training goes on without this checkpoint",
+                remedy="see this member's log; training continues without this checkpoint",
             )
             self._finish(newest, error=error)
         round_ = self._tasks[newest].order.round if newest in self._tasks else -1

@@ -95,7 +95,7 @@ class Writer:
                     published = self._write(self._target, order, views)
         except Superseded:
             gone = HubUnreachable(
-                "a checkpoint was given up for a newer one while the hub did not answer",
+                "a checkpoint was dropped for a newer one while the hub did not answer",
                 given=f"round {order.round}",
             )
             self._report(Failed(order.number, gone.to_dict(), superseded=True))
@@ -164,7 +164,7 @@ class Writer:
         if time.monotonic() > self._give_up_at:
             raise HubUnreachable(
                 "the hub did not answer, so a checkpoint was not saved there",
-                remedy="look whether the hub runs; training goes on with the next checkpoint",
+                remedy="check that the hub runs; training continues to the next checkpoint",
             )
 
 
@@ -173,7 +173,7 @@ def run(commands: BinaryIO, reports: BinaryIO, *, moment: Moment = unobserved) -
     reporter = Reporter(reports)
     setup = read_command(commands.readline())
     if not isinstance(setup, WriterSetup):
-        raise CheckpointError("the writer of checkpoints got no setup")
+        raise CheckpointError("the writer of checkpoints received no setup")
     orders: queue.Queue[WriteOrder] = queue.Queue()
 
     def listen() -> None:

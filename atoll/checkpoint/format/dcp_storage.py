@@ -161,7 +161,7 @@ class Pieces:
                 cut = self.cuts.setdefault(place.name, Cut(size, place.dtype, []))
                 cut.pieces.append(Piece(offsets, _tensor(pages, place)))
                 if (cut.size, cut.dtype) != (size, place.dtype):
-                    raise _odd(path.name, place.name, "its pieces contradict each other")
+                    raise _odd(path.name, place.name, "its pieces are inconsistent")
         for name, cut in self.cuts.items():
             held = sum(piece.tensor.numel() for piece in cut.pieces)
             if held != torch.Size(cut.size).numel():
@@ -194,7 +194,7 @@ def _tensor(pages: mmap.mmap, place: TensorSpan) -> Tensor:
 
 def _odd(file: str, name: str, why: str) -> CheckpointCorrupt:
     return CheckpointCorrupt(
-        f"{file} is no part of a sharded checkpoint", given=f"{name}: {why}".removeprefix(": "),
+        f"{file} is not a part of a sharded checkpoint", given=f"{name}: {why}".removeprefix(": "),
         expected="pieces of tensors, as ranks save them",
     )  # fmt: skip
 

@@ -29,9 +29,35 @@ from atoll.task import Task
 SHARED_STATE = "shared."
 """Prefix of an outer strategy's state keys that are equal on every member."""
 
-Numbers = Mapping[str, float | int | str]
-Leases = Mapping[int, Mapping[str, int]]
-"""Data slot -> its cursor."""
+
+@dataclass(frozen=True, slots=True)
+class OuterState:
+    """An outer strategy's state, and how the members' models relate under it."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    """Keys that start with `shared.` go to the shared part."""
+    own_model: bool = False
+    """Members have different models on purpose: each saves its own."""
+    base: str | None = None
+    """Digest of the model agreed on in the last round; None: it is hashed here."""
+    agreed: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors in which the shared model differs from this member's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """The content of a checkpoint besides task and outer strategy."""
+
+    strategy: str = ""
+    """Name of the outer strategy."""
+    cursor: Mapping[str, int] = field(default_factory=dict)
+    """Position in the data."""
+    counters: Mapping[str, float | int | str] = field(default_factory=dict)
+    """Numbers of the caller that continue after a resume."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """Metadata that rebuild the model (see `describe`)."""
+    rank_states: Sequence[Mapping[str, Any]] = ()
+    """By rank: further state of a script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,67 +66,18 @@ class Restored:
 
     outer: dict[str, Tensor]
     """For the outer strategy's `load_state_dict`."""
-    codec: dict[str, Tensor] = field(default_factory=dict)
-    """For the codec's `load_state_dict`."""
     cursor: dict[str, int] | None = None
     """Data cursor; None for a joining member, which starts at the beginning of its shard."""
     counters: dict[str, float | int | str] = field(default_factory=dict)
-    """The `counters` given to `save`."""
+    """The `counters` of `Extras`."""
     borrowed: bool = False
     """The checkpoint has no part of this member: it loaded another member's inner optimizer."""
     leases: dict[int, dict[str, int]] = field(default_factory=dict)
     """Every data slot's cursor when the round was committed."""
     strategy: str = ""
     """Name of the outer strategy that `outer` belongs to; empty: unknown."""
-    kept: list[dict[str, Any]] = field(default_factory=list)
+    rank_states: list[dict[str, Any]] = field(default_factory=list)
     """By rank: further state of a script."""
-
-
-def save(
-    store: Store,
-    round_: int,
-    task: Task,
-    *,
-    members: Sequence[str],
-    shared: bool,
-    outer: Mapping[str, Tensor],
-    codec: Mapping[str, Tensor],
-    cursor: Mapping[str, int],
-    counters: Numbers | None = None,
-    about: Mapping[str, str] | None = None,
-    own_model: bool = False,
-    base: str | None = None,
-    leases: Leases | None = None,
-    strategy: str = "",
-) -> bool:
-    """Save one member's state right after a committed round; return whether it is now complete.
-
-    Args:
-        store: Where to.
-        round_: Rounds committed so far.
-        task: What is trained; MUST NOT change meanwhile.
-        members: Members of the last round.
-        shared: Whether this member writes the shared part: the first of `members` does.
-        outer: State of the outer strategy; keys that start with `shared.` go to the shared part.
-        codec: State of the codec.
-        cursor: Data cursor.
-        counters: The caller's numbers that should continue after a resume.
-        about: Metadata that rebuild the model (see `describe`).
-        own_model: Members have different models on purpose: each saves its own.
-        base: Agreed digest of the model; None: it is hashed here.
-        leases: Every data slot's cursor.
-        strategy: Name of the outer strategy.
-
-    Raises:
-        StorageFull: the disk is full; older checkpoints are valid.
-        CheckpointError: some state has a type that cannot be saved.
-    """
-    own, common = collect(
-        task, outer=outer, codec=codec, cursor=cursor, counters=counters or {},
-        about=about or {}, own_model=own_model, base=base, leases=leases, strategy=strategy,
-    )  # fmt: skip
-    parts = [common, own] if shared else [own]
-    return store.put(round_, parts, step=task.step, member=task.member, members=members)
 
 
 def resume(store: Store, round_: int, task: Task, *, strategy: str = "") -> Restored:
@@ -147,42 +124,28 @@ def _take(store: Store, round_: int, name: str) -> Part:
     return found[name]
 
 
-def collect(
-    task: Task,
-    *,
-    outer: Mapping[str, Tensor],
-    codec: Mapping[str, Tensor],
-    cursor: Mapping[str, int],
-    counters: Numbers,
-    about: Mapping[str, str],
-    own_model: bool = False,
-    base: str | None = None,
-    leases: Leases | None = None,
-    strategy: str = "",
-    agreed: Mapping[str, Tensor] | None = None,
-    kept: Sequence[Mapping[str, Any]] = (),
-) -> tuple[Part, Part]:
-    """Return the member's own part and the shared part; tensors are not copied.
+def collect(task: Task, outer: OuterState, extras: Extras) -> tuple[Part, Part]:
+    """Return the member's own part and the shared part right after a committed round.
 
-    With `base`, the digest agreed on in the last round, nothing is hashed. `agreed` are the tensors
-    in which the shared model differs from this member's own; `kept` is further state of each rank
-    of a script. The other arguments are those of :func:`save`.
+    Tensors are not copied, so neither they nor the task may change until the parts are written.
 
     Raises:
         CheckpointError: some state has a type that cannot be saved.
     """
     scheduler = task.scheduler.state_dict() if task.scheduler is not None else None
     model, extra = _split_model(task)
+    base = outer.base
     if base is None:
-        base = "" if own_model else _model_digest(model)
+        base = "" if outer.own_model else _model_digest(model)
+    shared = {k for k in outer.tensors if k.startswith(SHARED_STATE)}
     state = {STATE: base} if base else {}
     progress = {"step": task.step, "round": task.round, "scheduler": scheduler}
     common = {
         **progress,
-        "outer": {k: v for k, v in outer.items() if k.startswith(SHARED_STATE)},
+        "outer": {k: v for k, v in outer.tensors.items() if k in shared},
         "model": extra,
-        "leases": {int(slot): dict(cursor) for slot, cursor in (leases or {}).items()},
-        "strategy": strategy,
+        "leases": {int(slot): dict(cursor) for slot, cursor in task.leases.items()},
+        "strategy": extras.strategy,
     }
     own = {
         **progress,
@@ -190,24 +153,23 @@ def collect(
         "optimizer": task.optimizer_state(),
         "scaler": task.scaler.state_dict() if task.scaler is not None else {},
         "random": random_state(),
-        "outer": {k: v for k, v in outer.items() if own_model or not k.startswith(SHARED_STATE)},
-        "codec": dict(codec),
-        "cursor": dict(cursor),
-        "counters": dict(counters),
-        "model": extra if own_model else {},
-        "kept": [dict(state) for state in kept],
+        "outer": {k: v for k, v in outer.tensors.items() if outer.own_model or k not in shared},
+        "cursor": dict(extras.cursor),
+        "counters": dict(extras.counters),
+        "model": extra if outer.own_model else {},
+        "ranks": [dict(state) for state in extras.rank_states],
     }
     own_tensors, own_tree = flatten(own, prefix="own")
     tensors, tree = flatten(common, prefix="common")
     named = {MODEL_PREFIX + name: tensor for name, tensor in model.items()}
-    common_model = {MODEL_PREFIX + name: tensor for name, tensor in (agreed or {}).items()}
+    common_model = {MODEL_PREFIX + name: tensor for name, tensor in outer.agreed.items()}
     return (
         Part(
             member_part(task.member),
-            own_tensors | (named if own_model else {}),
+            own_tensors | (named if outer.own_model else {}),
             {TREE: own_tree, **state},
         ),
-        Part(SHARED, {**named, **common_model, **tensors}, {**about, TREE: tree, **state}),
+        Part(SHARED, {**named, **common_model, **tensors}, {**extras.about, TREE: tree, **state}),
     )
 
 
@@ -223,7 +185,7 @@ def restore_shared(task: Task, shared: Part) -> Restored:
     """Load only the shared part into a task; optimizer and random generators stay.
 
     Raises:
-        CheckpointCorrupt: it is no part of a checkpoint.
+        CheckpointCorrupt: it is not a part of a checkpoint.
         CheckpointError: it is of another model or schedule.
     """
     common = _tree_of(shared)
@@ -288,10 +250,9 @@ def restore(
     return replace(
         found,
         outer={**common["outer"], **mine["outer"]},
-        codec=dict(mine["codec"]),
         cursor=dict(mine["cursor"]),
         counters=dict(mine["counters"]),
-        kept=list(mine.get("kept", [])),
+        rank_states=list(mine.get("ranks", [])),
         borrowed=False,
     )
 
@@ -353,7 +314,7 @@ def _load(target: Any, state: Any, *, kind: str) -> None:
 def _tree_of(part: Part) -> dict[str, Any]:
     if TREE not in part.metadata:
         raise CheckpointCorrupt(
-            f"{part.name} is no part of a checkpoint",
+            f"{part.name} is not a part of a checkpoint",
             given=json.dumps(sorted(part.metadata)),
             expected=f"metadata with {TREE!r}",
         )

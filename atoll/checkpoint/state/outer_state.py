@@ -44,7 +44,7 @@ def adopt(outer: StatefulOuter, restored: Restored, *, strategy: str) -> str:
     names = ", ".join(sorted(restored.outer)[:6])
     if restored.strategy and strategy and restored.strategy != strategy:
         return (
-            f"the checkpoint was written under {restored.strategy}, the run goes on under "
+            f"the checkpoint was written under {restored.strategy}, the run uses "
             f"{strategy}: the outer state ({names}) is left out, and all members take the "
             "optimizer of the first"
         )
@@ -59,5 +59,5 @@ def adopt(outer: StatefulOuter, restored: Restored, *, strategy: str) -> str:
         if len(rest) == len(restored.outer):
             raise
         outer.load_state_dict(rest)
-        return f"what the codec still owed is left out: {error}"
+        return f"the codec's residual is left out: {error}"
     return ""

@@ -39,7 +39,7 @@ class RankGroup:
         except AtollError as raised:
             error = raised.to_dict()
         except OSError as raised:
-            error = broadcast_text(raised, Path(str(raised.filename or ""))).to_dict()
+            error = storage_error(raised, Path(str(raised.filename or ""))).to_dict()
         found: list[Any] = [(value, error)]
         if self.many:
             found = [None] * self.count
@@ -60,12 +60,12 @@ class RankGroup:
         return self.share(work if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]
 
 
-def broadcast_text(error: OSError, place: Path) -> AtollError:
+def storage_error(error: OSError, place: Path) -> AtollError:
     """Return the error for a failure of the file system."""
     if error.errno in _FULL:
         return StorageFull(
             "the disk is full, so a checkpoint was not written; older ones are still valid",
             given=f"{place}: {error.strerror}",
-            remedy="make room there, or keep fewer with keep in [checkpoint]",
+            remedy="free some disk space, or keep fewer with keep in [checkpoint]",
         )
     return CheckpointError("a sharded checkpoint could not be read or written", given=str(error))

@@ -60,11 +60,11 @@ class Trained:
         *,
         steps_on: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Look at a model, wrapped or not, or at a rank's part of one.
+        """Name the tensors of a model and its optimizer.
 
         Args:
-            model: What is trained.
-            optimizer: Of it.
+            model: Wrapped or not, with parameters that may be DTensors; or a rank's part of one.
+            optimizer: Over its parameters; None: only the model is saved or loaded.
             steps_on: Tensors by which the optimizer knows parameters, where these are others: a
                 plain tensor for this rank's piece of a DTensor.
         """
@@ -154,7 +154,7 @@ class Trained:
                 found[full] = torch.zeros(size, dtype=dtype)
             else:
                 raise CheckpointError(
-                    "this optimizer's state cannot be dealt out to several ranks",
+                    "this optimizer's state cannot be split among ranks",
                     given=f"{full} of shape {size}",
                     expected=f"a number, or the parameter's shape {tuple(parameter.shape)}",
                 )

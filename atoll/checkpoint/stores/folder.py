@@ -297,7 +297,7 @@ class Folder:
             manifest = self._read_manifest(round_)
             whole = all((folder / p.name).stat().st_size == p.nbytes for p in manifest.parts)
         except (CheckpointCorrupt, OSError) as error:
-            logger.warning("checkpoint of round %d is passed over: %s", round_, error)
+            logger.warning("checkpoint of round %d is skipped: %s", round_, error)
             return None
         return manifest if whole else None
 
@@ -325,7 +325,7 @@ def open_manifest(data: bytes, *, round_: int) -> Manifest:
     safe = all(entry.name == Path(entry.name).name for entry in manifest.parts)
     if manifest.round != round_ or not safe:
         raise CheckpointCorrupt(
-            f"{MANIFEST_NAME} of the checkpoint of round {round_} belongs elsewhere",
+            f"{MANIFEST_NAME} of the checkpoint of round {round_} is of another round",
             given=f"round {manifest.round}, parts {[entry.name for entry in manifest.parts]}",
             expected=f"round {round_}, plain file names",
             remedy=REMEDY,

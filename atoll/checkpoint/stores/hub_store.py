@@ -16,7 +16,7 @@ from typing import TypeVar
 from atoll.checkpoint.files import write_file
 from atoll.checkpoint.format.part import Part, part_blocks, read_part
 from atoll.checkpoint.stores.folder import check_part, missing, open_manifest
-from atoll.checkpoint.stores.store import stamped
+from atoll.checkpoint.stores.store import SavePoint, stamped
 from atoll.errors import CheckpointMissing, HubUnreachable
 from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.http.client import HubClient
@@ -60,7 +60,7 @@ class HubStore:
         """Return a read-only store."""
 
         def refuse(part: CheckpointPart) -> bool:
-            raise RuntimeError(f"{part.name} was put into a store that is only read")
+            raise RuntimeError(f"{part.name} was written to a read-only store")
 
         return cls(HubClient(url, token, endpoint=endpoint), job, publish=refuse, scratch=scratch)
 
@@ -68,37 +68,28 @@ class HubStore:
         """Close the connections to the hub."""
         self._client.close()
 
-    def put(
-        self,
-        round_: int,
-        parts: Sequence[Part],
-        *,
-        step: int,
-        member: str,
-        members: Sequence[str],
-        score: float | None = None,
-    ) -> bool:
+    def put(self, point: SavePoint, parts: Sequence[Part]) -> bool:
         """Upload and announce parts; return whether the checkpoint is complete now.
 
-        The hub knows who is expected; `members` is not used. The rest is as in `DirectoryStore`.
+        The hub knows the expected members; those of `point` are not used.
 
         Raises:
             StorageFull: the disk of the hub, or of this machine, is full.
             HubUnreachable: the hub did not answer for `retry_s`.
             CheckpointCorrupt: what arrived is not what was sent.
         """
-        published = self._is_published(round_)
+        published = self._is_published(point.round)
         if published:
             return True  # a job resumed from this very checkpoint and stopped again at once
-        for part in stamped(parts, round_=round_, step=step, score=score)[1]:
+        for part in stamped(parts, point)[1]:
             with self._folder() as folder:
                 path = folder / part.name
                 written = write_file(path, part_blocks(part.tensors, part.metadata))
-                remote = f"{checkpoint_folder(round_)}/{part.name}"
+                remote = f"{checkpoint_folder(point.round)}/{part.name}"
                 self._upload(remote, path)
             announcement = CheckpointPart(
-                round=round_,
-                step=step,
+                round=point.round,
+                step=point.step,
                 name=part.name,
                 sha256=written.sha256,
                 nbytes=written.nbytes,

@@ -14,7 +14,7 @@ from atoll.checkpoint.stores.folder import check_part, missing, open_manifest
 from atoll.errors import AtollError, CheckpointError, CheckpointMissing, ConfigError
 from atoll.wire.manifest import MANIFEST_NAME, Manifest, ManifestPart, checkpoint_folder, round_of
 
-REMEDY = "look at the URL, the rights and the connection"
+REMEDY = "check the URL, the permissions and the connection"
 
 
 class Remote:
@@ -175,7 +175,7 @@ class Remote:
             raise
         except Exception as error:
             raise CheckpointError(
-                "the object store did not do what was asked",
+                "the object store reported an error",
                 given=f"{path}: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
                 remedy=REMEDY,
             ) from error
@@ -202,7 +202,7 @@ def locate(url: str) -> Remote:
         )  # fmt: skip
     if len(jobs) > 1:
         raise ConfigError(
-            "several jobs lie there", given=url, expected="the URL of one of " + ", ".join(jobs)
+            "there are several jobs", given=url, expected="the URL of one of " + ", ".join(jobs)
         )
     return Remote(url, job=jobs[0])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from platform import python_version
@@ -19,22 +20,36 @@ from atoll.wire.manifest import SCORE, SHARED_PART, STAMP, Manifest, stamp_of
 from atoll.wire.retention import Keep
 
 
+@dataclass(frozen=True, slots=True)
+class SavePoint:
+    """The committed round that a member saves, and the members that save it."""
+
+    round: int
+    """Rounds committed when the state was captured."""
+    step: int
+    """Step of the schedule; equal on all members."""
+    member: str
+    """The saving member."""
+    members: Sequence[str]
+    """Members whose parts make the checkpoint complete: those of the last round."""
+    score: float | None = None
+    """Held-out loss of the state, for keeping the best; from the member that writes the shared
+    part."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether this member writes the shared part."""
+        return self.member == self.members[0]
+
+
 class Store(Protocol):
     """Keeps checkpoints of one job."""
 
-    def put(
-        self, round_: int, parts: Sequence[Part], *, step: int, member: str, members: Sequence[str]
-    ) -> bool:
+    def put(self, point: SavePoint, parts: Sequence[Part]) -> bool:
         """Save the parts of one member; return whether the checkpoint is complete now.
 
-        MUST NOT damage an older checkpoint, even when interrupted.
-
-        Args:
-            round_: Rounds committed when the state was captured.
-            parts: The member's own part, and the shared one if this member writes it.
-            step: Optimizer steps done.
-            member: The writing member.
-            members: Members whose parts make it complete.
+        MUST NOT damage an older checkpoint, even when interrupted. `parts` are the member's own
+        part, and the shared one if this member writes it.
 
         Raises:
             StorageFull: the disk is full.
@@ -88,34 +103,19 @@ class DirectoryStore:
             folder, job=job, keep=rule, versions=versions(), wall=wall, moment=moment
         )
 
-    def put(
-        self,
-        round_: int,
-        parts: Sequence[Part],
-        *,
-        step: int,
-        member: str,
-        members: Sequence[str],
-        score: float | None = None,
-    ) -> bool:
+    def put(self, point: SavePoint, parts: Sequence[Part]) -> bool:
         """Save the parts of one member; return whether the checkpoint is complete now.
 
         Parts of an earlier attempt at the same round, with another state, do not count.
 
-        Args:
-            round_: Rounds committed when the state was captured.
-            parts: The member's own part, and the shared one if this member writes it.
-            step: Optimizer steps done.
-            member: The writing member.
-            members: Members whose parts make it complete.
-            score: Held-out loss of the state, from the member that writes the shared part.
-
         Raises:
             StorageFull: the disk is full; older checkpoints are untouched.
         """
-        stamp, ready = stamped(parts, round_=round_, step=step, score=score)
+        stamp, ready = stamped(parts, point)
         files = [PartFile(p.name, partial(part_blocks, p.tensors, p.metadata)) for p in ready]
-        return self._files.put(round_, files, stamp=stamp, step=step, members=members)
+        return self._files.put(
+            point.round, files, stamp=stamp, step=point.step, members=point.members
+        )
 
     def get(self, round_: int, *, names: Collection[str]) -> dict[str, Part]:
         """Return parts by name, checked against the manifest; names it does not list are absent.
@@ -157,23 +157,14 @@ def versions() -> dict[str, str]:
     return {"atoll": __version__, "torch": str(torch.__version__), "python": python_version()}
 
 
-def stamped(
-    parts: Sequence[Part], *, round_: int, step: int, score: float | None = None, base: str = ""
-) -> tuple[str, list[Part]]:
+def stamped(parts: Sequence[Part], point: SavePoint) -> tuple[str, list[Part]]:
     """Return a checkpoint's stamp, and one member's parts with it in their metadata.
 
-    Args:
-        parts: Their tensors are not copied.
-        round_: Rounds committed.
-        step: Step of the schedule.
-        score: Held-out loss; goes into the shared part.
-        base: Agreed digest of the model; empty: the one in the parts.
+    Tensors are not copied; the score goes into the shared part.
     """
-    if base:
-        parts = [_with(part, {STATE: base}) for part in parts]
     states = [part.metadata.get(STATE, "") for part in parts]
-    stamp = stamp_of(round_=round_, step=step, states=states)
-    told = {} if score is None else {SCORE: repr(float(score))}
+    stamp = stamp_of(round_=point.round, step=point.step, states=states)
+    told = {} if point.score is None else {SCORE: repr(float(point.score))}
     return stamp, [
         _with(part, {STAMP: stamp, **(told if part.name == SHARED_PART else {})}) for part in parts
     ]

@@ -1,4 +1,4 @@
-"""The commands of `atoll`, one file each; heavy imports stand inside the functions.
+"""The commands of `atoll`, one file each; heavy imports are inside the functions.
 
 May import anything, inside the verb.
 Start with `run.py`.

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def alarms(
-    all_: Annotated[bool, typer.Option("--all", help="Those that are over as well.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Include alarms that have ended.")] = False,
     silence: Annotated[
-        int | None, typer.Option(help="Number of an alarm that is known: send no more messages.")
+        int | None, typer.Option(help="Number of an alarm to silence: no more messages are sent.")
     ] = None,
-    unsilence: Annotated[int | None, typer.Option(help="Number of an alarm to tell again.")] = None,
+    unsilence: Annotated[int | None, typer.Option(help="Number of an alarm to unsilence.")] = None,
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
@@ -35,9 +35,7 @@ def alarms(
     if json_:
         typer.echo(json.dumps(rows, indent=1))
     elif not rows:
-        screen.output().print(
-            "[green]nothing is wrong[/]" if not all_ else "there was no alarm yet"
-        )
+        screen.output().print("[green]no open alarms[/]" if not all_ else "no alarms so far")
     else:
         screen.output().print(alarms_table(rows), soft_wrap=True)
 
@@ -52,7 +50,7 @@ def alarms_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     lines: list[str] = []
     for row in rows:
         colour = {"critical": "red", "warning": "yellow"}[row["severity"]]
-        state = f"over since {screen.moment(row['ended'])}" if row["ended"] else row["severity"]
+        state = f"ended {screen.moment(row['ended'])}" if row["ended"] else row["severity"]
         known = ", silenced" if row["silenced"] and not row["ended"] else ""
         colour = "dim" if row["ended"] or row["silenced"] else colour
         lines.append(

@@ -1,4 +1,4 @@
-"""`atoll audit`: who did what at the hub."""
+"""`atoll audit`: the audit log of the hub."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import typer
 
 
 def audit(
-    last: Annotated[int, typer.Option(min=1, max=10_000, help="How many of the newest.")] = 50,
-    name: Annotated[str, typer.Option(help="Of one person, node or job alone.")] = "",
+    last: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Number of entries; the newest are shown.")
+    ] = 50,
+    name: Annotated[str, typer.Option(help="Only entries about this user, node or job.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     hub: Annotated[str, typer.Option(help="URL of the hub (default: the last).")] = "",
 ) -> None:
@@ -30,6 +32,6 @@ def audit(
     for heading in ("time", "role", "name", "address", "action", "target", "outcome"):
         table.add_column(heading)
     for row in rows:
-        told = (row["role"] or "stranger", row["name"], row["address"], row["action"])
-        table.add_row(screen.moment(row["time"]), *told, row["target"], row["outcome"])
+        cells = (row["role"] or "stranger", row["name"], row["address"], row["action"])
+        table.add_row(screen.moment(row["time"]), *cells, row["target"], row["outcome"])
     screen.output().print(table)

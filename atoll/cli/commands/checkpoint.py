@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="A folder runs/JOB, a job of the hub, or a URL.")
 ]
-RoundOption = Annotated[int, typer.Option("--round", help="Which one (default: the newest).")]
+RoundOption = Annotated[
+    int, typer.Option("--round", help="Round of the checkpoint (default: the newest).")
+]
 RunsOption = Annotated[Path, typer.Option(help="Folder where results are collected.")]
 HubOption = Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")]
 
@@ -64,7 +66,7 @@ def show(
 @app.command("verify")
 def verify(
     job: JobArgument,
-    round_: Annotated[int, typer.Option("--round", help="Only this one (default: all).")] = -1,
+    round_: Annotated[int, typer.Option("--round", help="Round to check (default: all).")] = -1,
     runs: RunsOption = Path("runs"),
     hub: HubOption = "",
 ) -> None:
@@ -130,7 +132,7 @@ def export(
 
         if not isinstance(place, LocalPlace):
             raise ConfigError(
-                "a sharded checkpoint is exported where it lies", given=place.name,
+                "a sharded checkpoint can be exported from a local folder only", given=place.name,
                 expected="a folder runs/JOB", remedy=f"first: atoll checkpoint import {job}",
             )  # fmt: skip
         export_sharded(place.folder, manifest.round, target, texts=texts)

@@ -15,10 +15,10 @@ def demo(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder where results are collected.")] = Path("runs"),
     picture: Annotated[
-        Path | None, typer.Option(help="Also draw what the terminal showed as an SVG file.")
+        Path | None, typer.Option(help="Also save the terminal output as an SVG file.")
     ] = None,
 ) -> None:
-    """Train a small GPT on four nodes of this machine that communicate only every so often."""
+    """Train a small GPT on four nodes of this machine that communicate only periodically."""
     from atoll.cli.jobs.jobfile import Overrides, demo_text, parse_text
     from atoll.cli.jobs.local import LocalRun, new_folder, run_local
     from atoll.cli.jobs.precheck import check_names

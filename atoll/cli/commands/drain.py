@@ -8,9 +8,9 @@ import typer
 
 
 def drain(
-    node: Annotated[str, typer.Argument(help="A node, as `atoll status` names it.")],
-    undo: Annotated[bool, typer.Option("--undo", help="Let it take work again.")] = False,
-    reason: Annotated[str, typer.Option(help="Shown beside the node.")] = "",
+    node: Annotated[str, typer.Argument(help="Name of the node, as shown by `atoll status`.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Accept work again.")] = False,
+    reason: Annotated[str, typer.Option(help="Reason, shown beside the node.")] = "",
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
 ) -> None:
     """Let a machine finish or abandon its round within 5 s, and give it no more work."""
@@ -19,8 +19,8 @@ def drain(
 
     with hub_access.find(hub).client() as client:
         client.drain(node, draining=not undo, reason=reason)
-    told = "accepts work again" if undo else "returns its work and accepts no more"
-    screen.output().print(f"{node} {told}")
+    outcome = "accepts work again" if undo else "returns its work and accepts no more"
+    screen.output().print(f"{node} {outcome}")
 
 
 app = typer.Typer(no_args_is_help=True)
@@ -28,24 +28,24 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def node() -> None:
-    """Shut a machine out."""
+    """Manage the access of machines."""
 
 
 @app.command()
 def revoke(
-    node: Annotated[str, typer.Argument(help="A node, as `atoll status` names it.")],
+    node: Annotated[str, typer.Argument(help="Name of the node, as shown by `atoll status`.")],
     hub: Annotated[str, typer.Option(help="URL of the hub (default: the last).")] = "",
 ) -> None:
-    """Shut a machine out at once: its token and certificate end, and its running work is lost."""
+    """Revoke a machine's access at once: token and certificate end, its running work is lost."""
     from atoll.cli import hub_access
     from atoll.cli.views import screen
 
     with hub_access.find(hub).client() as client:
         tickets = client.revoke_node(node)["open_tickets"]
     console = screen.output()
-    console.print(f"{node} is shut out", markup=False)
+    console.print(f"{node}: access revoked", markup=False)
     for id in tickets:
         console.print(
-            f"  the ticket it came with would still let it in again: atoll ticket revoke {id}",
+            f"  its ticket is still valid; revoke it too: atoll ticket revoke {id}",
             markup=False,
         )

@@ -10,12 +10,16 @@ import typer
 
 def generate(
     where: Annotated[Path, typer.Argument(help="runs/JOB, or a .safetensors file.")],
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to go on from.")] = "\n",
-    tokens: Annotated[int, typer.Option("--tokens", "-n", min=1, help="Tokens to write.")] = 400,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="Prompt to continue.")] = "\n",
+    tokens: Annotated[
+        int, typer.Option("--tokens", "-n", min=1, help="Number of tokens to generate.")
+    ] = 400,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0: always the likeliest; higher: more surprising.")
+        float, typer.Option(min=0.0, help="Sampling temperature; 0: always the most likely token.")
     ] = 0.8,
-    seed: Annotated[int | None, typer.Option(help="The same seed writes the same text.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of sampling; the same seed gives the same text.")
+    ] = None,
 ) -> None:
     """Generate text with a trained model."""
     import secrets

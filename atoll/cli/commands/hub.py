@@ -16,16 +16,16 @@ def hub(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.")] = 7700,
     advertise: Annotated[
-        str, typer.Option(help="HOST, HOST:PORT or URL in the ticket (default: found out).")
+        str, typer.Option(help="HOST, HOST:PORT or URL in the ticket (default: detected).")
     ] = "",
     prefix: Annotated[
-        str, typer.Option(help="Path below which a reverse proxy shows the hub, e.g. /atoll.")
+        str, typer.Option(help="Path below which a reverse proxy serves the hub, e.g. /atoll.")
     ] = "",
     announce: Annotated[
         bool | None,
         typer.Option(
             "--announce/--no-announce",
-            help="Tell machines nearby that the hub is here (default: unless on 127.0.0.1).",
+            help="Announce the hub on the local network (default: unless on 127.0.0.1).",
         ),
     ] = None,
     ticket_uses: Annotated[
@@ -33,7 +33,7 @@ def hub(
     ] = None,
     ticket_file: Annotated[
         Path | None,
-        typer.Option(help="Write the ticket there too, for nodes that start by themselves."),
+        typer.Option(help="Also write the ticket to this file, for nodes that start unattended."),
     ] = None,
     tls: Annotated[
         str,
@@ -41,16 +41,16 @@ def hub(
     ] = "auto",
     trust_proxy: Annotated[
         list[str] | None,
-        typer.Option(help="Address of a reverse proxy whose X-Forwarded-For counts (repeatable)."),
+        typer.Option(help="Reverse proxy that is trusted to set X-Forwarded-For (repeatable)."),
     ] = None,
     queue: Annotated[
         str,
-        typer.Option(help="Keep users' queues at this server: nats://HOST:PORT/NAMESPACE."),
+        typer.Option(help="Store users' queues on this server: nats://HOST:PORT/NAMESPACE."),
     ] = "",
     data: Annotated[
         Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder where jobs leave their files.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Folder of the jobs' files.")] = Path("runs"),
     keep_ended: Annotated[
         str, typer.Option(help="Delete jobs so long after their end, e.g. 30d (default: never).")
     ] = "",
@@ -60,15 +60,15 @@ def hub(
     ] = "",
     hooks: Annotated[
         Path | None,
-        typer.Option(help="Whom to tell of alarms (default: hooks.toml in the data folder)."),
+        typer.Option(help="File of alarm hooks (default: hooks.toml in the data folder)."),
     ] = None,
     otlp: Annotated[
         str,
-        typer.Option(help="OpenTelemetry collector that gets figures, e.g. http://HOST:4318."),
+        typer.Option(help="OpenTelemetry collector for metrics, e.g. http://HOST:4318."),
     ] = "",
     backup: Annotated[
         Path | None,
-        typer.Option("--from", help="Begin from this backup if the data folder is empty."),
+        typer.Option("--from", help="Restore this backup if the data folder is empty."),
     ] = None,
 ) -> None:
     """Start the hub in the foreground; prints the join ticket for the other machines."""
@@ -119,7 +119,7 @@ def hub(
         if server.is_exposed:
             console.print(
                 "  [bold red]without TLS[/]: anyone on the network in between can read tokens, "
-                "code and data; use --tls off only behind a proxy that speaks TLS",
+                "code and data; use --tls off only behind a proxy with TLS",
                 soft_wrap=True,
             )
         console.print(f"  dashboard   {server.url}/?token={server.operator_token}", soft_wrap=True)
@@ -131,7 +131,7 @@ def hub(
         console.print("  then, here:", style="dim")
         console.print("    [bold]atoll run examples/gpt.toml[/]")
         console.print(
-            "  Ctrl+C stops the hub; it takes up its jobs when it comes back", style="dim"
+            "  Ctrl+C stops the hub; its jobs continue when it is started again", style="dim"
         )
 
     run(server, on_ready=ready)
@@ -147,7 +147,7 @@ def _days(text: str) -> float | None:
 
 @app.command("backup")
 def backup(
-    folder: Annotated[Path, typer.Argument(help="Folder of backups; each gets its own inside.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for backups; each one is a subfolder.")],
     data: Annotated[
         Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
     ] = None,

@@ -7,25 +7,28 @@ from typing import Annotated, Any
 
 import typer
 
-_POLICY = "What the cluster may have of this machine (also in node.toml)"
+_POLICY = "Limits on the use of this machine (also in node.toml)"
 
 
 def join(
     ticket: Annotated[
-        str, typer.Argument(help="The ticket that `atoll hub` printed; none: look for hubs nearby.")
+        str,
+        typer.Argument(
+            help="The ticket that `atoll hub` printed; without it, hubs on this network are listed."
+        ),
     ] = "",
-    slots: Annotated[int, typer.Option(min=1, help="How many workers it takes at once.")] = 1,
+    slots: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent workers.")] = 1,
     name: Annotated[str, typer.Option(help="Name of this machine (default: its own).")] = "",
     home: Annotated[
         Path | None, typer.Option(help="Folder of this node (default: Atoll's own).")
     ] = None,
     preempt_file: Annotated[
         Path | None,
-        typer.Option(help="Give work back and take none while this file exists."),
+        typer.Option(help="Return work and accept none while this file exists."),
     ] = None,
     preempt_url: Annotated[
         str,
-        typer.Option(help="The same while this address answers 200 (a cloud's spot notice)."),
+        typer.Option(help="The same while this URL answers 200 (a cloud's spot notice)."),
     ] = "",
     via_proxy: Annotated[
         str,
@@ -37,19 +40,19 @@ def join(
         Path | None, typer.Option(help="The owner's policy (default: node.toml in the home).")
     ] = None,
     cores: Annotated[
-        float | None, typer.Option(help="Cores at most.", rich_help_panel=_POLICY)
+        float | None, typer.Option(help="Maximum number of cores.", rich_help_panel=_POLICY)
     ] = None,
     memory_gb: Annotated[
-        float | None, typer.Option(help="GB of memory at most.", rich_help_panel=_POLICY)
+        float | None, typer.Option(help="Maximum memory in GB.", rich_help_panel=_POLICY)
     ] = None,
     disk_gb: Annotated[
-        float | None, typer.Option(help="GB of disk at most.", rich_help_panel=_POLICY)
+        float | None, typer.Option(help="Maximum disk space in GB.", rich_help_panel=_POLICY)
     ] = None,
     upload_mbps: Annotated[
-        float | None, typer.Option(help="Mbit/s up at most.", rich_help_panel=_POLICY)
+        float | None, typer.Option(help="Maximum upload rate in Mbit/s.", rich_help_panel=_POLICY)
     ] = None,
     download_mbps: Annotated[
-        float | None, typer.Option(help="Mbit/s down at most.", rich_help_panel=_POLICY)
+        float | None, typer.Option(help="Maximum download rate in Mbit/s.", rich_help_panel=_POLICY)
     ] = None,
     nice: Annotated[
         int | None, typer.Option(help="Niceness of work, 0 to 19.", rich_help_panel=_POLICY)
@@ -57,14 +60,13 @@ def join(
     kind: Annotated[
         list[str] | None,
         typer.Option(
-            help="Kind of job it runs (again for more): trainer, script, command, container, "
-            "signed.",
+            help="Kind of job it runs (repeatable): trainer, script, command, container, signed.",
             rich_help_panel=_POLICY,
         ),
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(help="Label that jobs can ask for (again for more).", rich_help_panel=_POLICY),
+        typer.Option(help="Label that jobs can require (repeatable).", rich_help_panel=_POLICY),
     ] = None,
     mount: Annotated[
         list[str] | None,
@@ -77,7 +79,7 @@ def join(
     quiet_hours: Annotated[
         list[str] | None,
         typer.Option(
-            help='No work then, e.g. "22:00-07:00" or "mon-fri 09:00-17:00".',
+            help='Hours without work, e.g. "22:00-07:00" or "mon-fri 09:00-17:00".',
             rich_help_panel=_POLICY,
         ),
     ] = None,
@@ -161,4 +163,4 @@ def join(
 
     with line:
         run_node(options, on_ready=lambda me: line.ready(me.node), on_status=line.show)
-    console.print("left the hub; nothing is running here any more")
+    console.print("left the hub; no process is running")

@@ -9,10 +9,13 @@ import typer
 
 def login(
     ticket: Annotated[
-        str, typer.Argument(help="What `atoll ticket new --role ...` printed, or @FILE with it.")
+        str,
+        typer.Argument(
+            help="Ticket from `atoll ticket new --role ...`, or @FILE that contains it."
+        ),
     ] = "",
     name: Annotated[
-        str, typer.Option(help="How the audit log calls you (default: user-host).")
+        str, typer.Option(help="Your name in the audit log (default: user-host).")
     ] = "",
     via_proxy: Annotated[str, typer.Option(help="URL of the proxy to the hub.")] = "",
 ) -> None:
@@ -27,7 +30,7 @@ def login(
         raise ConfigError("a ticket is missing", remedy=hub_access.HOW_TO_LOG_IN)
     hub = hub_access.log_in(given, name=name, proxy=via_proxy)
     role = "operator" if hub.operator else "viewer"
-    screen.output().print(f"logged in at {hub.url} as {role}; `atoll logout` ends it")
+    screen.output().print(f"logged in at {hub.url} as {role}; log out with `atoll logout`")
 
 
 def logout(
@@ -43,7 +46,7 @@ def logout(
     try:
         with known.client() as client:
             client.log_out()
-    except AtollError as error:  # what is kept here is forgotten all the same
+    except AtollError as error:  # the login on this machine is removed anyway
         console.print(f"the hub could not be notified ({error.what})", markup=False)
     hub_access.forget(known)
-    console.print(f"{known.url} is forgotten on this machine")
+    console.print(f"{known.url} removed from this machine")

@@ -20,9 +20,13 @@ def logs(
     job: Annotated[
         str, typer.Argument(help="A job (default: the newest), or the folder of a local run.")
     ] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")
+    ] = False,
     member: Annotated[str, typer.Option(help="One member only, e.g. w2.")] = "",
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines; 0: all.")] = 200,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="Number of last lines; 0: all.")
+    ] = 200,
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
 ) -> None:
     """Print the lines of a job's processes, each with its member."""

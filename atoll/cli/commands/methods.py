@@ -15,12 +15,12 @@ PARTS = ("codecs", "aggregates", "collectives", "admission")
 
 def methods(
     name: Annotated[
-        str, typer.Argument(help=f"A method in full; or {', '.join(PARTS)}.", show_default=False)
+        str, typer.Argument(help=f"Details of a method; or {', '.join(PARTS)}.", show_default=False)
     ] = "",
     parameters: Annotated[
-        str, typer.Option(help="Size of the model the traffic is for, e.g. 124M or 1.5B.")
+        str, typer.Option(help="Number of parameters for the traffic figures, e.g. 124M or 1.5B.")
     ] = "124M",
-    peers: Annotated[int, typer.Option(help="Members that train together.", min=1)] = 8,
+    peers: Annotated[int, typer.Option(help="Number of members.", min=1)] = 8,
     steps: Annotated[int, typer.Option(help="Optimizer steps of the run.", min=1)] = 1000,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
@@ -53,7 +53,7 @@ def parse_count(text: str) -> int:
     """Return a number of parameters written like `124M`, `1.5B` or `115008`.
 
     Raises:
-        ConfigError: it is no such number, or not above 0.
+        ConfigError: it is not such a number, or not above 0.
     """
     from atoll.errors import ConfigError
 

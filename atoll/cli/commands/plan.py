@@ -16,13 +16,13 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
-    help="Find out what a job would need before it runs.",
+    help="Predict what a job needs before it runs.",
 )
 
 
 @app.callback()
 def plan() -> None:
-    """Find out what a job would need before it runs."""
+    """Predict what a job needs before it runs."""
 
 
 @app.command("memory")
@@ -30,9 +30,7 @@ def memory(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="A job file.")],
     memory_: Annotated[
         str,
-        typer.Option(
-            "--memory", help="What a rank may take, e.g. 16GB (default: what [needs] says)."
-        ),
+        typer.Option("--memory", help="Memory limit per rank, e.g. 16GB (default: from [needs])."),
     ] = "",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE in the job; repeatable.")
@@ -76,7 +74,7 @@ def parse_size(text: str) -> int:
     """Return bytes from a size like `16GB`, `80 GiB` or `500MB`; a bare number is GB.
 
     Raises:
-        ConfigError: it is no such size, or not above 0.
+        ConfigError: it is not such a size, or not above 0.
     """
     from atoll.errors import ConfigError
 

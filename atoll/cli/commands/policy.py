@@ -54,7 +54,7 @@ def _known(reading: object) -> list[str]:
     if reading.metered is not None:
         lines.append("on a metered network" if reading.metered else "on a network without a meter")
     if reading.idle_s is not None:
-        lines.append(f"last touched {reading.idle_s / 60:.0f} minutes ago")
+        lines.append(f"last input {reading.idle_s / 60:.0f} minutes ago")
     if reading.lid_closed is not None:
         lines.append("the lid is closed" if reading.lid_closed else "the lid is open")
-    return lines or ["has no battery, lid, meter or owner that could be seen"]
+    return lines or ["no battery, lid, metered network or user input detected"]

@@ -11,7 +11,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )  # fmt: skip
 
-Name = Annotated[str, typer.Argument(help="A queue, as `atoll queue list` names it.")]
+Name = Annotated[str, typer.Argument(help="Name of the queue, as shown by `atoll queue list`.")]
 Seq = Annotated[int | None, typer.Argument(help="Number of a dead letter (see `dead`).")]
 All = Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")]
 Hub = Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")]
@@ -59,8 +59,12 @@ def show(queue: Name, hub: Hub = "", json_: Json = False) -> None:
 def put(
     queue: Name,
     value: Annotated[str, typer.Argument(help="What to put; `-` reads standard input.")],
-    key: Annotated[str, typer.Option(help="The same key again is stored once.")] = "",
-    text: Annotated[bool, typer.Option("--text", help="Put bytes, not JSON.")] = False,
+    key: Annotated[
+        str, typer.Option(help="Idempotency key: items with the same key are stored once.")
+    ] = "",
+    text: Annotated[
+        bool, typer.Option("--text", help="Store the value as bytes instead of JSON.")
+    ] = False,
     hub: Hub = "",
 ) -> None:
     """Put a value: JSON if it parses as JSON, else text."""
@@ -73,8 +77,8 @@ def put(
     given = sys.stdin.read() if value == "-" else value
     with hub_access.find(hub).client() as client:
         done = client.queue_put(queue, key=key or new_token(), payload=_payload(given, text=text))
-    told = "was there already as" if done.duplicate else "is"
-    screen.output().print(f"it {told} number {done.seq} of {queue}")
+    outcome = "was there already as" if done.duplicate else "is"
+    screen.output().print(f"it {outcome} number {done.seq} of {queue}")
 
 
 def _payload(given: str, *, text: bool) -> bytes:
@@ -124,18 +128,20 @@ def _which(seq: int | None, *, all_: bool) -> int | None:
 
     if (seq is None) != all_:
         raise ConfigError(
-            "which dead letters are meant?",
+            "no dead letter is selected",
             expected="the number of one, or --all",
             remedy="`atoll queue dead QUEUE` shows them",
         )
     return seq
 
 
-def _settle(verb: str, told: str, queue: str, seq: int | None, hub: str) -> None:
+def _settle(verb: str, outcome: str, queue: str, seq: int | None, hub: str) -> None:
     from atoll.cli import hub_access
     from atoll.cli.views import screen
 
     with hub_access.find(hub).client() as client:
         call: Any = getattr(client, verb)
         count = call(queue, seq=seq)
-    screen.output().print(f"{count} of {queue} {told}" if count else "there is no such dead letter")
+    screen.output().print(
+        f"{count} of {queue} {outcome}" if count else "there is no such dead letter"
+    )

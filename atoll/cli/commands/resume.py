@@ -11,9 +11,9 @@ import typer
 def resume(
     job: Annotated[str, typer.Argument(help="A job of the hub, or a folder runs/JOB.")],
     nodes: Annotated[
-        int | None, typer.Option("--nodes", "-n", min=1, help="Go on with so many members.")
+        int | None, typer.Option("--nodes", "-n", min=1, help="Resume with this number of members.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="Go on with another strategy, e.g. ddp.")] = "",
+    preset: Annotated[str, typer.Option(help="Resume with another strategy, e.g. ddp.")] = "",
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE, e.g. train.steps=4000.")
     ] = None,

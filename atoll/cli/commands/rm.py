@@ -23,12 +23,12 @@ def remove(
     jobs: Annotated[list[str] | None, typer.Argument(help="Jobs that have ended.")] = None,
     batch: Annotated[str, typer.Option(help="All jobs of this batch.")] = "",
     ended_before: Annotated[
-        str, typer.Option(help="Only jobs that ended so long ago or longer, e.g. 30d.")
+        str, typer.Option(help="Only jobs that ended at least this long ago, e.g. 30d.")
     ] = "",
     keep_files: Annotated[
-        bool, typer.Option("--keep-files", help="Leave their folders at the hub.")
+        bool, typer.Option("--keep-files", help="Keep their folders at the hub.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
 ) -> None:
     """Delete jobs that have ended: record, output, checkpoints, artifacts, queues, files."""
@@ -39,7 +39,7 @@ def remove(
     before = time.time() - duration_s(ended_before) if ended_before else None
     if not jobs and not batch and before is None:
         raise ConfigError(
-            "nothing says which jobs to delete",
+            "no jobs to delete are given",
             expected="atoll rm JOB..., --batch NAME or --ended-before 30d",
         )
     console = screen.output()
@@ -84,7 +84,7 @@ def chosen(
     at_work = [str(view["job"]) for view in found if view["state"] not in ENDED]
     if at_work:
         raise JobError(
-            "only jobs that have ended can be deleted; none was",
+            "only jobs that have ended can be deleted; nothing was deleted",
             given=", ".join(at_work),
             expected="jobs that are done, failed or stopped",
             remedy=f"end it first: atoll stop {at_work[0]}",
@@ -122,7 +122,7 @@ def _show(
     console.print(table)
     total = sum(bytes_of(size, keep_files=keep_files) for size in sizes)
     what = "1 job" if len(views) == 1 else f"{len(views)} jobs"
-    console.print(f"{what}, {screen.size(total)}: gone for good once deleted")
+    console.print(f"{what}, {screen.size(total)}: this cannot be undone")
 
 
 def _make_sure(console: Console, count: int, *, yes: bool) -> None:
@@ -147,6 +147,6 @@ def _delete(
     for view in views:
         job = str(view["job"])
         gone = client.delete_job(job, keep_files=keep_files)
-        told = screen.size(bytes_of(gone, keep_files=keep_files))
+        size = screen.size(bytes_of(gone, keep_files=keep_files))
         rest = "" if gone["finished"] else "; the hub is still removing what is left of it"
-        console.print(f"deleted {job} ({told}){rest}", soft_wrap=True, markup=False)
+        console.print(f"deleted {job} ({size}){rest}", soft_wrap=True, markup=False)

@@ -17,25 +17,25 @@ def run(
         ),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", "-n", min=1, help="How many members train together.")
+        int | None, typer.Option("--nodes", "-n", min=1, help="Number of members.")
     ] = None,
     on: Annotated[
         list[str] | None, typer.Option("--on", help="Node that may run it (repeatable).")
     ] = None,
     each: Annotated[
-        bool, typer.Option("--each", help="One copy on every node that is online and fits.")
+        bool, typer.Option("--each", help="Run one copy on every node that is online and fits.")
     ] = False,
     priority: Annotated[
-        int | None, typer.Option(help="Among waiting jobs the higher one comes first.")
+        int | None, typer.Option(help="Waiting jobs with a higher priority start first.")
     ] = None,
     outer: Annotated[str | None, typer.Option(help="Outer strategy, e.g. diloco.")] = None,
-    codec: Annotated[str | None, typer.Option(help="Codec of the wire, e.g. int8.")] = None,
+    codec: Annotated[str | None, typer.Option(help="Wire codec, e.g. int8.")] = None,
     every: Annotated[
-        int | None, typer.Option(min=1, help="Inner steps between two agreements.")
+        int | None, typer.Option(min=1, help="Optimizer steps between two rounds.")
     ] = None,
     inner: Annotated[
         str | None,
-        typer.Option(help="How a member computes: local, ddp, fsdp, tensor, pipeline, hybrid."),
+        typer.Option(help="Inner strategy: local, ddp, fsdp, tensor, pipeline, hybrid."),
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Processes of each member, e.g. one per accelerator.")
@@ -44,13 +44,13 @@ def run(
         str | None, typer.Option(help="Ranks per axis of a member, e.g. replicate=2,tensor=2.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="What the model computes in: fp32, bf16 or fp16.")
+        str | None, typer.Option(help="Precision of computation: fp32, bf16 or fp16.")
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE, e.g. train.lr=1e-3.")
     ] = None,
     local: Annotated[
-        int | None, typer.Option(min=1, help="Run on this machine alone, with so many nodes.")
+        int | None, typer.Option(min=1, help="Run on this machine only, with this number of nodes.")
     ] = None,
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     detach: Annotated[
@@ -59,7 +59,7 @@ def run(
     runs: Annotated[Path, typer.Option(help="Folder where results are collected.")] = Path("runs"),
     picture: Annotated[
         Path | None,
-        typer.Option(help="With --local: also draw what the terminal showed as an SVG file."),
+        typer.Option(help="With --local: also save the terminal output as an SVG file."),
     ] = None,
 ) -> None:
     """Run jobs: submit them, watch them, and collect their results in runs/JOB/."""

@@ -24,9 +24,9 @@ PLATFORMS = {"linux": "linux", "darwin": "macos"}
 
 RoleArgument = Annotated[str, typer.Argument(help="hub or node.", metavar="hub|node")]
 SystemOption = Annotated[
-    bool, typer.Option("--system", help="A service of the whole machine (needs root).")
+    bool, typer.Option("--system", help="Install it as a system service (needs root).")
 ]
-UserOption = Annotated[str, typer.Option(help="With --system: whom it runs as.")]
+UserOption = Annotated[str, typer.Option(help="With --system: user that it runs as.")]
 
 
 @app.command()
@@ -34,12 +34,12 @@ def install(
     role: RoleArgument,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="What comes after `atoll hub` or `atoll join`; put -- before it."),
+        typer.Argument(help="Arguments of `atoll hub` or `atoll join`, after --."),
     ] = None,
     system: SystemOption = False,
     user: UserOption = "atoll",
     show: Annotated[
-        bool, typer.Option("--print", help="Print what would be done, do nothing.")
+        bool, typer.Option("--print", help="Print the commands without running them.")
     ] = False,
     platform: Annotated[
         str, typer.Option("--for", help="With --print: linux or macos (default: this one).")
@@ -72,7 +72,7 @@ def install(
     console.print(f"{service.label} runs, now and whenever this machine starts ({place})")
     if service.platform == "linux" and not service.user:
         console.print(
-            "  it starts when you log in; `loginctl enable-linger` lets it start before",
+            "  it starts when you log in; run `loginctl enable-linger` to start it at boot",
             style="dim",
         )
 
@@ -89,7 +89,7 @@ def uninstall(role: RoleArgument, system: SystemOption = False, user: UserOption
         raise ConfigError(
             "this service is not installed",
             given=str(place),
-            remedy="add --system if it is one of the whole machine",
+            remedy="add --system if it is a system service",
         )
     for command in service.removing():
         _run(command)
@@ -177,7 +177,7 @@ def _without_ticket(role: str, arguments: list[str], home: PurePosixPath) -> tup
 def _check_here(service: Service, *, user: str) -> None:
     """Raise if the service cannot be installed on this machine or by this user."""
     if service.platform != PLATFORMS.get(sys.platform):
-        raise ConfigError("that is another system than this one", remedy="add --print")
+        raise ConfigError("a service can be installed for this system only", remedy="add --print")
     if not service.user:
         return
     import pwd
@@ -191,7 +191,7 @@ def _check_here(service: Service, *, user: str) -> None:
             remedy=f"`useradd --system --home-dir {service.home} {user}`, or name another: --user",
         ) from None
     if os.geteuid() != 0:
-        raise ConfigError("a service of the whole machine is installed by root", remedy="use sudo")
+        raise ConfigError("installing a system service needs root", remedy="use sudo")
 
 
 def _write(path: Path, text: str, *, user: str = "", private: bool = False) -> None:
@@ -233,9 +233,9 @@ def _run(command: list[str]) -> None:
 
 def _absent(command: list[str]) -> ConfigError:
     return ConfigError(
-        "this machine has no service manager that is known",
+        "no supported service manager was found",
         given=f"no `{command[0]}`",
-        remedy="start `atoll hub` or `atoll join` by its own means; --print shows the words",
+        remedy="start `atoll hub` or `atoll join` some other way; --print shows the command",
     )
 
 

@@ -24,7 +24,7 @@ def key(
     public = image_signatures.make_key(path)
     out = screen.output()
     out.print(f"{path}: the private key. Keep it secret: a person who has it can sign as you.")
-    out.print("Owners who trust you write into their node.toml:\n")
+    out.print("Owners who trust this key add to their node.toml:\n")
     out.print(f'kinds = ["signed"]\ntrusted_keys = ["{public}"]', markup=False, soft_wrap=True)
 
 

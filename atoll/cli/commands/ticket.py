@@ -42,9 +42,9 @@ def new(
     role: Annotated[
         str, typer.Option(help="node (`atoll join`), viewer or operator (`atoll login`).")
     ] = "node",
-    uses: Annotated[int, typer.Option(min=0, help="How often it may be used; 0: any number.")] = 1,
-    valid: Annotated[str, typer.Option(help="How long, e.g. 30m, 2h, 7d; 0: without end.")] = "2h",
-    name: Annotated[str, typer.Option(help="Whom or what it is for.")] = "",
+    uses: Annotated[int, typer.Option(min=0, help="Maximum number of uses; 0: unlimited.")] = 1,
+    valid: Annotated[str, typer.Option(help="Validity, e.g. 30m, 2h, 7d; 0: unlimited.")] = "2h",
+    name: Annotated[str, typer.Option(help="Note shown in the list of tickets.")] = "",
     hub: HubOption = "",
 ) -> None:
     """Print a new ticket: by default for one use within two hours."""
@@ -94,19 +94,19 @@ def revoke(
     with _client(hub) as client:
         people = client.revoke_ticket(id)
     ended = f"; ended the logins {', '.join(people)}" if people else ""
-    screen.output().print(f"ticket {id} opens nothing any more{ended}", markup=False)
+    screen.output().print(f"ticket {id} is revoked{ended}", markup=False)
 
 
 def duration_s(text: str) -> float:
     """Return the seconds of a duration like `90s`, `30m`, `2h` or `7d`.
 
     Raises:
-        ConfigError: it is no duration.
+        ConfigError: it is not a duration.
     """
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smhdw]?)", text.strip().lower())
     if match is None:
         raise ConfigError(
-            "this is no duration", given=repr(text), expected="e.g. 90s, 30m, 2h, 7d, or 0"
+            "invalid duration", given=repr(text), expected="e.g. 90s, 30m, 2h, 7d, or 0"
         )
     return float(match[1]) * _UNITS[match[2] or "s"]
 

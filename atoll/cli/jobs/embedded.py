@@ -159,7 +159,7 @@ class Embedded:
         """
         if self._hub is not None and self._hub.poll() is not None:
             raise HubError(
-                "the embedded hub ended in the middle of the run",
+                "the embedded hub ended during the run",
                 given=f"exit status {self._hub.returncode}; {last_line(self._folder / 'hub.log')}",
                 remedy=f"its output is in {self._folder / 'hub.log'}; then: atoll resume",
             )
@@ -168,7 +168,7 @@ class Embedded:
             if status is not None and all(a.poll() is not None for a in self._agents):
                 log = self._folder / f"node{number}.log"
                 raise HubError(
-                    "every embedded node ended in the middle of the run",
+                    "every embedded node ended during the run",
                     given=f"exit status {status}; {last_line(log)}",
                     remedy=f"its output is in {log}; then: atoll resume",
                 )
@@ -210,7 +210,7 @@ def _end(processes: list[subprocess.Popen[bytes]], *, patience_s: float) -> None
         if process.poll() is None:
             process_tree.signal_tree(family, number=process_tree.KILL)
             process.wait()
-        else:  # what it started must not outlive it
+        else:  # its children must not outlive it
             process_tree.signal_tree(family[1:], number=process_tree.KILL)
 
 

@@ -93,7 +93,7 @@ def anywhere(submissions: Sequence[Submission], *, each: bool) -> list[Submissio
         raise ConfigError(
             "--each is for the nodes of a hub",
             given="--each and --local",
-            expected="one of them; --local N gives each job of a file a node of its own",
+            expected="one of them; --local N runs each job of a file on its own node",
         )
     return [
         dataclasses.replace(

@@ -37,7 +37,7 @@ STOP_GRACE_S = 1.7
 """After Ctrl+C: time for members to finish their round, save and leave."""
 
 KILL_AFTER_S = 3.5
-"""After Ctrl+C: whatever still runs is killed. Five seconds in all are promised."""
+"""After Ctrl+C: time until remaining processes are killed; five seconds in all."""
 
 
 AWAY_S = 30.0
@@ -201,7 +201,7 @@ def _say_interrupted(console: Console, plan: LocalRun, outcome: _Outcome) -> Non
         saved = results.newest_checkpoint(folder)
         kept = f"kept: {escape(screen.shown(saved))}" if saved else "no checkpoint was complete yet"
         if job in policies and saved is None:
-            kept = "kept: where each policy and the critic stand"
+            kept = "kept: the state of each policy and of the critic"
         console.print(f"[yellow]stopped[/]  {kept}", soft_wrap=True)
         console.print(f"resume with   atoll resume {escape(screen.shown(folder))}", soft_wrap=True)
 
@@ -251,7 +251,7 @@ class LocalOutput:
         for path in sorted(self._folder.glob(self._pattern)):
             with path.open("rb") as file:
                 start = self._read.get(path, 0)
-                if path.stat().st_size < start:  # the file was turned over
+                if path.stat().st_size < start:  # the file was rotated
                     start = 0
                 file.seek(start)
                 block = file.read()

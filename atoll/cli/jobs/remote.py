@@ -75,7 +75,7 @@ def _follow_several(
         with Interrupts() as interrupts:
             watched = batch.follow_batch(client, jobs, console=console, interrupts=interrupts)
         if not all(one.ended for one in watched):
-            console.print("they go on without this window: atoll status", soft_wrap=True)
+            console.print("they continue in the background: atoll status", soft_wrap=True)
             return 130
         batch.say_how_they_ended(client, watched, console=console)
         for one in watched:
@@ -108,7 +108,7 @@ def follow_remote(
             watched = Watched(job, parameters=parameters)
             watched = follow(client, watched, view=view, interrupts=interrupts, echo=echo)
         if not watched.ended:
-            console.print(f"{escape(job)} goes on without this window", soft_wrap=True)
+            console.print(f"{escape(job)} continues in the background", soft_wrap=True)
             _say_commands(console, job)
             return 130
         if watched.state == JobState.FAILED:
@@ -119,7 +119,7 @@ def follow_remote(
             raise failure(watched.view)
         say_ended(console, watched.view)
         if watched.state == JobState.STOPPED:
-            console.print(f"take it up again: atoll resume {escape(job)}", soft_wrap=True)
+            console.print(f"resume it: atoll resume {escape(job)}", soft_wrap=True)
             return 0
         folder = runs / job
         results.fetch(client, job, folder)

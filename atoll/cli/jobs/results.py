@@ -19,7 +19,7 @@ from atoll.net.http.streams import measure
 from atoll.wire.manifest import MANIFEST_NAME
 
 ARTIFACTS = "artifacts/"
-"""Below it a job keeps what its processes left behind, as `artifacts/MEMBER/PATH`."""
+"""Folder of the files that a job's processes left, as `artifacts/MEMBER/PATH`."""
 
 EPISODES = "episodes/"
 """Folder with a recorded episode of each policy."""
@@ -80,7 +80,7 @@ def finish(folder: Path, *, view: Mapping[str, Any], console: Console) -> None:
     results = {
         member["member"]: member["result"] for member in view["members"] if member.get("result")
     }
-    if not results:  # a program that never entered its job
+    if not results:  # a program that never joined its job
         console.print(f"its files are in {escape(screen.shown(folder))}", soft_wrap=True)
         return
     summary = write(folder, view=view, results=results)
@@ -145,7 +145,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     if summary.get("accuracy") is not None:
         rows["accuracy"] = f"{summary['accuracy']:.1%} of the held-out images"
     if not summary.get("same_data", True):
-        rows["data"] = "[red]members read different data[/]; the same Python, or the same files?"
+        rows["data"] = "[red]members read different data[/]: compare their Python and files"
     for name, text in rows.items():
         table.add_row(name, text)
     return table

@@ -67,7 +67,7 @@ def one_per_node(
                 copies.append(_copy(submission, str(view["node"])))
     if not copies:
         raise PlanError(
-            "no machine takes this job",
+            "no node can run this job",
             given="; ".join(skipped) or "no machine has joined",
             expected="at least one node that is online and fits [needs]",
             remedy="atoll status shows the nodes; on each machine: atoll join TICKET",

@@ -15,7 +15,7 @@ MAX_RETURNS = 512
 """Values kept per member; longer series are thinned by dropping every second value."""
 
 CRITIC_AWAY_S = 8.0
-"""An actor without news from the critic for so long is shown; it uses the last critic."""
+"""An actor without messages from the critic for this long is marked; it uses the last critic."""
 
 
 @dataclass(slots=True)
@@ -55,12 +55,12 @@ class PolicyNow:
 
     @property
     def steps_per_s(self) -> float:
-        """Environment steps per second of the actors that are at work."""
+        """Environment steps per second of the active actors."""
         return self._sum("env_steps_per_s", live=True)
 
     @property
     def queue_wait_s(self) -> float:
-        """Seconds its actors have waited for room in their queues."""
+        """Seconds its actors have waited for space in their queues."""
         return self._sum("queue_wait_s")
 
     @property
@@ -71,15 +71,15 @@ class PolicyNow:
     @property
     def best(self) -> float | None:
         """The best mean return so far."""
-        told = [value(member, "return_best") for member in self.members]
-        known = [one for one in told if one is not None]
+        reported = [value(member, "return_best") for member in self.members]
+        known = [one for one in reported if one is not None]
         return max(known) if known else max(self.returns, default=None)
 
     @property
     def now(self) -> float | None:
         """The mean return of the last episodes."""
-        told = [value(member, "return") for member in self.members]
-        known = [one for one in told if one is not None]
+        reported = [value(member, "return") for member in self.members]
+        known = [one for one in reported if one is not None]
         return sum(known) / len(known) if known else None
 
     @property
@@ -102,25 +102,25 @@ def value(member: Mapping[str, Any], name: str) -> float | None:
 
 
 def policies_of(
-    seats: Sequence[Mapping[str, Any]], members: Sequence[dict[str, Any]], returns: Returns
+    roles: Sequence[Mapping[str, Any]], members: Sequence[dict[str, Any]], returns: Returns
 ) -> list[PolicyNow]:
     """Return the policies in the order of the job file.
 
     Args:
-        seats: Role of each slot, from the hub.
+        roles: Role of each slot, from the hub.
         members: The job's members, from the hub.
         returns: Measurements so far.
     """
     by_slot = {member["slot"]: member for member in members}
     found: dict[str, PolicyNow] = {}
-    for slot, seat in enumerate(seats):
-        if seat["role"] != "actor":
+    for slot, role in enumerate(roles):
+        if role["role"] != "actor":
             continue
-        name, member = str(seat["policy"]), by_slot.get(slot)
+        name, member = str(role["policy"]), by_slot.get(slot)
         known = found.setdefault(
             name,
             PolicyNow(
-                policy=name, env=str(seat["env"]), steps=int(seat["steps"]), members=[], returns=[]
+                policy=name, env=str(role["env"]), steps=int(role["steps"]), members=[], returns=[]
             ),
         )
         if member is not None:
@@ -131,10 +131,10 @@ def policies_of(
 
 
 def critic_of(
-    seats: Sequence[Mapping[str, Any]], members: Sequence[dict[str, Any]]
+    roles: Sequence[Mapping[str, Any]], members: Sequence[dict[str, Any]]
 ) -> dict[str, Any] | None:
     """Return the member that is the critic, or the learner; None where there is none."""
-    slots = [slot for slot, seat in enumerate(seats) if seat["role"] != "actor"]
+    slots = [slot for slot, role in enumerate(roles) if role["role"] != "actor"]
     return next((member for member in members if member["slot"] in slots), None)
 
 
@@ -341,5 +341,5 @@ def shown_job_state(view: dict[str, Any]) -> str:
 
 
 def is_live(member: dict[str, Any]) -> bool:
-    """Return whether a member is at work."""
+    """Return whether a member is active."""
     return MemberState(member["state"]).live

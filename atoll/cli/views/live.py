@@ -156,7 +156,7 @@ class View:
         kind = job.view.get("kind")
         if kind == "rl":
             parts = rl_parts(job)
-        elif kind != "command":  # which tells of no steps
+        elif kind != "command":  # which reports no steps
             parts = [_bar(job), _figures(job), *parts]
         footer = Text(f"dashboard  {self.dashboard}", style="dim", overflow="fold")
         if self._note:

@@ -106,7 +106,7 @@ def _notes(found: MemoryPlan) -> Iterator[str]:
     if found.guessed:
         yield (
             f"[dim]stages cut before units {', '.join(map(str, found.cuts))}, by their weights; "
-            "a run measures: set cuts in \\[island] to be sure[/]"
+            "a run measures: set cuts in \\[island] to fix them[/]"
         )
 
 

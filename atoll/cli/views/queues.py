@@ -22,7 +22,7 @@ def queues_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
     """Return every queue and topic, one per line."""
     shown = [row for row in rows if not row["queue"].startswith("node/")]
     if not shown:
-        return "no queue yet: a program makes one with run.queue, or `atoll queue put NAME VALUE`"
+        return "no queue yet; create one with run.queue, or `atoll queue put NAME VALUE`"
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("queue", "kind", "ready", "leased", "dead", "size", "oldest", "in/s", "out/s"):
         table.add_column(heading)

@@ -46,10 +46,10 @@ STATE_STYLE: dict[str, str] = {
 
 def rl_parts(job: Watched) -> list[RenderableType]:
     """Return what the view shows of a job of policies."""
-    seats = job.view.get("seats") or []
-    policies = policies_of(seats, job.members, job.returns)
+    roles = job.view.get("roles") or []
+    policies = policies_of(roles, job.members, job.returns)
     parts: list[RenderableType] = [_bar(job, policies), "", Fitted(policies)]
-    critic = critic_of(seats, job.members)
+    critic = critic_of(roles, job.members)
     if critic is not None:
         parts.append(_critic_line(critic, policies))
     return [*parts, ""]
@@ -57,13 +57,13 @@ def rl_parts(job: Watched) -> list[RenderableType]:
 
 def rl_line(job: Watched) -> list[str]:
     """Return the parts of a plain line about policies."""
-    seats = job.view.get("seats") or []
-    policies = policies_of(seats, job.members, job.returns)
+    roles = job.view.get("roles") or []
+    policies = policies_of(roles, job.members, job.returns)
     parts = [f"steps {share_done(policies):.0%}"]
     if job.state == JobState.RUNNING:
         parts.append(f"left {screen.duration(left_s(policies))}")
     parts += [" ".join([p.policy, number(p.now), *_trouble(p)]) for p in policies]
-    critic = critic_of(seats, job.members)
+    critic = critic_of(roles, job.members)
     if critic is not None:
         parts.append(f"critic v{_version(critic, policies)}")
     return parts
@@ -174,8 +174,8 @@ def _critic_line(critic: dict[str, Any], policies: list[PolicyNow]) -> Renderabl
 
 
 def _version(critic: dict[str, Any], policies: list[PolicyNow]) -> int:
-    told = value(critic, "value_version") or value(critic, "updates") or 0.0
-    return int(max([told, *(policy.value_version for policy in policies)]))
+    version = value(critic, "value_version") or value(critic, "updates") or 0.0
+    return int(max([version, *(policy.value_version for policy in policies)]))
 
 
 def _bar(job: Watched, policies: list[PolicyNow]) -> RenderableType:
@@ -190,24 +190,24 @@ def _bar(job: Watched, policies: list[PolicyNow]) -> RenderableType:
 
 
 CRITICS = {
-    "pooled": "one critic for all policies, each with a head of its own",
+    "pooled": "one critic for all policies, with a head for each",
     "unconditioned": "one critic for all policies, with one head",
     "corrected": "one critic for one task, from all policies' experience (V-trace)",
     "joint": "one critic that sees the joint state",
-    "own": "a critic of its own in every policy",
+    "own": "a separate critic for each policy",
     "none": "none: completions of one prompt are compared",
 }
 
 
 def rl_table(summary: Mapping[str, Any]) -> RenderableType:
-    """Return a row per policy, and below them what the run was."""
+    """Return a row per policy, and below them the figures of the run."""
     rl = summary["rl"]
     written = [panel for policy in rl["policies"] for panel in _texts(policy)]
     return Group(_policies(rl), "", _facts(summary), *written)
 
 
 def _texts(policy: Mapping[str, Any]) -> list[RenderableType]:
-    """Return what a language model wrote in its examination."""
+    """Return what a language model wrote in its evaluation."""
     texts = [str(text) for text in policy.get("texts") or ()]
     if not texts:
         return []
@@ -276,10 +276,10 @@ def _learned(rl: Mapping[str, Any]) -> str:
 
 
 def _dropped(rl: Mapping[str, Any]) -> str:
-    """Return how many trajectories were lost to learning, by reason; nothing if none was."""
+    """Return how many trajectories were not learned, by reason; nothing if none was."""
     counts: dict[str, int] = {}
     for row in [*rl["policies"], rl["critic_member"] or {"dropped": {}}]:
         for word, count in row["dropped"].items():
             counts[word] = counts.get(word, 0) + count
-    told = [f"{count:,} {word.replace('_', ' ')}" for word, count in counts.items() if count]
-    return f"[yellow]{', '.join(told)}[/]" if told else ""
+    reasons = [f"{count:,} {word.replace('_', ' ')}" for word, count in counts.items() if count]
+    return f"[yellow]{', '.join(reasons)}[/]" if reasons else ""

@@ -1,4 +1,4 @@
-"""How things look in a terminal: errors, sizes, durations, the two consoles."""
+"""Terminal formatting: errors, sizes, durations, the two consoles."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def show_traceback() -> None:
 
 
 def close_output() -> None:
-    """Point standard output nowhere, so that the interpreter can end without a complaint."""
+    """Redirect standard output to the null device, so that the exit raises no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -104,7 +104,7 @@ def moment(wall: float | None) -> str:
 
 
 def shown(path: Path) -> str:
-    """Return a path as short as it can be said from here."""
+    """Return a path relative to the working folder, if it is inside."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:

@@ -44,7 +44,7 @@ def nodes_table(nodes: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def _node_state(node: dict[str, Any]) -> str:
-    """Return the state of a node; of one that takes no work just now, why."""
+    """Return the state of a node, with the reason if it takes no work."""
     paused = (node["info"].get("offer") or {}).get("paused")
     if node["state"] == NodeState.ONLINE and paused:
         return str(paused)
@@ -62,12 +62,12 @@ LINES_OF_FAILURE = 5
 
 
 def jobs_table(jobs: Sequence[dict[str, Any]]) -> RenderableType:
-    """Return the jobs, newest first; columns that say the same of all are left out."""
+    """Return the jobs, newest first; columns with one value for all jobs are left out."""
     if not jobs:
         return "no job yet; submit one: atoll run examples/gpt.toml"
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     extra = [name for name in ("priority", "batch") if any(view.get(name) for view in jobs)]
-    table.add_column("job", no_wrap=True)  # it is what other verbs are given
+    table.add_column("job", no_wrap=True)  # other commands take this name
     table.add_column("state", no_wrap=True)
     for heading in (*extra, "where", "nodes", "step", "rounds", "loss", "took"):
         table.add_column(heading)
@@ -94,7 +94,7 @@ def _job_row(view: dict[str, Any], extra: Sequence[str]) -> list[str]:
 
 
 def remarks(jobs: Sequence[dict[str, Any]]) -> RenderableType:
-    """Return why jobs wait or stand still, and what the newest failed ones said last."""
+    """Return why jobs wait or are paused, and the last lines of the newest failed ones."""
     parts: list[RenderableType] = []
     for view in jobs:
         state, reason = shown_job_state(view), view.get("reason") or view.get("paused_reason")
@@ -104,7 +104,7 @@ def remarks(jobs: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def failures(jobs: Sequence[dict[str, Any]], *, lines: int = LINES_OF_FAILURE) -> RenderableType:
-    """Return what the newest failed jobs said last, and what can be done."""
+    """Return the last lines of the newest failed jobs, and the remedies."""
     parts: list[RenderableType] = []
     for view in [view for view in jobs if view["state"] == JobState.FAILED][:FAILURES_SHOWN]:
         where = f"{view.get('failed_member')} on {view.get('failed_node')}"
@@ -112,10 +112,10 @@ def failures(jobs: Sequence[dict[str, Any]], *, lines: int = LINES_OF_FAILURE) -
             f"[bold]{escape(view['job'])}[/] [red]failed[/]{_exit(view)}: "
             f"{escape(view.get('reason') or 'no reason is known')}"
         )
-        told = [str(line) for line in view.get("last_lines") or []][-lines:]
-        if told:
+        printed = [str(line) for line in view.get("last_lines") or []][-lines:]
+        if printed:
             parts.append(Text(f"  last lines of {where}:", style="dim"))
-            parts += [Text(f"    {line}", style="dim") for line in told]
+            parts += [Text(f"    {line}", style="dim") for line in printed]
         remedy = (view.get("error") or {}).get("remedy")
         if remedy:
             parts.append(f"  [dim]what to do:[/] {escape(remedy)}")
@@ -128,7 +128,7 @@ def _exit(view: dict[str, Any]) -> str:
 
 
 def _each(view: dict[str, Any]) -> str:
-    """Return how many machines each member takes, where that is not one."""
+    """Return how many machines each member takes, if more than one."""
     machines = view.get("machines", 1)
     return f" x {machines}" if machines > 1 else ""
 

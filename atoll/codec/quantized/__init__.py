@@ -1,5 +1,4 @@
 """Codecs that send every value with fewer bits.
 
-Imports the codec room's base only.
-Start at `integers.py`, then `blocks.py`.
+Import only the base modules of the codec package. Start reading at `integers.py`, then `blocks.py`.
 """

@@ -2,15 +2,15 @@
 
 Layout of a packet of n > 0 elements with blocks of B, little endian, no padding:
 
-    offset                     size               field
-    0                          4 + 2*ceil(n/B)    unit and scales, see `scales`
-    4 + 2*ceil(n/B)            ceil(n*bits/8)     codes, see `packing`
+  offset                     size               field
+  0                          4 + 2*ceil(n/B)    unit and scales, see `scales`
+  4 + 2*ceil(n/B)            ceil(n*bits/8)     codes, see `packing`
 
 decode: `x = level[code] * scale`; one rounding at most, so all machines decode the same bits.
 
-  * A block that holds a NaN or an infinity decodes to NaN, all of it.
-  * A block whose scale is below 2e-12 of the packet's largest decodes to zeros.
-  * The last block may be short.
+ * A block with a NaN or an infinity decodes to NaN.
+ * A block with a scale below 2e-12 of the packet's largest decodes to zeros.
+ * The last block may be short.
 
 Two passes over memory: the first finds the scales, the second quantises with the scales as the
 decoder will read them, rounded. A strip of 125 KiB stays in the core's cache meanwhile, and scratch
@@ -64,7 +64,7 @@ class Strip:
 
 
 def strips(elements: int, block: int) -> Iterator[Strip]:
-    """Yield the strips of a vector; a short last block is a strip of its own."""
+    """Yield the strips of a vector; a short last block is a separate strip."""
     full, rest = divmod(elements, block)
     rows = STRIP // block
     for first in range(0, full, rows):
@@ -76,11 +76,8 @@ def strips(elements: int, block: int) -> Iterator[Strip]:
 class Blocks(Stateless, ABC):
     """A codec of blocks; subclasses define the scale and the levels.
 
-    Args:
-        block: Elements that share a scale, a multiple of 8 between 8 and 8192.
-
     Raises:
-        ConfigError: `block` is something else.
+        ConfigError: `block` (elements per scale) is not a multiple of 8 between 8 and 8192.
     """
 
     name: str
@@ -114,9 +111,7 @@ class Blocks(Stateless, ABC):
     def measure(self, x: Tensor, *, scratch: Tensor) -> Tensor:
         """Return the scale of each row's block, shape (rows,); non-finite where x is.
 
-        Args:
-            x: Shape (rows, width), read only.
-            scratch: Memory of that shape.
+        `x` has shape (rows, width) and is read-only; `scratch` is memory of that shape.
         """
 
     @abstractmethod
@@ -129,14 +124,10 @@ class Blocks(Stateless, ABC):
         scratch: Tensor,
         noise: np.random.Generator | None,
     ) -> None:
-        """Write the code of every element.
+        """Write the code of every element of `x`, shape (rows, width), read-only and finite.
 
-        Args:
-            x: Shape (rows, width), never written; finite.
-            divisors: Scales, shape (rows, 1); infinite where a block has none.
-            codes: Receives them, shape (rows * width,).
-            scratch: Memory of the shape of x.
-            noise: What :meth:`noise` returned.
+        `divisors` are the scales, shape (rows, 1), infinite for blocks without one; `codes` has
+        shape (rows * width,).
         """
 
     def nbytes(self, elements: int) -> int:

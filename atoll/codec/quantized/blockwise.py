@@ -2,29 +2,29 @@
 
 Layout of a packet of n elements with blocks of B, little endian, no padding:
 
-    offset                size           field
-    0                     4*ceil(n/B)    scales, float32
-    4*ceil(n/B)           n              values, int8, -127..127
+  offset                size           field
+  0                     4*ceil(n/B)    scales, float32
+  4*ceil(n/B)           n              values, int8, -127..127
 
 decode: `x = value * scale`; one rounding, so all machines decode the same bits. The error of an
 element is at most half a scale, 0.4 % of the largest magnitude of its block.
 
-  * Scales are float32: pseudo-gradients of 1e-6 would need a scale of 8e-9, which float16 cannot
-    hold; they cost 1.6 % of a packet at B = 256.
-  * A block that holds a NaN or an infinity gets the scale NaN, so all of it decodes to NaN.
-  * A block whose largest magnitude is below 127 * 2**-126 (1.5e-36) decodes to zeros: its scale
-    would be subnormal and lose its precision.
-  * The last block may be short.
+ * Scales are float32: pseudo-gradients of 1e-6 would need a scale of 8e-9, which float16 cannot
+   represent; they take 1.6 % of a packet at B = 256.
+ * A block with a NaN or an infinity gets the scale NaN, so all of it decodes to NaN.
+ * A block with all magnitudes below 127 * 2**-126 (1.5e-36) decodes to zeros: its scale would be
+   subnormal and lose its precision.
+ * The last block may be short.
 
 Blockwise absmax quantising: Dettmers et al., "8-bit Optimizers via Block-wise Quantization",
 section 2.1 (https://arxiv.org/abs/2110.02861). Differs from the paper: values are linear, not
 dynamic-tree, so that decoding needs no table; blocks are 256 by default, not 2048, because here
 the error matters more than 1.4 % of the bytes.
 
-Speed. Written as whole-vector operations, encoding 40 MB took 130 ms, of which 105 ms were the
-kernel's: 51000 page faults for temporaries that glibc gives back after each operation. Here a
-strip of 125 KiB goes through all passes while it lies in the core's cache, with scratch that is
-allocated once per call: 10-15 ms and 436 faults (`python -m bench.codecs`, one thread).
+Whole-vector operations took 130 ms to encode 40 MB, of which 105 ms were 51000 page faults for
+temporaries that glibc frees after each operation. Here all passes run over a strip of 125 KiB in
+the core's cache, with scratch memory allocated once per call: 10-15 ms and 436 faults
+(`python -m bench.codecs`, one thread).
 """
 
 from __future__ import annotations
@@ -53,11 +53,8 @@ _LARGEST_SCALE = float(np.nextafter(np.finfo(np.float32).max / np.float32(LARGES
 class BlockwiseInt8(Stateless):
     """int8 values with one float32 scale per block.
 
-    Args:
-        block: Elements that share a scale, 8 to 16384.
-
     Raises:
-        ConfigError: `block` is out of range.
+        ConfigError: `block` (elements per scale) is not 8 to 16384.
     """
 
     def __init__(self, block: int = DEFAULT_BLOCK) -> None:
@@ -170,14 +167,9 @@ class BlockwiseInt8(Stateless):
 def _encode_rows(
     x: Tensor, *, values: Tensor, scales: Tensor, scratch: Tensor, inverse: Tensor
 ) -> None:
-    """Quantise the blocks that are the rows of `x`, shape (rows, width), into `values`.
+    """Quantise the blocks in the rows of `x`, shape (rows, width), into `values` and `scales`.
 
-    Args:
-        x: Float32, never written.
-        values: Receives int8, shape (rows, width).
-        scales: Receives one scale per row, shape (rows, 1).
-        scratch: Float32 memory, shape (rows, width).
-        inverse: Float32 memory, shape (rows, 1).
+    `scratch`, shape (rows, width), and `inverse`, shape (rows, 1), are float32 memory.
     """
     torch.abs(x, out=scratch)
     # amax propagates NaN; aminmax would avoid abs but is not vectorised: 20 times slower.

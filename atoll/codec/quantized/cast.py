@@ -1,7 +1,7 @@
 """Codecs that only change the number format: fp32, fp16 and bf16, little endian.
 
-fp16 has 11 bits of precision but ends at 65504: larger values decode to infinity, which a finite
-check sees. bf16 has the range of fp32 and 8 bits of precision.
+fp16 has 11 bits of precision but ends at 65504: larger values decode to infinity, which checks for
+finite values detect. bf16 has the range of fp32 and 8 bits of precision.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from atoll.codec.base import Codec, Packet, Stateless, check_packet, check_vecto
 from atoll.codec.spec import Arguments
 
 STRIP = 32_000
-"""Elements handled at once: 125 KiB of float32 stay in a core's own cache through all passes,
-and below 32768 elements torch never wakes its thread pool, so that the results and the speed
-depend on no thread count."""
+"""Elements processed at once: 125 KiB of float32 stay in a core's own cache through all passes, and
+below 32768 elements torch never uses its thread pool, so that results and speed do not depend on
+the number of threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,7 @@ _FORMATS = {
 
 
 class Cast(Stateless):
-    """Sends each element as one number of another format, rounded half to even.
-
-    Args:
-        name: `fp32`, `fp16` or `bf16`.
-    """
+    """Sends each element in another format (`fp32`, `fp16` or `bf16`), rounded half to even."""
 
     def __init__(self, name: str) -> None:
         self.spec = name
@@ -100,8 +96,8 @@ class Cast(Stateless):
 
     def _strips(self, packet: Packet, elements: int) -> Iterator[tuple[int, int, Tensor]]:
         """Yield start, end and the elements between, in the packet's own format."""
-        # A received buffer may be read-only and lie at any address: one copy of a strip, inside
-        # the cache, gives torch aligned memory of its own.
+        # A received buffer may be read-only and unaligned: copying one strip, inside the cache,
+        # gives torch aligned memory.
         carried = np.empty(min(STRIP, elements), dtype=self._format.carrier)
         typed = torch.from_numpy(carried).view(self._format.dtype)
         source = np.frombuffer(packet.data, dtype=self._format.carrier)

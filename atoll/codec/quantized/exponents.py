@@ -5,15 +5,15 @@ scale of a 64th of the block's largest magnitude. The nearest level is chosen, w
 the arithmetic midpoint and ties away from zero, so that the error of an element is at most a third
 of the element, as long as it is above the smallest level.
 
-    code    0  1  2  3  4   5   6   7     8 + code: the same with a minus
-    level   0  1  2  4  8  16  32  64
+  code    0  1  2  3  4   5   6   7     8 + code: the negative value
+  level   0  1  2  4  8  16  32  64
 
 fp8, 8 bits: e4m3 without infinities (sign, 4 bits of exponent, 3 of mantissa, largest 448), times a
 448th of the largest magnitude: an error of at most 1/16 of the element down to 2e-5 of the largest
 magnitude, where int8 has an even error over the whole block.
 
 e3m0 on the wire: Douillard et al. 2025, "Streaming DiLoCo", section 2.3
-(https://arxiv.org/abs/2501.18512); how scales are laid out is ours. e4m3: Micikevicius et al. 2022
+(https://arxiv.org/abs/2501.18512); the layout of the scales differs. e4m3: Micikevicius et al. 2022
 (https://arxiv.org/abs/2209.05433).
 """
 

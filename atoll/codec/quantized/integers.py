@@ -3,12 +3,12 @@
 int4: the levels -7..7 times a seventh of the block's largest magnitude, the nearest one; the error
 of an element is at most half a step, 7.2 % of the largest magnitude.
 
-int2: the levels -1, 0, 1 times one magnitude per block. With the largest magnitude of a block as
-that of all, nearly everything would become zero; here it is the mean of the magnitudes that lie
-above 0.7 times the mean magnitude: the best one for a Gaussian to two percent, and whatever the
-values are, no element gets farther from zero than the level nearest to it. The fourth code is never
-written: a symmetric code with a zero has no use for it, and a code without a zero would turn the
-zeros of sparse gradients into noise that no error feedback could ever take back.
+int2: the levels -1, 0, 1 times one magnitude per block. If that were the largest magnitude, nearly
+everything would become zero; it is the mean of the magnitudes above 0.7 times the mean magnitude:
+within two percent of the optimum for a Gaussian, and for any values no element moves farther from
+zero than its nearest level. The fourth code is unused: a symmetric code with a zero does not need
+it, and without a zero the zeros of sparse gradients would become noise that error feedback could
+never remove.
 
 Linear levels: Dettmers et al. 2021 (https://arxiv.org/abs/2110.02861), with 4 bits and without
 their table; the threshold of 0.7 is that of ternary weights, Li, Zhang and Liu 2016, section 2.2
@@ -28,7 +28,7 @@ _THRESHOLD = 0.7
 
 
 def write_rounded(scaled: Tensor, *, limit: float, codes: Bytes) -> None:
-    """Write `round(scaled) + limit`, clamped to 0..2*limit; half to even, `scaled` is used up."""
+    """Write `round(scaled) + limit`, clamped to 0..2*limit; half to even. Overwrites `scaled`."""
     scaled.clamp_(-limit, limit)
     values = scaled.view(-1).numpy()
     # torch.round wakes the thread pool for vectors over 2048 elements: 3 times slower.
@@ -61,7 +61,7 @@ class BlockwiseInt4(Blocks):
 
 
 class BlockwiseInt2(Blocks):
-    """Signs with a zero; see the module's first lines."""
+    """Signs with a zero; see the module's docstring."""
 
     name, bits = "int2", 2
     levels = np.array([-1, 0, 1, 1], dtype=np.float32)
@@ -92,9 +92,8 @@ class BlockwiseInt2(Blocks):
 def safe_mean(magnitudes: Tensor, *, count: Tensor | None = None) -> Tensor:
     """Return the mean of every row, shape (rows,); sums beyond float32 are computed in float64.
 
-    Args:
-        magnitudes: Not negative, shape (rows, width).
-        count: Divisors, shape (rows,), if they differ from the width.
+    `magnitudes`, shape (rows, width), are not negative; `count`, shape (rows,), replaces the width
+    as divisor.
     """
     total = magnitudes.sum(dim=1)
     divisor = magnitudes.shape[1] if count is None else count

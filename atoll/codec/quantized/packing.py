@@ -15,19 +15,15 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def packed_bytes(codes: int, bits: int) -> int:
-    """Return how many bytes `codes` codes of `bits` bits take."""
+    """Return the bytes of so many codes."""
     return -(-codes * bits // 8)
 
 
 def pack(codes: Bytes, *, bits: int, out: Bytes) -> None:
-    """Pack codes, each below 2**bits.
+    """Pack codes, each below 2**bits, with 1, 2, 4 or 8 bits; overwrites them.
 
-    Args:
-        codes: Shape (n,), contiguous, n a multiple of 8; overwritten.
-        bits: 1, 2, 4 or 8.
-        out: Receives the bytes, shape (packed_bytes(m, bits),) for an m <= n; the codes that do not
-            fit
-            are dropped.
+    `codes` has shape (n,), contiguous, n a multiple of 8. `out` has shape (packed_bytes(m, bits),)
+    for an m <= n; further codes are dropped.
     """
     if bits == 8:
         whole = codes
@@ -48,9 +44,7 @@ def pack(codes: Bytes, *, bits: int, out: Bytes) -> None:
 def look_up_table(levels: Floats, *, bits: int) -> Floats:
     """Return the values of the codes in every byte, shape (256, 8 // bits).
 
-    Args:
-        levels: Value of every code, shape (2**bits,).
-        bits: 1, 2, 4 or 8.
+    `levels` are the values of the codes, shape (2**bits,).
     """
     shifts = np.arange(0, 8, bits)
     codes = (np.arange(256)[:, None] >> shifts) & (2**bits - 1)
@@ -58,12 +52,9 @@ def look_up_table(levels: Floats, *, bits: int) -> Floats:
 
 
 def unpack(data: Bytes, *, table: Floats, out: Floats) -> None:
-    """Write the values of packed codes.
+    """Write the values of packed codes, shape (b,), unaligned.
 
-    Args:
-        data: Shape (b,), at any address.
-        table: From :func:`look_up_table`.
-        out: Shape (b * codes per byte,), contiguous.
+    `table` is from :func:`look_up_table`, `out` has shape (b * codes per byte,), contiguous.
     """
     indices = data.astype(np.intp)
     np.take(table, indices, axis=0, out=out.reshape(-1, table.shape[1]), mode="clip")

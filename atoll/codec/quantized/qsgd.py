@@ -1,17 +1,17 @@
 """QSGD: stochastic rounding to 2*s+1 levels, so that the expected value is exact.
 
-    q = norm * sign(x) * k / s,  k = floor(s*|x|/norm + u),  u even in [0, 1)
+  q = norm * sign(x) * k / s,  k = floor(s*|x|/norm + u),  u uniform in [0, 1)
 
-The norm is the Euclidean one of a block of 256 elements. E[q] = x, and the variance of a block of d
+The norm is the L2 norm of a block of 256 elements. E[q] = x, and the variance of a block of d
 elements is at most `min(d/s**2, sqrt(d)/s) * norm**2`. Because it is unbiased it needs no error
-feedback: the noise of many members and many rounds averages out by itself.
+feedback: the noise averages out over members and rounds.
 
 Codes take 2 bits for s = 1, 4 bits up to s = 7 and 8 bits up to s = 127. The random numbers depend
 on the round, the key and the values: runs are bitwise reproducible, and two members draw different
 numbers without knowing their rank.
 
 Alistarh et al. 2017, section 3.1 (https://arxiv.org/abs/1610.02132). Differs from the paper: codes
-have a fixed length, not Elias coding, so that a packet's size is known beforehand.
+have a fixed length, not Elias coding, so that a packet's size is known in advance.
 """
 
 from __future__ import annotations
@@ -37,11 +37,8 @@ _BITS = ((1, 2), (7, 4), (127, 8))
 class QSGD(Blocks):
     """Stochastic rounding; see the module's docstring.
 
-    Args:
-        levels: Steps between zero and the norm, 1 to 127.
-
     Raises:
-        ConfigError: `levels` is out of range.
+        ConfigError: `levels` (steps between zero and the norm) is not 1 to 127.
     """
 
     name, upwards = "qsgd", True
@@ -71,7 +68,7 @@ class QSGD(Blocks):
         self._round = round_
 
     def measure(self, x: Tensor, *, scratch: Tensor) -> Tensor:
-        """Return the norms over the number of levels; the largest value is divided out before."""
+        """Return the norms over the number of levels, computed without overflow."""
         largest = torch.amax(torch.abs(x, out=scratch), dim=1, keepdim=True)
         scratch.div_(largest.clamp(min=torch.finfo(torch.float32).tiny))
         norm = largest[:, 0] * torch.linalg.vector_norm(scratch, dim=1)

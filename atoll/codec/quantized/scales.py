@@ -1,14 +1,14 @@
 """Scales of blocks in float16, in units of a power of two that is stored in the packet.
 
 float16 alone ends at 6e-8, and pseudo-gradients of 1e-6 have scales of 1e-8. The unit is chosen so
-that the largest scale lies between 2**14 and 2**15 of them: every scale down to 2e-9 of the largest
-keeps its 11 bits, and those below 2e-12 of the largest become zero.
+that the largest scale is 2**14 to 2**15 units: every scale down to 2e-9 of the largest keeps its 11
+bits, and those below 2e-12 of the largest become zero.
 
 Layout, little endian:
 
-    offset    size    field
-    0         4       unit, float32, a power of two
-    4         2*m     scales, float16, in units
+  offset    size    field
+  0         4       unit, float32, a power of two
+  4         2*m     scales, float16, in units
 
 A scale that is not finite becomes NaN: its block decodes to NaN.
 """
@@ -27,7 +27,7 @@ SCALE_BYTES = 2
 _TOP = 15
 """The largest scale is below 2**15 units."""
 _LOWEST = -126 + 24
-"""Exponent of the smallest unit: so that a scale times the unit is never subnormal."""
+"""Exponent of the smallest unit, with which a scale times the unit is never subnormal."""
 
 
 def scales_bytes(blocks: int) -> int:
@@ -40,8 +40,8 @@ def write_scales(scales: Tensor, *, out: memoryview, upwards: bool = False) -> T
 
     Args:
         scales: Float32, not negative, shape (m,), m > 0.
-        out: Receives `scales_bytes(m)` bytes.
-        upwards: Round away from zero, where a scale must not be smaller than given.
+        out: Output of `scales_bytes(m)` bytes.
+        upwards: Round away from zero, for codecs that need a scale at least as large as given.
     """
     given = scales.numpy()
     finite = np.isfinite(given)

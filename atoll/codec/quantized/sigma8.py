@@ -1,23 +1,23 @@
 """sigma8: 256 buckets over a range of standard deviations, decoded to each bucket's mean.
 
-    sigma = |x|_2 / sqrt(n - 1) ;  s = range * sigma / 256 ;  q = clamp(round(x / s) + 128, 0, 255)
-    codebook[k] = mean of all x with q = k, or 0
+  sigma = |x|_2 / sqrt(n - 1) ;  s = range * sigma / 256 ;  q = clamp(round(x / s) + 128, 0, 255)
+  codebook[k] = mean of all x with q = k, or 0
 
-in chunks of 65536 elements. `range` is the whole width: 6 clips at -3.00 and +2.98 sigma. What lies
-beyond is not lost on average, because the outer buckets stand for the mean of what fell into them:
-the sum of a chunk is kept to float32's precision, whatever the values are. The error of a Gaussian
-is 0.016 sigma with a range of 6 (within it 0.0068), and 0.0135 with 12.
+in chunks of 65536 elements. `range` is the whole width: 6 clips at -3.00 and +2.98 sigma. Clipped
+values are kept on average, because the outer buckets decode to the mean of their values: the sum of
+a chunk is kept to float32's precision for any values. The error of a Gaussian is 0.016 sigma with a
+range of 6 (within it 0.0068), and 0.0135 with 12.
 
 `sigma8:12` sets the range, `sigma8:6:centred` measures from the mean of a chunk.
 
 Layout of a packet, little endian:
 
-    offset              size             field
-    0                   1024*ceil(n/C)   codebooks, 256 float32 each, C = 65536
-    1024*ceil(n/C)      n                codes, uint8
+  offset              size             field
+  0                   1024*ceil(n/C)   codebooks, 256 float32 each, C = 65536
+  1024*ceil(n/C)      n                codes, uint8
 
-A chunk that holds a NaN or an infinity decodes to NaN. Encoding a decoded vector again moves values
-once more by a little: buckets are not where they were.
+A chunk with a NaN or an infinity decodes to NaN. Encoding a decoded vector again changes values
+slightly, because the buckets differ.
 
 The quantiser of INTELLECT-1 (Jaghouar et al. 2024, section 2.4, https://arxiv.org/abs/2412.01152),
 which does not centre. Differs: half is rounded to even, and chunks have a fixed size.
@@ -39,7 +39,7 @@ from atoll.codec.spec import Arguments
 from atoll.errors import ConfigError
 
 CHUNK = 65_536
-"""Elements that share a codebook: it adds 1.6 % to their bytes."""
+"""Elements per codebook, which adds 1.6 % to their bytes."""
 RANGES = (6, 12)
 _BUCKETS = 256
 _BOOK_BYTES = 4 * _BUCKETS
@@ -50,18 +50,14 @@ _PIECE = 16_384
 class Sigma8(Stateless):
     """See the module's docstring.
 
-    Args:
-        width: Standard deviations from the first bucket to the last, 6 or 12.
-        centred: Measure from the mean.
-
     Raises:
-        ConfigError: `width` is another number.
+        ConfigError: `width` (standard deviations from the first bucket to the last) is not 6 or 12.
     """
 
     def __init__(self, width: int = RANGES[0], *, centred: bool = False) -> None:
         if width not in RANGES:
             raise ConfigError(
-                "the range of codec sigma8 is not one that is known",
+                "unknown range of codec sigma8",
                 given=width, expected=" or ".join(map(str, RANGES)) + " standard deviations",
                 remedy="sigma8:6",
             )  # fmt: skip
@@ -112,7 +108,6 @@ class Sigma8(Stateless):
         return Packet(data.data, self.spec, (elements,))
 
     def _quantise(self, x: Tensor, *, codes: Bytes, scratch: Floats) -> None:
-        """Write the bucket of every element of a chunk."""
         if self.centred:
             x = torch.sub(x, float(x.mean(dtype=torch.float64)), out=torch.from_numpy(scratch))
         step = self.width * _deviation(x) / _BUCKETS

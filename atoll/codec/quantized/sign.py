@@ -1,10 +1,10 @@
 """sign: one bit per element, and the mean magnitude of every block as its scale.
 
-    decode: +scale or -scale, scale = mean |x| over the block
+  decode: +scale or -scale, scale = mean |x| over the block
 
-That scale makes the error of a block as small as one bit can: `|x|**2 - n * scale**2`. A zero has
-no sign and becomes +scale. The sign without error feedback does not converge on some convex
-problems; use `feedback(sign)`.
+That scale minimizes the error of a block: `|x|**2 - n * scale**2`. A zero has no sign and becomes
++scale. The sign without error feedback does not converge on some convex problems; use
+`feedback(sign)`.
 
 Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; the scale: Karimireddy et al. 2019,
 section 2 (https://arxiv.org/abs/1901.09847). Differs from these: blocks, not tensors or columns.
@@ -40,5 +40,5 @@ class Sign(Blocks):
         scratch: Tensor,
         noise: np.random.Generator | None,
     ) -> None:
-        """Write 1 for what is not negative."""
+        """Write 1 for values that are not negative."""
         np.greater_equal(x.reshape(-1).numpy(), 0.0, out=codes.view(np.bool_))

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 LEAST_SHARE = 4
-"""Divisors below a quarter of the limit are not used: the length is padded instead."""
+"""Divisors below this fraction (a quarter) of the limit are not used: the length is padded
+instead."""
 
 _GRID = 2.0**40
-"""Entries are rounded to multiples of 2^-40, so that libraries' last bits do not matter."""
+"""Entries are rounded to multiples of 2^-40, so that the libraries' last bits do not matter."""
 
 
 def cosines(side: int) -> Tensor:
-    """Return the matrix whose rows are the orthonormal cosines, float64, shape (side, side)."""
+    """Return the matrix of the orthonormal cosines in its rows, float64, shape (side, side)."""
     index = np.arange(side)
     waves = np.cos(np.pi * (2 * index + 1) * index[:, None] / (2 * side))
     waves *= np.where(index == 0, math.sqrt(1 / side), math.sqrt(2 / side))[:, None]
@@ -68,16 +69,13 @@ class Pieces:
 
     @property
     def size(self) -> int:
-        """Numbers of one piece."""
+        """Elements of one piece."""
         return self.height * self.width
 
     def coefficients(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
         """Return the coefficients of a flat tensor, shape (count, size).
 
-        Args:
-            x: Shape (rows * columns,).
-            left: `cosines(height)`, in the type of `x`.
-            right: `cosines(width)`.
+        `left` is `cosines(height)` and `right` `cosines(width)`, in the type of `x`.
         """
         padded = x.new_zeros(self.down * self.height, self.across * self.width)
         padded[: self.rows, : self.columns] = x.view(self.rows, self.columns)

@@ -8,13 +8,13 @@ Layout of a packet: for every chunk the positions of its coefficients (2*K bytes
 or a bitmap of 512 bytes if that is smaller), then the packet of all coefficients by the second
 codec.
 
-The inverse gives the same bits on every machine. A floating-point sum of products depends on the
-processor's order of additions, and members that add up decoded vectors must get equal bits. So it
-uses integers: cosines in units of 2**-20, coefficients in units of 2**-22 of a power of two above
-their chunk's largest. All sums stay below 2**53, where float64 is exact in every order. The
-rounding costs less than 1e-5 of the largest value.
+The inverse gives the same bits on every machine, which a floating-point sum of products does not,
+and members that add up decoded vectors need equal bits. So it uses integers: cosines in units of
+2**-20, coefficients in units of 2**-22 of a power of two above their chunk's largest. All sums stay
+below 2**53, where float64 is exact in every order. The rounding costs less than 1e-5 of the largest
+value.
 
-The transform and the choice are those of DeMo (Peng, Quesnelle and Kingma 2024, section 3,
+Transform and selection are those of DeMo (Peng, Quesnelle and Kingma 2024, section 3,
 https://arxiv.org/abs/2411.19870). Differs from it: chunks are cut from the flat vector, not from
 each tensor, and positions take 2 bytes.
 """
@@ -39,7 +39,7 @@ SIDE = 64
 CHUNK = SIDE * SIDE
 _BASIS_BITS, _VALUE_BITS = 20, 22
 _AT_ONCE = 7
-"""Chunks transformed together: below 32768 elements torch never wakes its thread pool."""
+"""Chunks transformed together: below 32768 elements torch never uses its thread pool."""
 _BITMAP_BYTES = CHUNK // 8
 _MAGNITUDE = np.int32(0x7FFF_FFFF)
 
@@ -47,12 +47,8 @@ _MAGNITUDE = np.int32(0x7FFF_FFFF)
 class Dct(Selecting):
     """The largest coefficients.
 
-    Args:
-        kept: Coefficients per chunk, 1 to 4096.
-        values: Encodes them.
-
     Raises:
-        ConfigError: `kept` is out of range.
+        ConfigError: `kept` (coefficients per chunk) is not 1 to 4096.
     """
 
     needs_allgather = True
@@ -78,7 +74,7 @@ class Dct(Selecting):
         return cls(given.whole(0), *inner)
 
     def count(self, elements: int) -> int:
-        """Return how many coefficients are sent."""
+        """Return the number of coefficients sent."""
         return self.kept * _chunks(elements)
 
     def where_bytes(self, elements: int) -> int:
@@ -153,10 +149,9 @@ class Dct(Selecting):
             target.add_(part[: len(target)])
 
     def inverse(self, z: Tensor) -> Tensor:
-        """Return the inverse transform of coefficients, the same bits on every machine.
+        """Return the inverse transform of coefficients, shape (chunks, 4096), bitwise reproducible.
 
-        Args:
-            z: Float32, shape (chunks, 4096). A chunk with a non-finite value becomes NaN.
+        A chunk with a non-finite value becomes NaN.
         """
         largest = z.abs().amax(dim=1, keepdim=True).double()
         broken = ~torch.isfinite(largest)

@@ -1,13 +1,13 @@
-"""Positions of a sparse vector's elements, in a number of bytes known beforehand.
+"""Positions of a sparse vector's elements, in a number of bytes known in advance.
 
 k ascending positions among n, little endian, whichever is smaller:
 
-    bitmap     ceil(n/8) bytes: bit i of the whole says whether element i is there
-    numbers    4*ceil(n/65536) bytes: how many lie in each 65536 elements, uint32;
-               then 2*k bytes: where in these, uint16
+  bitmap     ceil(n/8) bytes: bit i tells whether element i is present
+  numbers    4*ceil(n/65536) bytes: number of positions in each 65536 elements, uint32;
+             then 2*k bytes: the positions in these, uint16
 
-The choice depends on n and k alone (a bitmap from a density of 1/16 on), so that the length of a
-packet is known beforehand.
+The choice depends only on n and k (a bitmap from a density of 1/16 on), so that the length of a
+packet is known in advance.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _as_bitmap(elements: int, count: int) -> bool:
 
 
 def positions_bytes(elements: int, count: int) -> int:
-    """Return how many bytes `count` positions among `elements` take."""
+    """Return the bytes of `count` positions among `elements`."""
     return min(-(-elements // 8), 4 * _spans(elements) + 2 * count)
 
 
@@ -51,11 +51,7 @@ def write_positions(positions: Indices, *, elements: int, out: Bytes) -> None:
 
 
 def read_positions(data: Bytes, *, elements: int, count: int) -> Indices:
-    """Return the positions, ascending, shape (count,).
-
-    Raises:
-        WireError: their number is wrong, or they are not ascending or out of range.
-    """
+    """Return the positions, ascending, shape (count,); raises WireError if they are invalid."""
     if _as_bitmap(elements, count):
         marks = np.unpackbits(data, bitorder="little")
         found = np.flatnonzero(marks)

@@ -1,7 +1,7 @@
 """randomk: send a random share of the elements, at the same positions on every member.
 
-Only values are sent, so a mean of packets fits a packet, unlike with `topk`. Positions depend on
-the round's number only: in blocks of 4096 elements a common permutation picks k, and the next round
+Only values are sent, so a mean of packets fits a packet, unlike with `topk`. Positions depend only
+on the round's number: in blocks of 4096 elements a common permutation picks k, and the next round
 takes the permutation's next k. Within ceil(4096/k) rounds every element is sent at least once, and
 a vector may be cut between blocks without changing any positions.
 
@@ -42,13 +42,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 class RandomK(Selecting):
     """Random positions; see the module's docstring.
 
-    Args:
-        density: Share of the elements that is sent, 1/4096 to 1.
-        values: Encodes them.
-        scaled: Make the expected value the vector itself.
-
     Raises:
-        ConfigError: `density` is out of range.
+        ConfigError: `density` (share of the elements sent) is not 1/4096 to 1.
     """
 
     def __init__(self, density: float, values: Codec, *, scaled: bool = True) -> None:
@@ -63,7 +58,7 @@ class RandomK(Selecting):
         self._per_block = self._of(WIDTH)
         inner = int(getattr(values, "block", 1))
         self.block = WIDTH * (inner // math.gcd(self._per_block, inner))
-        """Elements after which the blocks of both codecs begin anew."""
+        """Elements after which the blocks of both codecs start again."""
         self._round = 0
         self._scales = scaled
 
@@ -77,7 +72,7 @@ class RandomK(Selecting):
 
     @property
     def needs_allgather(self) -> bool:  # type: ignore[override]
-        """As the second codec: positions are common."""
+        """As the second codec, because positions are common."""
         return self.values.needs_allgather
 
     def plain(self) -> RandomK:
@@ -102,7 +97,7 @@ class RandomK(Selecting):
         return max(1, int(width * self.density + 0.5)) if width else 0
 
     def count(self, elements: int) -> int:
-        """Return how many numbers are sent."""
+        """Return the number of values sent."""
         full, rest = divmod(elements, WIDTH)
         return full * self._of(WIDTH) + self._of(rest)
 
@@ -124,8 +119,7 @@ class RandomK(Selecting):
                 chosen[edge:].mul_(rest / self._of(rest))
             chosen.clamp_(-_LARGEST, _LARGEST)
         if not math.isfinite(float(x.sum(dtype=torch.float64))):
-            # The bad values may not be at the sent positions: poison the packet, so that it is not
-            # used.
+            # The non-finite values may not be at the sent positions: the packet MUST NOT be used.
             chosen.fill_(torch.nan)
         return chosen
 
@@ -151,11 +145,7 @@ def _round_of(data: Bytes) -> int:
 def chosen_positions(width: int, count: int, round_: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return `count` of `width` positions, ascending: each at least once per `width/count` rounds.
 
-    Args:
-        width: Positions to choose from.
-        count: How many, 1 to `width`.
-        round_: Number of the round; ceil(width/count) rounds from a multiple of that on share a
-            permutation.
+    ceil(width/count) rounds, from a multiple of that on, share a permutation.
     """
     cycle, phase = divmod(round_, -(-width // count))
     order = permutation(mixed("positions", cycle, width), width)

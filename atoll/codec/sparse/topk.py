@@ -27,14 +27,10 @@ _MAGNITUDE = np.int32(0x7FFF_FFFF)
 
 
 class TopK(Selecting):
-    """The largest magnitudes.
-
-    Args:
-        density: Share of the elements that is sent, above 0 and at most 1; at least one is.
-        values: Encodes them.
+    """The largest magnitudes, at least one.
 
     Raises:
-        ConfigError: `density` is out of range.
+        ConfigError: `density` (share of the elements sent) is not above 0 and at most 1.
     """
 
     needs_allgather = True
@@ -50,7 +46,7 @@ class TopK(Selecting):
         return cls(given.share(), *inner)
 
     def count(self, elements: int) -> int:
-        """Return how many numbers are sent."""
+        """Return the number of values sent."""
         return max(1, int(elements * self.density + 0.5)) if elements else 0
 
     def where_bytes(self, elements: int) -> int:
@@ -58,7 +54,7 @@ class TopK(Selecting):
         return positions_bytes(elements, self.count(elements))
 
     def choose(self, x: Tensor, *, out: Bytes) -> Tensor:
-        """Return the largest magnitudes' values in the order of their positions."""
+        """Return the values of the largest magnitudes in the order of their positions."""
         elements, count = x.numel(), self.count(x.numel())
         if not elements:
             return torch.empty(0)
@@ -74,9 +70,7 @@ class TopK(Selecting):
 def largest(x: Tensor, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return the positions of the `count` largest magnitudes, ascending; of equal ones the first.
 
-    Args:
-        x: Float32, shape (n,); NaN counts as larger than infinity.
-        count: 1 to n.
+    NaN counts as larger than infinity.
     """
     # A float's bits without the sign, as an integer, sort like its magnitude.
     magnitudes = x.numpy().view(np.int32) & _MAGNITUDE

@@ -1,5 +1,4 @@
 """Codecs around other codecs.
 
-Imports the codec room only.
-Start at `wrapper.py`, then `feedback.py`.
+Import only the codec package. Start reading at `wrapper.py`, then `feedback.py`.
 """

@@ -1,14 +1,13 @@
 """auto: choose the most precise codec that is fast enough for the measured link, on all members.
 
-    auto(fp32,bf16,int8)      in order of precision; `auto` alone means these
-    feedback(auto)            the same and int4, which needs feedback
+  auto(fp32,bf16,int8)      in order of precision; the default of `auto`
+  feedback(auto)            the same and int4, which needs feedback
 
-Every member times its own exchanges. Every so many rounds members agree: each reports, for a ladder
-of speeds, whether its link reaches that speed, and the mean of these reports gives the slowest
-link's speed (the median, where members do not trust each other). The rest is common arithmetic: the
-most precise codec whose exchange takes at most 1.5 times as long as the fastest one's. Precision is
-given up only where it saves a third of the time; on a fast link fp32 wins because rounding costs
-more than sending.
+Every member times its own exchanges. At intervals members agree: each reports, for a ladder of
+speeds, whether its link reaches that speed, and the mean of these reports (under a robust policy
+the median) gives the slowest link's speed. All members then choose the most precise codec with an
+exchange of at most 1.5 times the fastest one's duration. Precision is given up only if it saves a
+third of the time; on a fast link fp32 wins because rounding costs more than sending.
 
 Before the first agreement, and without any measurement, it is the first codec.
 """
@@ -31,27 +30,23 @@ from atoll.errors import ConfigError
 SLOWEST, STEPS = 1e3, 48
 """The ladder starts at 1 KB/s and grows by sqrt(2) per step, up to 12 GB/s."""
 PATIENCE = 1.5
-"""A more precise codec may take this many times as long as the fastest one."""
+"""Most duration of a more precise codec, as a multiple of the fastest one's."""
 EVERY = 50
 """Rounds between two agreements."""
 TELLING_BYTES = 1 << 16
 """Smaller packets are not timed: latency dominates."""
 FIRST = 10
-"""In this many first rounds members try to agree, until one has measured a link."""
+"""Initial rounds in which members try to agree, until one has measured a link."""
 PLAIN = ("fp32", "bf16", "int8")
-"""The candidates of `auto` without brackets."""
+"""Default candidates of `auto`."""
 _CHOICE = f"{SHARED}auto.choice"
 
 
 class Auto(Wrapper):
-    """Delegates to one of several codecs; see the module's docstring.
-
-    Args:
-        candidates: In order of precision, plain ones.
-        spec: Its name.
+    """Delegates to one of several plain codecs, in order of precision; see the module's docstring.
 
     Raises:
-        ConfigError: there are fewer than two, or one is wrapped.
+        ConfigError: there are fewer than two candidates, or one is wrapped.
     """
 
     def __init__(self, candidates: Sequence[Codec], *, spec: str) -> None:
@@ -65,9 +60,8 @@ class Auto(Wrapper):
         super().__init__(candidates)
         self.spec = spec
         self.choice = 0
-        """Number of the codec in use."""
+        """Index of the codec in use."""
         self.agreed = False
-        """Whether members have agreed on it."""
         self._elements = 0
         self._bytes_per_s: float | None = None
 
@@ -87,11 +81,11 @@ class Auto(Wrapper):
     # ---------------------------------------------------------------- measuring and choosing
 
     def due(self, round_: int) -> bool:
-        """Return whether members agree in this round; the same on every member."""
+        """Return whether members agree in this round, equally on every member."""
         return round_ % EVERY == 0 or (not self.agreed and round_ < FIRST)
 
     def observe(self, nbytes: int, seconds: float) -> None:
-        """Record how long an exchange took over this member's link, one way.
+        """Record the duration of an exchange over this member's link, in one direction.
 
         Small exchanges are ignored: they measure latency, not bandwidth.
         """
@@ -101,10 +95,8 @@ class Auto(Wrapper):
     def ladder(self, *, measured: tuple[int, float] | None = None) -> Tensor:
         """Return 1 for every speed that this member's link reaches, shape (STEPS,).
 
-        A member without a measurement reports all speeds.
-
-        Args:
-            measured: Bytes and seconds of an exchange that is not recorded yet.
+        `measured` are bytes and seconds of an exchange that is not recorded yet. A member without a
+        measurement reports all speeds, so that it does not constrain the choice.
         """
         bytes_per_s = self._bytes_per_s
         if measured is not None and measured[0] >= TELLING_BYTES and measured[1] > 0:
@@ -117,7 +109,7 @@ class Auto(Wrapper):
     def agree(self, ladder: Tensor) -> None:
         """Choose a codec from the mean ladder; every member MUST pass the same values."""
         reached = int((ladder > 1 - 1e-6).int().cumprod(0).sum())
-        # All at the top: no member has a measurement, or sending costs next to nothing.
+        # All speeds reached: no member has a measurement, or sending costs nearly nothing.
         bytes_per_s = SLOWEST * 2 ** ((max(reached, 1) - 1) / 2) if reached < STEPS else math.inf
         self.choice = self.chosen(bytes_per_s)
         self.agreed = self.agreed or reached < STEPS
@@ -146,7 +138,7 @@ class Auto(Wrapper):
         return self.base
 
     def decoder(self, packet: Packet) -> Codec:
-        """Return the candidate of a packet."""
+        """Return the candidate that decodes a packet."""
         for codec in self.parts:
             if codec.spec == packet.codec:
                 return codec

@@ -1,14 +1,13 @@
 """by_role: encode matrices with one codec and all other tensors with another.
 
 `by_role(topk:0.01,bf16)` sends a model's few large matrices sparsely, and biases, norms and other
-one-dimensional tensors, which are small but matter, as bf16.
+one-dimensional tensors, which are small but matter, as bf16. A packet is self-describing; little
+endian:
 
-A packet describes itself, so the decoder needs no shapes; little endian:
-
-    offset     size     field
-    0          4        number of runs, uint32
-    4          4*r      elements of each, uint32: of matrices, of others, of matrices ...
-    4 + 4*r    ...      the packet of all matrices, then that of all others
+  offset     size     field
+  0          4        number of runs, uint32
+  4          4*r      elements of each, uint32: of matrices, of others, of matrices ...
+  4 + 4*r    ...      the packet of all matrices, then that of all others
 
 Before `set_shapes`, and for vectors of another length, everything is one run of matrices. The runs
 belong to a whole vector, which therefore cannot be cut into chunks; members all-gather the packets
@@ -30,18 +29,14 @@ from atoll.codec.spec import Arguments
 from atoll.codec.wrappers.wrapper import Wrapper, wrong_codec
 from atoll.errors import ConfigError, WireError
 
-_MOST_RUNS = 1 << 20
+_MOST_RUNS = 1 << 20  # a packet with more is damaged
 
 
 class ByRole(Wrapper):
-    """Delegates by the shapes of tensors.
-
-    Args:
-        matrices: Codec of tensors with two dimensions or more.
-        others: Codec of all others.
+    """Uses `matrices` for tensors with two or more dimensions, and `others` for the rest.
 
     Raises:
-        ConfigError: one of them is wrapped or looks at shapes itself.
+        ConfigError: one of them is wrapped or uses shapes itself.
     """
 
     needs_allgather = True
@@ -51,7 +46,7 @@ class ByRole(Wrapper):
         for codec in (matrices, others):
             if codec.base is not codec or isinstance(codec, ByRole | LowRank):
                 raise ConfigError(
-                    "by_role chooses between two plain codecs that look at no shapes",
+                    "by_role chooses between two plain codecs that do not depend on shapes",
                     given=repr(self.spec), expected="e.g. by_role(topk:0.01,bf16)",
                     remedy="put the wrapper outside: feedback(by_role(topk:0.01,bf16))",
                 )  # fmt: skip
@@ -81,7 +76,6 @@ class ByRole(Wrapper):
         self._runs = runs
 
     def _of(self, elements: int) -> list[int]:
-        """Return the runs of a vector."""
         return self._runs if self._runs and sum(self._runs) == elements else [elements]
 
     def _length(self, runs: Sequence[int]) -> int:
@@ -93,7 +87,7 @@ class ByRole(Wrapper):
         return self._length(self._of(elements))
 
     def mean_codec(self, packet: Packet | None = None) -> Codec:
-        """Return this codec: a mean is a vector like any other."""
+        """Return this codec: a mean has no special format."""
         return self
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
@@ -134,7 +128,7 @@ class ByRole(Wrapper):
         """Return the runs, and the matrices' and the others' values.
 
         Raises:
-            WireError: the packet is of another codec, or it contradicts itself.
+            WireError: the packet is of another codec, or contradicts itself.
         """
         if packet.codec != self.spec:
             raise wrong_codec(packet, repr(self.spec))

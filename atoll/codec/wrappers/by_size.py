@@ -1,8 +1,7 @@
 """by_size: encode short vectors with one codec and long ones with another.
 
-`by_size:65536(fp32,int8)` sends vectors of fewer than 65536 values as fp32 and others as int8:
-small pieces then keep full precision. On the direct route members exchange chunks of a vector, and
-the chunk's size counts.
+`by_size:65536(fp32,int8)` sends vectors of fewer than 65536 values as fp32 and others as int8, so
+that small pieces keep full precision. On the direct route the size of a member's chunk counts.
 """
 
 from __future__ import annotations
@@ -16,12 +15,7 @@ from atoll.errors import ConfigError
 
 
 class BySize(Wrapper):
-    """Selects a codec by the number of elements.
-
-    Args:
-        limit: Vectors with fewer elements are short.
-        short: Codec of short vectors.
-        long: Codec of all others.
+    """Uses `short` for vectors of fewer than `limit` elements, and `long` for the rest.
 
     Raises:
         ConfigError: a codec is stateful or needs an all-gather: members would act differently for
@@ -33,7 +27,7 @@ class BySize(Wrapper):
         for codec in (short, long):
             if codec.base is not codec or codec.needs_allgather or isinstance(codec, BySize):
                 raise ConfigError(
-                    "by_size chooses between two plain codecs whose packets have a mean",
+                    "by_size chooses between two plain codecs with packets that can be averaged",
                     given=repr(self.spec), expected="e.g. by_size:65536(fp32,int8)",
                     remedy="put the wrapper outside: feedback(by_size:65536(fp32,int4))",
                 )  # fmt: skip
@@ -53,7 +47,7 @@ class BySize(Wrapper):
         return cls(given.whole(0), *inner)
 
     def of(self, elements: int) -> Codec:
-        """Return the codec of a vector of so many elements."""
+        """Return the codec for so many elements."""
         return self.short if elements < self.limit else self.long
 
     def mean_codec(self, packet: Packet | None = None) -> Codec:
@@ -63,7 +57,7 @@ class BySize(Wrapper):
         return BySize(self.limit, self.short.mean_codec(), self.long.mean_codec())
 
     def decoder(self, packet: Packet) -> Codec:
-        """Return the codec of a packet's length."""
+        """Return the codec for a packet's length."""
         codec = self.of(max(packet.num_elements, 0))
         if codec.spec == packet.codec:
             return codec

@@ -1,6 +1,6 @@
 """EF21: members send changes of their vectors, and all members keep the sum.
 
-    send c_i = C(x_i - s_i) ;  s_i' = s_i + c_i ;  s' = s + mean(c_i)
+  send c_i = C(x_i - s_i) ;  s_i' = s_i + c_i ;  s' = s + mean(c_i)
 
 s_i is a member's own; s, the mean of all s_i, is equal on all. When x_i converges, s_i converges to
 x_i and s to the mean of all x_i, however coarse C is, as long as its error is shorter than the
@@ -8,10 +8,10 @@ vector. The result of a round is s', not the decoded mean: `restore_mean` return
 
 The sum is correct only while the same members contribute with the same weights. A joining member
 starts with s_i = s; after any change of the contributors or of their total weight all members do,
-which makes `mean(s_i) = s` true again. Their differences are then sent anew.
+which makes `mean(s_i) = s` true again. Their differences are then sent again.
 
 Richtárik, Sokolov and Fatkhullin 2021, Algorithm 2 (https://arxiv.org/abs/2106.05203). Differs from
-the paper: s_0 = 0, not C(x_i); a round may be aborted; members come and go.
+the paper: s_0 = 0, not C(x_i); a round may be aborted; members join and leave.
 """
 
 from __future__ import annotations
@@ -37,25 +37,21 @@ from atoll.errors import ConfigError
 
 
 class EF21(Wrapper):
-    """Wraps a codec; not for several threads at once.
-
-    Args:
-        inner: Encodes the changes.
-    """
+    """Sends changes with the inner codec. Not thread-safe."""
 
     def __init__(self, inner: Codec) -> None:
         super().__init__([inner])
         self.inner = inner
         self.spec = f"ef21({inner.spec})"
         self._own: dict[str, Tensor] = {}
-        """s_i by key, where it is not s."""
+        """s_i by key, if different from s."""
         self._common: dict[str, Tensor] = {}
         """s by key."""
         self._marks: dict[str, int] = {}
-        """Of whom and with which weight the last mean was, by key."""
+        """Hash of the contributors and weight of the last mean, by key."""
         self._provisional: dict[str, Tensor] = {}
         self._counted: dict[str, Tensor | None] = {}
-        """c_i of a committed round whose mean is still to come; None: it was left out."""
+        """c_i of a committed round before `restore_mean`; None: it was left out."""
 
     @classmethod
     def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
@@ -71,14 +67,13 @@ class EF21(Wrapper):
         """Return the inner codec's packet of the change of `x` since the last one.
 
         Raises:
-            ConfigError: `x` is no float32 vector or has another size than before, or the strategy
-                does not
-                call `restore_mean`.
+            ConfigError: `x` is not a float32 vector of the same size as before, or the strategy
+                does not call `restore_mean`.
         """
         x = check_vector(x, role="the input")
         if key in self._counted:
             raise ConfigError(
-                "ef21 sends differences, and this strategy takes their mean for the whole",
+                "ef21 sends differences, but this strategy uses their mean as the whole vector",
                 given=f"no `restore_mean` after the committed round of {key!r}",
                 expected="a strategy that calls Codec.restore_mean",
                 remedy=f"feedback({self.inner.spec})",
@@ -134,7 +129,7 @@ class EF21(Wrapper):
         return own | common | marks | inner_state(self.inner)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state; a joining member has the shared part only."""
+        """Load a state; a joining member has only the shared part."""
         mine = {k: v for k, v in state.items() if k.startswith((_COMMON, _MARK, "own."))}
         rest = {k: v for k, v in state.items() if k not in mine}
         unknown = load_inner_state(self.inner, rest)

@@ -1,11 +1,11 @@
-"""Error feedback: what a codec loses in one round is added to the next.
+"""Error feedback: the loss of a codec in one round is added to the next.
 
-    m = x + e ;  send c = C(m) ;  e' = m - decode(c)
+  m = x + e ;  send c = C(m) ;  e' = m - decode(c)
 
 Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; analysed by Karimireddy et al. 2019,
-"Error Feedback Fixes SignSGD" (https://arxiv.org/abs/1901.09847), Algorithm 1. Invariant: all
-that was sent plus the residual e equals all that was given. For the codecs here `m - decode(c)`
-is exact in float32, so only the sum `x + e` is ever rounded.
+"Error Feedback Fixes SignSGD" (https://arxiv.org/abs/1901.09847), Algorithm 1. Invariant: the sum
+of all vectors sent plus the residual e equals the sum of all inputs. For the codecs here
+`m - decode(c)` is exact in float32, so only the sum `x + e` is ever rounded.
 
 Differs from the paper: a round may be aborted. The new residual is provisional until
 `finish(committed=True)`; `finish(committed=False)` drops it, as if nothing had been sent, and the
@@ -29,13 +29,7 @@ from atoll.errors import ConfigError
 
 
 class Feedback(Wrapper):
-    """Wraps a codec and keeps, per key, what it lost.
-
-    Not for several threads at once.
-
-    Args:
-        inner: The codec whose loss is fed back.
-    """
+    """Wraps a codec and keeps its loss per key. Not thread-safe."""
 
     def __init__(self, inner: Codec) -> None:
         super().__init__([inner])
@@ -44,7 +38,7 @@ class Feedback(Wrapper):
         self._residuals: dict[str, Tensor] = {}
         self._provisional: dict[str, Tensor] = {}
         self._spare: list[Tensor] = []
-        """Vectors to write into: fresh ones of 40 MB cost 10 ms of page faults each."""
+        """Vectors for reuse: new ones of 40 MB cost 10 ms of page faults each."""
 
     @classmethod
     def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
@@ -59,10 +53,10 @@ class Feedback(Wrapper):
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
         """Return the inner codec's packet of `x` plus the residual of `key`.
 
-        Called again for the same key before `finish`, it starts from the same residual.
+        Repeated for the same key before `finish`, it starts from the same residual.
 
         Raises:
-            ConfigError: `x` is no float32 vector, or its size is not that of the residual.
+            ConfigError: `x` is not a float32 vector of the size of the residual.
         """
         x = check_vector(x, role="the input")
         residual = self._residuals.get(key)
@@ -86,7 +80,7 @@ class Feedback(Wrapper):
     def finish(self, *, committed: bool) -> None:
         """Keep the provisional residuals if the round was committed, else drop them.
 
-        A non-finite residual (of a non-finite vector) is dropped in either case.
+        Non-finite residuals (of non-finite vectors) are always dropped.
         """
         super().finish(committed=committed)
         for key, lost in self._provisional.items():
@@ -101,7 +95,7 @@ class Feedback(Wrapper):
         del self._spare[2:]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return a copy of the residuals by key; provisional ones are not part of the state."""
+        """Return a copy of the residuals by key, without provisional ones."""
         own = {key: residual.clone() for key, residual in self._residuals.items()}
         return own | inner_state(self.inner)
 
@@ -115,7 +109,6 @@ class Feedback(Wrapper):
         self._provisional.clear()
 
     def _memory(self, elements: int) -> Tensor:
-        """Return a vector to write into, reusing an old one if it fits."""
         for index, vector in enumerate(self._spare):
             if vector.numel() == elements:
                 return self._spare.pop(index)
@@ -123,14 +116,14 @@ class Feedback(Wrapper):
 
 
 FED_BACK = ("fp32", "bf16", "int8", "int4")
-"""The candidates of `auto` inside a wrapper that feeds back its loss."""
+"""Candidates of `auto` inside a feedback wrapper."""
 
 
 def fed_back(given: Arguments, inner: Sequence[Codec]) -> Codec:
     """Return the one codec inside a feedback wrapper.
 
     Raises:
-        ConfigError: there are none or several, or it is a wrapper or unbiased.
+        ConfigError: there is not exactly one, it is itself a wrapper, or it is unbiased.
     """
     given.at_most(0)
     if not inner:
@@ -151,8 +144,8 @@ def fed_back(given: Arguments, inner: Sequence[Codec]) -> Codec:
     row = row_of(codec)
     if row is not None and row.unbiased:
         raise ConfigError(
-            f"{given.name} around a codec that is unbiased does harm: its noise averages out by "
-            "itself, and can be longer than what it is to make up for",
+            f"{given.name} around a codec that is unbiased does harm: its noise averages out, "
+            "and the residual can exceed the error that it corrects",
             given=repr(given.spec), expected=f"{codec.spec} alone, or {given.example}",
         )  # fmt: skip
     return codec.plain() if isinstance(codec, RandomK) else codec

@@ -1,10 +1,8 @@
 """Base class of codecs that select values of a vector and encode these with another codec.
 
 In `topk:0.1|int8` the first codec selects, the second encodes the selected values. All other
-elements decode to zero.
-
-Layout of a packet: the positions (`where_bytes`), then the packet of the values by the second
-codec.
+elements decode to zero. A packet is the positions (`where_bytes`), then the packet of the values by
+the second codec.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ Where = Any
 
 
 def check_density(name: str, density: float) -> float:
-    """Return a share of the elements, rounded to the six digits that a spec shows.
+    """Return a share of the elements, rounded to the six digits of a spec.
 
     Raises:
         ConfigError: it is not above 0 and at most 1.
@@ -43,9 +41,7 @@ def check_density(name: str, density: float) -> float:
 class Selecting(Stateless, ABC):
     """Selects values and encodes them with another codec.
 
-    Args:
-        head: The spec without the second codec.
-        values: Encodes the selected values; fp32 is left out of the spec.
+    `head` is the spec without the second codec, which is omitted if it is fp32.
     """
 
     def __init__(self, head: str, values: Codec) -> None:
@@ -54,7 +50,7 @@ class Selecting(Stateless, ABC):
 
     @abstractmethod
     def count(self, elements: int) -> int:
-        """Return how many values of a vector are selected."""
+        """Return the number of selected values of a vector."""
 
     @abstractmethod
     def where_bytes(self, elements: int) -> int:
@@ -66,11 +62,7 @@ class Selecting(Stateless, ABC):
 
     @abstractmethod
     def where(self, data: Bytes, elements: int) -> Where:
-        """Return the positions that `choose` wrote, in the order of the values.
-
-        Raises:
-            WireError: they are damaged.
-        """
+        """Return the positions in the order of the values; raises WireError if they are damaged."""
 
     def set_round(self, round_: int) -> None:
         """Set the round of the second codec."""
@@ -100,18 +92,17 @@ class Selecting(Stateless, ABC):
         return result
 
     def decode_add(self, packet: Packet, *, out: Tensor, weight: float = 1.0) -> None:
-        """Add `weight` times the vector to `out`; only the chosen elements are touched."""
+        """Add `weight` times the vector to `out`, changing only the selected elements."""
         elements = check_packet(packet, self)
         result = output(out, elements)
         if elements:
             where, values = self._open(packet, elements)
             if weight != 1.0:
                 values.mul_(weight)
-            with np.errstate(over="ignore", invalid="ignore"):  # who adds up looks at the sum
+            with np.errstate(over="ignore", invalid="ignore"):  # callers check the sum
                 result.numpy()[where] += values.numpy()
 
     def _open(self, packet: Packet, elements: int) -> tuple[Where, Tensor]:
-        """Return where values belong, and the values."""
         data = np.frombuffer(packet.data, dtype=np.uint8)
         edge = self.where_bytes(elements)
         inner = Packet(data[edge:].data, self.values.spec, (self.count(elements),))

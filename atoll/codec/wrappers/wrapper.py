@@ -16,9 +16,7 @@ SHARED, INNER = "shared.", "inner."
 class Wrapper(Stateless):
     """Delegates to the inner codecs; subclasses override what differs.
 
-    Args:
-        parts: The inner codecs. The first one encodes and decodes, unless `of` and `decoder` say
-            otherwise.
+    The first part encodes and decodes, unless `of` and `decoder` are overridden.
     """
 
     def __init__(self, parts: Sequence[Codec]) -> None:
@@ -29,11 +27,7 @@ class Wrapper(Stateless):
         return self.parts[0]
 
     def decoder(self, packet: Packet) -> Codec:
-        """Return the codec that decodes a packet.
-
-        Raises:
-            WireError: none of those inside does.
-        """
+        """Return the codec that decodes a packet; raises WireError if none does."""
         return self.parts[0]
 
     @property
@@ -87,11 +81,7 @@ def wrong_codec(packet: Packet, expected: str) -> WireError:
 
 
 def check_size(kept: Tensor, x: Tensor, *, what: str) -> None:
-    """Check that a vector has the size of the state kept for its key.
-
-    Raises:
-        ConfigError: it has another size.
-    """
+    """Raise ConfigError unless a vector has the size of the state kept for its key."""
     if kept.numel() != x.numel():
         raise ConfigError(
             f"{what} belongs to a vector of another size",

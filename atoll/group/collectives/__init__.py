@@ -1,4 +1,4 @@
-"""Group, collectives: exact collectives between dialled members, with bounded waits.
+"""Exact collectives between members with direct connections, with bounded waits.
 
-It may import group. Start reading at `collectives.py`.
+May import group. Start reading at `collectives.py`.
 """

@@ -1,9 +1,8 @@
-"""Sums over all members by name: ring, butterfly, tree, hierarchical.
+"""Sum all-reduces by name: ring, butterfly, tree, hierarchical.
 
-Each replaces a vector by the sum over all members, in place. Every piece of the sum is computed on
-one member, in an order that depends on nothing but the members' number, and copied from there: all
-end up with the same bits. Partial sums travel, so the values must not be rounded on the way: fp32.
-
+Each replaces a vector by the sum over all members, in place. Every element of the sum is computed
+on one member, in an order that depends only on the number of members, and copied from there, so all
+members have the same bits. Partial sums are sent, so the values must not be rounded: fp32.
 Legend: n members, S bytes of the vector.
 """
 
@@ -19,11 +18,11 @@ from atoll.group.collectives.bounded_process_group import BoundedProcessGroup
 from atoll.group.collectives.topology import folded, group_size, halves, partition, tree_positions
 
 SEGMENT = 65_536
-"""Elements that go through a tree at once, one behind the other."""
+"""Elements per pipelined segment of a tree."""
 
 
 def ring(wires: BoundedProcessGroup, vector: Tensor) -> None:
-    """Add chunks round a ring, then hand the sums round: 2 (n - 1) / n S sent by each.
+    """Reduce-scatter and all-gather on a ring: each member sends 2 (n - 1) / n S.
 
     Patarasu and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
@@ -34,11 +33,11 @@ def ring(wires: BoundedProcessGroup, vector: Tensor) -> None:
 
 
 def hierarchical(wires: BoundedProcessGroup, vector: Tensor) -> None:
-    """Add inside groups of neighbours, then between the groups, then hand round inside.
+    """Reduce-scatter inside groups of neighbours, all-reduce between groups, all-gather inside.
 
-    With m groups of g members each sends 2 (m - 1) / m S / g to other groups and
-    2 (g - 1) / g S inside its own. Members are neighbours by their order; g is the largest divisor
-    of n up to its square root, so that a prime number of members is one ring.
+    With m groups of g members each sends 2 (m - 1) / m S / g to other groups and 2 (g - 1) / g S
+    inside its own. Members are neighbours by their order; g is the largest divisor of n up to its
+    square root, so that a prime number of members is one ring.
     """
     n, rank = len(wires.members), wires.rank
     size = group_size(n)
@@ -56,7 +55,7 @@ def hierarchical(wires: BoundedProcessGroup, vector: Tensor) -> None:
 def _reduce_scatter(
     wires: BoundedProcessGroup, members: Sequence[int], chunks: Sequence[Tensor]
 ) -> None:
-    """Add chunks round a ring of members; the one behind the own number is whole afterwards."""
+    """Reduce-scatter on a ring; afterwards the chunk after the own number is complete."""
     n, here = len(members), members.index(wires.rank)
     right, left = members[(here + 1) % n], members[(here - 1) % n]
     scratch = torch.empty(max(map(len, chunks)))
@@ -70,7 +69,7 @@ def _reduce_scatter(
 def _all_gather(
     wires: BoundedProcessGroup, members: Sequence[int], chunks: Sequence[Tensor]
 ) -> None:
-    """Hand whole chunks round a ring, each member beginning with the one behind its number."""
+    """All-gather on a ring, starting with the chunk after the own number."""
     n, here = len(members), members.index(wires.rank)
     right, left = members[(here + 1) % n], members[(here - 1) % n]
     for step in range(n - 1):
@@ -79,11 +78,11 @@ def _all_gather(
 
 
 def butterfly(wires: BoundedProcessGroup, vector: Tensor) -> None:
-    """Halve what is added with a partner at half the distance each time, then double it again.
+    """Recursive halving and doubling.
 
     Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in
-    MPICH", section 4.4. Of a number of members that is no power of two the last ones hand their
-    values to a partner first and get the sum from it at the end.
+    MPICH", section 4.4. If n is not a power of two, the last members first send their values to a
+    partner and receive the sum from it at the end.
     """
     n, rank = len(wires.members), wires.rank
     active = folded(n)
@@ -111,13 +110,13 @@ def butterfly(wires: BoundedProcessGroup, vector: Tensor) -> None:
 
 
 def tree(wires: BoundedProcessGroup, vector: Tensor) -> None:
-    """Add up a binary tree and hand the sum down it, a segment behind the other.
+    """Reduce up and broadcast down two binary trees, each with half of the vector, in segments.
 
-    Two trees carry half of the vector each; see :func:`tree_positions`.
+    See :func:`tree_positions`.
     """
     places = tree_positions(wires.rank, len(wires.members))
     parts = [torch.split(half, SEGMENT) for half in torch.split(vector, partition(len(vector), 2))]
-    # Both trees segment by segment: whoever waits, waits for a segment that comes earlier.
+    # Alternate between the trees per segment: members then wait only for earlier segments.
     jobs = [
         (places[which], parts[which][index])
         for index in range(max(map(len, parts)))
@@ -145,4 +144,3 @@ def tree(wires: BoundedProcessGroup, vector: Tensor) -> None:
 SUMS: Mapping[str, Callable[[BoundedProcessGroup, Tensor], None]] = MappingProxyType(
     {"ring": ring, "butterfly": butterfly, "tree": tree, "hierarchical": hierarchical}
 )
-"""Name of a collective -> how it adds."""

@@ -1,4 +1,4 @@
-"""What members of one process group move their tensors with, each wait bounded by a deadline."""
+"""A process group with a deadline for every wait."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from atoll.errors import DeadlineExceeded
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """What came out of one exchange, equal on every member."""
+    """Result of one exchange, equal on every member."""
 
     vector: Tensor
     contributors: tuple[str, ...]
     weight: float
-    """Sum of the weights; 0: there was nothing to average, and the vector is zero."""
+    """Sum of the weights; 0: nothing to average, and the vector is zero."""
     digest: str
     sent_bytes: int
     received_bytes: int
@@ -28,7 +28,7 @@ class Exchanged:
 
 @dataclass(slots=True)
 class TransferCounters:
-    """Bytes that went from member to member."""
+    """Bytes moved between members."""
 
     sent: int = 0
     received: int = 0
@@ -36,47 +36,42 @@ class TransferCounters:
 
 @dataclass(frozen=True, slots=True)
 class BoundedProcessGroup:
-    """A process group and this attempt's bounds."""
+    """A process group and the limits of one attempt."""
 
     group: Any
     members: tuple[str, ...]
     rank: int
     deadline: float
     moved: TransferCounters = field(default_factory=TransferCounters)
-    """What :meth:`send` and :meth:`receive` moved."""
+    """Bytes moved by :meth:`send` and :meth:`receive`."""
 
     def run(self, start: Callable[[], Any]) -> None:
         """Run one collective to its end, at most until the deadline.
 
         Raises:
-            DeadlineExceeded: the deadline had passed before.
-            RuntimeError: Gloo's own error; a connection broke, or time was up.
+            DeadlineExceeded: the deadline has passed.
+            RuntimeError: Gloo's own error; a connection broke, or the time was over.
         """
         left = self._left()
         self.group._set_default_timeout(left)
         start().wait(left)
 
     def send(self, tensor: Tensor, to: int) -> list[Any]:
-        """Begin to send a contiguous tensor to a member; give what this returns to :meth:`end`."""
+        """Start to send a contiguous tensor; pass the return value to :meth:`end`."""
         if not tensor.numel():
             return []
         self.moved.sent += tensor.numel() * tensor.element_size()
         return [self.group.send([tensor], to, 0)]
 
     def receive(self, tensor: Tensor, of: int) -> list[Any]:
-        """Begin to receive a tensor from a member; see :meth:`send`."""
+        """Start to receive a tensor; pass the return value to :meth:`end`."""
         if not tensor.numel():
             return []
         self.moved.received += tensor.numel() * tensor.element_size()
         return [self.group.recv([tensor], of, 0)]
 
     def end(self, *begun: Iterable[Any]) -> None:
-        """Wait until what was begun is done, at most until the deadline.
-
-        Raises:
-            DeadlineExceeded: the deadline has passed.
-            RuntimeError: Gloo's own error; a connection broke, or time was up.
-        """
+        """Wait for the given transfers, at most until the deadline; raises as :meth:`run`."""
         for works in begun:
             for work in works:
                 work.wait(self._left())

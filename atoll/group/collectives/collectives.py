@@ -1,11 +1,11 @@
-"""What members of one process group do together: weighted means, and one member's bytes for all.
+"""Weighted means over the members of one process group, and a broadcast of bytes.
 
-By itself (`auto`) fp32 is one all-reduce of the weighted values. Any other codec, and every rule
-that has to see the members' values apart, goes in two steps: every member sends each other member
-its encoded chunk (all-to-all), combines its own chunk in member order and encodes the result; then
-all gather the encoded results. Other collectives go by name, see
-:mod:`atoll.group.collectives.adding` and :mod:`atoll.group.collectives.star`. In any case every
-member ends up with the same bytes.
+With `auto`, fp32 is one all-reduce of the weighted values. Any other codec, and every rule that
+needs the members' values separately, takes two steps: every member sends its encoded chunks to
+their owners (all-to-all); each owner combines its chunk in member order and encodes the result;
+then all gather the encoded results. Other collectives are in
+:mod:`atoll.group.collectives.adding` and :mod:`atoll.group.collectives.star`. In every case all
+members have the same bytes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from atoll.reducer.mean import Share, is_finite, is_weight, result_digest
 from atoll.wire.frames import Buffer
 
 _HEAD = struct.Struct("!d")
-"""What travels before every chunk: the sender's weight; NaN when its values are not usable."""
+"""Precedes every chunk: the sender's weight, NaN if its values are not usable."""
 
 PLAIN = GroupPolicy()
 
 ALIGNMENT = 1024
-"""Elements that chunks are multiples of when a codec does not say its block."""
+"""Chunks are multiples of this many elements, besides the codec's block."""
 
 
 def weighted_mean(
@@ -52,20 +52,13 @@ def weighted_mean(
     key: str,
     policy: GroupPolicy = PLAIN,
 ) -> Exchanged:
-    """Return what all members' values come to, by default their mean; see the first lines.
+    """Return the mean (or, by policy, another aggregate) of all members' values.
 
-    Values that are not finite are left out. If no weight is left the result has weight 0.
-
-    Args:
-        wires: The members.
-        vector: Own values, float32, shape (n,).
-        codec: How values are encoded on the wire.
-        weight: Weight of the own values.
-        key: Names the codec's residual state.
-        policy: What to do with the values, and which way they go.
+    `vector` are the own values, float32, shape (n,). Values that are not finite are left out.
+    Without any weight the result has weight 0.
 
     Raises:
-        PeerRefused: what somebody sent is of no use to the others.
+        PeerRefused: a member sent unusable values.
         PeerLost: the aggregate needs more members.
         ConfigError: the collective cannot carry the codec, or the policy needs the reducer.
     """
@@ -82,13 +75,7 @@ def weighted_mean(
 
 
 def scatter_chunks(wires: BoundedProcessGroup, data: Buffer | None, *, nbytes: int) -> memoryview:
-    """Return the bytes of the first member, on every member.
-
-    Args:
-        wires: The members.
-        data: What the first one has; None on all others.
-        nbytes: How many they are; all know it.
-    """
+    """Broadcast the first member's bytes; `data` is None on all others, `nbytes` known to all."""
     tensor = torch.empty(nbytes, dtype=torch.uint8)
     if data is not None and nbytes:
         tensor.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
@@ -104,11 +91,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def check_weight(exchanged: Exchanged, members: Sequence[str]) -> Exchanged:
-    """Return what was exchanged if there was something to average.
-
-    Raises:
-        GroupError: no finite contribution had a weight above 0.
-    """
+    """Return the result; raises GroupError if no finite contribution had a weight above 0."""
     if exchanged.weight > 0:
         return exchanged
     raise GroupError(
@@ -119,7 +102,7 @@ def check_weight(exchanged: Exchanged, members: Sequence[str]) -> Exchanged:
 
 
 def _survives(vector: Tensor, codec: Codec) -> bool:
-    """Return whether the values are finite and still so after encoding (fp16 overflows)."""
+    """Return whether the values are finite, also after encoding (fp16 overflows)."""
     if not is_finite(vector):
         return False
     if vector.numel() == 0:
@@ -129,7 +112,7 @@ def _survives(vector: Tensor, codec: Codec) -> bool:
 
 
 def _split(weights: list[float], members: Sequence[str]) -> tuple[tuple[str, ...], float]:
-    """Return who contributed and their total weight; unusable members have weight NaN."""
+    """Return the contributors and their total weight; unusable members have weight NaN."""
     for member, weight in zip(members, weights, strict=True):
         if not math.isnan(weight) and not is_weight(weight):
             raise PeerRefused("a weight is not usable", given=f"{weight} from {member}")
@@ -146,18 +129,18 @@ def _nothing(size: int, contributors: tuple[str, ...], moved: TransferCounters) 
 def _refused(contributors: Sequence[str]) -> PeerRefused:
     return PeerRefused(
         "the mean of the members' values is not finite",
-        given=f"values of {', '.join(contributors)}, each finite by its own account",
-        expected="another route, on which each is looked at",
+        given=f"values of {', '.join(contributors)}, each reported as finite",
+        expected="a route with a reducer, which checks each contribution",
     )
 
 
 def _all_reduce(
     wires: BoundedProcessGroup, vector: Tensor, *, weight: float, usable: bool, policy: GroupPolicy
 ) -> Exchanged:
-    """One fp32 all-reduce; each member's weight and usability travel in elements of their own.
+    """All-reduce in fp32; each member's weight and usability travel in extra elements.
 
-    By itself Gloo adds the members of each segment in ring order on one of them and hands the sum
-    round, so all hold the same bits, though not always those of a sum in member order.
+    Gloo adds each segment in ring order on one member and distributes the sum, so all members have
+    the same bits, though not always those of a sum in member order.
     """
     n, size = len(wires.members), vector.numel()
     wire = torch.zeros(size + 2 * n)
@@ -181,7 +164,7 @@ def _all_reduce(
 
 
 def _summed(wires: BoundedProcessGroup, wire: Tensor, collective: str) -> TransferCounters:
-    """Replace a vector by the sum over all members; return what that moved."""
+    """Replace a vector by the sum over all members; return the bytes moved."""
     if collective != "auto":
         before = TransferCounters(wires.moved.sent, wires.moved.received)
         SUMS[collective](wires, wire)
@@ -197,10 +180,7 @@ def _summed(wires: BoundedProcessGroup, wire: Tensor, collective: str) -> Transf
 def _all_to_all(
     wires: BoundedProcessGroup, vector: Tensor, own: Share, *, codec: Codec, usable: bool, key: str
 ) -> Exchanged:
-    """Encoded chunks to their owners, combined there, encoded results to all.
-
-    `own` has the weight and the policy of this member.
-    """
+    """Send encoded chunks to their owners, combine there, gather the encoded results."""
     base, n = codec.base, len(wires.members)
     block = math.lcm(int(getattr(base, "block", 1)), ALIGNMENT)
     sizes = partition(vector.numel(), n, block=block)
@@ -215,9 +195,9 @@ def _all_to_all(
     ]
     mean = combine(usable_shares, codec=base, policy=own.policy)
     if mean.left_out:
-        # The owners of other chunks cannot know; the reducer finds whom to leave out everywhere.
+        # Owners of other chunks do not know this; the relay can leave the member out everywhere.
         error = next(iter(mean.left_out.values()))
-        raise PeerRefused("a member's values are of no use", given=str(error)) from error
+        raise PeerRefused("a member's values are not usable", given=str(error)) from error
     gathered = _gather(wires, mean.packet, [base.nbytes(size) for size in sizes])
     out = torch.empty(vector.numel())
     for part, size, piece in zip(gathered, sizes, torch.split(out, sizes), strict=True):
@@ -233,7 +213,7 @@ def _all_to_all(
 
 
 def _chunks(vector: Tensor, sizes: Sequence[int], *, codec: Codec, key: str) -> list[Packet]:
-    """Return one packet per chunk; residuals belong to the whole vector, whoever takes part."""
+    """Return one packet per chunk; the residual belongs to the whole vector, for any partition."""
     base = codec.base
     if base is not codec:
         whole = codec.encode(vector, key=key)
@@ -251,7 +231,7 @@ def _chunks(vector: Tensor, sizes: Sequence[int], *, codec: Codec, key: str) -> 
 def _scatter(
     wires: BoundedProcessGroup, packets: list[Packet], head: bytes
 ) -> tuple[list[Share], int, int]:
-    """Send every member its chunk; return all members' versions of the own chunk, in order."""
+    """Send every member its chunk; return all versions of the own chunk, in member order."""
     rank, members = wires.rank, wires.members
     messages = [b"".join((head, p.data)) if i != rank else b"" for i, p in enumerate(packets)]
     sent_sizes = [len(message) for message in messages]
@@ -272,7 +252,7 @@ def _scatter(
 
 
 def _gather(wires: BoundedProcessGroup, packet: Packet, sizes: list[int]) -> list[memoryview]:
-    """Return every member's encoded mean, in order; they travel padded to one length."""
+    """Return every member's encoded mean, in order, padded to one length on the wire."""
     longest = max(sizes)
     if longest == 0:
         return [memoryview(b"") for _ in sizes]

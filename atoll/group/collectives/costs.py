@@ -1,4 +1,4 @@
-"""What a collective costs: exact bytes of each member, and a model of its time; pure, no torch.
+"""Costs of collectives: exact bytes per member, and a model of the time. Pure, no torch.
 
 Legend: n members, S bytes of the vector, a latency of one message, B bytes per second of a link.
 """
@@ -13,22 +13,16 @@ from atoll.group.collectives.topology import folded, group_size, halves, partiti
 from atoll.group.policy import COLLECTIVES
 
 WIDTH = 4
-"""Bytes of an element where partial sums travel."""
+"""Bytes of an element in partial sums."""
 WEIGHT_BYTES = 8
-"""A weight in front of an encoded vector."""
+"""Bytes of the weight before an encoded vector."""
 
 
 def moved_bytes(collective: str, *, rank: int, members: int, elements: int) -> tuple[int, int]:
-    """Return the bytes that a member sends and receives to add up fp32 vectors.
+    """Return the bytes that a member sends and receives to all-reduce fp32 vectors.
 
-    Args:
-        collective: Its name.
-        rank: The member, from 0.
-        members: n.
-        elements: Length of the vector, with what travels along (see :func:`wire_elements`).
-
-    Raises:
-        ConfigError: no collective has that name.
+    `elements` includes the ones added by :func:`wire_elements`. Raises ConfigError if the
+    collective is unknown.
     """
     if collective not in COLLECTIVES:
         raise unknown("collective", collective, COLLECTIVES)
@@ -49,18 +43,15 @@ def moved_bytes(collective: str, *, rank: int, members: int, elements: int) -> t
 
 
 def wire_elements(elements: int, members: int) -> int:
-    """Return how long a vector is on the wire: every member's weight and whether it counts."""
+    """Return the length of a vector on the wire, with every member's weight and usability."""
     return elements + 2 * members
 
 
 def star_bytes(up: int, down: int, *, rank: int, members: int) -> tuple[int, int]:
-    """Return the bytes that a member of a star sends and receives, with everybody's weight.
+    """Return the bytes that a member of a star sends and receives.
 
-    Args:
-        up: Bytes of an encoded contribution.
-        down: Bytes of the encoded result.
-        rank: The member; the first one is in the middle.
-        members: n.
+    `up` are the bytes of an encoded contribution, `down` of the encoded result; rank 0 is the
+    centre.
     """
     up, down = up + WEIGHT_BYTES, down + WEIGHT_BYTES * members
     if rank:
@@ -69,7 +60,7 @@ def star_bytes(up: int, down: int, *, rank: int, members: int) -> tuple[int, int
 
 
 def _rings(rank: int, members: int, elements: int, *, size: int) -> tuple[int, int]:
-    """Return the bytes of one ring (`size` is all), or of rings inside groups and between them."""
+    """Return the bytes of one ring (`size` is n), or of rings inside and between groups."""
     size = size or group_size(members)
     chunks = partition(elements, size)
     sent, received = _ring(rank % size, chunks)
@@ -79,7 +70,7 @@ def _rings(rank: int, members: int, elements: int, *, size: int) -> tuple[int, i
 
 
 def _ring(here: int, chunks: Sequence[int]) -> tuple[int, int]:
-    """Return the elements that go out of and into one place of a ring, there and back."""
+    """Return the elements sent and received by one member of a ring, in both phases."""
     n = len(chunks)
     steps = range(n - 1)
     sent = sum(chunks[(here - s) % n] + chunks[(here + 1 - s) % n] for s in steps)
@@ -95,14 +86,14 @@ def _tree(rank: int, members: int, elements: int) -> tuple[int, int]:
 
 
 def _butterfly(rank: int, members: int, elements: int) -> int:
-    """Return the bytes that go out, which are as many as come in."""
+    """Return the bytes sent, which equal those received."""
     active = folded(members)
     extra = elements if rank >= active or rank + active < members else 0
     if rank >= active:
         return WIDTH * extra
     outer, moved = elements, 0
     for _, start, stop in halves(rank, active, elements):
-        moved += outer  # one part goes out on the way down, the other on the way back
+        moved += outer  # one part is sent while halving, the other while doubling
         outer = stop - start
     return WIDTH * (extra + moved)
 
@@ -110,18 +101,7 @@ def _butterfly(rank: int, members: int, elements: int) -> int:
 def seconds(
     collective: str, *, members: int, nbytes: float, latency_s: float, bytes_per_s: float
 ) -> float:
-    """Return how long a collective takes by the usual model, with equal links.
-
-    Args:
-        collective: Its name.
-        members: n.
-        nbytes: S.
-        latency_s: a.
-        bytes_per_s: B.
-
-    Raises:
-        ConfigError: no collective has that name.
-    """
+    """Return the duration in the latency-bandwidth model with equal links; raises ConfigError."""
     if collective not in COLLECTIVES:
         raise unknown("collective", collective, COLLECTIVES)
     n, whole = members, nbytes / bytes_per_s

@@ -1,8 +1,8 @@
-"""Star: everybody sends to the first member, which combines and sends the result back.
+"""Star: all members send to the first one, which combines the values and sends back the result.
 
-The first member sends and receives n - 1 vectors, every other one. Values are encoded once on each
-way, whatever the codec, and the first member sees all contributions apart, so that every rule that
-remembers nothing can be applied there.
+The first member sends and receives n - 1 vectors, every other one. Values are encoded once per
+direction with any codec, and the first member sees all contributions separately, so it can apply
+every rule that needs no history.
 """
 
 from __future__ import annotations
@@ -23,21 +23,14 @@ from atoll.reducer.combine import combine
 from atoll.reducer.mean import Mean, Share, is_finite, is_weight, result_digest
 
 _WEIGHT = struct.Struct("!d")
-"""In front of every packet: its weight; NaN where it does not count. The first member's answer
-has those of all."""
+"""Precedes every packet: its weight, NaN if it does not count; in the answer the weights of all."""
 
 
 def star(wires: BoundedProcessGroup, own: Share, *, codec: Codec, usable: bool) -> Exchanged:
-    """Return what all members' values come to.
-
-    Args:
-        wires: The members.
-        own: This member's contribution, encoded.
-        codec: Decodes the contributions and encodes the result.
-        usable: Whether the own values count.
+    """Return the aggregate of all members' values; `usable`: whether the own values count.
 
     Raises:
-        PeerRefused: what somebody sent is of no use.
+        PeerRefused: a member sent something unusable.
         PeerLost: the aggregate needs more members.
     """
     before = replace(wires.moved)
@@ -59,7 +52,6 @@ def star(wires: BoundedProcessGroup, own: Share, *, codec: Codec, usable: bool) 
 
 
 def _collected(wires: BoundedProcessGroup, own: Share) -> list[Share]:
-    """Return everybody's contribution, in member order."""
     size = _WEIGHT.size + len(own.packet.data)
     incoming = torch.empty(len(wires.members) - 1, size, dtype=torch.uint8)
     wires.end(*(wires.receive(row, rank) for rank, row in enumerate(incoming, start=1)))
@@ -72,7 +64,7 @@ def _collected(wires: BoundedProcessGroup, own: Share) -> list[Share]:
 
 
 def _combined(shares: Sequence[Share], codec: Codec) -> tuple[list[float], Mean | None]:
-    """Return the weight of each contribution, NaN if it does not count, and what they come to."""
+    """Return the weight of each contribution, NaN if it does not count, and the aggregate."""
     for share in shares:
         if not math.isnan(share.weight) and not is_weight(share.weight):
             raise PeerRefused("a weight is not usable", given=f"{share.weight} of {share.member}")
@@ -86,7 +78,6 @@ def _combined(shares: Sequence[Share], codec: Codec) -> tuple[list[float], Mean 
 
 
 def _fill(answer: Tensor, combined: tuple[list[float], Mean | None]) -> None:
-    """Write the weights and the encoded result."""
     weights, mean = combined
     head = b"".join(map(_WEIGHT.pack, weights))
     data = mean.packet.data if mean is not None else bytes(len(answer) - len(head))
@@ -101,7 +92,7 @@ def _opened(
     sent: int,
     received: int,
 ) -> Exchanged:
-    """Return what the first member sent, once it was looked at."""
+    """Return the first member's answer, after checking it."""
     names = tuple(m for m, w in zip(members, weights, strict=True) if not math.isnan(w))
     counted = [weight for weight in weights if not math.isnan(weight)]
     if not all(map(is_weight, counted)):
@@ -120,7 +111,6 @@ def _opened(
 
 
 def _bytes(*parts: Any) -> Tensor:
-    """Return buffers one behind the other."""
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
 
 

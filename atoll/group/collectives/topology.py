@@ -1,7 +1,4 @@
-"""Who talks to whom in a collective: rings, trees, grids and partners; pure, no torch.
-
-Cutting a vector into one chunk per member.
-"""
+"""Topologies of collectives (rings, trees, groups, partners) and chunk sizes. Pure, no torch."""
 
 from __future__ import annotations
 
@@ -10,28 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TreePosition:
-    """One member's place in a tree; members are numbered from 0."""
+    """One member's position in a tree; members are numbered from 0."""
 
     parent: int
-    """-1: it is the root."""
+    """-1 for the root."""
     children: tuple[int, ...]
 
 
 def tree_positions(rank: int, members: int) -> tuple[TreePosition, TreePosition]:
-    """Return a member's places in two binary trees, each of which carries half of a vector.
+    """Return a member's positions in two binary trees, each with half of a vector.
 
-    Whoever has children in one tree is a leaf in the other, so that nobody sends a vector more than
+    An inner node of one tree is a leaf in the other, so that no member sends a vector more than
     twice. Sanders, Speck and Träff 2009, "Two-tree algorithms for full bandwidth broadcast,
     reduction and scan".
-
-    Args:
-        rank: The member.
-        members: How many there are, >= 1.
     """
-    if members % 2:  # one further: even and odd numbers change places
+    if members % 2:  # shifted by one, so that even and odd numbers change roles
         moved = _place((rank - 1) % members, members)
         back = [_turned(other, 1, members) for other in (moved.parent, *moved.children)]
-    else:  # the other way round
+    else:  # mirrored
         moved = _place(members - 1 - rank, members)
         back = [_mirrored(other, members) for other in (moved.parent, *moved.children)]
     return _place(rank, members), TreePosition(back[0], tuple(back[1:]))
@@ -46,9 +39,9 @@ def _mirrored(rank: int, members: int) -> int:
 
 
 def _place(rank: int, members: int) -> TreePosition:
-    """Return a place in the tree in which odd numbers are leaves and 0 is the root.
+    """Return a position in the tree in which odd numbers are leaves and 0 is the root.
 
-    The lowest set bit of a number says how high it stands: its parent has the next higher one.
+    The lowest set bit of a number is its height: its parent has the next higher one.
     """
     bit = 1
     while bit < members and not rank & bit:
@@ -70,22 +63,19 @@ def _place(rank: int, members: int) -> TreePosition:
 
 
 def group_size(members: int) -> int:
-    """Return how many neighbours form a group: the largest divisor up to the square root."""
+    """Return the members of a group: the largest divisor up to the square root."""
     return max(size for size in range(1, members + 1) if members % size == 0 and size**2 <= members)
 
 
 def folded(members: int) -> int:
-    """Return the largest power of two up to `members`: so many take part in a butterfly."""
+    """Return the largest power of two up to `members`: the size of a butterfly."""
     return 1 << (members.bit_length() - 1)
 
 
 def halves(rank: int, active: int, elements: int) -> list[tuple[int, int, int]]:
-    """Return what a member of a butterfly keeps: (partner, start, stop) of every halving.
+    """Return the steps of a butterfly member: (partner, start, stop) of the half that it keeps.
 
-    Args:
-        rank: The member, below `active`.
-        active: How many take part, a power of two.
-        elements: Length of the vector.
+    `active` is the size of the butterfly, a power of two.
     """
     start, stop, found = 0, elements, []
     distance = active // 2
@@ -98,18 +88,10 @@ def halves(rank: int, active: int, elements: int) -> list[tuple[int, int, int]]:
 
 
 def partition(elements: int, parts: int, *, block: int = 1) -> list[int]:
-    """Return the sizes of `parts` consecutive chunks of a vector of `elements`.
+    """Return the sizes of `parts` consecutive chunks that add up to `elements`; the last may be 0.
 
-    Every chunk but the last non-empty one is a multiple of `block`, so that encoding a chunk
-    uses the same blocks as encoding the whole, and no two differ by more than one block.
-
-    Args:
-        elements: Length of the vector, >= 0.
-        parts: Number of chunks, >= 1.
-        block: Elements that must stay together.
-
-    Returns:
-        `parts` sizes that add up to `elements`; trailing ones may be 0.
+    Every chunk but the last non-empty one is a multiple of `block`, so that encoding a chunk uses
+    the same blocks as encoding the whole. Chunks differ by at most one block.
     """
     blocks = -(-elements // block)
     share, extra = divmod(blocks, parts)

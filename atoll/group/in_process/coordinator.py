@@ -1,8 +1,7 @@
-"""The round machine behind a lock: what `atoll/hub/rounds` is to members on other machines.
+"""The round machine behind a lock: for members on threads what `atoll/hub/rounds` is for machines.
 
-Each call hands one occurrence to the :class:`RoundMachine` and carries out the effects that it
-returns. The machine does not run by itself: a thread that waits wakes up when a deadline of the
-machine has passed and lets it settle.
+Each call passes one event to the :class:`RoundMachine` and carries out the effects that it returns.
+The machine is passive: waiting threads wake up at its deadlines and let it settle.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from atoll.rounds.timing import FixedWaits
 from atoll.wire.messages import Registered, RoundPlan, RoundVote, Source, Sources, Verdict
 
 KEPT_ATTEMPTS = 8
-"""Votes on older attempts are refused: a member that is that late has to join again anyway."""
+"""Votes on older attempts are refused: such a late member has to join again anyway."""
 
 
 class Coordinator:
-    """Decides the rounds of the members of one process. Any thread may call its methods."""
+    """Decides the rounds of the members of one process. Thread-safe."""
 
     def __init__(
         self, names: Sequence[str], *, waits: FixedWaits, start_round: int, min_members: int
@@ -52,11 +51,11 @@ class Coordinator:
         """All members so far, in slot order."""
         self.timeout_s = waits.timeout_s
         self.checkpoint_round = -1
-        """The round to go back to when no member holds the committed state; -1: the beginning."""
+        """Round to return to if no member holds the committed state; -1: the beginning."""
         self.paces: dict[str, float] = {}
-        """Paces that verdicts name; times measured between threads would make runs differ."""
-        # Members of one process always reach each other through this object, so every plan takes
-        # the relay's route. `starting` is off: all members exist, none is still being launched.
+        """Paces in verdicts; fixed, because measured times would make runs differ."""
+        # All members communicate through this object, so every plan uses the relay's route.
+        # `starting` is off, because all members exist and none is still being launched.
         self.machine = RoundMachine(
             "memory", nodes_wanted=len(names), min_nodes=min_members, preference="relay",
             committed_round=start_round, start_round=start_round, starting=False,
@@ -67,32 +66,30 @@ class Coordinator:
             self.machine.expect(name)
             self.machine.register(name, dial=[])
         self.changed = threading.Condition()
-        """Held by each call; notified after each change."""
+        """Held during each call; notified after each change."""
         self._clock = RealClock()
         self._planned: dict[str, AttemptExchanges] = {}
-        """Plans that their members have not picked up yet."""
+        """Plans that their members have not fetched yet."""
         self._refused: dict[str, AtollError] = {}
-        """Why a join ends without a plan."""
+        """Errors of joins without a plan."""
         self._ended: dict[str, AtollError] = {}
-        """Members that were killed or left, and what their calls raise."""
+        """Errors raised by calls of members that were killed or left."""
         self._doomed: dict[str, str] = {}
-        """Members to be killed, and at which phase."""
+        """Members to be killed, and the phase at which."""
         self._state_addresses: dict[str, list[str]] = {}
         self._attempts: dict[int, AttemptExchanges] = {}
         self._norms = NormHistory()
-        """Norms that aggregation policies remember from round to round."""
         self._cursors_at: dict[int, dict[int, Cursor]] = {}
         """Position in every data slot after each committed round."""
         self.servers = MemoryServers(
             changed=self.changed, order=self.order, ended=self._ended, timeout_s=self.timeout_s,
             is_awaited=lambda m: self.machine.members.states.get(m) in AWAITED,
         )  # fmt: skip
-        """The parameter servers that members ask."""
 
     # ------------------------------------------------------------------------ membership
 
     def register(self, member: str, state: Sequence[str]) -> Registered:
-        """Note where a member serves its state, and return where the group stands."""
+        """Record a member's address for recovery, and return the state of the group."""
         with self.changed:
             self._state_addresses[member] = list(state)
             machine = self.machine
@@ -103,12 +100,12 @@ class Coordinator:
             )  # fmt: skip
 
     def recover(self, member: str, failed: Sequence[str], *, ready: bool) -> Sources:
-        """Return who has the committed state; see :meth:`Group.recover`."""
+        """See :meth:`Group.recover`."""
         with self.changed:
             self._enter(member, "recover")
             if ready:
                 self._carry_out(self.machine.recover(member, self._now()))
-                # The state to take over is the one after the attempt that is open now.
+                # The state to recover is the one after the open attempt.
                 self._wait_until(lambda: self.machine.attempt is None)
             holders = self.machine.members.holders(member, failed)
             if not holders:
@@ -123,36 +120,26 @@ class Coordinator:
             )
 
     def _rewind(self) -> None:
-        """Go back to the checkpoint: no member holds the committed state."""
+        """Return to the checkpoint because no member holds the committed state."""
         round_ = max(0, self.checkpoint_round)
         if round_ != self.machine.committed_round:
             self.machine.rewind(round_, self._cursors_at.get(round_, {}))
 
     def stand(self, member: str, round_: int, base: str) -> None:
-        """Note that a member has taken over the state after `round_` rounds.
-
-        Raises:
-            LeftBehind: it is not the state of the group.
-        """
+        """See :meth:`Group.standing`; raises LeftBehind if it is not the state of the group."""
         with self.changed:
             self._enter(member, "standing")
             self._carry_out(self.machine.stand(member, round_, base, self._now()))
 
     def leave(self, member: str, reason: str, *, patience_s: float) -> None:
-        """Let a member leave for good; its own calls raise GroupLeft from now on.
-
-        Args:
-            member: The member.
-            reason: Why, for people.
-            patience_s: How long an open attempt with this member may still take.
-        """
+        """See :meth:`Group.leave`; an open attempt with this member may take `patience_s`."""
         with self.changed:
             self.changed.wait_for(lambda: not self.machine.attends(member), patience_s)
             error = GroupLeft("this member has left the group", given=reason or member)
             self._end(member, error, self.machine.leave)
 
     def add(self, member: str | None) -> str:
-        """Expect a new process of a member that ended, or a new member; return its name.
+        """Add a new process of a member that ended, or a new member; return its name.
 
         Raises:
             KeyError: a living member has this name.
@@ -170,12 +157,12 @@ class Coordinator:
             return name
 
     def stop(self) -> None:
-        """Let the next plan say that the job ends."""
+        """Mark the next plan as the job's last."""
         with self.changed:
             self.machine.stopping = True
 
     def silent(self, member: str) -> None:
-        """Stop waiting for a member, as for one that is frozen; its own calls find out."""
+        """Stop waiting for a member, as if it were frozen; its own calls fail later."""
         with self.changed:
             self._carry_out(self.machine.silent(member, self._now()))
 
@@ -187,7 +174,7 @@ class Coordinator:
                 self._kill(member)
 
     def _enter(self, member: str, phase: str) -> None:
-        """Raise what ended the member, if anything has, or does in this phase."""
+        """Raise the error of an ended member; kill it if it is to end in this phase."""
         if self._doomed.get(member) == phase:
             self._kill(member)
         if member in self._ended:
@@ -211,13 +198,9 @@ class Coordinator:
     def join(
         self, member: str, report: PeriodReport, *, timeout_s: float | None
     ) -> AttemptExchanges:
-        """Wait for a plan with this member in it; see :meth:`Group.join`.
+        """See :meth:`Group.join`.
 
-        Args:
-            member: The member.
-            report: The period that ends with the round.
-            timeout_s: Longest wait. None: the usual one, which does not run while too few members
-                are there.
+        Without `timeout_s` the default applies, which does not run while members are lacking.
         """
         with self.changed:
             self._enter(member, "join")
@@ -235,7 +218,7 @@ class Coordinator:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         while True:
             self._carry_out(self.machine.settle(self._now()))
-            if member in self._planned:  # it may even be decided by now
+            if member in self._planned:  # even if the attempt is already decided
                 return self._planned.pop(member)
             if member in self._ended:
                 raise self._ended[member]
@@ -245,23 +228,23 @@ class Coordinator:
             began = max(began, self.machine.pending.not_before)  # a pause does not count
             left_s = math.inf if endless else began + limit_s - self._now()
             if left_s <= 0:
-                # The others must not get a plan with a member that has stopped waiting for it.
+                # No plan may include a member that has stopped waiting for it.
                 self._carry_out(self.machine.silent(member, self._now()))
                 raise DeadlineExceeded("joining the round took too long", given=f"{limit_s:.1f} s")
             self._sleep(left_s)
 
     def contribute(self, attempt: AttemptExchanges, number: int, share: Share) -> Mean:
-        """Hand in a contribution; return the mean when all remaining members have handed in."""
+        """Contribute to a reduce; return the mean when all remaining members have contributed."""
         exchange = self._enter_exchange(attempt, number, share.member, share)
         if exchange.mean is None:
             raise EpochChanged("this attempt was aborted", given=attempt.plan.epoch)
         return exchange.mean
 
     def hand_in(
-        self, attempt: AttemptExchanges, number: int, parcels: Outgoing
+        self, attempt: AttemptExchanges, number: int, messages: Outgoing
     ) -> AllToAllMessages:
-        """Hand in messages; return those of all when all remaining members have handed in."""
-        exchange = self._enter_exchange(attempt, number, parcels.member, parcels)
+        """Contribute to an all-to-all; return all packets when all remaining members have."""
+        exchange = self._enter_exchange(attempt, number, messages.member, messages)
         if exchange.bundle is None:
             raise EpochChanged("this attempt was aborted", given=attempt.plan.epoch)
         return exchange.bundle
@@ -269,14 +252,13 @@ class Coordinator:
     def _enter_exchange(
         self, attempt: AttemptExchanges, number: int, member: str, item: Share | Outgoing
     ) -> Exchange:
-        """Hand something in and wait until the exchange is over."""
         with self.changed:
             self._enter(member, "send")
             exchange = attempt.exchanges.setdefault(number, Exchange())
             if isinstance(item, Share):
                 exchange.shares.setdefault(member, item)
             else:
-                exchange.parcels.setdefault(member, item)
+                exchange.messages.setdefault(member, item)
             attempt.compute_complete(self._norms)
             self.changed.notify_all()
             self._enter(member, "sent")
@@ -288,7 +270,7 @@ class Coordinator:
             return exchange
 
     def vote(self, attempt: AttemptExchanges, member: str, body: RoundVote) -> Verdict:
-        """Vote, and return the verdict; see :meth:`Group.commit`."""
+        """See :meth:`Group.commit`."""
         with self.changed:
             self._enter(member, "commit")
             if attempt.verdict is None:
@@ -308,14 +290,14 @@ class Coordinator:
             self._carry_out(self.machine.vote(member, body, self._now()))
         except EpochChanged:
             raise
-        except GroupError:  # the vote cannot be true: the others go on without this member
+        except GroupError:  # the vote contradicts the plan: continue without this member
             self._carry_out(self.machine.withdraw(member, self._now()))
             raise
 
     # ------------------------------------------------------------------------- effects
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
-        """Carry out what follows from an occurrence, and wake all who wait."""
+        """Carry out the effects of an event, and wake all waiting threads."""
         for effect in effects:
             if isinstance(effect, Planned):
                 self._plan(effect.plan)
@@ -360,12 +342,7 @@ class Coordinator:
         return self.changed.wait_for(ready, self.timeout_s)
 
     def _await(self, member: str, what: str, ready: Callable[[], bool]) -> None:
-        """Wait until `ready`.
-
-        Raises:
-            AtollError: what ended the member meanwhile.
-            DeadlineExceeded: it took longer than `timeout_s`.
-        """
+        """Wait for `ready`; raises the error that ended the member, or DeadlineExceeded."""
         in_time = self._wait_until(lambda: ready() or member in self._ended)
         if member in self._ended and not ready():
             raise self._ended[member]
@@ -373,5 +350,4 @@ class Coordinator:
             raise DeadlineExceeded(f"{what} took too long", given=f"{self.timeout_s:.1f} s")
 
     def _num_slots(self) -> int:
-        """Return how many data slots there are: one for each member number in use."""
         return slot_of(self.order[-1]) + 1

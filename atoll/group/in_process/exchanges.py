@@ -1,4 +1,4 @@
-"""The exchanges of one attempt inside one process: contributions in, results out."""
+"""The exchanges of one attempt in one process."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ class Exchange:
 
     shares: dict[str, Share] = field(default_factory=dict)
     """Contributions to a reduce, by member."""
-    parcels: dict[str, Outgoing] = field(default_factory=dict)
-    """Messages of an all-to-all, by sender."""
+    messages: dict[str, Outgoing] = field(default_factory=dict)
     refused: dict[str, AtollError] = field(default_factory=dict)
     mean: Mean | None = None
     bundle: AllToAllMessages | None = None
-    """All parcels, once the last one has arrived."""
+    """All packets, once the last member has sent its own."""
     error: AtollError | None = None
 
     @property
     def over(self) -> bool:
-        """Whether there is a result."""
+        """Whether it has a result or an error."""
         return self.mean is not None or self.bundle is not None or self.error is not None
 
     def compute(self, plan: RoundPlan, norms: NormHistory) -> None:
-        """Combine the contributions, or hand out the parcels, that have arrived."""
+        """Combine the contributions, or collect the packets, that have arrived."""
         order = plan.members
-        if self.parcels:
-            given = [self.parcels[name] for name in order if name in self.parcels]
+        if self.messages:
+            given = [self.messages[name] for name in order if name in self.messages]
             self.bundle = AllToAllMessages.of(given)
             return
         shares = [self.shares[name] for name in order if name in self.shares]
@@ -54,17 +53,16 @@ class Exchange:
 
 @dataclass(slots=True)
 class AttemptExchanges:
-    """The exchanges of one attempt, and its verdict once it is decided."""
+    """The exchanges of one attempt, and its verdict."""
 
     attempt: Attempt
-    """That of the round machine: its plan, and the members that have left it."""
     exchanges: dict[int, Exchange] = field(default_factory=dict)
-    """Number from 0 -> exchange; all members make the same ones in the same order."""
+    """By number from 0, equal on all members."""
     verdict: Verdict | None = None
 
     @property
     def plan(self) -> RoundPlan:
-        """Who takes part."""
+        """The plan of the attempt."""
         return self.attempt.plan
 
     def compute_complete(self, norms: NormHistory) -> None:
@@ -74,7 +72,7 @@ class AttemptExchanges:
         """
         gone = self.attempt.left | self.attempt.votes.keys()
         for exchange in self.exchanges.values():
-            here = exchange.shares.keys() | exchange.parcels.keys()
+            here = exchange.shares.keys() | exchange.messages.keys()
             missing = set(self.plan.members) - here - gone
             if here and not exchange.over and not missing:
                 exchange.compute(self.plan, norms)

@@ -1,4 +1,4 @@
-"""One member of a group in memory."""
+"""One member of an in-process group."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ from atoll.wire.messages import Lease, Registered, RoundPlan, RoundVote, Sources
 from atoll.wire.parameter_server_messages import Ask
 
 FINISH_SHARE = 0.6
-"""Share of the time to leave in which a round that is under way may still end."""
+"""Share of the time to leave in which an open round may still end."""
 
 
 class MemoryGroup:
     """One member's view of a :class:`MemoryGroups`; see :class:`atoll.group.base.Group`."""
 
     def __init__(self, coordinator: Coordinator, me: str, committed_round: int = 0) -> None:
-        """Be the member `me`."""
         self.me = me
         self.members: tuple[str, ...] = ()
         self.epoch = 0
@@ -59,13 +58,13 @@ class MemoryGroup:
         self._codecs: list[Codec] = []
 
     def register(self, *, state: Sequence[str] = ()) -> Registered:
-        """Tell where the own state is served, and learn where the group stands."""
+        """Record the member's address for recovery, and return the state of the group."""
         registered = self._coordinator.register(self.me, state)
         self.committed_round, self.stopping = registered.committed_round, registered.stopping
         return registered
 
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
-        """Return who has the committed state; see :meth:`Group.recover`."""
+        """See :meth:`Group.recover`."""
         sources = self._coordinator.recover(self.me, failed, ready=ready)
         self.committed_round = sources.round
         return sources
@@ -79,16 +78,16 @@ class MemoryGroup:
         seconds: float = 0.0,
         nbytes: int = 0,
     ) -> None:
-        """Tell that this member holds the committed state; see :meth:`Group.standing`."""
+        """See :meth:`Group.standing`."""
         self._coordinator.stand(self.me, round_, base)
 
     def leave(self, reason: str = "", *, timeout_s: float = 5.0) -> None:
-        """Leave for good; see :meth:`Group.leave`."""
+        """See :meth:`Group.leave`."""
         self.leaving = True
         self._coordinator.leave(self.me, reason, patience_s=FINISH_SHARE * timeout_s)
 
     def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
-        """Wait for all living members; see :meth:`Group.join`."""
+        """See :meth:`Group.join`."""
         if self.leaving:
             raise GroupLeft("this member has left the group", given=self.me)
         timeout_s = None
@@ -102,7 +101,7 @@ class MemoryGroup:
     def reduce(
         self, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str = "x"
     ) -> Work[Reduced]:
-        """Begin the mean; see :meth:`Group.reduce`."""
+        """See :meth:`Group.reduce`."""
         attempt, number = self._begin()
         shapes = [x.detach() for x in xs]
         if attempt.plan.route == "alone":
@@ -118,9 +117,9 @@ class MemoryGroup:
         if codec.needs_allgather:
             plan = attempt.plan
             by = AllgatherMean(self.me, codec, self.policy.spec(key), plan.round, shapes)
-            given = by.parcels(flatten(xs), key=key, members=plan.members)
+            given = by.messages(flatten(xs), key=key, members=plan.members)
             return Work.start(
-                lambda: by.reduced(self._swapped(attempt, number, given, weight)),
+                lambda: by.reduced(self._all_to_all(attempt, number, given, weight)),
                 name=f"reduce-{self.me}",
             )
         packet = codec.encode(flatten(xs), key=key)
@@ -158,25 +157,27 @@ class MemoryGroup:
             digest=result_digest(mean.packet.data, mean.contributors),
         )  # fmt: skip
 
-    def swap(self, parcels: Sequence[PeerMessage], *, weight: float = 1.0) -> Work[AllToAllResult]:
-        """Begin to give packets to members; see :meth:`Group.swap`."""
+    def all_to_all(
+        self, messages: Sequence[PeerMessage], *, weight: float = 1.0
+    ) -> Work[AllToAllResult]:
+        """See :meth:`Group.all_to_all`."""
         attempt, number = self._begin()
-        given = list(parcels)
+        given = list(messages)
         return Work.start(
-            lambda: self._swapped(attempt, number, given, weight), name=f"swap-{self.me}"
+            lambda: self._all_to_all(attempt, number, given, weight), name=f"all-to-all-{self.me}"
         )
 
-    def _swapped(
-        self, attempt: AttemptExchanges, number: int, parcels: Sequence[PeerMessage], weight: float
+    def _all_to_all(
+        self, attempt: AttemptExchanges, number: int, messages: Sequence[PeerMessage], weight: float
     ) -> AllToAllResult:
-        gift = Outgoing.of(self.me, parcels, weight=weight, members=attempt.plan.members)
-        dealt = self._coordinator.hand_in(attempt, number, gift)
-        found = DeliveredMessage(dealt.packets_for(self.me), dealt.weights, dealt.digest)
+        gift = Outgoing.of(self.me, messages, weight=weight, members=attempt.plan.members)
+        answer = self._coordinator.hand_in(attempt, number, gift)
+        found = DeliveredMessage(answer.packets_for(self.me), answer.weights, answer.digest)
         received = sum(len(p.data) for packets in found.packets.values() for p in packets)
         self.sent_bytes += gift.nbytes
         self.received_bytes += received
         return as_all_to_all_result(
-            parcels, found, me=self.me, sent_bytes=gift.nbytes, received_bytes=received
+            messages, found, me=self.me, sent_bytes=gift.nbytes, received_bytes=received
         )
 
     def commit(
@@ -188,7 +189,7 @@ class MemoryGroup:
         lease: Lease | None = None,
         resting: Resting = nullcontext,
     ) -> Verdict:
-        """Vote and return the verdict; see :meth:`Group.commit`."""
+        """See :meth:`Group.commit`."""
         attempt = self._joined()
         plan, ok = attempt.plan, ok and reduced is not None
         vote = RoundVote(
@@ -219,7 +220,7 @@ class MemoryGroup:
     def ask_server(
         self, ask: Ask, packet: Packet | None = None, *, server: int = 0
     ) -> Work[ServerRequest]:
-        """Ask a parameter server; see :meth:`Group.ask_server`."""
+        """See :meth:`Group.ask_server`."""
 
         def asked() -> ServerRequest:
             found = self._coordinator.servers.ask(self.me, server, ask, packet)
@@ -230,11 +231,10 @@ class MemoryGroup:
         return Work.start(asked, name=f"ask-{self.me}")
 
     def close(self) -> None:
-        """Go away: the others wait for this member no more."""
+        """Leave at once."""
         self._coordinator.leave(self.me, "it has closed its group", patience_s=0.0)
 
     def _begin(self) -> tuple[AttemptExchanges, int]:
-        """Return the attempt and the number of a new exchange in it."""
         attempt, number = self._joined(), self._exchanges
         self._exchanges += 1
         return attempt, number

@@ -1,8 +1,8 @@
-"""Groups inside one process: n members on n threads, for tests and for trying things out.
+"""Groups inside one process: n members on n threads, for tests and experiments.
 
-The semantics are those of the real thing: contributions are encoded by real codecs, the mean is
-over the weights received and summed in member order, every member decodes the same bytes, and
-there is one verdict per attempt. Members can come, leave, lag, recover and be killed in any phase.
+The semantics are those of a distributed group: real codecs, means over the weights received and
+summed in member order, equal bytes on every member, one verdict per attempt. Members can join,
+leave, lag, recover and be killed in any phase.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PHASES = ("now", "join", "send", "sent", "commit", "recover", "standing")
 
 
 class MemoryGroups:
-    """The members of one process, in slot order, and ways to lose them."""
+    """The members of one process, in slot order."""
 
     def __init__(
         self,
@@ -40,17 +40,17 @@ class MemoryGroups:
         grace_s: float | None = None,
         hold_s: float = 10.0,
     ) -> None:
-        """Make `n` members.
+        """Create `n` members.
 
         Args:
-            n: How many, >= 1.
+            n: Number of members, >= 1.
             timeout_s: Longest wait in a join, a reduce or a commit.
-            ids: Their names; w0, w1, ... when left out. A name ends with the number of its slot.
-            start_round: Rounds that were committed before.
-            min_members: With fewer live members no round is planned; a join then has no time-out.
-            grace_s: How long live members are awaited after the first one joined; who is not there
-                by then is left out. None: as long as it takes.
-            hold_s: How long recovering members are awaited after the first join.
+            ids: Names, by default w0, w1, ...; a name ends with the number of its slot.
+            start_round: Rounds committed before.
+            min_members: With fewer live members no round is planned, and joins have no time limit.
+            grace_s: Wait for live members after the first join; later ones are left out. None: no
+                limit.
+            hold_s: Wait for recovering members after the first join.
         """
         names: list[str] = list(ids if ids is not None else map(member_id, range(n)))
         if n < 1 or len(names) != n or len(set(names)) != n:
@@ -76,7 +76,7 @@ class MemoryGroups:
     def run(
         self, function: Callable[[Group], T], *, timeout_s: float = 60.0
     ) -> list[T | BaseException]:
-        """Call `function(group)` on a thread per member; errors take the place of results."""
+        """Call `function(group)` on one thread per member; return results or errors."""
         work = [
             Work.start(lambda group=group: function(group), name=f"member-{group.me}")  # type: ignore[misc]
             for group in self._groups
@@ -91,7 +91,7 @@ class MemoryGroups:
         return results
 
     def together(self, function: Callable[[Group], T], *, timeout_s: float = 60.0) -> list[T]:
-        """Do what :meth:`run` does, and raise the first error."""
+        """Call :meth:`run`, and raise the first error."""
         results: list[T] = []
         for result in self.run(function, timeout_s=timeout_s):
             if isinstance(result, BaseException):
@@ -100,12 +100,10 @@ class MemoryGroups:
         return results
 
     def kill(self, member: str, *, at: str = "now") -> None:
-        """Take a member away; from then on its own calls raise PeerLost.
+        """Kill a member; from then on its own calls raise PeerLost.
 
-        Args:
-            member: Its name.
-            at: `now`, or when it comes to `join`, `send` (before its contribution is there),
-                `sent` (after), `commit`, `recover` or `standing`.
+        `at` is `now`, or a phase: `join`, `send` (before its contribution arrives), `sent` (after),
+        `commit`, `recover` or `standing`.
         """
         if at not in PHASES or member not in self.coordinator.order:
             raise ConfigError(
@@ -115,17 +113,17 @@ class MemoryGroups:
         self.coordinator.kill(member, at=at)
 
     def lose(self, member: str) -> None:
-        """Stop waiting for a member, as for one that is frozen; its own calls find out."""
+        """Stop waiting for a member, as if it were frozen; its own calls fail later."""
         self.coordinator.silent(member)
 
     def stop(self) -> None:
-        """Let the next plan say that the job ends."""
+        """Mark the next plan as the job's last."""
         self.coordinator.stop()
 
     def add(self, member: str | None = None) -> MemoryGroup:
-        """Return a newcomer, or a new process of a member that ended; the next plan waits for it.
+        """Add a newcomer, or a new process of a member that ended; the next plan waits for it.
 
-        One that calls `recover` first is awaited as recovering members are.
+        If it calls `recover` first, rounds wait for it as for a recovering member.
         """
         try:
             name = self.coordinator.add(member)

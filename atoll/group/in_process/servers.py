@@ -1,9 +1,8 @@
-"""Parameter servers inside one process: for a member alone, and for members on threads.
+"""Parameter servers inside one process: for a single member, and for members on threads.
 
-On threads, what comes first is decided by a virtual clock, not by the machine: every member has a
-speed in steps per virtual second, and a push is admitted when no member that still computes could
-push earlier; ties go by slot. So two runs give the same bits, and a slow member can be tried out in
-no time.
+On threads the order of pushes is decided by a virtual clock: every member has a speed in steps per
+virtual second, and a push is processed when no computing member could push earlier; ties go by
+slot. Runs are therefore bitwise reproducible, and slow members cost no real time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Load, Push
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """What a parameter server answered."""
+    """A parameter server's answer."""
 
     answer: Answer
     packet: Packet | None
@@ -33,10 +32,9 @@ class ServerRequest:
 
 
 class LocalServers:
-    """The servers of a member that is alone: they answer at once."""
+    """The servers of a member without peers: they answer at once."""
 
     def __init__(self) -> None:
-        """Start without any."""
         self._servers: dict[int, ParameterServer] = {}
 
     def ask(self, member: str, number: int, ask: Ask, packet: Packet | None) -> ServerRequest:
@@ -55,12 +53,12 @@ class _Server:
 
     server: ParameterServer = field(default_factory=ParameterServer)
     times: dict[str, float] = field(default_factory=dict)
-    """Member -> virtual seconds at its last answer."""
+    """Member -> virtual time of its last answer."""
     pending: dict[str, tuple[float, Ask, Packet | None]] = field(default_factory=dict)
     answers: dict[str, tuple[Answer, Packet | None]] = field(default_factory=dict)
 
     def meet(self, members: Sequence[str], at: float) -> float:
-        """Let members that have held an anchor be where the last of them came; return when."""
+        """Advance members that loaded an anchor to the time of the last of them; return it."""
         at = max(at, *(self.times.get(member, 0.0) for member in members))
         self.times.update(dict.fromkeys(members, at))
         return at
@@ -80,23 +78,19 @@ class MemoryServers:
     ) -> None:
         """Serve the members of a coordinator.
 
-        Args:
-            changed: The coordinator's lock; notified when a waiting member may go on.
-            order: All members in slot order; it may grow.
-            ended: Who will not come back, and why.
-            is_awaited: Whether a member lives and is not taken for gone; called with the lock held.
-            timeout_s: Longest wait for an answer.
+        `changed` is the coordinator's lock, held when `is_awaited` is called. `order` lists all
+        members by slot and may grow; `ended` has the errors of members that ended.
         """
         self.speeds: dict[str, float] = {}
-        """Member -> steps per virtual second; 1.0 where nothing is said. A test may set it."""
+        """Member -> steps per virtual second, default 1.0; set by tests."""
         self.log: list[tuple[float, str]] = []
-        """Virtual time and member of every push that the first server took in."""
+        """Virtual time and member of every push that the first server processed."""
         self._changed, self._order, self._ended = changed, order, ended
         self._is_awaited, self._timeout_s = is_awaited, timeout_s
         self._served: dict[int, _Server] = {}
 
     def ask(self, member: str, number: int, ask: Ask, packet: Packet | None) -> ServerRequest:
-        """Return a server's answer; waits for members that could push before, by virtual time."""
+        """Return a server's answer, after those of members that push earlier in virtual time."""
         with self._changed:
             served = self._served.setdefault(number, _Server())
             at = served.times.get(member, 0.0)
@@ -121,7 +115,7 @@ class MemoryServers:
             )
 
     def restart(self, number: int = 0) -> None:
-        """Let a server forget everything, as when its process is killed and started again."""
+        """Reset a server, as if its process were killed and restarted."""
         with self._changed:
             served = self._served.setdefault(number, _Server())
             served.server = ParameterServer()
@@ -134,7 +128,7 @@ class MemoryServers:
             self._changed.notify_all()
 
     def server(self, number: int = 0) -> ParameterServer:
-        """Return a server, to be looked at."""
+        """Return a server, for inspection."""
         return self._served.setdefault(number, _Server()).server
 
     def _look(self, number: int, served: _Server, member: str) -> bool:
@@ -142,7 +136,7 @@ class MemoryServers:
         return member in served.answers
 
     def _turn(self, number: int, served: _Server) -> None:
-        """Take in what is due in virtual time; the condition is held."""
+        """Process the asks that are due in virtual time. Called with the lock held."""
         server = served.server
         before = len(served.answers)
         known = {*self._order, *server.clocks.workers, *server.expected}
@@ -166,9 +160,9 @@ class MemoryServers:
             self._changed.notify_all()
 
     def _next(self, served: _Server) -> str | None:
-        """Return whose ask comes next; None while somebody computes who could be earlier."""
+        """Return the member with the next ask; None if a computing member could be earlier."""
         for member, (_, ask, _) in served.pending.items():
-            if isinstance(ask, Attach | Load):  # they move nothing, whenever they come
+            if isinstance(ask, Attach | Load):  # these do not change the vector
                 return member
         if set(served.server.computing) - served.pending.keys():
             return None
@@ -183,11 +177,10 @@ class MemoryServers:
 
 
 def _weights(packet: Packet | None, reply: Packet | None) -> tuple[int, int]:
-    """Return the bytes of what was sent and received."""
     return len(packet.data) if packet else 0, len(reply.data) if reply else 0
 
 
 def rule_state(setup: Setup) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Return the vectors and numbers that a server's rule begins with."""
+    """Return the initial vectors and numbers of a server's rule."""
     rule = make_rule(setup)
     return rule.vectors, rule.scalars

@@ -1,4 +1,4 @@
-"""Group, routes: how an exchange travels: over the relay, directly, or by sites.
+"""Routes of an exchange: over the relay, direct, or hierarchical.
 
-It may import group and collectives. Start reading at `routes.py`.
+May import group and collectives. Start reading at `routes.py`.
 """

@@ -1,4 +1,4 @@
-"""Swaps on the real routes: through the reducer as a switch, or straight among the members."""
+"""All-to-all on the routes of a job: through the reducer, or directly between the members."""
 
 from __future__ import annotations
 
@@ -23,28 +23,20 @@ from atoll.reducer.mean import is_weight
 from atoll.wire.chunks import ALL_TO_ALL
 
 _FACTS = struct.Struct("!d16s")
-"""What all tell all in front of a swap, before the sizes: weight and digest."""
+"""Sent to all members before the sizes: weight and digest."""
 
 
 def as_all_to_all_result(
-    parcels: Sequence[PeerMessage],
+    messages: Sequence[PeerMessage],
     delivered: DeliveredMessage,
     *,
     me: str,
     sent_bytes: int,
     received_bytes: int,
 ) -> AllToAllResult:
-    """Return what a member has after a swap: what came, and what it gave to itself.
-
-    Args:
-        parcels: What it gave.
-        delivered: What came from others.
-        me: Its name.
-        sent_bytes: What it sent.
-        received_bytes: What it received.
-    """
+    """Return a member's result: the packets from others, and those that it sent to itself."""
     packets = dict(delivered.packets)
-    own = [parcel.packet for parcel in parcels if me in parcel.to]
+    own = [message.packet for message in messages if me in message.to]
     if own and me in delivered.weights:
         packets[me] = own
     ordered = {member: packets[member] for member in delivered.weights if member in packets}
@@ -52,48 +44,37 @@ def as_all_to_all_result(
 
 
 def upload_of(gift: Outgoing) -> Packet:
-    """Return what goes to the reducer: everything that a member gives, as one packet."""
+    """Return all of a member's packets as one packet for the reducer."""
     return Packet(gift.packed(), ALL_TO_ALL, ())
 
 
 def all_to_all_relay(answer: RelayedMean, *, me: str, members: Sequence[str]) -> DeliveredMessage:
-    """Return what came back from the reducer.
-
-    Raises:
-        PeerRefused: it is malformed, or does not fit the plan.
-    """
+    """Parse the reducer's answer; raises PeerRefused if it is malformed or not of the plan."""
     try:
         return open_bundle(answer.packet.data, me=me, members=members)
     except WireError as error:
-        raise PeerRefused("the result of a swap is not usable", given=str(error)) from error
+        raise PeerRefused("the result of an all-to-all is not usable", given=str(error)) from error
 
 
 def all_to_all_direct(
     wires: BoundedProcessGroup, gift: Outgoing
 ) -> tuple[DeliveredMessage, int, int]:
-    """Swap on a process group; return what came, and the bytes sent and received.
+    """Run an all-to-all on a process group; return the packets, and bytes sent and received.
 
-    First all tell all how much they have for each, with weight and digest; then the parcels travel
-    in one all-to-all.
-
-    Args:
-        wires: The members.
-        gift: What this member gives.
-
-    Raises:
-        PeerRefused: what somebody sent is of no use.
+    First all members exchange sizes, weights and digests; then the messages travel in one
+    collective. Raises PeerRefused if a member sent something unusable.
     """
     members, n = wires.members, len(wires.members)
     outgoing = [gift.packed_for(member) for member in members]
-    told = _tell_all(wires, gift, [len(data) for data in outgoing])
-    sizes = [row[wires.rank] for _, _, row in told]
+    facts = _gather_facts(wires, gift, [len(data) for data in outgoing])
+    sizes = [row[wires.rank] for _, _, row in facts]
     if sum(sizes) > MAX_ALL_TO_ALL_BYTES:
         raise PeerRefused(
-            "the members have too much for this one",
+            "the members send too many bytes to this one",
             given=f"{sum(sizes)} bytes", expected=f"at most {MAX_ALL_TO_ALL_BYTES}",
         )  # fmt: skip
     incoming = torch.empty(sum(sizes), dtype=torch.uint8)
-    if any(any(row) for _, _, row in told):  # the same answer on every member
+    if any(any(row) for _, _, row in facts):  # the same condition on every member
         given = bytearray().join(outgoing)
         sending = torch.frombuffer(given, dtype=torch.uint8) if given else torch.empty(
             0, dtype=torch.uint8
@@ -105,24 +86,20 @@ def all_to_all_direct(
         try:
             found = open_direct(member, bytes_of(part))
         except WireError as error:
-            raise PeerRefused("parcels are not usable", given=str(error)) from error
+            raise PeerRefused("messages are not usable", given=str(error)) from error
         if found:
             packets[member] = found
-    weights = {member: told[index][0] for index, member in enumerate(members)}
-    digest = all_to_all_digest({member: told[index][1] for index, member in enumerate(members)})
+    weights = {member: facts[index][0] for index, member in enumerate(members)}
+    digest = all_to_all_digest({member: facts[index][1] for index, member in enumerate(members)})
     head_bytes = (n - 1) * (_FACTS.size + 8 * n)
     sent = sum(len(data) for data in outgoing) + head_bytes
     return DeliveredMessage(packets, weights, digest), sent, sum(sizes) + head_bytes
 
 
-def _tell_all(
+def _gather_facts(
     wires: BoundedProcessGroup, gift: Outgoing, sizes: Sequence[int]
 ) -> list[tuple[float, bytes, list[int]]]:
-    """Return weight, digest and sizes of all members, in order.
-
-    Raises:
-        PeerRefused: somebody's weight or sizes cannot be.
-    """
+    """Return weight, digest and sizes of all members, in order; raises PeerRefused if invalid."""
     n = len(wires.members)
     row = struct.Struct(f"!{n}q")
     length = _FACTS.size + row.size
@@ -131,15 +108,15 @@ def _tell_all(
     mine = torch.frombuffer(own, dtype=torch.uint8)
     wires.run(lambda: wires.group._allgather_base(heads, mine))
     whole = bytes_of(heads)
-    told: list[tuple[float, bytes, list[int]]] = []
+    facts: list[tuple[float, bytes, list[int]]] = []
     for index, member in enumerate(wires.members):
         head = whole[index * length : (index + 1) * length]
         weight, digest = _FACTS.unpack_from(head)
         found = list(row.unpack_from(head, _FACTS.size))
         if not is_weight(weight) or min(found) < 0 or found[index]:
             raise PeerRefused(
-                "what a member tells of its parcels cannot be",
+                "the sizes of a member's messages are not valid",
                 given=f"weight {weight}, sizes {found} from {member}",
             )  # fmt: skip
-        told.append((weight, digest, found))
-    return told
+        facts.append((weight, digest, found))
+    return facts

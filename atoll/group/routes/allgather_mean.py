@@ -1,8 +1,7 @@
-"""Means of vectors whose codec has no packet for a mean: all get all packets, each sums.
+"""Means for codecs that cannot encode a mean: all members gather all packets and sum them.
 
-Sparse packets of several members do not add up to one of the same size. So each member's packet
-goes to all others as it is, and every member decodes them and sums in member order: the same
-arithmetic on the same bytes gives the same bits everywhere.
+The sum of sparse packets does not fit a packet of the same size. So every member receives all
+packets unchanged, decodes them and sums in member order: the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -24,17 +23,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AllgatherMean:
-    """One reduce that is done by gathering."""
+    """One reduce by all-gather."""
 
     me: str
     codec: Codec
     policy: str
-    """What to do with the values beyond averaging them."""
     round: int
     like: Sequence[Tensor]
-    """In whose shapes the mean is wanted."""
+    """Tensors in the shapes of the result."""
 
-    def parcels(self, vector: Tensor, *, key: str, members: Sequence[str]) -> list[PeerMessage]:
+    def messages(self, vector: Tensor, *, key: str, members: Sequence[str]) -> list[PeerMessage]:
         """Return this member's encoded values, addressed to all."""
         return [PeerMessage(tuple(members), self.codec.encode(vector, key=key))]
 
@@ -42,8 +40,8 @@ class AllgatherMean:
         """Return the mean over all contributions.
 
         Raises:
-            GroupError: nothing is usable, or this member does not fit the others.
-            PeerRefused: a member gave something else than one vector.
+            GroupError: nothing is usable, or this member's contribution is incompatible.
+            PeerRefused: a member did not send exactly one vector.
         """
         shares = [
             Share(member, _only(member, got.packets.get(member, ())), weight, policy=self.policy)
@@ -66,10 +64,9 @@ class AllgatherMean:
 
 
 def _only(member: str, packets: Sequence[Packet]) -> Packet:
-    """Return the one packet of a member."""
     if len(packets) != 1:
         raise PeerRefused(
-            "a member gave something else than one vector",
+            "a member sent more or less than one vector",
             given=f"{len(packets)} packets from {member}", expected="one",
         )  # fmt: skip
     return packets[0]

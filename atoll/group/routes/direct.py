@@ -1,7 +1,7 @@
-"""The direct route: members dial each other and torch.distributed (Gloo) moves the tensors.
+"""The direct route: members connect to each other and torch.distributed (Gloo) moves the tensors.
 
-Gloo has habits that this module holds off: its timeouts are half an hour unless set, a blocked
-wait cannot be aborted, and it listens on whatever the hostname resolves to.
+Works around three properties of Gloo: its time-out is half an hour unless set, a blocked wait
+cannot be aborted, and it listens on the address to which the hostname resolves.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ from atoll.wire.messages import RoundPlan
 
 log = logging.getLogger(__name__)
 
-dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 T = TypeVar("T")
 
 FIRST_CONNECT_S = 20.0
-"""Longest time in which the first process group of a process must be connected."""
+"""Time limit for connecting the first process group of a process."""
 CONNECT_FLOOR_S, CONNECT_FACTOR = 5.0, 10.0
-"""Later ones: so many times what it took before, but never less than the floor."""
+"""For later groups: the last duration times the factor, but at least the floor."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirectGroup:
-    """Who meets where, until when."""
+    """Members, rendezvous board and deadline of one meeting."""
 
     epoch: int
     members: tuple[str, ...]
@@ -54,27 +53,23 @@ class DirectGroup:
 
     @classmethod
     def of(cls, plan: RoundPlan) -> DirectGroup:
-        """Return the meeting of a plan's members on the direct route; its time runs from now."""
+        """Return the meeting of a plan's members; its time limit starts now."""
         deadline = RealClock().monotonic() + plan.timeout_s
         return cls(plan.epoch, tuple(plan.members), plan.store, deadline)
 
 
 class DirectRoute:
-    """This member's board, and the process group of the members it met last."""
+    """This member's rendezvous board, and the process group of the last meeting."""
 
     def __init__(self, *, address: str, job: str, me: str) -> None:
-        """Open a board on a free port of `address`.
-
-        Args:
-            address: Own numeric address, as other members dial it.
-            job: Names the notes on the board.
-            me: Own member id.
-        """
+        """Open a board on a free port of the own numeric address, which other members can reach."""
         self._address, self._job, self._me = address, job, me
         self._board = RendezvousBoard(address)
         self.dial = self._board.dial
         self.connect_s: float | None = None
-        """How long it took to connect the last process group; None: there was none."""
+        """Seconds to connect the last process group; None: no group yet."""
+        # Exchanges run on threads that may outlive their attempt: `_serial` tells which one is
+        # current, and only that one may touch the group.
         self._lock = threading.Lock()
         self._serial = 0
         self._key: tuple[str, tuple[str, ...]] | None = None
@@ -82,22 +77,21 @@ class DirectRoute:
         self._store: RendezvousStore | None = None
 
     def begin(self) -> int:
-        """Return the number of a new meeting; whatever was under way before is given up.
+        """Return the number of a new meeting, and abandon the previous one.
 
-        A meeting may take several exchanges, one after the other.
-
-        Called where the order of exchanges is certain: before a thread is started for it.
+        A meeting may run several exchanges in sequence. Called before a thread is started for it,
+        so that the order of meetings is certain.
         """
         with self._lock:
             self._serial += 1
             store, self._store = self._store, None
             serial = self._serial
         if store is not None:
-            store.close()  # frees a thread that waits for members who do not come
+            store.close()  # releases a thread that waits for absent members
         return serial
 
     def exchange(self, request: ReduceRequest) -> Exchanged:
-        """Return what the values of the plan's members come to, by default their weighted mean.
+        """Return the aggregate of the values of the plan's members, by default their weighted mean.
 
         Raises:
             PeerLost: a member's connection broke, or the aggregate needs more members.
@@ -115,21 +109,13 @@ class DirectRoute:
         )  # fmt: skip
         return check_weight(out, request.plan.members)
 
-    def swap(
+    def all_to_all(
         self, plan: RoundPlan, gift: Outgoing, *, serial: int, anew: bool = True
     ) -> tuple[DeliveredMessage, int, int]:
-        """Return what the members of the plan have for this one, and bytes sent and received.
+        """Run an all-to-all; return the packets, and bytes sent and received.
 
-        Args:
-            plan: Who takes part.
-            gift: What this member has for them.
-            serial: What :meth:`begin` returned.
-            anew: Whether connections may be made: only in the first exchange of a plan.
-
-        Raises:
-            PeerLost: a member's connection broke.
-            DeadlineExceeded: it took longer than `plan.timeout_s`.
-            PeerRefused: what somebody sent is of no use.
+        Connections are made only if `anew`, i.e. in the first exchange of a plan. Raises as
+        :meth:`exchange`, and PeerRefused if a member sent something unusable.
         """
         return self.meet(
             DirectGroup.of(plan),
@@ -146,16 +132,10 @@ class DirectRoute:
         serial: int,
         anew: bool = True,
     ) -> T:
-        """Return what `work` gives on a process group of the meeting's members.
+        """Return the result of `work`, the same on every member, on a process group of the members.
 
-        The group of the last meeting is used again if its members are the same. If its connections
-        turn out to be broken `work` is done once more on a fresh group.
-
-        Args:
-            meeting: Who meets.
-            work: What to do together; the same on every member.
-            serial: What :meth:`begin` returned.
-            anew: Whether connections may be made; otherwise the group must be there already.
+        The group of the last meeting is reused if its members are the same. If its connections turn
+        out to be broken, `work` runs once more on a new group. Without `anew` the group must exist.
 
         Raises:
             PeerLost: a member's connection broke.
@@ -170,7 +150,7 @@ class DirectRoute:
             rank = meeting.members.index(self._me)
             return work(BoundedProcessGroup(group, meeting.members, rank, meeting.deadline))
         except GroupError:
-            self._forget(serial)  # lets the others fail at once instead of waiting for this member
+            self._forget(serial)  # closes the connections, so that the others fail at once
             raise
         except RuntimeError as error:
             self._forget(serial)
@@ -178,12 +158,12 @@ class DirectRoute:
                 raise DeadlineExceeded("the members' exchange took too long") from error
             if not known or not anew:
                 raise PeerLost("a member's connection broke", given=_first_line(error)) from error
-            # A member may have been restarted since the last round: it waits in a fresh group.
-            log.info("the last round's connections are gone (%s); connecting anew", error)
+            # A member restarted since the last round waits in a new group.
+            log.info("the last round's connections are gone (%s); reconnecting", error)
         return self.meet(meeting, work, serial=serial)
 
     def _connect(self, meeting: DirectGroup, serial: int) -> Any:
-        """Return the process group of the meeting's members; the last one if they are the same."""
+        """Return the process group of the meeting's members, reused if they are the same."""
         with self._lock:
             self._check(serial)
             if self._group is not None and self._key == _key_of(meeting):
@@ -196,13 +176,11 @@ class DirectRoute:
         return group
 
     def _connect_timeout_s(self) -> float:
-        """Return how long connecting may take, from how long it took."""
         if self.connect_s is None:
             return FIRST_CONNECT_S
         return max(CONNECT_FLOOR_S, CONNECT_FACTOR * self.connect_s)
 
     def _new_group(self, meeting: DirectGroup, serial: int) -> Any:
-        """Connect to all members of the meeting."""
         began = RealClock().monotonic()
         deadline = min(meeting.deadline, began + self._connect_timeout_s())
         names = f"{self._job}/{meeting.epoch}/{','.join(meeting.members)}"
@@ -223,31 +201,30 @@ class DirectRoute:
         return group
 
     def drop(self) -> None:
-        """Give up what is under way and forget the process group; the next exchange connects."""
+        """Abandon the current exchange and the process group; the next exchange connects anew."""
         self._forget(self.begin())
 
     def _forget(self, serial: int) -> None:
-        """Forget the process group on behalf of one exchange, unless that was given up."""
+        """Drop the process group on behalf of one exchange, unless that was abandoned."""
         with self._lock:
             self._check(serial)
             group, self._group, self._key = self._group, None, None
         if group is not None:
-            # Its destructor waits for operations under way; this thread must not.
+            # Its destructor blocks until pending operations end, so it runs on another thread.
             threading.Thread(target=lambda held: held.clear(), args=([group],), daemon=True).start()
 
     def _check(self, serial: int) -> None:
-        """Refuse an exchange that was given up; a later one may be under way. Lock held."""
+        """Raise PeerLost if the exchange was abandoned. Called with the lock held."""
         if serial != self._serial:
-            raise PeerLost("this exchange was given up", expected="another attempt is under way")
+            raise PeerLost("this exchange was abandoned", expected="another attempt is under way")
 
     def close(self) -> None:
-        """Drop the group. A process that lost a peer should leave with `os._exit` after this."""
+        """Drop the group. A process that lost a peer should exit with `os._exit` afterwards."""
         self.drop()
         self._board.close()
 
 
 def _key_of(meeting: DirectGroup) -> tuple[str, tuple[str, ...]]:
-    """Return what makes two meetings share a process group."""
     return meeting.board, meeting.members
 
 

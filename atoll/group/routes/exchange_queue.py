@@ -1,4 +1,4 @@
-"""The exchanges of one member with the members of a plan: one after the other, on threads."""
+"""The exchanges of one member with the members of a plan, in sequence, on threads."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from atoll.group.routes.routes import Routes
 from atoll.wire.messages import RoundPlan
 
 EXTRA_S = 5.0
-"""How much longer than the plan's time an exchange is waited for: its own error says more."""
+"""Longer wait than the plan's limit, so that the exchange's own, more specific error comes
+first."""
 
 T = TypeVar("T", Reduced, AllToAllResult)
 
 
 class QueuedExchange(NamedTuple):
-    """Which exchange it is."""
+    """Identifies an exchange."""
 
     serial: int
-    """What :meth:`Routes.begin` returned for the plan."""
+    """Return value of :meth:`Routes.begin` for the plan."""
     phase: int
-    """Its number within the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """One exchange of the present plan, done or under way."""
+    """One exchange of the current plan."""
 
     work: Work[Any]
     deadline: float
     needs: tuple[str, ...]
-    """Members without whom it cannot end."""
+    """Members without which it cannot end."""
 
 
 class ExchangeQueue:
-    """See the module's docstring. Begun from one thread; :meth:`fail` may come from any."""
+    """See the module's docstring. Used from one thread, except the thread-safe :meth:`fail`."""
 
     def __init__(
         self,
@@ -49,18 +49,15 @@ class ExchangeQueue:
         is_lost: Callable[[RoundPlan, str], bool],
         trouble: Callable[[RoundPlan, BaseException], None],
     ) -> None:
-        """Have nothing under way.
+        """Create an empty queue.
 
-        Args:
-            routes: How members meet.
-            me: Own member id, for the names of threads.
-            is_lost: Whether the hub said that it lost a member of a plan.
-            trouble: Told what ended an exchange; on its thread.
+        `is_lost` tells whether the hub reported a member of a plan as lost; `trouble` is called
+        with an exchange's error, on its thread.
         """
         self._routes, self._me, self._is_lost, self._trouble = routes, me, is_lost, trouble
         self.sent_bytes = 0
         self.received_bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # `fail` reads the exchanges on other threads
         self._exchanges: list[_Exchange] = []
         self._serial = 0
         self._ended = threading.Event()
@@ -68,24 +65,18 @@ class ExchangeQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether the last exchange that was begun uses its values no more."""
+        """Whether the last exchange no longer uses its values."""
         return self._ended.is_set()
 
     def renew(self) -> None:
-        """Count from 0: there is another plan."""
+        """Restart the numbering for a new plan."""
         with self._lock:
             self._exchanges = []
 
     def begin(
-        self, plan: RoundPlan, exchange: Callable[[QueuedExchange], T], *, swaps: bool
+        self, plan: RoundPlan, exchange: Callable[[QueuedExchange], T], *, all_to_all: bool
     ) -> Work[T]:
-        """Begin one exchange on a thread; it waits for the one before it.
-
-        Args:
-            plan: Who takes part.
-            exchange: Does it.
-            swaps: Whether it is a swap.
-        """
+        """Start one exchange on a thread; it waits for the previous one."""
         self._routes.upload_s = None
         before = self._exchanges[-1] if self._exchanges else None
         if before is None:
@@ -94,7 +85,7 @@ class ExchangeQueue:
         since = now if before is None or before.work.done() else before.deadline
         deadline = since + plan.timeout_s + EXTRA_S
         turn, ended = QueuedExchange(self._serial, len(self._exchanges)), threading.Event()
-        needs = tuple(self._routes.needed(plan, swaps=swaps))
+        needs = tuple(self._routes.needed(plan, all_to_all=all_to_all))
         work: Work[T] = Work(deadline=deadline)
         with self._lock:
             self._exchanges.append(_Exchange(work, deadline, needs))
@@ -108,7 +99,7 @@ class ExchangeQueue:
                 self.sent_bytes += out.sent_bytes
                 self.received_bytes += out.received_bytes
                 work.finish(out)
-            except BaseException as error:  # whatever it is belongs to the one who waits
+            except BaseException as error:  # any error is raised by `wait`
                 work.fail(error)
                 self._trouble(plan, error)
             finally:
@@ -120,7 +111,7 @@ class ExchangeQueue:
         return work
 
     def fail(self, error: AtollError, *, needed: str = "") -> None:
-        """End the exchanges under way; if a member is named only those that need it."""
+        """Fail the pending exchanges, or only those that need the member `needed`."""
         with self._lock:
             exchanges = list(self._exchanges)
         for exchange in exchanges:

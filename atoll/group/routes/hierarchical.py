@@ -1,15 +1,15 @@
-"""The hierarchical route: direct inside a site, one member of each site over the relay.
+"""The hierarchical route: direct inside a site, one member per site over the relay.
 
-A site is a set of members that can dial each other. They average directly; the first of them, the
-delegate, sends the site's mean with the site's whole weight to the reducer, names whose values are
-in it, and hands the very bytes that come back to its site. So every member of the job decodes the
-same bytes, and the wide network carries one vector per site instead of one per member.
+A site is a set of members with direct connections. They average directly; the first member, the
+delegate, sends the site's mean, weight and contributors to the reducer and broadcasts the bytes of
+the answer. So every member of the job decodes the same bytes, and the wide-area network carries one
+vector per site instead of one per member.
 
 This is the two-level reduce of hierarchical all-reduce (Jia et al. 2018, "Highly Scalable Deep
 Learning Training System with Mixed-Precision", https://arxiv.org/abs/1807.11205, section 4) with
 the hub's reducer as the upper level. Differs from it: the mean of a site is encoded for the upper
-level, which loses as much as encoding a result does on the other routes; error feedback covers what
-each member's own values lose.
+level, with the same loss as encoding a result on other routes; error feedback covers only the loss
+of each member's own values.
 """
 
 from __future__ import annotations
@@ -37,30 +37,29 @@ from atoll.wire.malformed import MALFORMED
 from atoll.wire.messages import RoundPlan
 
 _LENGTHS = struct.Struct("!qq")
-"""Bytes of the head and of the data that a delegate hands to its site."""
+"""Bytes of the head and of the data that a delegate broadcasts."""
 
 ViaReducer = Callable[[Packet, float, Sequence[str]], RelayedMean]
-"""Sends a packet with its weight and contributors to the reducer and returns the mean."""
+"""Sends packet, weight and contributors to the reducer; returns the mean."""
 
 
 class SiteResult(msgspec.Struct, frozen=True, array_like=True):
-    """What a delegate tells its site in front of the result."""
+    """The head that a delegate broadcasts before the result."""
 
     contributors: list[str] = []
     weight: float = 0.0
     codec: str = ""
     error: dict[str, str] | None = None
-    """Why there is no result."""
 
 
 _heads = msgspec.msgpack.Decoder(SiteResult)
 
 
 def site_of(plan: RoundPlan, member: str) -> tuple[tuple[str, ...], str]:
-    """Return the site of a member and where its board is (empty: it is alone there).
+    """Return the site of a member and its board (empty: the member is alone).
 
     Raises:
-        WireError: the plan has no such site.
+        WireError: the plan has no site for the member.
     """
     for site, board in zip(plan.sites, plan.stores, strict=False):
         if member in site:
@@ -71,17 +70,11 @@ def site_of(plan: RoundPlan, member: str) -> tuple[tuple[str, ...], str]:
 def reduce_by_sites(
     request: ReduceRequest, *, me: str, direct: DirectRoute | None, via_reducer: ViaReducer
 ) -> Exchanged:
-    """Return the weighted mean over all members of the plan.
-
-    Args:
-        request: The reduce; its plan names the sites.
-        me: Own member id.
-        direct: Meets the members of the own site; None if this member cannot be dialled.
-        via_reducer: Talks to the reducer.
+    """Return the weighted mean over all members of the plan; `direct` None: no direct connections.
 
     Raises:
-        PeerLost: a member of the site, its delegate's connection or the reducer was lost.
-        PeerRefused: the result does not fit.
+        PeerLost: a member of the site, the delegate's connection or the reducer was lost.
+        PeerRefused: the result does not fit the plan.
         DeadlineExceeded: it took longer than `plan.timeout_s`.
         GroupError: nothing was left to average, or the contribution was refused.
     """
@@ -122,13 +115,9 @@ def reduce_by_sites(
 def _hand_down(
     wires: BoundedProcessGroup, answer: RelayedMean | AtollError | None, *, elements: int, most: int
 ) -> RelayedMean:
-    """Return the delegate's answer on every member of its site; `answer` is None on the others.
+    """Broadcast the delegate's answer to its site; `answer` is None on the other members.
 
-    Args:
-        wires: The site.
-        answer: What the delegate got from the reducer.
-        elements: Length of the vector.
-        most: Bytes that a result of this codec has.
+    `most` is the size of a result in this codec.
     """
     head: bytes = b""
     data: Buffer = b""
@@ -143,7 +132,7 @@ def _hand_down(
     head_bytes, data_bytes = _LENGTHS.unpack(scatter_chunks(wires, lengths, nbytes=_LENGTHS.size))
     if not (0 <= head_bytes <= MAX_HEAD_BYTES and 0 <= data_bytes <= most):
         raise PeerRefused(
-            "the delegate of this site hands down what is no result",
+            "the delegate of this site sent an invalid result",
             given=f"{data_bytes} bytes", expected=f"at most {most} bytes",
         )  # fmt: skip
     both = scatter_chunks(
@@ -153,19 +142,20 @@ def _hand_down(
     if isinstance(answer, AtollError):
         raise answer
     if answer is not None:
-        copies = (len(wires.members) - 1).bit_length()  # it goes down a binary tree
+        copies = (len(wires.members) - 1).bit_length()  # Gloo broadcasts on a binary tree
         return replace(answer, sent_bytes=answer.sent_bytes + len(both) * copies)
     return _taken(both, head_bytes, elements)
 
 
 def _taken(both: memoryview, head_bytes: int, elements: int) -> RelayedMean:
-    """Return what the delegate handed down."""
     try:
-        told = _heads.decode(both[:head_bytes])
+        head = _heads.decode(both[:head_bytes])
     except MALFORMED as error:
-        raise PeerRefused("what the delegate hands down is malformed", given=str(error)) from error
-    if told.error is not None:
-        reason = from_dict(told.error)
+        raise PeerRefused(
+            "the result sent by the delegate is malformed", given=str(error)
+        ) from error
+    if head.error is not None:
+        reason = from_dict(head.error)
         raise PeerLost("the delegate of this site got no mean", given=str(reason)) from reason
-    packet = Packet(both[head_bytes:], told.codec, (elements,))
-    return RelayedMean(packet, tuple(told.contributors), told.weight, 0, len(both))
+    packet = Packet(both[head_bytes:], head.codec, (elements,))
+    return RelayedMean(packet, tuple(head.contributors), head.weight, 0, len(both))

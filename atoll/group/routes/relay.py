@@ -1,10 +1,9 @@
-"""The relay route, member's side: pieces to the reducer through the hub, the result back.
+"""The relay route, member's side: send pieces to the reducer through the hub, receive the result.
 
-The result is a mean, or, in a swap, what the others had for this member.
-
-Frames that were in a broken socket are lost. After every reconnect, and whenever nothing came for
-a while, the member tells the reducer which pieces of the result it has and asks which pieces of
-its contribution arrived; both sides then send only what is missing.
+The result is a mean, or in an all-to-all the packets for this member. Frames are lost when a
+connection breaks. After every reconnect, and after silence, the member lists the pieces that it has
+of the result and asks for the pieces that arrived of its contribution; both sides then send what is
+missing.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from atoll.wire.messages import MemberLost, RoundPlan, Undeliverable
 log = logging.getLogger(__name__)
 
 STALL_S = 2.0
-"""Silence after which the member asks; doubles up to `MAX_STALL_S`."""
+"""Silence after which the member sends a `resume`; doubles up to `MAX_STALL_S`."""
 MAX_STALL_S = 10.0
 SENDING_POLL_S = 0.25
-"""How often a member that still sends looks whether it is done."""
+"""How often a sending member checks whether its contribution has left."""
 REDUCER = "reducer"
-"""What `MemberLost` calls the reducer."""
+"""Name of the reducer in `MemberLost`."""
 MAX_ALL_TO_ALL_BYTES = 64 * 2**30
-"""Most bytes of parcels that a member takes in one swap."""
+"""Most bytes of messages that a member accepts in one all-to-all."""
 
 
 @dataclass(slots=True)
 class _Result:
-    """The encoded mean, as far as it has arrived."""
+    """The pieces received so far of the encoded mean."""
 
     head: ChunkHead
     data: bytearray
@@ -57,10 +56,10 @@ class _Result:
 
 @dataclass(frozen=True, slots=True)
 class RelayedMean:
-    """What came back from the reducer."""
+    """The reducer's answer."""
 
     packet: Packet
-    """The encoded mean; in a swap parcels behind their table."""
+    """The encoded mean; in an all-to-all a table and its messages."""
     contributors: tuple[str, ...]
     weight: float
     sent_bytes: int
@@ -68,12 +67,12 @@ class RelayedMean:
 
 
 def frame_overhead(to: str, source: str) -> int:
-    """Return the bytes of a relay frame around its payload."""
+    """Return the bytes of a relay frame without its payload."""
     return HEADER_BYTES + 2 + len(to.encode()) + len(source.encode())
 
 
 class RelayExchange:
-    """One contribution out and one result back, for one epoch."""
+    """One contribution to and one result from the reducer."""
 
     def __init__(
         self,
@@ -85,15 +84,10 @@ class RelayExchange:
         phase: int = 0,
         reducer_lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Prepare to send `share` to `plan.reducer`.
+        """Prepare to send `share` to `plan.reducer` as exchange `phase`.
 
-        Args:
-            link: The member's session with the hub.
-            plan: Names the epoch and the reducer.
-            share: The contribution; it names contributors if this member speaks for its site.
-            deadline: Monotonic time at which to give up.
-            phase: Number of the exchange within the epoch.
-            reducer_lost: Whether the hub said so before this object listened.
+        `deadline` is monotonic. The share names its contributors if this member sends for its site.
+        `reducer_lost` tells whether the hub reported that before this object subscribed.
         """
         packet = share.packet
         self._link, self._plan, self._packet = link, plan, packet
@@ -114,16 +108,16 @@ class RelayExchange:
         self._received_bytes = 0
         self._began = RealClock().monotonic()
         self.upload_s: float | None = None
-        """How long it took until the contribution had left this machine."""
+        """Seconds until the contribution had left this machine."""
 
     def run(self) -> RelayedMean:
-        """Send, wait for the result, and return it.
+        """Send the contribution and return the result.
 
         Raises:
             PeerLost: the hub lost the reducer.
             EpochChanged: the reducer does not know this epoch.
             DeadlineExceeded: the result was not complete in time.
-            PeerRefused: the result does not fit the plan, or what was sent.
+            PeerRefused: the result does not fit the plan or the contribution.
             GroupError: the reducer refused the contribution.
         """
         wanted = self._link.subscribe(
@@ -156,7 +150,7 @@ class RelayExchange:
         self._start(parts())
 
     def _send_resume(self, *, ask: bool) -> None:
-        """Say which pieces of the result are here; `ask` for the reducer's side of it."""
+        """List the pieces received of the result; with `ask`, request the reducer's list, too."""
         have = sorted(self._result.have) if self._result is not None else []
         head = msgspec.structs.replace(
             self._head, kind="resume", index=len(have), count=int(ask), have=have
@@ -174,7 +168,7 @@ class RelayExchange:
         )
 
     def _sending(self) -> bool:
-        """Return whether something is still being sent; failures are left to asking again."""
+        """Return whether something is still being sent; after a failure a `resume` follows."""
         still: list[Future[int]] = []
         for future in self._under_way:
             if not future.done():
@@ -189,7 +183,6 @@ class RelayExchange:
     # ----------------------------------------------------------------- receiving
 
     def _receive_all(self, inbox: Inbox) -> None:
-        """Handle what comes until the result is complete."""
         clock = RealClock()
         stall_s, last = STALL_S, clock.monotonic()
         while self._result is None or not self._result.complete:
@@ -218,11 +211,11 @@ class RelayExchange:
 
     def _progress(self) -> str:
         if self._result is None:
-            return "no piece of the result came"
-        return f"{len(self._result.have)} of {self._result.head.count} pieces of the result came"
+            return "no piece of the result arrived"
+        return f"{len(self._result.have)} of {self._result.head.count} pieces of the result arrived"
 
     def _handle(self, item: object) -> bool:
-        """Take one thing in; return whether it was progress."""
+        """Process one item; return whether it was progress."""
         if isinstance(item, Reconnected):
             self._ask_when_sent = True
         elif isinstance(item, MemberLost):
@@ -234,14 +227,13 @@ class RelayExchange:
             try:
                 head, piece = unpack_chunk(item.payload)
             except WireError as error:
-                # A piece cut short counts as lost: asking again brings it.
-                log.warning("a piece from the reducer is not usable: %s", error)
+                # A damaged piece counts as lost: the next `resume` requests it again.
+                log.warning("a chunk from the reducer is not usable: %s", error)
                 return False
             return self._take(head, piece)
         return False
 
     def _take(self, head: ChunkHead, piece: memoryview) -> bool:
-        """Take one chunk of the reducer."""
         if (head.epoch, head.phase) != (self._plan.epoch, self._head.phase):
             return False
         if head.kind == "refused":
@@ -253,7 +245,7 @@ class RelayExchange:
         return False
 
     def _answer(self, head: ChunkHead) -> None:
-        """Send again what the reducer lacks, and tell it what is here if it asks."""
+        """Send the pieces that the reducer lacks, and list the received ones if it asks."""
         if self._sending():
             self._ask_when_sent = True
         else:
@@ -281,10 +273,11 @@ class RelayExchange:
         return True
 
     def _check(self, head: ChunkHead) -> None:
-        """Refuse a result that cannot be the mean of this plan's contributions."""
+        """Raise PeerRefused if this cannot be the result of the plan's contributions."""
         sent, plan = self._head, self._plan
-        swaps = sent.codec == ALL_TO_ALL
-        total_bytes = min(head.total_bytes, MAX_ALL_TO_ALL_BYTES) if swaps else sent.total_bytes
+        all_to_all = sent.codec == ALL_TO_ALL
+        limit = MAX_ALL_TO_ALL_BYTES
+        total_bytes = min(head.total_bytes, limit) if all_to_all else sent.total_bytes
         if (head.codec, head.sizes, head.total_bytes) != (sent.codec, sent.sizes, total_bytes):
             what, given = "does not fit what was sent", f"{head.codec}, {head.total_bytes} bytes"
             expected = f"{sent.codec}, {total_bytes} bytes for {len(sent.sizes)} tensors"
@@ -292,28 +285,20 @@ class RelayExchange:
             what, given, expected = "is of another round", str(head.round), str(plan.round)
         else:
             check_contributors(plan, head.contributors)
-            if not swaps:  # in which weights may all be 0
+            if not all_to_all:  # in which all weights may be 0
                 check_weight(head.weight, len(head.contributors))
             return
         raise PeerRefused(f"the result of a round {what}", given=given, expected=expected)
 
 
 def check_result(plan: RoundPlan, contributors: Sequence[str], weight: float) -> None:
-    """Refuse a result that no contributions of a plan can have.
-
-    Raises:
-        PeerRefused: it names others than the plan's members, no members, or no usable weight.
-    """
+    """Raise PeerRefused if the plan's contributions cannot have this result."""
     check_contributors(plan, contributors)
     check_weight(weight, len(contributors))
 
 
 def check_contributors(plan: RoundPlan, contributors: Sequence[str]) -> None:
-    """Refuse a result that names others than the plan's members, in their order.
-
-    Raises:
-        PeerRefused: it does, or names no members.
-    """
+    """Raise PeerRefused unless these are some of the plan's members, in their order."""
     named = [member for member in plan.members if member in set(contributors)]
     if not named or named != list(contributors):
         raise PeerRefused(
@@ -324,17 +309,12 @@ def check_contributors(plan: RoundPlan, contributors: Sequence[str]) -> None:
 
 
 def check_weight(weight: float, contributors: int) -> None:
-    """Refuse a weight that no mean of so many can have.
-
-    Raises:
-        PeerRefused: it is not finite, not positive or too large.
-    """
+    """Raise PeerRefused unless the weight is finite, positive and not too large for a mean."""
     if not (weight > 0 and is_weight(weight / contributors)):
         raise PeerRefused("the result of a round has no usable weight", given=weight)
 
 
 def _refusal(piece: memoryview) -> AtollError:
-    """Return the error that a reducer sent."""
     try:
         return from_dict(msgspec.msgpack.decode(piece, type=dict[str, str]))
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -342,11 +322,7 @@ def _refusal(piece: memoryview) -> AtollError:
 
 
 def decode_mean(mean: RelayedMean, elements: int, *, sent: int, received: int) -> Exchanged:
-    """Return a mean of the reducer as what an exchange gives.
-
-    Raises:
-        PeerRefused: it is not finite, or not as long as it has to be.
-    """
+    """Decode a mean of the reducer; raises PeerRefused for values or lengths that are wrong."""
     try:
         vector = make_codec(mean.packet.codec).decode(mean.packet)
     except AtollError as error:

@@ -1,11 +1,9 @@
-"""Where members that are about to meet leave each other their addresses.
+"""The rendezvous of members with direct connections: probing, and the store that Gloo requires.
 
-Gloo wants a store: every member of a process group puts a few hundred bytes there and waits for
-everybody else's. Any member's board can serve. torch's own TCPStore looks up the name of every
-address it connects to, which stalls for many seconds where nobody answers such questions, and
-whoever waits in it cannot be called off; here a wait ends when its socket is closed.
-
-Which members can be dialled: own address, and a quick look at everybody else's.
+Every member of a process group stores a few hundred bytes and waits for those of the others; the
+board of any member can serve them. torch's TCPStore resolves the name of every address that it
+connects to, which stalls for many seconds without a name server, and waits in it cannot be
+cancelled; here a wait ends when its socket is closed.
 """
 
 from __future__ import annotations
@@ -29,17 +27,14 @@ PROBE_TIMEOUT_S = 2.0
 
 
 def own_address(url: str) -> str:
-    """Return this machine's address as it is used towards the hub; nothing is sent.
+    """Return this machine's local address on the route to the hub; nothing is sent.
 
-    Other members that reach the hub over the same network can most likely dial it, whatever
-    this machine's hostname resolves to.
-
-    Args:
-        url: The hub's, http://HOST:PORT.
+    Other members that reach the hub over the same network can most likely connect to it, even if
+    this machine's hostname resolves to another address. `url` is the hub's, http://HOST:PORT.
 
     Raises:
         ConfigError: the URL names no host.
-        HubUnreachable: there is no way to the host.
+        HubUnreachable: there is no route to the host.
     """
     parts = urlsplit(url)
     if not parts.hostname:
@@ -61,11 +56,7 @@ def join_host_port(host: str, port: int) -> str:
 
 
 def split_host_port(dial: str) -> tuple[str, int]:
-    """Return the two parts of ``host:port``.
-
-    Raises:
-        ConfigError: there is no port in it.
-    """
+    """Return the two parts of ``host:port``; raises ConfigError if there is no port."""
     host, _, port = dial.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError("this is not an address", given=dial, expected="HOST:PORT")
@@ -73,7 +64,7 @@ def split_host_port(dial: str) -> tuple[str, int]:
 
 
 def answers(dial: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Return whether a TCP connection to ``host:port`` can be made."""
+    """Return whether ``host:port`` accepts a TCP connection."""
     try:
         with socket.create_connection(split_host_port(dial), timeout=timeout_s):
             return True
@@ -84,12 +75,7 @@ def answers(dial: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
 def probe_peers(
     dials: Mapping[str, Sequence[str]], *, timeout_s: float = PROBE_TIMEOUT_S
 ) -> list[str]:
-    """Return the members of whose addresses at least one answers, asking all at once.
-
-    Args:
-        dials: Member -> its addresses; none means it cannot be dialled.
-        timeout_s: Longest wait for each.
-    """
+    """Return the members with an address that accepts connections; probes all in parallel."""
     asked = [(member, dial) for member, entries in dials.items() for dial in entries]
     if not asked:
         return []
@@ -100,31 +86,31 @@ def probe_peers(
 
 
 MAX_NOTE_BYTES = 64 * 1024
-"""Largest note; Gloo's grow by about 60 bytes with every member."""
+"""Largest value; Gloo's grow by about 60 bytes with every member."""
 MAX_NOTES = 1024
-"""Notes that a board keeps: the oldest fall off."""
+"""Values that a board keeps; the oldest are dropped."""
 MAX_READERS = 256
-"""Connections that a board serves at a time."""
+"""Concurrent connections of a board."""
 IDLE_S = 30.0
-"""A connection that asks nothing for so long is closed."""
+"""Seconds after which an idle connection is closed."""
 
 _LENGTH = struct.Struct("!I")
 
 
 class StoreRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What a member wants of a board."""
+    """A request to a board."""
 
     key: str
     value: bytes | None
-    """Put this there; None: wait for what others put."""
+    """Value to store; None: wait for it."""
     wait_s: float = 0.0
 
 
 class StoreAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What the board says."""
+    """A board's answer."""
 
     value: bytes | None
-    """What is there; None: nothing came in time."""
+    """The stored value; None: not stored in time."""
 
 
 _asks = msgspec.msgpack.Decoder(StoreRequest)
@@ -137,12 +123,7 @@ def _send(line: socket.socket, body: StoreRequest | StoreAnswer) -> None:
 
 
 def _receive(line: socket.socket) -> bytes:
-    """Return one message.
-
-    Raises:
-        OSError: the connection ended, or nothing came in time.
-        WireError: it is too long.
-    """
+    """Return one message; raises OSError at the end of the connection, WireError if too long."""
     (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
     if length > 2 * MAX_NOTE_BYTES:
         raise WireError(
@@ -162,12 +143,12 @@ def _exactly(line: socket.socket, nbytes: int) -> bytes:
 
 
 class RendezvousBoard:
-    """Keeps notes and hands them out, on threads of its own."""
+    """Stores and serves values, on its own threads."""
 
     def __init__(self, address: str) -> None:
-        """Listen on a free port of one numeric address, and on no other."""
+        """Listen on a free port of one numeric address only."""
         self._notes: dict[str, bytes] = {}
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # each connection has its own thread
         self._readers = threading.BoundedSemaphore(MAX_READERS)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=128)
@@ -180,7 +161,7 @@ class RendezvousBoard:
     def close(self) -> None:
         """Stop serving."""
         self._closed = True
-        with suppress(OSError):  # wakes the thread that accepts
+        with suppress(OSError):  # wakes the accepting thread
             socket.create_connection(self._address, timeout=1.0).close()
         self._thread.join(1.0)
         self._listener.close()
@@ -221,15 +202,12 @@ class RendezvousBoard:
 
 
 class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,misc]
-    """One member's connection to a board, as Gloo wants to see it."""
+    """One member's connection to a board, with the interface that Gloo expects."""
 
     def __init__(self, dial: str, prefix: str, *, deadline: float) -> None:
-        """Connect to the board at `dial`.
+        """Connect to a board at host:port `dial`.
 
-        Args:
-            dial: host:port.
-            prefix: Put before every key: names the meeting.
-            deadline: Monotonic time at which every wait ends.
+        All keys get the prefix, which names the meeting; all waits end at the monotonic `deadline`.
 
         Raises:
             PeerLost: no member answers there.
@@ -247,26 +225,26 @@ class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,mis
         return max(0.001, self._deadline - RealClock().monotonic())
 
     def close(self) -> None:
-        """End the connection; a wait on another thread raises PeerLost at once."""
+        """Close the connection; a wait on another thread raises PeerLost at once."""
         with suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
         self._line.close()
 
-    # ------------------------------------------------------------- what Gloo calls
+    # ----------------------------------------------------------- interface of Gloo
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Put a note up."""
+        """Store a value."""
         self._ask(key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Return a note; waits for it."""
+        """Return a value, waiting for it."""
         found = None
         while found is None:
             found = self._ask(key, None)
         return found
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return when all notes are there; the deadline of this store holds, no other."""
+        """Wait for all values; only the store's own deadline applies."""
         for key in keys:
             self.get(key)
 
@@ -274,7 +252,7 @@ class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,mis
         left_s = self._left_s()
         if RealClock().monotonic() >= self._deadline:
             raise DeadlineExceeded(
-                "a member did not come to the meeting", given=f"waited for {key}"
+                "a member did not join the rendezvous", given=f"waited for {key}"
             )
         try:
             self._line.settimeout(left_s + 0.1)

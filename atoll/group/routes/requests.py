@@ -1,4 +1,4 @@
-"""What one exchange of a member has to do; the same value on each route."""
+"""The requests of one exchange, equal on each route."""
 
 from __future__ import annotations
 
@@ -24,16 +24,13 @@ class ReduceRequest:
     codec: Codec
     weight: float
     key: str
-    """Names the codec's residual state."""
+    """Key of the codec's residual state."""
     policy: GroupPolicy = PLAIN
-    """How the values become one."""
     serial: int
     """Return value of :meth:`Routes.begin` for its plan."""
     phase: int = 0
-    """Number of the exchange within the plan.
-
-    Only the first one may connect: a member must not meet others that are at another exchange.
-    """
+    """Number of the exchange within the plan. Only the first one may connect, so that members
+    cannot meet in different exchanges."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +38,8 @@ class AllToAllRequest:
     """One all-to-all."""
 
     plan: RoundPlan
-    parcels: Sequence[PeerMessage]
+    messages: Sequence[PeerMessage]
     weight: float
     serial: int
     """Return value of :meth:`Routes.begin` for its plan."""
     phase: int = 0
-    """Number of the exchange within the plan."""

@@ -1,4 +1,4 @@
-"""One member's ways to meet the others: directly, through the hub and the reducer, or both."""
+"""The routes of one member: direct, through the reducer, or both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from atoll.wire.messages import RoundPlan
 
 
 class Routes:
-    """Moves the tensors of one member on whatever route a plan names."""
+    """Runs one member's exchanges on the route that a plan names."""
 
     def __init__(
         self,
@@ -33,37 +33,32 @@ class Routes:
         address: str,
         is_lost: Callable[[RoundPlan, str], bool],
     ) -> None:
-        """Be ready for the relay, and for direct meetings at `address` if it is not empty.
+        """Use the relay, and direct connections if the own numeric address is not empty.
 
-        Args:
-            link: The member's session with the hub.
-            job: Names the keys in the store.
-            me: Own member id.
-            address: Own numeric address, as other members dial it; empty: relay only.
-            is_lost: Whether the hub said that it lost a member (or the reducer) of a plan.
+        `is_lost` tells whether the hub reported a member (or the reducer) of a plan as lost.
         """
         self._link, self._me, self._is_lost = link, me, is_lost
         self.upload_s: float | None = None
-        """How long the own contribution to the last exchange was on its way out, if known."""
+        """Seconds until the last contribution had left this machine, if known."""
         self._direct = DirectRoute(address=address, job=job, me=me) if address else None
 
     @property
     def dial(self) -> list[str]:
-        """Where other members can reach this one; empty: nowhere."""
+        """Addresses at which other members reach this one; empty: none."""
         return [self._direct.dial] if self._direct is not None else []
 
     def begin(self) -> int:
-        """Return the number of a new meeting; one that is still under way is given up."""
+        """Return the number of a new meeting; the previous one is abandoned."""
         return self._direct.begin() if self._direct is not None else 0
 
     def exchange(self, request: ReduceRequest) -> Exchanged:
-        """Return the mean over the plan's members; blocks until it is there.
+        """Return the mean over the plan's members.
 
         Raises:
             PeerLost: a member or the reducer was lost.
             EpochChanged: the reducer does not know this epoch.
             DeadlineExceeded: it took longer than the plan allows.
-            GroupError: nothing was left to average, or this member does not fit the others.
+            GroupError: nothing was left to average, or this member's contribution is incompatible.
         """
         route = request.plan.route
         if route == "direct":
@@ -87,30 +82,23 @@ class Routes:
             raise GroupError("this member cannot be dialled", given="route relay", expected="auto")
         return self._direct
 
-    def swap(self, request: AllToAllRequest) -> AllToAllResult:
-        """Return what the plan's members have for this one; blocks until it is there.
+    def all_to_all(self, request: AllToAllRequest) -> AllToAllResult:
+        """Run an all-to-all; raises as :meth:`exchange`, and PeerRefused for an unusable result.
 
-        On the hierarchical route all messages go through the reducer: members of a site must not
-        see the messages of another pair.
-
-        Raises:
-            PeerLost: a member or the reducer was lost.
-            EpochChanged: the reducer does not know this epoch.
-            DeadlineExceeded: it took longer than the plan allows.
-            PeerRefused: what came is of no use.
+        The hierarchical route uses the reducer, so that no member sees packets between two others.
         """
         plan, me = request.plan, self._me
-        parcels = Outgoing.of(me, request.parcels, weight=request.weight, members=plan.members)
+        messages = Outgoing.of(me, request.messages, weight=request.weight, members=plan.members)
         if plan.route == "direct":
-            found, sent, received = self._dialled().swap(
-                plan, parcels, serial=request.serial, anew=request.phase == 0
+            found, sent, received = self._dialled().all_to_all(
+                plan, messages, serial=request.serial, anew=request.phase == 0
             )
         else:
-            answer = self._via_reducer(request, upload_of(parcels), request.weight, ())
+            answer = self._via_reducer(request, upload_of(messages), request.weight, ())
             found = all_to_all_relay(answer, me=me, members=plan.members)
             sent, received = answer.sent_bytes, answer.received_bytes
         return as_all_to_all_result(
-            request.parcels, found, me=me, sent_bytes=sent, received_bytes=received
+            request.messages, found, me=me, sent_bytes=sent, received_bytes=received
         )
 
     def _via_reducer(
@@ -120,7 +108,6 @@ class Routes:
         weight: float,
         contributors: Sequence[str],
     ) -> RelayedMean:
-        """Send a packet to the reducer and return its result."""
         plan, policy = request.plan, ""
         if isinstance(request, ReduceRequest):
             policy = request.policy.spec(request.key)
@@ -133,18 +120,18 @@ class Routes:
         self.upload_s = exchange.upload_s
         return mean
 
-    def needed(self, plan: RoundPlan, *, swaps: bool) -> Sequence[str]:
-        """Return the members without whom this member's part in an exchange cannot end."""
+    def needed(self, plan: RoundPlan, *, all_to_all: bool) -> Sequence[str]:
+        """Return the members without which this member's exchange cannot end."""
         if plan.route == "hierarchical":
-            return (REDUCER,) if swaps else (*site_of(plan, self._me)[0], REDUCER)
+            return (REDUCER,) if all_to_all else (*site_of(plan, self._me)[0], REDUCER)
         return plan.members if plan.route == "direct" else ()
 
     def drop(self) -> None:
-        """Give up what is under way; the next direct meeting connects anew."""
+        """Abandon the current exchange; the next direct meeting connects anew."""
         if self._direct is not None:
             self._direct.drop()
 
     def close(self) -> None:
-        """Drop connections to other members. A process that lost a peer ends with `os._exit`."""
+        """Drop connections to other members. A process that lost a peer exits with `os._exit`."""
         if self._direct is not None:
             self._direct.close()

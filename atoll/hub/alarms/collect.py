@@ -1,7 +1,4 @@
-"""Puts the facts together that rules look at, from what the hub keeps anyway.
-
-Which connections broke and came back, and when; bounded.
-"""
+"""Collects the facts that alarm rules check, from state that the hub keeps anyway."""
 
 from __future__ import annotations
 
@@ -13,17 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.clock import Clock
 from atoll.errors import AtollError
 from atoll.hub.alarms.facts import Facts, Forecast, HubFacts, JobFacts, NodeFacts, QueueFacts
 from atoll.hub.alarms.series import JobMemory, Trend
 from atoll.hub.jobs.jobs import Job
-from atoll.hub.nodes.membership import Membership
+from atoll.hub.nodes.services import JobServices
 from atoll.hub.nodes.store import Node
-from atoll.hub.rounds.service import RoundService
 from atoll.hub.rounds.timeline import catch_up
-from atoll.hub.sessions.session import Session, Sessions
-from atoll.hub.stores import Stores
+from atoll.hub.sessions.session import Session
 from atoll.wire.states import JobState
 
 WINDOW_S = 600.0
@@ -31,22 +25,21 @@ _KEPT = 32
 
 
 class LinkHistory:
-    """Counts the returns of processes to the hub by machine."""
+    """Counts reconnects per address within `WINDOW_S`."""
 
     def __init__(self) -> None:
-        """Know nobody."""
         self._known: dict[str, str] = {}
         self._returns: dict[str, deque[float]] = {}
 
     def opened(self, address: str, incarnation: str, now: float) -> None:
-        """Note a connection; the same process again had lost its last one."""
+        """Record a connection; the same incarnation again is a reconnect."""
         if self._known.get(address) == incarnation:
             self._returns.setdefault(address, deque(maxlen=_KEPT)).append(now)
         else:
             self._known[address] = incarnation
 
     def count(self, address: str, now: float) -> int:
-        """Return how often an address came back in the window."""
+        """Return the number of recent reconnects of an address."""
         times = self._returns.get(address)
         if times is None:
             return 0
@@ -57,7 +50,7 @@ class LinkHistory:
         return len(times)
 
     def forget(self, is_gone: Callable[[str], bool]) -> None:
-        """Drop the addresses that nobody will use again."""
+        """Drop the addresses that are no longer in use."""
         for address in [a for a in self._known if is_gone(a)]:
             del self._known[address]
             self._returns.pop(address, None)
@@ -66,15 +59,13 @@ class LinkHistory:
 log = logging.getLogger(__name__)
 
 LOOKED_AT_S = 86_400.0
-"""Jobs that ended longer ago are not looked at any more."""
+"""Jobs that ended longer ago are ignored."""
 QUEUES_S = 5.0
-"""Queues may be kept by another server, which may be away."""
+"""Timeout of reading queues, which may be on another server."""
 _EVENTS_AT_ONCE = 1_000
 
 
 class _NodeMemory:
-    """What is remembered of a machine between two looks."""
-
     __slots__ = ("disk", "memory", "ran")
 
     def __init__(self) -> None:
@@ -83,23 +74,19 @@ class _NodeMemory:
 
 
 class FactCollector:
-    """Reads what is new since the last look."""
+    """Reads what is new since the last evaluation."""
 
-    def __init__(
-        self, *, stores: Stores, sessions: Sessions, membership: Membership, rounds: RoundService,
-        clock: Clock, version: str, data: Path,
-    ) -> None:  # fmt: skip
-        """Look at these parts of a hub whose database lies at `data`."""
-        self._stores, self._sessions = stores, sessions
-        self._membership, self._rounds = membership, rounds
-        self._clock, self._version, self._data = clock, version, data
+    def __init__(self, services: JobServices, *, version: str, data: Path) -> None:
+        self._stores, self._sessions = services.stores, services.sessions
+        self._membership, self._rounds = services.membership, services.rounds
+        self._clock, self._version, self._data = services.clock, version, data
         self._jobs: dict[str, JobMemory] = {}
         self._nodes: dict[str, _NodeMemory] = {}
         self._disk = Trend()
         self.links = LinkHistory()
 
     async def jobs(self) -> list[JobFacts]:
-        """Return the facts of jobs that run or ended lately."""
+        """Return the facts of running and recently ended jobs."""
         now = self._clock.wall()
         found, looked_at = [], set()
         for record in self._stores.jobs.list():
@@ -109,7 +96,7 @@ class FactCollector:
             try:
                 found.append(await self._job(record, now))
             except AtollError as error:
-                log.warning("%s cannot be looked at: %s", record.job, error)
+                log.warning("%s cannot be checked: %s", record.job, error)
         for gone in self._jobs.keys() - looked_at:
             del self._jobs[gone]
         return found
@@ -149,17 +136,17 @@ class FactCollector:
         return HubFacts(version=self._version, disk=disk, queues=await self._queues())
 
     async def _queues(self) -> list[QueueFacts]:
-        """Return the facts of queues; a server of queues that is away blinds no other rule."""
+        """Return the facts of queues; none while their server does not answer."""
         try:
             async with asyncio.timeout(QUEUES_S):
                 rows = await self._stores.queue.rows()
         except (AtollError, OSError) as error:
-            log.warning("the queues cannot be looked at: %s", error)
+            log.warning("the queues cannot be checked: %s", error)
             return []
         return [_queue(row) for row in rows]
 
     def nodes(self) -> list[NodeFacts]:
-        """Return the facts of all machines."""
+        """Return the facts of all nodes."""
         running: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         for job in self._stores.jobs.list():
             if job.state == JobState.RUNNING:
@@ -206,7 +193,7 @@ class FactCollector:
         return session.clock.skew_s(wall=self._clock.wall(), monotonic=now, latency_s=latency_s)
 
     async def facts(self, *, nodes: bool) -> Facts:
-        """Return what is known now; machines only if they are wanted."""
+        """Return all facts; nodes only if requested, because there may be thousands."""
         return Facts(
             now=self._clock.wall(),
             jobs=await self.jobs(),
@@ -222,7 +209,7 @@ def _disk(
     if free is None:
         return None
     memory.disk.add(now, free)
-    # How large the disk is nobody tells; what was free when it joined stands in.
+    # Nodes do not report the size of their disk; the free space at join replaces it.
     total = float(node.info.disk_free_bytes)
     return Forecast(free_bytes=free, total_bytes=total, full_in_s=memory.disk.full_in_s())
 
@@ -239,20 +226,18 @@ def _memory(
 
 
 def _disk_usage(folder: Path) -> tuple[int, int] | None:
-    """Return free and total bytes of the disk that a folder is on."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError as error:
-        log.warning("the hub's disk cannot be looked at: %s", error)
+        log.warning("the hub's disk cannot be checked: %s", error)
         return None
     return usage.free, usage.total
 
 
 def _queue(row: Mapping[str, Any]) -> QueueFacts:
-    """Return what matters of a row of GET /api/queues."""
     pairs = ((row["ready"] + row["leased"], row.get("max_items")),
              (row.get("bytes") or 0, row.get("max_bytes")))  # fmt: skip
-    # A queue that drops the oldest, or makes nobody wait, is full on purpose.
+    # Queues that drop the oldest item, or never block producers, are full on purpose.
     bounded = row.get("overflow") != "drop-oldest"
     fill = max((used / most for used, most in pairs if most and bounded), default=0.0)
     return QueueFacts(

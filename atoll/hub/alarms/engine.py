@@ -1,7 +1,4 @@
-"""From findings to alarms: they open when a condition lasts, and end when it is gone for good.
-
-What a rule finds, and what a rule is.
-"""
+"""Turns findings into alarms: opened when a condition lasts, ended when it stays away."""
 
 from __future__ import annotations
 
@@ -14,67 +11,64 @@ from atoll.hub.alarms.facts import Facts
 Severity = Literal["warning", "critical"]
 
 Identity = tuple[str, str, str, str, str]
-"""Kind, job, node, member and key: findings with the same are about the same thing."""
+"""Kind, job, node, member and key. Findings with equal identity are the same alarm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something is wrong at this moment."""
+    """A problem that a rule found in one evaluation."""
 
     kind: str
     cause: str
-    """What is wrong and where, in words; it names the node."""
+    """What is wrong and where, for people; names the node."""
     remedy: str
-    """What a person can do or type."""
     severity: Severity = "warning"
     job: str = ""
     node: str = ""
     member: str = ""
     value: float | None = None
-    """The figure that gave it away."""
     key: str = ""
-    """Tells it from others of its kind at the same place."""
+    """Distinguishes findings of one kind at the same place."""
 
     @property
     def identity(self) -> Identity:
-        """What this finding is about."""
+        """Key under which alarms are tracked."""
         return self.kind, self.job, self.node, self.member, self.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Looks at facts and says what is wrong; it has no state of its own."""
+    """A stateless function from facts to findings."""
 
     kind: str
     find: Callable[[Facts], Iterable[Finding]]
     holds_s: float
-    """An alarm opens when its condition has held for so long."""
+    """Time that the condition must hold before an alarm opens."""
     gone_s: float
-    """It ends when its condition has not held for so long."""
+    """Time that the condition must be absent before the alarm ends."""
     of_nodes: bool = False
-    """It looks at every machine, and is asked less often."""
+    """The rule checks every node, so it runs less often."""
 
 
 UPDATE_S = 30.0
-"""Words and figures of an open alarm are written again at most so often."""
+"""Minimum interval between two stored updates of an open alarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that is, or was, wrong for some time."""
+    """A problem that lasts or has lasted."""
 
     id: int
     """0: not stored yet."""
     finding: Finding
     since: float
-    """When its condition began; seconds since 1970."""
+    """Unix time at which the condition began."""
     seen: float
-    """When it was last found."""
     ended: float | None = None
     silenced: bool = False
 
     def view(self) -> dict[str, Any]:
-        """Return it as the API shows it."""
+        """Return the alarm as the API shows it."""
         found = self.finding
         return {
             "id": self.id, "kind": found.kind, "severity": found.severity, "job": found.job,
@@ -86,7 +80,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a look brought."""
+    """Alarms that one evaluation opened, updated and ended."""
 
     opened: list[Alarm] = field(default_factory=list)
     updated: list[Alarm] = field(default_factory=list)
@@ -97,23 +91,22 @@ class Changes:
 
 
 class Engine:
-    """Holds what is open and what is about to be. Times are handed in."""
+    """Tracks pending and open alarms; callers pass the time."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        """Know how long each kind must hold and be gone."""
         self._rules = {rule.kind: rule for rule in rules}
         self._pending: dict[Identity, float] = {}
         self._written: dict[Identity, float] = {}
         self.open: dict[Identity, Alarm] = {}
 
     def restore(self, alarms: Iterable[Alarm], now: float) -> None:
-        """Take up alarms that an earlier life of the hub left open; they may end from now on."""
+        """Take over the alarms that were open when the hub stopped."""
         for alarm in alarms:
             if alarm.finding.kind in self._rules:
                 self.open[alarm.finding.identity] = replace(alarm, seen=now)
 
     def look(self, found: Iterable[Finding], kinds: Collection[str], now: float) -> Changes:
-        """Return what follows from findings of these kinds, all that were looked for just now."""
+        """Update the alarms of these `kinds` from all their findings; return the changes."""
         changes, present = Changes(), {one.identity: one for one in found}
         for identity, finding in present.items():
             known = self.open.get(identity)
@@ -137,7 +130,6 @@ class Engine:
         return changes
 
     def _see_again(self, known: Alarm, finding: Finding, now: float, changes: Changes) -> None:
-        """Keep an alarm open, in today's words."""
         identity = finding.identity
         self.open[identity] = alarm = replace(known, finding=finding, seen=now)
         worse = finding.severity != known.finding.severity
@@ -147,7 +139,7 @@ class Engine:
             changes.updated.append(alarm)
 
     def put(self, alarm: Alarm) -> None:
-        """Note what became of an alarm elsewhere: it has an id now, or was silenced."""
+        """Store the id or the silencing of an open alarm."""
         known = self.open.get(alarm.finding.identity)
         if known is not None:
             kept = replace(known, id=alarm.id, silenced=alarm.silenced)

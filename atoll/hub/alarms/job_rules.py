@@ -1,4 +1,4 @@
-"""Rules about jobs as a whole, and queues."""
+"""Alarm rules on whole jobs and on queues."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from atoll.hub.alarms.facts import Facts
 from atoll.wire.states import JobState, MemberState
 
 FAILED_FOR_S = 86_400.0
-"""A failed job is news for a day."""
 FULL = 0.95
 
 
 def job_failed(facts: Facts) -> Iterator[Finding]:
-    """Find jobs that failed; the member that failed is named if one did."""
+    """Find failed jobs; names the member that failed first, if any."""
     for job in facts.jobs:
         if job.state != JobState.FAILED or facts.now - (job.ended or facts.now) > FAILED_FOR_S:
             continue
@@ -32,12 +31,12 @@ def job_failed(facts: Facts) -> Iterator[Finding]:
             node=job.node_of(member),
             cause=f"{job.job} failed: {what}{given}{whose}",
             remedy=(error.get("remedy") or f"read its last lines: atoll logs {job.job}")
-            + f"; then go on from its last checkpoint: atoll resume {job.job}",
+            + f"; then resume from its last checkpoint: atoll resume {job.job}",
         )
 
 
 def queue_full(facts: Facts) -> Iterator[Finding]:
-    """Find queues that are full, and queues with items that nobody could handle."""
+    """Find queues that are full or have dead letters."""
     for queue in facts.hub.queues:
         if queue.fill >= FULL or queue.waiting:
             waiting = f", {queue.waiting} producers wait" if queue.waiting else ""
@@ -47,7 +46,7 @@ def queue_full(facts: Facts) -> Iterator[Finding]:
                 value=queue.fill,
                 cause=f"queue {queue.queue} is full: {queue.ready} items, "
                 f"{queue.fill:.0%} of its bound{waiting}",
-                remedy="start more consumers, or raise its bound; who takes from it: "
+                remedy="start more consumers, or raise its bound; see its consumers: "
                 "atoll queue list",
             )
         if queue.dead:
@@ -55,7 +54,7 @@ def queue_full(facts: Facts) -> Iterator[Finding]:
                 kind="queue-full",
                 key=f"{queue.queue} dead",
                 value=float(queue.dead),
-                cause=f"queue {queue.queue} has {queue.dead} dead letters: items that were given "
-                "back too often",
-                remedy=f"look at them and try again or drop them: atoll queue dead {queue.queue}",
+                cause=f"queue {queue.queue} has {queue.dead} dead letters: items that were "
+                "released too often",
+                remedy=f"inspect, requeue or discard them: atoll queue dead {queue.queue}",
             )

@@ -1,4 +1,4 @@
-"""Rules about the loss: it stands still, it climbs, it is no number."""
+"""Alarm rules on the loss: plateau, divergence, not finite."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from atoll.hub.alarms.statistics import noise, standard_error
 from atoll.wire.states import JobState
 
 FLAT_POINTS, FLAT_S = 60, 600.0
-"""With fewer rounds, or in less time, nobody can say that a loss stands still."""
+"""With fewer rounds or less time, a plateau cannot be told from noise."""
 FLAT_SHARE = 0.02
-"""Of all that was gained so far: who surely gains less in the last third stands still."""
+"""Plateau: the last third gains less than this share of the total gain so far."""
 FLAT_LEVEL = 0.005
-"""Of the loss itself, where nothing was gained so far."""
+"""Minimum gain relative to the loss itself, in case there was no gain so far."""
 AUTOCORRELATION = 1.5
-"""Losses of neighbouring rounds are alike, so the error of a mean is larger than it seems."""
+"""Factor on the standard error, because losses of neighbouring rounds are correlated."""
 
 DIVERGING_POINTS = 12
 DIVERGING_NOISE = 6.0
-"""A climb is one of more than so many deviations of the noise..."""
+"""Divergence: a rise of more than this many standard deviations of the noise..."""
 DIVERGING_SHARE = 0.15
 """... and of more than this share of the best level."""
 
 BAD_FOR_S = 120.0
-"""A loss that was no number is news for so long; that a job failed of it, for a day."""
+"""How long a loss that was not finite is reported."""
 FAILED_FOR_S = 86_400.0
 SAME_STORY_S = 600.0
-"""What went bad longer before the newest has nothing to do with it."""
+"""Incidents longer before the latest one are unrelated to it."""
 
 NOT_FINITE = "LossNotFinite"
 
 
 def loss_flat(facts: Facts) -> Iterator[Finding]:
-    """Find runs that learn nothing any more."""
+    """Find runs that no longer improve."""
     for job, member, curve in _curves(facts):
         gain = flat_gain(curve)
         if gain is not None:
@@ -48,18 +48,17 @@ def loss_flat(facts: Facts) -> Iterator[Finding]:
                 member=member,
                 node=job.node_of(member),
                 value=curve[-1][1],
-                cause=f"{what} stands at {curve[-1][1]:.3f}: in the last {minutes:.0f} minutes it "
-                f"changed by {-gain:+.4f}, which is within its noise",
-                remedy=f"if it is good enough: atoll stop {job.job}; else change the learning rate "
-                f"and go on: atoll resume {job.job} --set train.lr=...",
+                cause=f"{what} has stopped improving at {curve[-1][1]:.3f}: in the last "
+                f"{minutes:.0f} minutes it changed by {-gain:+.4f}, which is within its noise",
+                remedy=f"if it is low enough: atoll stop {job.job}; else change the learning rate "
+                f"and resume: atoll resume {job.job} --set train.lr=...",
             )
 
 
 def flat_gain(curve: Curve) -> float | None:
-    """Return what the last third of a curve gained if it surely is next to nothing; else None.
+    """Return the gain of the last third if it is significantly below a useful gain; else None.
 
-    The two halves of the last third are compared. It is not enough that no gain is seen: the
-    error must be so small that a gain worth having would have been seen.
+    Compares its halves; the error must be small enough to detect a useful gain.
     """
     if len(curve) < FLAT_POINTS or curve[-1][0] - curve[0][0] < FLAT_S:
         return None
@@ -75,7 +74,7 @@ def flat_gain(curve: Curve) -> float | None:
 
 
 def loss_diverging(facts: Facts) -> Iterator[Finding]:
-    """Find runs whose loss climbs away from what it had reached."""
+    """Find runs with a loss that rises from the level it had reached."""
     for job, member, curve in _curves(facts):
         found = climb(curve)
         if found is None:
@@ -92,17 +91,14 @@ def loss_diverging(facts: Facts) -> Iterator[Finding]:
             node=job.node_of(worst),
             key="" if member else "all",
             value=now,
-            cause=f"{what} climbs: it was {best:.3f} and is {now:.3f} now{about}",
-            remedy=f"atoll stop {job.job}; then go on from the last checkpoint with a lower "
+            cause=f"{what} rises: it was {best:.3f} and is {now:.3f} now{about}",
+            remedy=f"atoll stop {job.job}; then resume from the last checkpoint with a lower "
             f"learning rate: atoll resume {job.job} --set train.lr=...",
         )
 
 
 def climb(curve: Curve) -> tuple[float, float] | None:
-    """Return the best and the present level if the loss surely climbs; else None.
-
-    Levels are medians of several rounds, so that a single bad round is nothing.
-    """
+    """Return best and present level (medians of several rounds) if the loss rises; else None."""
     if len(curve) < DIVERGING_POINTS:
         return None
     values = [loss for _, loss in curve]
@@ -118,13 +114,12 @@ def climb(curve: Curve) -> tuple[float, float] | None:
 
 
 def _worst(job: JobFacts) -> str:
-    """Return the member whose own loss has climbed most, if one stands out."""
     rises = {m: found[1] - found[0] for m, c in job.curves.items() if m and (found := climb(c))}
     return max(rises, key=lambda m: rises[m]) if rises and len(rises) < len(job.members) else ""
 
 
 def _curves(facts: Facts) -> Iterator[tuple[JobFacts, str, Curve]]:
-    """Yield the curves that say how a run goes: one of all, or one of each that trains alone."""
+    """Yield the curve over all members, or one per member if they train separately."""
     for job in facts.jobs:
         if job.state == JobState.RUNNING:
             for member, curve in job.curves.items():
@@ -133,7 +128,7 @@ def _curves(facts: Facts) -> Iterator[tuple[JobFacts, str, Curve]]:
 
 
 def loss_not_finite(facts: Facts) -> Iterator[Finding]:
-    """Find members whose numbers are no numbers; the first of a job is the one to look at."""
+    """Find members with losses that are not finite; reports the first one of each job."""
     for job in facts.jobs:
         if not job.bad:
             continue
@@ -151,9 +146,9 @@ def loss_not_finite(facts: Facts) -> Iterator[Finding]:
             job=job.job,
             member=first.member,
             node=job.node_of(first.member),
-            cause=f"{job.who(first.member)} was the first with numbers that are none: "
+            cause=f"{job.who(first.member)} was the first to report values that are not finite: "
             f"{first.text}{later}",
             remedy="lower the learning rate or clip gradients: "
             f"atoll resume {job.job} --set train.clip=1.0; if it is always this machine, "
-            f"test its memory and take it out: atoll drain {job.node_of(first.member) or 'NODE'}",
+            f"test its memory and drain it: atoll drain {job.node_of(first.member) or 'NODE'}",
         )

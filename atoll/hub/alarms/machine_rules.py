@@ -1,4 +1,4 @@
-"""Rules about machines, the hub's own included."""
+"""Alarm rules on nodes and the hub's machine."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from atoll.hub.alarms.engine import Finding, Severity
 from atoll.hub.alarms.facts import Facts, Forecast
 
 FLAPS = 4
-"""Lost connections in ten minutes."""
+"""Reconnects in ten minutes."""
 SOON_S = 3_600.0
 LOW_SHARE = 0.05
 LEAST_BYTES = 200e6
-"""Where the size of a disk is not known, less than this is low in any case."""
+"""Threshold where the size of a disk is unknown."""
 SKEW_S, BAD_SKEW_S = 5.0, 60.0
 LOST_S, FORGOTTEN_S = 20.0, 86_400.0
-"""A machine is missed after so long, and not any more after a day."""
+"""A lost node is reported from the first to the second of these."""
 
 HUB = "hub"
-"""Name of the hub's own machine in alarms."""
 
 
 def flapping_link(facts: Facts) -> Iterator[Finding]:
-    """Find machines whose connection breaks again and again."""
+    """Find nodes that reconnect repeatedly."""
     for node in facts.nodes:
         if node.reconnects >= FLAPS:
             yield Finding(
@@ -30,13 +29,13 @@ def flapping_link(facts: Facts) -> Iterator[Finding]:
                 node=node.node,
                 value=float(node.reconnects),
                 cause=f"the connection of {node.node} broke {node.reconnects} times in 10 minutes",
-                remedy="use a cable instead of wireless, move it closer, or look at its router; "
-                f"until then: atoll drain {node.node}",
+                remedy="use a cable instead of wireless, move it closer, or check its "
+                f"router; until then: atoll drain {node.node}",
             )
 
 
 def disk_filling(facts: Facts) -> Iterator[Finding]:
-    """Find disks that are nearly full, or will be within the hour."""
+    """Find disks that are nearly full, or will be full within an hour."""
     for node in facts.nodes:
         if node.online and node.disk is not None:
             yield from _filling(
@@ -53,13 +52,13 @@ def disk_filling(facts: Facts) -> Iterator[Finding]:
 
 
 def memory_filling(facts: Facts) -> Iterator[Finding]:
-    """Find machines that run out of memory."""
+    """Find nodes that run out of memory."""
     for node in facts.nodes:
         if node.online and node.memory is not None:
             yield from _filling(
                 "memory-filling", node.node, f"the memory of {node.node}", node.memory,
-                "use a smaller batch, or cap what jobs may take there: memory_gb under [needs]; "
-                f"or give its work to others: atoll drain {node.node}",
+                "use a smaller batch, or limit the memory of its jobs: memory_gb under [needs]; "
+                f"or move its work away: atoll drain {node.node}",
             )  # fmt: skip
 
 
@@ -78,7 +77,7 @@ def _filling(kind: str, node: str, what: str, forecast: Forecast, remedy: str) -
 
 
 def size(nbytes: float) -> str:
-    """Return a number of bytes for people."""
+    """Format a number of bytes."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if nbytes >= scale:
             return f"{nbytes / scale:.1f} {unit}"
@@ -86,7 +85,7 @@ def size(nbytes: float) -> str:
 
 
 def clock_skew(facts: Facts) -> Iterator[Finding]:
-    """Find machines whose clock is wrong."""
+    """Find nodes with a wrong clock."""
     for node in facts.nodes:
         skew_s = node.skew_s
         if node.online and skew_s is not None and abs(skew_s) > SKEW_S:
@@ -97,13 +96,12 @@ def clock_skew(facts: Facts) -> Iterator[Finding]:
                 node=node.node,
                 value=skew_s,
                 cause=f"the clock of {node.node} is {abs(skew_s):.0f} s {way} the hub's",
-                remedy=f"switch time synchronisation on, on {node.node}: "
-                "sudo timedatectl set-ntp true",
+                remedy=f"enable time synchronisation on {node.node}: sudo timedatectl set-ntp true",
             )
 
 
 def version_mismatch(facts: Facts) -> Iterator[Finding]:
-    """Find machines with another Atoll than the hub, or another torch than their group."""
+    """Find nodes with another Atoll version than the hub or another torch than their job."""
     for node in facts.nodes:
         if node.online and node.version and node.version != facts.hub.version:
             yield Finding(
@@ -139,7 +137,7 @@ def _release(version: str) -> str:
 
 
 def node_lost(facts: Facts) -> Iterator[Finding]:
-    """Find machines that went away without a word."""
+    """Find nodes that disconnected without draining."""
     for node in facts.nodes:
         if node.online or node.draining or not LOST_S <= node.gone_s <= FORGOTTEN_S:
             continue
@@ -149,14 +147,14 @@ def node_lost(facts: Facts) -> Iterator[Finding]:
             severity="critical" if node.ran else "warning",
             node=node.node,
             value=node.gone_s,
-            cause=f"{node.node} has not answered for {duration(node.gone_s)}{ran}",
-            remedy=f"switch {node.node} on, or look at its network; it comes back by itself. If "
-            "it is gone for good nothing is to be done: others took its work over",
+            cause=f"{node.node} has been unreachable for {duration(node.gone_s)}{ran}",
+            remedy=f"switch {node.node} on, or check its network; it reconnects by itself. If "
+            "it is gone for good, nothing needs to be done: its work was moved",
         )
 
 
 def duration(seconds: float) -> str:
-    """Return a time span for people."""
+    """Format a time span."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.1f} h"

@@ -1,4 +1,4 @@
-"""Rules about single members of a job: who gives nothing, who is odd, late, or behind."""
+"""Alarm rules on single members: no contribution, outliers, stragglers, missed rounds."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from atoll.hub.rounds.timeline import CatchUp, Row
 from atoll.wire.states import JobState, MemberState
 
 ZERO_ROUNDS = 3
-"""Rounds in a row in which a member gives nothing."""
 
 OUTLIER_ROUNDS = 3
 OUTLIER_SIGMA, OUTLIER_RATIO = 8.0, 4.0
-"""How far from the others, in robust deviations, and how many times as large (or small)."""
+"""Distance from the others in robust standard deviations, and as a ratio (or its inverse)."""
 OUTLIER_FLOOR = 0.1
-"""Norms that differ by less than this share are alike."""
+"""Norms that differ by less than this share count as equal."""
 OWN_PAST = 12
-"""Rounds of its own past that a member is compared with."""
+"""Earlier rounds of the same member used for comparison."""
 
 STRAGGLER_ROUNDS, STRAGGLER_LEAST = 10, 5
 STRAGGLER_TIMES = 0.7
-"""Share of these rounds in which the same member comes last..."""
+"""Share of these rounds in which the same member is last..."""
 STRAGGLER_SHARE = 0.2
-"""... and share of the whole group's time that is lost by it."""
+"""... and share of the group's time that this costs."""
 STUCK_S, STUCK_PERIODS = 30.0, 3.0
-"""A round that waits for a member so long, and so many times as long as usual, is stuck."""
+"""A round is stuck if it waits for a member this long, and this many usual rounds."""
 
 STALE_ROUNDS = 5
 DIFFERS_FOR_S = 120.0
@@ -37,7 +36,7 @@ ENDED_FOR_S = 3_600.0
 
 
 def zero_contribution(facts: Facts) -> Iterator[Finding]:
-    """Find members that take part and give nothing, which no loss curve would show."""
+    """Find members that take part without contributing; a loss curve would not show it."""
     for job in _running(facts):
         if len(job.rounds) < ZERO_ROUNDS:
             continue
@@ -54,19 +53,19 @@ def zero_contribution(facts: Facts) -> Iterator[Finding]:
                     cause=f"{job.who(member)} contributes nothing: {why}",
                     remedy=f"read what it prints: atoll logs {job.job} --member {member}; check "
                     "that the wrapped optimizer is the one that steps and that not everything is "
-                    f"frozen; or take the machine out: atoll drain {job.node_of(member)}",
+                    f"frozen; or drain the machine: atoll drain {job.node_of(member)}",
                 )
 
 
 def _why_zero(job: JobFacts, member: str) -> str:
-    """Return in which way a member gave nothing in the last rounds; empty: it gave something."""
+    """Return why a member contributed nothing in the last rounds; empty: it did."""
     rounds = job.rounds[-ZERO_ROUNDS:]
     rows = job.rows_of(member, ZERO_ROUNDS)
     norms = [row.update_norm for row in rows]
     if all(norm is not None and norm == 0.0 for norm in norms):
         return f"its updates were all zero in the last {len(rows)} rounds"
     if all(member not in one.contributors for one in rounds):
-        return f"what it sent was left out of the last {len(rounds)} commits"
+        return f"its contributions were left out of the last {len(rounds)} commits"
     others = [row for one in rounds for row in one.rows if row.member != member]
     if all(row.steps == 0 for row in rows) and others and all(row.steps for row in others):
         return f"it did no step in the last {len(rows)} rounds, so its weight is 0"
@@ -74,7 +73,7 @@ def _why_zero(job: JobFacts, member: str) -> str:
 
 
 def update_outlier(facts: Facts) -> Iterator[Finding]:
-    """Find members whose updates are of quite another size than the others' or their own past."""
+    """Find members with update norms far from those of the others or of their own past."""
     for job in _running(facts):
         for member in _present(job, OUTLIER_ROUNDS):
             ratio = _outlier_ratio(job, member)
@@ -91,13 +90,13 @@ def update_outlier(facts: Facts) -> Iterator[Finding]:
                 cause=f"the updates of {job.who(member)} are {times} the usual size "
                 f"(norm {norm:.3g}) in {OUTLIER_ROUNDS} rounds in a row",
                 remedy="compare its data, learning rate and precision with the others': "
-                f"atoll logs {job.job} --member {member}; take it out if it is broken: "
+                f"atoll logs {job.job} --member {member}; drain it if it is broken: "
                 f"atoll drain {job.node_of(member)}",
             )
 
 
 def _outlier_ratio(job: JobFacts, member: str) -> float | None:
-    """Return how many times the usual size a member's updates are, if that is out of all bounds."""
+    """Return the ratio to the usual norm if it is an outlier in every recent round."""
     ratios: list[float] = []
     for one in job.rounds[-OUTLIER_ROUNDS:]:
         norms = {row.member: row.update_norm for row in one.rows if row.update_norm is not None}
@@ -114,7 +113,7 @@ def _outlier_ratio(job: JobFacts, member: str) -> float | None:
             return None
         sigma, ratio = outliers(own, against, floor=OUTLIER_FLOOR)
         far = ratio > OUTLIER_RATIO or ratio < 1 / OUTLIER_RATIO
-        # Below the median there is less room for deviations than above it.
+        # Norms are bounded by zero, so deviations below the median are smaller than above.
         enough = OUTLIER_SIGMA if ratio > 1 else OUTLIER_SIGMA / 2
         if own == 0.0 or abs(sigma) < enough or not far:
             return None
@@ -124,7 +123,6 @@ def _outlier_ratio(job: JobFacts, member: str) -> float | None:
 
 
 def _past_norms(job: JobFacts, member: str, before: int) -> list[float]:
-    """Return a member's norms before the rounds in question."""
     newest = {one.epoch for one in job.rounds[-OUTLIER_ROUNDS:]}
     past = [
         row.update_norm
@@ -137,7 +135,7 @@ def _past_norms(job: JobFacts, member: str, before: int) -> list[float]:
 
 
 def straggler(facts: Facts) -> Iterator[Finding]:
-    """Find the member that all others wait for, and how much of their time that costs."""
+    """Find the member that all others wait for, and the share of time this costs."""
     for job in _running(facts):
         if len(job.waits_for) == 1 and job.waits_s > max(STUCK_S, STUCK_PERIODS * _period_s(job)):
             (member,) = job.waits_for
@@ -156,19 +154,17 @@ def straggler(facts: Facts) -> Iterator[Finding]:
             member=member,
             node=known.node,
             value=lost,
-            cause=f"{job.who(member)} holds the others up: they wait {wait_s:.1f} s of every "
+            cause=f"{job.who(member)} slows the others down: they wait {wait_s:.1f} s of every "
             f"{period_s:.1f} s round for it, {lost:.0%} of the group's time",
-            remedy='let it do fewer steps (pace = "measured" under [train]), or take it out: '
-            f"atoll drain {known.node}; what that changes: atoll worth {job.job}",
+            remedy='let it do fewer steps (pace = "measured" under [train]), or drain it: '
+            f"atoll drain {known.node}; see the effect: atoll worth {job.job}",
         )
 
 
 def slowest(rounds: Sequence[CatchUp]) -> tuple[str, float, float, float] | None:
-    """Return who comes last nearly always, and what that costs; None: nobody does.
+    """Return the member that is last in most rounds, and the cost; None: there is none.
 
-    Returns:
-        The member, the share of all members' time that is lost, the seconds that the others wait
-        for it in a round, and the seconds of a round with its period.
+    The cost: share of all members' time, seconds that the others wait per round, seconds per round.
     """
     last: dict[str, list[tuple[float, float, int]]] = {}
     seen = 0
@@ -196,7 +192,7 @@ def slowest(rounds: Sequence[CatchUp]) -> tuple[str, float, float, float] | None
 
 
 def round_seconds(row: Row) -> float:
-    """Return the seconds of one member's whole round, computing included."""
+    """Return the seconds of one member's whole round, including compute."""
     parts = (row.compute_s, row.wait_s, row.send_s, row.vote_s, row.apply_s)
     return sum(part for part in parts if part is not None)
 
@@ -211,20 +207,19 @@ def _stuck(job: JobFacts, member: str) -> Finding:
         value=job.waits_s,
         cause=f"round {len(job.rounds) and job.rounds[-1].round + 1} has waited {job.waits_s:.0f} s"
         f" for {job.who(member)}, much longer than usual",
-        remedy=f"see what it does: atoll logs {job.job} --member {member}; go on without it: "
+        remedy=f"see what it does: atoll logs {job.job} --member {member}; continue without it: "
         f"atoll drain {job.node_of(member)}",
     )
 
 
 def _period_s(job: JobFacts) -> float:
-    """Return the usual seconds from one commit to the next."""
     times = [one.time for one in job.rounds]
     gaps = [b - a for a, b in pairwise(times)]
     return statistics.median(gaps) if gaps else 0.0
 
 
 def stale(facts: Facts) -> Iterator[Finding]:
-    """Find members whose process runs while rounds are committed without it."""
+    """Find running members that miss committed rounds."""
     for job in _running(facts):
         newest = job.rounds[-STALE_ROUNDS:]
         if len(newest) < STALE_ROUNDS:
@@ -237,23 +232,27 @@ def stale(facts: Facts) -> Iterator[Finding]:
                 continue
             was_in = [one.round for one in job.rounds if member in one.members]
             since = f"; its last was round {was_in[-1]}" if was_in else ""
-            doing = "it takes the state over" if known.standing == "recovering" else "it is away"
+            doing = (
+                "it is recovering the state"
+                if known.standing == "recovering"
+                else "it is disconnected"
+            )
             yield Finding(
                 kind="stale",
                 job=job.job,
                 member=member,
                 node=known.node,
                 value=float(len(missed)),
-                cause=f"{job.who(member)} has missed the last {STALE_ROUNDS} commits and more "
+                cause=f"{job.who(member)} has missed the last {STALE_ROUNDS} commits or more "
                 f"({doing}){since}",
                 remedy=f"see what it does: atoll logs {job.job} --member {member}; a link that is "
-                "too slow to take the state over needs rarer rounds (every = ... under "
-                f"[strategy]); or take it out: atoll drain {known.node}",
+                "too slow to recover the state needs rarer rounds (every = ... under "
+                f"[strategy]); or drain it: atoll drain {known.node}",
             )
 
 
 def replica_mismatch(facts: Facts) -> Iterator[Finding]:
-    """Find members whose parameters are not those of the others, bit for bit."""
+    """Find members with parameters that are not bitwise equal to the others'."""
     for job in facts.jobs:
         for mark in {mark.member: mark for mark in job.differs}.values():
             if facts.now - mark.time <= DIFFERS_FOR_S:
@@ -261,12 +260,12 @@ def replica_mismatch(facts: Facts) -> Iterator[Finding]:
         if job.ended is None or facts.now - job.ended > ENDED_FOR_S or job.alone:
             continue
         for member in _odd_digests(job):
-            text = f"{job.who(member)} ended with other parameters than the rest of its group"
+            text = f"{job.who(member)} ended with parameters that differ from the rest of its group"
             yield _differs(job, member, text)
 
 
 def _odd_digests(job: JobFacts) -> list[str]:
-    """Return who ended with other parameters than most of those that saw all rounds."""
+    """Return members with a final digest other than the most common one of full participants."""
     most = max((m.rounds for m in job.members.values()), default=0)
     digests = {n: m.digest for n, m in job.members.items() if m.digest and m.rounds == most}
     if len(set(digests.values())) < 2:
@@ -283,8 +282,8 @@ def _differs(job: JobFacts, member: str, cause: str) -> Finding:
         member=member,
         node=job.node_of(member),
         cause=cause,
-        remedy="it takes over the others' state by itself; if it happens again the machine "
-        "computes wrongly: test its memory, use the same torch as the others, or take it out: "
+        remedy="it recovers the others' state by itself; if it happens again the machine "
+        "computes wrongly: test its memory, use the same torch as the others, or drain it: "
         f"atoll drain {job.node_of(member)}",
     )
 
@@ -294,7 +293,6 @@ def _running(facts: Facts) -> Iterator[JobFacts]:
 
 
 def _present(job: JobFacts, rounds: int) -> list[str]:
-    """Return the members that run and were in each of the newest rounds, with a row."""
     newest = job.rounds[-rounds:]
     return [
         member

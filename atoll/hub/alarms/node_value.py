@@ -1,20 +1,17 @@
-"""What each machine brings to its group, and what one more would: from the times of its rounds.
+"""Estimates what each node adds to a job's throughput, from measured round times.
 
-The model of a synchronous round. Member m computes for c_m seconds and applies results in a_m; the
-round begins when the last has come, the exchange then takes x seconds and the verdict v:
+Model of a synchronous round, where member m computes for c_m seconds and applies results in a_m,
+the exchange takes x seconds and the verdict v:
 
     period = max over m of (c_m + a_m)  +  x  +  v  +  rest
     rate   = sum over m of tokens_m / period
 
-`rest` is what was measured and not explained (evaluations, checkpoints); it stays as it is. Without
-a machine its members drop out of the maximum and of the sum, and x shrinks as the exchange does:
-through the hub it grows with the number of members n, directly with (n - 1) / n; what the slowest
-contribution took longer to leave than the quickest goes with its machine. Where slower
-members do fewer steps and the fastest goes, all others do more steps in proportion. Members that
-train models of their own never wait: their rates add up.
-
-Every figure is a mean over the newest rounds of the same members; it says what holds now, and
-nothing of how much a token teaches.
+`rest` is unexplained measured time (evaluation, checkpoints) and stays constant. Without a node,
+its members leave the maximum and the sum, and x shrinks: proportional to the number of members n
+through the hub, to (n - 1) / n directly; extra upload time of a node's contribution goes with it.
+If slower members do fewer steps and the fastest leaves, the others do proportionally more. Members
+that train separate models do not wait; their rates add up. All figures are means over the newest
+rounds of the same members.
 """
 
 from __future__ import annotations
@@ -29,19 +26,16 @@ from atoll.hub.rounds.timeline import CatchUp, Row, catch_up
 from atoll.wire.states import JobState
 
 LEAST_ROUNDS = 5
-"""Fewer rounds say nothing."""
 NEWEST = 60
 MOST_ROUNDS = 20
 UNUSUAL = 3.0
-"""A round so many times as long as most (a machine slept, a first step) says nothing of worth."""
+"""Rounds longer than this many medians are ignored (suspended machine, first step)."""
 TELLING = 0.02
-"""A machine is to be removed only if the group would be faster by more than this share."""
+"""Recommend removal only if the group would be faster by more than this share."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One member in one round."""
-
     node: str
     compute_s: float
     apply_s: float
@@ -49,27 +43,18 @@ class _Part:
     vote_s: float
     upload_s: float | None
     units: float
-    """Tokens; steps where nobody counts tokens."""
+    """Tokens; steps if tokens are not counted."""
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """One round with everything known."""
-
     parts: Mapping[str, _Part]
     route: str
     period_s: float
-    """As it was measured."""
 
     def model_s(self, members: Collection[str], *, alone: bool, more: float = 1.0) -> float:
-        """Return what the model says of a round of some members.
-
-        Args:
-            members: Who takes part.
-            alone: Nobody waits for anybody.
-            more: How many times as many steps each does as it did.
-        """
+        """Return the modelled seconds of a round with `more` times the steps; `alone`: no waits."""
         parts = [self.parts[m] for m in members]
         if alone:
             return self.period_s * more
@@ -77,7 +62,7 @@ class _Round:
         return computing_s + self.exchange_s(members, len(members))
 
     def exchange_s(self, members: Collection[str], count: int) -> float:
-        """Return the seconds of the exchange and the vote of `count` members like these."""
+        """Return the seconds of exchange and vote for `count` members like these."""
         if count < 2 or len(self.parts) < 2:
             return 0.0
         grown = _growth(self.route, count) / _growth(self.route, len(self.parts))
@@ -86,37 +71,32 @@ class _Round:
         uploads = {m: part.upload_s for m, part in self.parts.items() if part.upload_s is not None}
         if len(uploads) < len(self.parts):
             return send_s * grown + vote_s
-        # What everybody's contribution takes is the hub's doing, what one takes longer its own.
+        # Time common to all contributions is due to the hub, the rest to the member.
         least_s = min(uploads.values())
         slowest_s = max(uploads.values()) - least_s
         common_s = max(0.0, send_s - slowest_s)
         return max(uploads[m] for m in members) - least_s + common_s * grown + vote_s
 
     def units(self, members: Collection[str]) -> float:
-        """Return what some members brought."""
         return sum(self.parts[m].units for m in members)
 
     def more_steps(self, members: Collection[str]) -> float:
-        """Return how many times as many steps the rest does when the fastest has gone."""
+        """Return the factor on the steps of the rest if the fastest member leaves."""
         most = max(part.steps for part in self.parts.values())
         left = max(self.parts[m].steps for m in members)
         return most / left if left else 1.0
 
 
 def _growth(route: str, count: int) -> float:
-    """Return what an exchange of `count` members takes, up to a factor."""
     return (count - 1) / count if route == "direct" else float(count)
 
 
 def marginal_throughput(
     rounds: Sequence[CatchUp], *, alone: bool = False, running: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Return what the machines of a job are worth; docs/operate/alarms.md says what each key means.
+    """Return what the nodes of a job are worth; docs/operate/alarms.md explains the keys.
 
-    Args:
-        rounds: Committed rounds, oldest first.
-        alone: Every member trains a model of its own.
-        running: Members that are there now; None: those of the last round.
+    `rounds` are committed, oldest first; `running` None: the members of the last round.
     """
     members = _present(rounds, running)
     unit = "tokens" if _tokens_known(rounds) else "steps"
@@ -149,7 +129,6 @@ def marginal_throughput(
 
 
 def _present(rounds: Sequence[CatchUp], running: Collection[str] | None) -> list[str]:
-    """Return the members of the last round that are still there."""
     if not rounds:
         return []
     return [m for m in rounds[-1].members if running is None or m in running]
@@ -160,7 +139,7 @@ def _tokens_known(rounds: Sequence[CatchUp]) -> bool:
 
 
 def _known(rounds: Sequence[CatchUp], members: Sequence[str], *, unit: str) -> list[_Round]:
-    """Return the newest rounds of exactly these members of which everything is known."""
+    """Return the newest complete rounds of exactly these members."""
     found: list[_Round] = []
     for one, before in zip(reversed(rounds[1:]), reversed(rounds[:-1]), strict=True):
         if len(found) == MOST_ROUNDS or set(one.members) != set(members):
@@ -174,7 +153,7 @@ def _known(rounds: Sequence[CatchUp], members: Sequence[str], *, unit: str) -> l
 
 
 def _part(row: Row, unit: str) -> _Part | None:
-    """Return a member's part if it worked and all its times are known."""
+    """Return a member's part if it did any work and all its times are known."""
     units = row.tokens if unit == "tokens" else row.steps
     if not units or not row.steps or row.compute_s is None:
         return None
@@ -187,7 +166,6 @@ def _part(row: Row, unit: str) -> _Part | None:
 
 
 def _speed(parts: Sequence[_Part]) -> float:
-    """Return how fast a member computes, waiting not counted."""
     busy_s = sum(part.compute_s for part in parts)
     return sum(part.units for part in parts) / busy_s if busy_s > 0 else 0.0
 
@@ -195,7 +173,7 @@ def _speed(parts: Sequence[_Part]) -> float:
 def _rate_without(
     known: Sequence[_Round], members: Sequence[str], left: Sequence[str], *, alone: bool
 ) -> float:
-    """Return the model's rate of the members that are left, as a share of that of all."""
+    """Return the modelled rate of the members `left`, relative to that of all."""
     seconds = seconds_left = units = units_left = 0.0
     for one in known:
         more = 1.0 if alone else one.more_steps(left)
@@ -212,7 +190,6 @@ def _node(
     node: str, own: Sequence[str], known: Sequence[_Round], members: Sequence[str], *, rate: float,
     alone: bool, unit: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what one machine is worth."""
     left = [m for m in members if m not in own]
     share = sum(r.units(own) for r in known) / sum(r.units(members) for r in known)
     without = _rate_without(known, members, left, alone=alone) * rate if left else 0.0
@@ -222,13 +199,13 @@ def _node(
         text = f"{node} is the only machine"
     elif remove:
         text = (
-            f"remove {node}: without it the group would do {without:,.0f} {unit}/s "
+            f"remove {node}: without it the group would reach {without:,.0f} {unit}/s "
             f"instead of {rate:,.0f}"
         )
     elif adds >= 0:
         text = f"keep {node}: it adds {adds:,.0f} {unit}/s ({adds / max(without, 1e-9):.0%})"
     else:
-        text = f"keep {node}: with or without it the group is about as fast"
+        text = f"keep {node}: without it the group is about as fast"
     return {
         "node": node,
         "member": ", ".join(own),
@@ -243,7 +220,7 @@ def _node(
 def _next(
     known: Sequence[_Round], members: Sequence[str], *, rate: float, alone: bool
 ) -> dict[str, Any]:
-    """Return what one more machine like the median of these would add."""
+    """Return what one more node like the median would add."""
     ordinal = _ordinal(len(members) + 1)
     if len(members) < 2 and not alone:
         text = f"what a {ordinal} node would add is not known: nothing was exchanged yet"
@@ -263,7 +240,7 @@ def _next(
     if percent > 0:
         text = f"a {ordinal} node would add about {percent:.0f} %"
     else:
-        text = f"a {ordinal} node would add nothing: sending takes too long beside computing"
+        text = f"a {ordinal} node would add nothing: communication takes too long"
     return {"adds_percent": percent, "text": text}
 
 
@@ -276,7 +253,6 @@ def _text(
     nodes: Sequence[Mapping[str, Any]], follows: Mapping[str, Any], rate: float, best: float,
     best_node: str, *, unit: str,
 ) -> str:  # fmt: skip
-    """Return the whole in two sentences."""
     times = f"{rate / best:.1f} times" if best else "more than"
     count = f"{len(nodes)} machine{'s' * (len(nodes) > 1)}"
     first = f"{count}: {rate:,.0f} {unit}/s, {times} the best single one ({best_node}: {best:,.0f})"
@@ -288,7 +264,6 @@ def _text(
 def _too_early(
     members: Sequence[str], rounds: Sequence[CatchUp], *, found: int, unit: str
 ) -> dict[str, Any]:
-    """Return that nothing can be said yet."""
     text = f"too early to say: {found} of {LEAST_ROUNDS} rounds"
     rows = {row.member: row for one in rounds for row in one.rows}
     nodes = [
@@ -305,11 +280,7 @@ def _too_early(
 
 
 async def node_value(context: Context, job: str) -> dict[str, Any]:
-    """Return what the machines of a job are worth now; of one that has ended, were at its end.
-
-    Raises:
-        HubError: there is no such job.
-    """
+    """Return what a job's nodes are worth, now or when it ended; raises HubError."""
     record = context.stores.jobs.get(job)
     running = None
     if record.state == JobState.RUNNING:

@@ -1,7 +1,7 @@
-"""Tells people of alarms: by webhook, by a command, by mail. It never holds anything up.
+"""Sends alarms by webhook, command or mail, without blocking the hub.
 
-Every hook has a line of its own and a task that empties it. A message holds all alarms that came
-since the last one, and between two messages is a pause, so a storm of alarms sends few messages.
+Every target has its own queue and task. A message holds all alarms since the last one, with a pause
+between messages, so that a storm of alarms sends few messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll.hub.observability.events import Events
 log = logging.getLogger(__name__)
 
 GATHER_S = 1.0
-"""What happens at once is told at once: a message waits so long for company."""
+"""Delay of a message, so that simultaneous alarms share it."""
 MOST_WAITING = 1_000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
@@ -30,7 +30,7 @@ Send = Callable[[NotifyTarget, Mapping[str, Any]], Awaitable[None]]
 
 
 def wanted(hook: NotifyTarget, alarm: Alarm) -> bool:
-    """Return whether a hook is told of an alarm."""
+    """Return whether a target is notified of an alarm."""
     found = alarm.finding
     if alarm.silenced or (alarm.ended is not None and not hook.ends):
         return False
@@ -48,8 +48,6 @@ def _fits(pattern: str, job: str) -> bool:
 
 
 class _Line:
-    """One hook with what waits for it."""
-
     def __init__(self, hook: NotifyTarget) -> None:
         self.hook = hook
         self.waiting: deque[Alarm] = deque()
@@ -64,7 +62,7 @@ class _Line:
         self.came.set()
 
     def take(self) -> tuple[list[Alarm], int]:
-        """Return all that waits, of one that opened and ended meanwhile only the end."""
+        """Return all waiting alarms, latest state only, and the number dropped."""
         newest = {alarm.id: alarm for alarm in self.waiting}
         left_out, self.left_out = self.left_out, 0
         self.waiting.clear()
@@ -73,7 +71,7 @@ class _Line:
 
 
 class Notifier:
-    """All hooks of a hub."""
+    """All targets of a hub."""
 
     def __init__(
         self,
@@ -86,19 +84,19 @@ class Notifier:
         gather_s: float = GATHER_S,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
-        """Tell these hooks once :meth:`run` was started; `hub` is what messages call the hub."""
+        """`hub` is the name of the hub in messages."""
         self._lines = [_Line(hook) for hook in hooks]
         self._events, self._clock, self._hub, self._send = events, clock, hub, send
         self._gather_s, self._first_pause_s = gather_s, first_pause_s
 
     async def tell(self, alarm: Alarm) -> None:
-        """Have an alarm told that has opened or ended; returns at once."""
+        """Queue an alarm that has opened or ended; returns at once."""
         for line in self._lines:
             if wanted(line.hook, alarm):
                 line.add(alarm)
 
     async def run(self) -> None:
-        """Empty all lines for ever."""
+        """Send queued alarms until cancelled."""
         async with asyncio.TaskGroup() as group:
             for line in self._lines:
                 group.create_task(self._empty(line), name=line.hook.name)
@@ -115,7 +113,7 @@ class Notifier:
             await asyncio.sleep(line.hook.pause_s)
 
     def message(self, alarms: Sequence[Alarm], *, left_out: int = 0) -> dict[str, Any]:
-        """Return what is sent: the alarms as the API shows them."""
+        """Return the message for alarms, in the form of the API."""
         return {
             "hub": self._hub,
             "time": self._clock.wall(),
@@ -124,7 +122,7 @@ class Notifier:
         }
 
     async def _deliver(self, hook: NotifyTarget, message: Mapping[str, Any]) -> None:
-        """Try until it has arrived or there is no hope; that becomes an event."""
+        """Send with retries; a final failure becomes an event."""
         pause_s = self._first_pause_s
         for attempt in range(1, hook.attempts + 1):
             try:
@@ -137,7 +135,7 @@ class Notifier:
                     continue
                 count = len(message["alarms"])
                 text = (
-                    f"{hook.name}: {count} alarms were not told after {attempt} attempts: {error}"
+                    f"{hook.name}: {count} alarms were not sent after {attempt} attempts: {error}"
                 )
                 await self._events.add("", "hook-failed", text, fields=error.to_dict())
             return

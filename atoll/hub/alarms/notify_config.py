@@ -1,7 +1,6 @@
-"""`hooks.toml`: whom the hub tells of alarms, and when.
+"""`hooks.toml`: the targets of alarm notifications.
 
-Secrets stand in this file (the key of a webhook, the password of a mailbox), so it should be
-readable by the hub's owner alone.
+The file contains secrets (webhook key, mail password), so only its owner should be able to read it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SEVERITIES = ("warning", "critical")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NotifyTarget:
-    """What every hook has: which alarms it is told of, and how often."""
+    """Options of every target: which alarms it gets, and how often."""
 
     table: ClassVar[str] = ""
 
@@ -31,23 +30,21 @@ class NotifyTarget:
     kinds: tuple[str, ...] = ()
     """Kinds of alarms, e.g. `straggler`; empty: all."""
     jobs: tuple[str, ...] = ()
-    """Jobs; empty: all, and alarms about machines. `*` at the end stands for any rest."""
+    """Jobs, with `*` at the end as a wildcard; empty: all, and alarms on nodes."""
     ends: bool = True
-    """Tell also when an alarm has ended."""
     pause_s: float = 60.0
-    """Least time between two messages; what comes in between is told together."""
+    """Minimum interval of messages; alarms in between are combined."""
     timeout_s: float = 15.0
-    """Longest time of one attempt."""
     attempts: int = 5
-    """Attempts before a message is given up; the pauses between them double from one second."""
+    """Attempts per message; the pause between them starts at one second and doubles."""
 
     @property
     def name(self) -> str:
-        """What events call it; no secrets."""
+        """Name in events; contains no secret."""
         return self.table
 
     def check(self) -> None:
-        """Raise ConfigError if a value is out of range."""
+        """Validate the values; raises ConfigError."""
         if self.min_severity not in SEVERITIES:
             raise unknown("severity", self.min_severity, SEVERITIES)
         for option, least in (("pause_s", 0.0), ("timeout_s", 0.001), ("attempts", 1)):
@@ -60,21 +57,21 @@ class NotifyTarget:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Webhook(NotifyTarget):
-    """POSTs JSON to an address."""
+    """Sends JSON by HTTP POST."""
 
     table: ClassVar[str] = "webhook"
 
     url: str = ""
     secret: str = ""
-    """Key of the signature in the header `X-Atoll-Signature`; empty: it is not signed."""
+    """Key of the signature header `X-Atoll-Signature`; empty: not signed."""
 
     @property
     def name(self) -> str:
-        """Its host: the rest of the address may be a secret."""
+        """Host only, because the rest of the URL may be secret."""
         return f"webhook {self.url.partition('://')[2].partition('/')[0].rpartition('@')[2]}"
 
     def check(self) -> None:
-        """Raise ConfigError if a value is out of range."""
+        """Validate the values; raises ConfigError."""
         super().check()
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(
@@ -85,20 +82,20 @@ class Webhook(NotifyTarget):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command(NotifyTarget):
-    """Starts a program with the alarms as JSON on its standard input."""
+    """Runs a program with the alarms as JSON on standard input."""
 
     table: ClassVar[str] = "command"
 
     argv: tuple[str, ...] = ()
-    """Program and arguments; no shell sees them."""
+    """Program and arguments; not run through a shell."""
 
     @property
     def name(self) -> str:
-        """Its program."""
+        """Program name."""
         return f"command {Path(self.argv[0]).name}"
 
     def check(self) -> None:
-        """Raise ConfigError if a value is out of range."""
+        """Validate the values; raises ConfigError."""
         super().check()
         if not self.argv:
             raise ConfigError("a command hook needs argv", expected='argv = ["program", "..."]')
@@ -113,31 +110,31 @@ class Email(NotifyTarget):
     host: str = ""
     port: int = 587
     starttls: bool = True
-    """Encrypt before anything is said; only a server on this machine can do without."""
+    """Use STARTTLS; only a server on this machine works without."""
     user: str = ""
     password: str = ""
     ca: str = ""
-    """PEM file of the authority to trust; empty: those of this machine."""
+    """PEM file of the authority to trust; empty: that of the system."""
     sender: str = ""
     to: tuple[str, ...] = ()
     pause_s: float = 300.0
 
     @property
     def name(self) -> str:
-        """Its server."""
+        """Server name."""
         return f"email through {self.host}"
 
     def check(self) -> None:
-        """Raise ConfigError if a value is out of range."""
+        """Validate the values; raises ConfigError."""
         super().check()
         if not self.host or not self.to or not self.sender:
             raise ConfigError(
-                "an email hook needs a server, a sender and somebody to send to",
+                "an email hook needs a server, a sender and recipients",
                 given=f"host {self.host!r}, sender {self.sender!r}, to {list(self.to)}",
             )
         if self.password and not self.starttls:
             raise ConfigError(
-                "a password must not travel in the clear", given="starttls = false",
+                "a password must not be sent unencrypted", given="starttls = false",
                 remedy="leave starttls out, or the user and password",
             )  # fmt: skip
 
@@ -146,11 +143,7 @@ TABLES: dict[str, type[NotifyTarget]] = {kind.table: kind for kind in (Webhook, 
 
 
 def load_targets(path: Path) -> list[NotifyTarget]:
-    """Return the hooks of a file.
-
-    Raises:
-        ConfigError: the file is missing or wrong; the message names the table.
-    """
+    """Read the targets of a file; raises ConfigError, naming the table."""
     try:
         text = path.read_text(encoding="utf-8")
         tables = tomllib.loads(text)
@@ -170,7 +163,6 @@ def load_targets(path: Path) -> list[NotifyTarget]:
 
 
 def _made(kind: type[NotifyTarget], entry: Mapping[str, Any]) -> NotifyTarget:
-    """Return a hook from its table."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for name, value in entry.items():

@@ -1,4 +1,4 @@
-"""How a message about alarms leaves the hub: by HTTP, by a program, by mail. One attempt each."""
+"""Delivers one message about alarms, in one attempt: by HTTP, program or mail."""
 
 from __future__ import annotations
 
@@ -25,16 +25,11 @@ _LINES_IN_MAIL = 200
 
 
 class PermanentFailure(HubError):
-    """Another attempt would end the same way."""
+    """The delivery failed and a retry would fail too."""
 
 
 async def send(hook: NotifyTarget, message: Mapping[str, Any]) -> None:
-    """Deliver a message once.
-
-    Raises:
-        Hopeless: the receiver refused it for good.
-        HubError: it did not arrive; it may the next time.
-    """
+    """Deliver a message once; raises PermanentFailure, or HubError if a retry may succeed."""
     if isinstance(hook, Webhook):
         await _post(hook, message)
     elif isinstance(hook, Command):
@@ -50,7 +45,7 @@ def signature(secret: str, body: bytes, *, time_s: int) -> str:
 
 
 async def _post(hook: Webhook, message: Mapping[str, Any]) -> None:
-    import httpx  # only where a webhook is: it costs memory that a hub can save
+    import httpx  # imported lazily, because it takes memory that most hubs do not need
 
     body = json.dumps(message).encode()
     headers = {"content-type": "application/json", "user-agent": "atoll"}
@@ -67,11 +62,11 @@ async def _post(hook: Webhook, message: Mapping[str, Any]) -> None:
         kind = (
             PermanentFailure if answer.status_code < 500 and answer.status_code != 429 else HubError
         )
-        raise kind("it did not take the message", given=f"status {answer.status_code}")
+        raise kind("it did not accept the message", given=f"status {answer.status_code}")
 
 
 def _run(hook: Command, message: Mapping[str, Any]) -> None:
-    """Run the program; when its time is up it is killed with all that it started."""
+    """Run the program; on timeout, kill its process group."""
     try:
         process = subprocess.Popen(
             hook.argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -93,7 +88,6 @@ def _run(hook: Command, message: Mapping[str, Any]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program with all that it started, and wait for it."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -115,12 +109,12 @@ def _mail(hook: Email, message: Mapping[str, Any]) -> None:
         raise PermanentFailure("user or password is wrong", given=str(error.smtp_code)) from error
     except (OSError, smtplib.SMTPException) as error:
         raise HubError(
-            "the mail was not taken", given=f"{type(error).__name__}: {error}"
+            "the mail was not accepted", given=f"{type(error).__name__}: {error}"
         ) from error
 
 
 def format_message(hook: Email, message: Mapping[str, Any]) -> EmailMessage:
-    """Return the mail of a message."""
+    """Return the mail for a message."""
     alarms: Sequence[Mapping[str, Any]] = message["alarms"]
     mail = EmailMessage()
     mail["From"], mail["To"] = hook.sender, ", ".join(hook.to)
@@ -135,7 +129,7 @@ def format_message(hook: Email, message: Mapping[str, Any]) -> EmailMessage:
 
 
 def subject(alarms: Sequence[Mapping[str, Any]]) -> str:
-    """Return the first line of a mail."""
+    """Return the subject of a mail."""
     first = alarms[0]
     state = "over" if first["ended"] else first["severity"]
     more = f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else ""
@@ -143,7 +137,7 @@ def subject(alarms: Sequence[Mapping[str, Any]]) -> str:
 
 
 def line(alarm: Mapping[str, Any]) -> str:
-    """Return what a mail says of one alarm."""
+    """Return the lines of a mail about one alarm."""
     if alarm["ended"]:
         return f"OVER  {alarm['kind']}: {alarm['cause']}"
     return (

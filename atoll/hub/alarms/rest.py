@@ -1,4 +1,4 @@
-"""Alarms over REST: look, and silence; and what machines are worth."""
+"""REST handlers of alarms and of node values."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from atoll.hub.http.jobs import job_of
 
 
 async def show_node_value(request: Request, context: Context) -> Response:
-    """GET /api/jobs/J/worth: what each machine brings, and what one more would."""
+    """GET /api/jobs/J/worth: what each node adds, and what one more would."""
     return Json(await node_value(context, job_of(request, context)))
 
 
-class SilenceAsked(msgspec.Struct, frozen=True):
-    """Body of a wish about an alarm."""
+class SilenceRequest(msgspec.Struct, frozen=True):
+    """Body of POST /api/alarms/ID/silence."""
 
     silenced: bool = True
-    """False: it is told again."""
+    """False: notify again."""
 
 
 async def show(request: Request, context: Context) -> Response:
-    """GET /api/alarms?all=1&limit=N: what is wrong, the newest first; `all`: also what was."""
+    """GET /api/alarms?all=1&limit=N: open alarms, newest first; `all` includes ended ones."""
     alarms = context.stores.alarms
     if request.query_params.get("all") == "1":
         limit = int(number(request, "limit", 500, low=1, high=5_000))
@@ -35,8 +35,8 @@ async def show(request: Request, context: Context) -> Response:
 
 
 async def silence(request: Request, context: Context) -> Response:
-    """POST /api/alarms/ID/silence: nobody is told of it any more until it ends."""
-    body = await body_as(request, SilenceAsked)
+    """POST /api/alarms/ID/silence: suppress notifications until the alarm ends."""
+    body = await body_as(request, SilenceRequest)
     number_ = request.path_params["alarm"]
     try:
         alarm = await context.stores.alarms.silence(int(number_), silenced=body.silenced)
@@ -44,7 +44,7 @@ async def silence(request: Request, context: Context) -> Response:
         raise HttpRefused(
             404,
             HubError(
-                "no such alarm is open", given=str(number_)[:20],
+                "there is no open alarm with this number", given=str(number_)[:20],
                 remedy="`atoll alarms` lists those that are",
             ),
         ) from None  # fmt: skip

@@ -1,13 +1,4 @@
-"""What has to be remembered of a job between two looks: each look reads only what is new.
-
-A loss over a whole run in bounded memory: when there are too many points, neighbours merge.
-
-A running straight line through what is left of something, in constant memory.
-
-Exponentially weighted least squares: the weighted means, variances and the covariance of time and
-value are updated with every sample (West, "Updating mean and variance estimates", CACM 22(9),
-1979), older samples fading with the window.
-"""
+"""State of a job between two evaluations, in bounded memory: rounds, loss curves, trends."""
 
 from __future__ import annotations
 
@@ -26,16 +17,15 @@ MAX_POINTS = 240
 
 
 class LossCurve:
-    """Points of (time, loss); each stands for the same number of rounds, the last for fewer."""
+    """Points of (time, loss), each the mean of equally many rounds; when full, neighbours merge."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.points: list[tuple[float, float]] = []
         self._width = 1
         self._open: list[tuple[float, float]] = []
 
     def add(self, time: float, loss: float) -> None:
-        """Count the loss of one round."""
+        """Add the loss of one round."""
         self._open.append((time, loss))
         if len(self._open) < self._width:
             return
@@ -60,10 +50,9 @@ _NO_NUMBER = ("not finite", "nan", "inf")
 
 
 class JobMemory:
-    """One job's rounds, losses and marks as far as they were seen."""
+    """Rounds, losses and incidents of one job seen so far."""
 
     def __init__(self, job: str) -> None:
-        """Know nothing of it."""
         self.job = job
         self.last_event = 0
         self._rounds: deque[CatchUp] = deque(maxlen=ROUNDS_KEPT)
@@ -75,11 +64,11 @@ class JobMemory:
 
     @property
     def after(self) -> int:
-        """Epoch after which rounds are read: the last one is read again, it may be known better."""
+        """Epoch after which rounds are read; the last is read again, as it may be incomplete."""
         return self._rounds[-1].epoch - 1 if self._rounds else 0
 
     def take_rounds(self, rounds: Iterable[CatchUp]) -> None:
-        """Take rounds in, oldest first."""
+        """Add rounds, oldest first."""
         for one in rounds:
             if self._rounds and self._rounds[-1].epoch == one.epoch:
                 self._rounds[-1] = one
@@ -90,7 +79,7 @@ class JobMemory:
                 self._count(one)
 
     def _count(self, one: CatchUp) -> None:
-        """Add a round's losses to the curves, and note figures that are none."""
+        """Add a round's losses to the curves and record values that are not finite."""
         losses = {row.member: row.loss for row in one.rows if row.loss is not None}
         for member, loss in losses.items():
             self._curves.setdefault(member, LossCurve()).add(one.time, loss)
@@ -109,7 +98,7 @@ class JobMemory:
             self._bad.sort(key=lambda m: m.time)
 
     def take_events(self, events: Iterable[Mapping[str, Any]], record: Job) -> None:
-        """Take events in, oldest first."""
+        """Add events, oldest first."""
         for event in events:
             self.last_event = event["id"]
             kind, text = event["kind"], str(event["text"])
@@ -130,7 +119,7 @@ class JobMemory:
         self, record: Job, *, now: float, alone: bool, standings: Mapping[str, str],
         waits: tuple[list[str], float],
     ) -> JobFacts:  # fmt: skip
-        """Return what rules look at."""
+        """Return the facts for rules."""
         members = {}
         for name, member in record.members.items():
             launch = (name, member.attempt)
@@ -166,19 +155,23 @@ class JobMemory:
 
 
 LEAST_SPAN_S = 300.0
-"""A line through less than five minutes says nothing about an hour."""
+"""Shorter observation does not allow a forecast for the next hour."""
 LEAST_R2 = 0.9
-"""Share of the variance that a straight line must explain."""
+"""Required share of the variance explained by the line."""
 
 
 class Trend:
-    """Says when something runs out, if it shrinks steadily."""
+    """Forecasts when a steadily decreasing value reaches zero, in constant memory.
+
+    Exponentially weighted least squares: weighted means, variances and covariance are updated per
+    sample (West, "Updating mean and variance estimates", CACM 22(9), 1979).
+    """
 
     __slots__ = ("_began", "_covariance", "_first", "_mean_t", "_mean_x", "_var_t", "_var_x",
                  "_weight", "_when", "_window_s", "last")  # fmt: skip
 
     def __init__(self, *, window_s: float = 1_800.0) -> None:
-        """Weigh a sample that is `window_s` old by 1/e."""
+        """A sample that is `window_s` old has weight 1/e."""
         self._window_s = window_s
         self._began = self._when = self._first = self.last = 0.0
         self._weight = 0.0
@@ -186,7 +179,7 @@ class Trend:
         self._var_t = self._var_x = self._covariance = 0.0
 
     def add(self, now: float, value: float) -> None:
-        """Take a sample in."""
+        """Add a sample."""
         if self._weight == 0.0:
             self._began, self._first = now, value
         fade = math.exp(-(now - self._when) / self._window_s) if self._weight else 0.0
@@ -204,7 +197,7 @@ class Trend:
         self._covariance = keep * (self._covariance + share * dt * dx)
 
     def full_in_s(self) -> float | None:
-        """Return the seconds until zero along the line; None: it does not shrink steadily."""
+        """Return the seconds until zero along the line; None: no steady decrease."""
         span_s = self._when - self._began
         if span_s < LEAST_SPAN_S or self._var_t <= 0 or self._var_x <= 0:
             return None

@@ -1,4 +1,4 @@
-"""Statistics that one bad value cannot bend."""
+"""Robust statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 MAD_TO_SIGMA = 1.4826
-"""Median absolute deviation of a normal distribution to its standard deviation."""
+"""Ratio of standard deviation to median absolute deviation for a normal distribution."""
 
 
 def spread(values: Sequence[float]) -> float:
@@ -18,21 +18,15 @@ def spread(values: Sequence[float]) -> float:
 
 
 def noise(values: Sequence[float]) -> float:
-    """Return the standard deviation of what changes from one value to the next.
-
-    A trend adds little to it: differences of neighbours hold twice the variance of the noise.
-    """
+    """Return the standard deviation without trend: that of differences, divided by sqrt(2)."""
     steps = [b - a for a, b in pairwise(values)]
     return spread(steps) / math.sqrt(2) if steps else 0.0
 
 
 def outliers(value: float, others: Sequence[float], *, floor: float) -> tuple[float, float]:
-    """Return how far a value lies from others: in robust deviations, and as a ratio of medians.
+    """Return the distance from `others`: in robust deviations, and as ratio to the median.
 
-    Args:
-        value: What is judged; not negative.
-        others: At least one.
-        floor: Share of the median that counts as ordinary, so that equal values are no trap.
+    Deviations below `floor` times the median are ordinary, in case all `others` are equal.
     """
     centre = statistics.median(others)
     width = max(spread(others), floor * centre, 1e-30)
@@ -41,5 +35,5 @@ def outliers(value: float, others: Sequence[float], *, floor: float) -> tuple[fl
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Return the standard error of a mean."""
+    """Return the standard error of the mean."""
     return math.sqrt(statistics.variance(values) / len(values)) if len(values) > 1 else math.inf

@@ -1,4 +1,4 @@
-"""The table of alarms, with those that are open in memory."""
+"""The table of alarms; open ones are cached in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ CREATE INDEX IF NOT EXISTS alarms_ended ON alarms (ended, id);
 """
 
 MAX_ENDED = 5_000
-"""Alarms that have ended and are kept; the oldest go first."""
 
 _COLUMNS = (
     "id, kind, severity, job, node, member, key, cause, remedy, value, since, seen, ended, silenced"
@@ -30,17 +29,16 @@ _COLUMNS = (
 
 
 class Alarms:
-    """Alarms that are open, and those that were."""
+    """Open and ended alarms."""
 
     def __init__(self, database: Database) -> None:
-        """Know nothing before :meth:`load`."""
         self._database = database
         self._open: dict[Identity, Alarm] = {}
         self.on_silence: Callable[[Alarm], None] = lambda alarm: None
-        """Called with an alarm that was silenced, or not any more."""
+        """Called with an alarm when it is silenced or unsilenced."""
 
     async def load(self) -> list[Alarm]:
-        """Return what an earlier life of the hub left open."""
+        """Load and return the alarms that were open when the hub stopped."""
         rows = await self._database.read(
             lambda connection: connection.execute(
                 f"SELECT {_COLUMNS} FROM alarms WHERE ended IS NULL ORDER BY id"
@@ -51,11 +49,11 @@ class Alarms:
         return found
 
     def open(self) -> list[dict[str, Any]]:
-        """Return the alarms that are open, the newest first."""
+        """Return open alarms, newest first."""
         return [alarm.view() for alarm in sorted(self._open.values(), key=lambda a: -a.id)]
 
     async def all(self, *, limit: int = 500) -> list[dict[str, Any]]:
-        """Return open and ended alarms, the newest first."""
+        """Return open and ended alarms, newest first."""
         rows = await self._database.read(
             lambda connection: connection.execute(
                 f"SELECT {_COLUMNS} FROM alarms ORDER BY id DESC LIMIT ?", (limit,)
@@ -64,7 +62,7 @@ class Alarms:
         return [_alarm(row).view() for row in rows]
 
     async def keep(self, changes: Changes) -> Changes:
-        """Make changes durable; return them with the ids that new alarms got."""
+        """Store changes; return them with the ids of new alarms."""
 
         def write(connection: sqlite3.Connection) -> list[int]:
             ids = [_insert(connection, alarm) for alarm in changes.opened]
@@ -87,15 +85,13 @@ class Alarms:
         return Changes(opened, changes.updated, changes.ended)
 
     async def silence(self, id_: int, *, silenced: bool) -> Alarm:
-        """Mark an open alarm as known, so that nobody is told of it any more; or undo that.
-
-        Raises:
-            HubError: no such alarm is open.
-        """
+        """Silence or unsilence an open alarm; raises HubError if it is not open."""
         alarm = next((a for a in self._open.values() if a.id == id_), None)
         if alarm is None:
             raise HubError(
-                "no such alarm is open", given=id_, remedy="`atoll alarms` lists those that are"
+                "there is no open alarm with this number",
+                given=id_,
+                remedy="`atoll alarms` lists those that are",
             )
         alarm = replace(alarm, silenced=silenced)
         await self._database.write(

@@ -1,7 +1,4 @@
-"""Looks at everything again and again: what is wrong becomes an alarm, an event, and a message.
-
-The table of rules.
-"""
+"""Evaluates the alarm rules periodically; changes become alarms, events and notifications."""
 
 from __future__ import annotations
 
@@ -47,8 +44,9 @@ RULES = (
     Rule(kind="job-failed", find=job_rules.job_failed, holds_s=0, gone_s=0),
     Rule(kind="queue-full", find=job_rules.queue_full, holds_s=10, gone_s=30),
 )  # fmt: skip
-"""Every kind of alarm. Times were chosen so that what cures itself is not told: a blip of a link,
-one slow round, one noisy loss. docs/operate/alarms.md says them to people."""
+"""Every kind of alarm, see docs/operate/alarms.md. The times are long enough that faults which
+recover on their own are not reported: a short disconnect, one slow round, one noisy loss.
+"""
 
 KINDS = tuple(rule.kind for rule in RULES)
 
@@ -58,14 +56,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmIntervals:
-    """How often is looked, and how patiently."""
+    """Timing of the evaluation."""
 
     every_s: float = 2.0
-    """Pause between two looks."""
     nodes_every: int = 4
-    """Machines are looked at in one of so many looks: there may be thousands."""
+    """Nodes are checked in one of this many evaluations, because there may be thousands."""
     patience: float = 1.0
-    """Factor on the times for which conditions must hold and be gone; tests have less."""
+    """Factor on `holds_s` and `gone_s` of all rules; smaller in tests."""
 
 
 DEFAULT_INTERVALS = AlarmIntervals()
@@ -75,38 +72,37 @@ OnAlarm = Callable[[Alarm], Awaitable[None]]
 
 
 class AlarmWatch:
-    """The one task that looks, decides and tells."""
+    """The task that evaluates the rules."""
 
     def __init__(
         self, *, collector: FactCollector, alarms: Alarms, events: Events, clock: Clock,
         rules: Sequence[Rule] = RULES, intervals: AlarmIntervals = DEFAULT_INTERVALS,
     ) -> None:  # fmt: skip
-        """Look with these rules, again and again once :meth:`run` was started."""
         self._collector, self._alarms, self._events = collector, alarms, events
         self._clock, self._intervals = clock, intervals
         self._rules = [_at_pace(rule, intervals.patience) for rule in rules]
         self._engine = Engine(self._rules)
         self._looks = 0
         self.on_alarm: OnAlarm = _nobody
-        """Called with every alarm that opens or ends, once that is durable; MUST NOT block."""
+        """Called with every alarm that opened or ended, once stored; MUST NOT block."""
         alarms.on_silence = self._engine.put
 
     def opened(self, address: str, incarnation: str) -> None:
-        """A process connected."""
+        """Record that a process connected."""
         self._collector.links.opened(address, incarnation, self._clock.monotonic())
 
     async def run(self) -> None:
-        """Look for ever; a look that fails is logged and hinders no other."""
+        """Evaluate until cancelled; a failure is logged."""
         self._engine.restore(await self._alarms.load(), self._clock.wall())
         while True:
             await asyncio.sleep(self._intervals.every_s)
             try:
                 await self.look()
             except Exception:
-                log.exception("a look at what may be wrong has failed")
+                log.exception("an evaluation of the alarm rules has failed")
 
     async def look(self) -> Changes:
-        """Look once; return what changed."""
+        """Evaluate once; return what changed."""
         nodes = self._looks % self._intervals.nodes_every == 0
         self._looks += 1
         facts = await self._collector.facts(nodes=nodes)
@@ -118,7 +114,7 @@ class AlarmWatch:
             try:
                 found += rule.find(facts)
                 kinds.add(rule.kind)
-            except Exception:  # one wrong rule must not blind the others
+            except Exception:  # a faulty rule must not disable the others
                 log.exception("the rule for %s has failed", rule.kind)
         changes = self._engine.look(found, kinds, facts.now)
         if changes:
@@ -126,11 +122,10 @@ class AlarmWatch:
         return changes
 
     async def _keep(self, changes: Changes) -> Changes:
-        """Make changes durable, then tell them."""
         kept = await self._alarms.keep(changes)
         for alarm in kept.opened:
             self._engine.put(alarm)
-        # Together: a thousand machines that are lost at once are one commit, not a thousand.
+        # Concurrently, so that a thousand nodes lost at once share one commit.
         await asyncio.gather(*(self._event(alarm) for alarm in [*kept.opened, *kept.ended]))
         for alarm in [*kept.opened, *kept.ended]:
             await self.on_alarm(alarm)
@@ -141,15 +136,14 @@ class AlarmWatch:
         kind, text = "alarm", f"{found.cause}. {found.remedy}"
         if alarm.ended is not None:
             lasted = duration(alarm.ended - alarm.since)
-            kind, text = "alarm-ended", f"over after {lasted}: {found.cause}"
+            kind, text = "alarm-ended", f"ended after {lasted}: {found.cause}"
         fields = {"kind": found.kind, "severity": found.severity, "node": found.node}
         await self._events.add(found.job, kind, text, member=found.member, fields=fields)
 
 
 def _at_pace(rule: Rule, patience: float) -> Rule:
-    """Return a rule with its times stretched or shortened."""
     return replace(rule, holds_s=rule.holds_s * patience, gone_s=rule.gone_s * patience)
 
 
 async def _nobody(alarm: Alarm) -> None:
-    """Stand in where no hooks are."""
+    """Default without targets."""

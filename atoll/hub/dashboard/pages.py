@@ -1,8 +1,7 @@
-"""The dashboard's files: one page, its modules and style sheets, and plotly.js from its package.
+"""The dashboard's files: page, modules, style sheets, and plotly.js from its package.
 
-Nothing comes from another host, so the dashboard works without the internet. Every address is
-relative, so a hub may be served below a path of a larger site. plotly is found but never imported,
-because that would cost the hub 40 MB; without it the page has no charts and says so.
+Everything comes from the hub, at relative addresses (for hubs below a path prefix). plotly is
+located but not imported, because that takes 40 MB; without it the page has no charts.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _TYPES = {".js": "text/javascript", ".css": "text/css"}
 _SECURITY = {
     "content-security-policy": (
         "default-src 'self'; script-src 'self'; object-src 'none'; img-src 'self' data: blob:; "
-        "style-src 'self' 'unsafe-inline'; "  # plotly makes style elements of its own
+        "style-src 'self' 'unsafe-inline'; "  # plotly creates style elements
         "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
     ),
     "referrer-policy": "no-referrer",
@@ -42,7 +41,7 @@ _KEPT_S = 30 * 86_400
 
 
 async def page(request: Request, context: Context) -> Response:
-    """GET /: the dashboard; `?token=` logs in; without a login, the form for it."""
+    """GET /: the dashboard, or the login form; `?token=` logs in."""
     token, from_cookie = token_of(request.scope, request.headers)
     if not token:
         return _login_form()
@@ -50,27 +49,27 @@ async def page(request: Request, context: Context) -> Response:
         return _log_in(request, context, token)
     try:
         context.stores.auth.authenticate(token, source=source_of(request.scope))
-    except AuthError:  # of an earlier life of this hub
+    except AuthError:  # e.g. a cookie of a previous hub on this port
         return _login_form()
     text = _text("index.html").replace("<!--modules-->", _preloads())
     return HTMLResponse(text, headers=_SECURITY)
 
 
 async def login(request: Request, context: Context) -> Response:
-    """POST /login: the form's token becomes a cookie."""
+    """POST /login: exchange the form's token for a cookie."""
     form = parse_qs((await request.body())[:4096].decode("utf-8", "replace"))
     return _log_in(request, context, form.get("token", [""])[0].strip())
 
 
 async def logout(request: Request, _context: Context) -> Response:
-    """POST /logout: forget the cookie."""
+    """POST /logout: delete the cookie."""
     response = RedirectResponse("./", status_code=303)
     response.delete_cookie(cookie_name(request.headers))
     return response
 
 
 def _log_in(request: Request, context: Context, token: str) -> Response:
-    """Set the cookie and go to the page, so that the token leaves the address bar."""
+    """Set the cookie and redirect, so that the token leaves the address bar."""
     try:
         identity = context.stores.auth.authenticate(token, source=source_of(request.scope))
     except AuthError as error:
@@ -85,15 +84,14 @@ def _log_in(request: Request, context: Context, token: str) -> Response:
         max_age=_KEPT_S,
         httponly=True,
         secure=request.url.scheme == "https",
-        # Not strict: people follow links from elsewhere, and requests that change something are
-        # checked by their Origin.
+        # Not strict, so that links from other sites work; the Origin of requests that change
+        # something is checked.
         samesite="lax",
     )
     return response
 
 
 def _login_form(problem: str = "") -> Response:
-    """Return the form, with what was wrong with the last try."""
     alert = f'<p class="note" role="alert">Refused: {html.escape(problem)}.</p>' if problem else ""
     text = _text("login.html").replace("<!--problem-->", alert)
     return HTMLResponse(text, status_code=401 if problem else 200, headers=_SECURITY)
@@ -114,7 +112,7 @@ async def static(request: Request, _context: Context) -> Response:
 
 
 def plotly_script() -> Path | None:
-    """Return where plotly.js lies, or None when plotly is not installed."""
+    """Return the path of plotly.js, or None if plotly is not installed."""
     found = importlib.util.find_spec("plotly")
     for folder in found.submodule_search_locations or () if found else ():
         script = Path(folder) / "package_data" / "plotly.min.js"
@@ -125,13 +123,13 @@ def plotly_script() -> Path | None:
 
 @functools.cache
 def _served_files() -> Mapping[str, Path]:
-    """Return every module and style sheet by its path; a name outside this table is a 404."""
+    """Return every module and style sheet by path; other names are a 404."""
     files = (path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
     return {path.relative_to(FOLDER).as_posix(): path for path in files}
 
 
 def _preloads() -> str:
-    """Return links that let a browser fetch all modules at once instead of one after another."""
+    """Return links with which a browser fetches all modules in parallel."""
     names = sorted(name for name in _served_files() if name.endswith(".js"))
     return "\n".join(f'<link rel="modulepreload" href="static/{name}">' for name in names)
 

@@ -1,8 +1,7 @@
-"""What every open page shows: one picture of the hub per tick, made once for all of them.
+"""Snapshots of the hub, made once per tick for all open dashboards.
 
-A page gets a whole picture first and then what changed since the one before: rows of nodes and jobs
-carry their key and the fields that are new. Times since a node was heard are made coarse, so that a
-machine at which nothing happens costs nothing.
+A page gets a full snapshot first, then deltas: rows of nodes and jobs with their key and changed
+fields. Ages are rounded coarsely, so that idle nodes cause no delta.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ from atoll.hub.observability.events import EVERYWHERE
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.4
-"""Time between two pictures: somewhat more than two a second."""
 
 _LATE_S = 0.002
-"""Timers may end a little early: nobody wants the old picture again."""
+"""Margin for timers that fire early, which would return the old snapshot."""
 
 QUEUES_EVERY_S = 2.0
 WORTH_EVERY_S = 2.0
 OVER_FOR_S = 10.0
-"""How long the row of an ended job is not made again."""
+"""How long the row of an ended job is cached."""
 
 FIRST_EVENTS = 200
 EVENTS_PER_TICK = 500
@@ -44,19 +42,18 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class Snapshot:
-    """The hub at one moment. `delta` leads here from picture `number - 1`."""
+    """The hub at one moment. `delta` is relative to snapshot `number - 1`."""
 
     number: int
     made: float
-    """Time of the event loop."""
     content: dict[str, Any]
     delta: bytes
     shared: dict[tuple[object, ...], asyncio.Future[Any]] = field(default_factory=dict)
-    """What pages of one job read alike at this tick."""
+    """Results shared by all clients of a job at this tick."""
     _full: bytes = b""
 
     def bytes_after(self, number: int) -> bytes:
-        """Return the JSON object that brings a page which has picture `number` up to this one."""
+        """Return the JSON that updates a client from snapshot `number` to this one."""
         if number == self.number:
             return _encode({"full": False, "time": self.content["time"]})
         if number == self.number - 1:
@@ -65,7 +62,7 @@ class Snapshot:
         return self._full
 
     async def once(self, key: tuple[object, ...], make: Callable[[], Awaitable[Any]]) -> Any:
-        """Return what `make` gives, the same to everybody who asks at this tick."""
+        """Return the result of `make`, computed once per snapshot and key."""
         found = self.shared.get(key)
         if found is None:
             found = self.shared[key] = asyncio.ensure_future(make())
@@ -73,10 +70,11 @@ class Snapshot:
 
 
 class SnapshotSource:
-    """Makes pictures when somebody looks, at most one every `INTERVAL_S`."""
+    """Makes snapshots on demand, at most one per `INTERVAL_S`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        # Clients that ask in the same tick wait for one snapshot instead of making several.
         self._lock = asyncio.Lock()
         self._picture: Snapshot | None = None
         self._nodes: dict[str, Row] = {}
@@ -87,11 +85,11 @@ class SnapshotSource:
         self._queues_at = float("-inf")
 
     def pause_s(self) -> float:
-        """Return the time until the next picture is due."""
+        """Return the seconds until the next snapshot is due."""
         return INTERVAL_S - asyncio.get_running_loop().time() % INTERVAL_S + _LATE_S
 
     async def current(self) -> Snapshot:
-        """Return the picture of this tick."""
+        """Return the snapshot of this tick."""
         async with self._lock:
             now = asyncio.get_running_loop().time()
             before = self._picture
@@ -101,7 +99,7 @@ class SnapshotSource:
             return self._picture
 
     async def worth(self, job: str, now: float) -> Row:
-        """Return what each node adds to a job, reckoned every few seconds at most."""
+        """Return the value of each node of a job, cached for `WORTH_EVERY_S`."""
         until, worth = self._worths.get(job, (0.0, {}))
         if now >= until:
             if len(self._worths) > JOBS_LISTED:
@@ -146,7 +144,6 @@ class SnapshotSource:
         return Snapshot(number, now, content, _encode(delta))
 
     def _job_rows(self, now: float) -> Iterable[Row]:
-        """Yield the newest jobs; rows of ended ones are made again only now and then."""
         fresh: dict[str, tuple[float, Row]] = {}
         for job in self._context.stores.jobs.list()[:JOBS_LISTED]:
             until, row = self._over.get(job.job, (0.0, {}))
@@ -159,7 +156,6 @@ class SnapshotSource:
         self._over = fresh
 
     async def _events(self) -> list[Row]:
-        """Return the last events of the hub and of all jobs."""
         events, kept = self._context.stores.events, self._picture
         if kept is None:
             return await events.tail(EVERYWHERE, limit=FIRST_EVENTS)
@@ -170,7 +166,7 @@ class SnapshotSource:
 
 
 def coarse_age(seconds: float | None) -> int | None:
-    """Return a time since something was heard, in steps that grow with it; 0: just now."""
+    """Return an age in steps that grow with it; 0: just now."""
     if seconds is None:
         return None
     step = next(s for limit, s in _STEPS if seconds < limit)
@@ -181,7 +177,7 @@ _STEPS = ((6.0, 6), (60.0, 5), (3_600.0, 60), (float("inf"), 3_600))
 
 
 def coarse_members(view: Row) -> Row:
-    """Return the view of a job without its long parts and without figures that never rest."""
+    """Return the view of a job without its spec and with coarse ages."""
     members = [m | {"last_seen_s": coarse_age(m["last_seen_s"])} for m in view["members"]]
     return {k: v for k, v in view.items() if k != "spec"} | {"members": members}
 
@@ -191,7 +187,6 @@ def _node_row(row: Row) -> Row:
 
 
 def _changed(key: str, before: Mapping[str, Row], now: Mapping[str, Row]) -> list[Row]:
-    """Return, for each row that changed, its key and its new fields."""
     changed = []
     for name, row in now.items():
         old = before.get(name)

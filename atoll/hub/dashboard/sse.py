@@ -1,10 +1,8 @@
-"""Server-sent events for the dashboard: more than twice a second, all that is new.
+"""Server-sent events of the dashboard, about two ticks per second.
 
-What all pages show (nodes, jobs, alarms, queues) is made once per tick for all of them, see
-`snapshot.py`; what belongs to the shown job is read once for all pages that show it. A client gets
-one tick at a time and the next is made only when the last has left, so a slow client costs the
-memory of one tick. One that takes none for `SEND_TIMEOUT_S` is dropped; its browser comes back by
-itself and goes on from the last tick it saw, whose id holds the cursors.
+Shared data are read once per tick for all clients. The next tick is made after the last was sent,
+so a slow client costs the memory of one tick. One that accepts none for `SEND_TIMEOUT_S` is
+dropped; its browser reconnects and continues from the cursors in the last event id.
 """
 
 from __future__ import annotations
@@ -28,31 +26,27 @@ from atoll.hub.http.jobs import view_of
 
 SEND_TIMEOUT_S = 10.0
 MAX_STREAMS = 32
-"""Dashboards open at once."""
 
 POINTS_PER_TICK = 2_000
 LINES_PER_TICK = 500
 FIRST_ROUNDS = 120
-"""Attempts of rounds that a page begins with."""
+"""Attempts that a new client gets."""
 _FIRST_LINES = 200
 _FIRST_EVENTS = 300
 ROUNDS_LATE_S = 3.0
-"""How long after a verdict in memory its row is looked for on the disk."""
+"""How long after a verdict in memory its row is looked for in the database."""
 _encode = msgspec.json.Encoder().encode
 
 
 class EventStreams:
-    """All open streams of one hub; makes the handler of `/api/stream`."""
+    """All open streams of a hub; handles `/api/stream`."""
 
     def __init__(self) -> None:
         self.open = 0
         self._snapshots: SnapshotSource | None = None
 
     async def answer(self, request: Request, context: Context) -> Response:
-        """GET /api/stream?job=J&points=ID: ticks until the client goes.
-
-        `points` is the id of the last point that the client has already.
-        """
+        """GET /api/stream?job=J&points=ID: ticks; `points` is the last point the client has."""
         if self.open >= MAX_STREAMS:
             raise HttpRefused(
                 503,
@@ -77,7 +71,7 @@ class EventStreams:
 
 
 class Cursors:
-    """The ids of the last point, event, round and line that a client has of a job."""
+    """Ids of the last point, event, round and line of a job that a client has."""
 
     __slots__ = ("events", "job", "lines", "points", "rounds")
 
@@ -89,7 +83,7 @@ class Cursors:
 
     @classmethod
     def read(cls, text: str, job: str) -> Cursors:
-        """Return the cursors in an event id; fresh ones when it is of another job or no id."""
+        """Parse an event id; new cursors if it is invalid or of another job."""
         cursors = cls(job)
         name, _, numbers = text.rpartition(":")
         with contextlib.suppress(ValueError):
@@ -114,25 +108,24 @@ class Feed:
         self._context = context
         self._role = role
         self._seen = -1
-        """Number of the last picture that was sent."""
         self._job: dict[str, Any] = {}
         self._worth: dict[str, Any] = {}
         self._round: dict[str, Any] = {}
-        """The last round that was sent: its members may tell more of it at their next join."""
+        """The last round sent; it is sent again when its members report more at their next join."""
         self._verdicts = (-1, -1)
         self._rounds_until = 0.0
 
     async def tick(self) -> tuple[bytes, bool]:
-        """Return one tick as JSON, and whether more is there already."""
-        picture = await self.snapshots.current()
+        """Return one tick as JSON, and whether more is available already."""
+        snapshot = await self.snapshots.current()
         own: dict[str, Any] = {"hub": self._hub()}
         more = False
         if self.cursors.job and not self._context.stores.jobs.knows(self.cursors.job):
             own["deleted"], self.cursors = self.cursors.job, Cursors("")
         if self.cursors.job:
-            more = await self._add_job(own, picture)
-        shared = picture.bytes_after(self._seen)
-        self._seen = picture.number
+            more = await self._add_job(own, snapshot)
+        shared = snapshot.bytes_after(self._seen)
+        self._seen = snapshot.number
         return shared[:-1] + b"," + _encode(own)[1:], more
 
     def _hub(self) -> dict[str, Any]:
@@ -147,37 +140,38 @@ class Feed:
             hub["ticket"] = context.ticket
         return hub
 
-    async def _add_job(self, tick: dict[str, Any], picture: Snapshot) -> bool:
-        """Add what is new of the shown job; return whether more is there already."""
+    async def _add_job(self, tick: dict[str, Any], snapshot: Snapshot) -> bool:
+        """Add what is new of the shown job; return whether more is available already."""
         stores, cursors, job = self._context.stores, self.cursors, self.cursors.job
 
         async def view() -> dict[str, Any]:
             return coarse_members(view_of(self._context, job))
 
-        shown = await picture.once(("view", job), view)
+        shown = await snapshot.once(("view", job), view)
         if shown != self._job:
             self._job = tick["job"] = shown
-        worth = await picture.once(("worth", job), lambda: self.snapshots.worth(job, picture.made))
+        value = self.snapshots.worth
+        worth = await snapshot.once(("worth", job), lambda: value(job, snapshot.made))
         if worth != self._worth:
             self._worth = tick["worth"] = worth
         points = await self._read(
-            picture, "points", lambda a: stores.metrics.read(job, after=a, limit=POINTS_PER_TICK)
+            snapshot, "points", lambda a: stores.metrics.read(job, after=a, limit=POINTS_PER_TICK)
         )
         if cursors.events < 0:
             events = await stores.events.tail(job, limit=_FIRST_EVENTS)
             cursors.events = events[-1]["id"] if events else 0
         else:
             events = await self._read(
-                picture, "events", lambda a: stores.events.read(job, after=a, limit=LINES_PER_TICK)
+                snapshot, "events", lambda a: stores.events.read(job, after=a, limit=LINES_PER_TICK)
             )
         if cursors.lines < 0:
             lines = await stores.logs.tail(job, limit=_FIRST_LINES)
             cursors.lines = lines[-1]["id"] if lines else 0
         else:
             lines = await self._read(
-                picture, "lines", lambda a: stores.logs.read(job, after=a, limit=LINES_PER_TICK)
+                snapshot, "lines", lambda a: stores.logs.read(job, after=a, limit=LINES_PER_TICK)
             )
-        rounds = await self._rounds(picture)
+        rounds = await self._rounds(snapshot)
         tick |= {
             "points": points,
             "events": events,
@@ -189,21 +183,20 @@ class Feed:
 
     async def _read(
         self,
-        picture: Snapshot,
+        snapshot: Snapshot,
         name: str,
         read: Callable[[int], Awaitable[list[dict[str, Any]]]],
     ) -> list[dict[str, Any]]:
-        """Return what is new since a cursor, which moves on."""
         after = getattr(self.cursors, name)
         key = (name, self.cursors.job, after)
-        rows: list[dict[str, Any]] = await picture.once(key, lambda: read(after))
+        rows: list[dict[str, Any]] = await snapshot.once(key, lambda: read(after))
         if rows:
             setattr(self.cursors, name, rows[-1]["id"])
         return rows
 
-    async def _rounds(self, picture: Snapshot) -> list[dict[str, Any]]:
-        """Return decided attempts that are new; the disk is asked only around verdicts."""
-        cursors, live, now = self.cursors, self._context.live, picture.made
+    async def _rounds(self, snapshot: Snapshot) -> list[dict[str, Any]]:
+        """Return new decided attempts; the database is read only around verdicts."""
+        cursors, live, now = self.cursors, self._context.live, snapshot.made
         record = self._context.stores.jobs.get(cursors.job)
         verdicts = (record.committed_round, record.aborted_rounds)
         if verdicts != self._verdicts:
@@ -215,7 +208,7 @@ class Feed:
             decided = record.committed_round - record.start_round + record.aborted_rounds
             cursors.rounds = max(0, decided - FIRST_ROUNDS)
         after = max(0, cursors.rounds - 1)
-        rounds: list[dict[str, Any]] = await picture.once(
+        rounds: list[dict[str, Any]] = await snapshot.once(
             ("rounds", cursors.job, after),
             lambda: live.rounds(cursors.job, after=after, limit=LINES_PER_TICK),
         )
@@ -228,8 +221,6 @@ class Feed:
 
 
 class _Stream(Response):
-    """The answer that goes on."""
-
     media_type = "text/event-stream"
 
     def __init__(self, streams: EventStreams, feed: Feed) -> None:
@@ -239,7 +230,7 @@ class _Stream(Response):
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send ticks until the client goes, or takes none for too long."""
+        """Send ticks until the client disconnects or accepts none for too long."""
         self._streams.open += 1
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
@@ -249,13 +240,12 @@ class _Stream(Response):
                 pause_s = 0.0 if more else self._feed.snapshots.pause_s()
                 await asyncio.wait([gone], timeout=pause_s)
         except TimeoutError:
-            return  # without the last chunk: the server closes the connection
+            return  # without the last chunk, so that the server closes the connection
         finally:
             self._streams.open -= 1
             gone.cancel()
 
     async def _send_tick(self, send: Send) -> bool:
-        """Send one tick; return whether more is there already."""
         tick, more = await self._feed.tick()
         text = b"id: %s\ndata: %s\n\n" % (str(self._feed.cursors).encode(), tick)
         async with asyncio.timeout(SEND_TIMEOUT_S):

@@ -5,8 +5,6 @@ acknowledged survives a power cut. Writes that arrive while a commit is under wa
 one: alone a write costs one flush, a thousand together cost one flush too. Each write runs in its
 own savepoint, so one that fails takes nothing of the others with it; `write_each` goes further and
 makes one call, and few statements, of many neighbours. This is the hub's only batching of writes.
-
-`LastIdCache` holds the last row id of every job, so that a reader who has all rows costs no query.
 """
 
 from __future__ import annotations
@@ -22,7 +20,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from atoll.errors import AtollError, HubError, StorageFull
+from atoll.errors import HubError
+from atoll.hub.db.opening import explain, hold_lock, open_writer
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -30,16 +29,8 @@ V = TypeVar("V")
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
-"""`user_version` of the file; grows when a table changes its form."""
-
 MAX_BATCH = 2_000
 """Writes in one transaction; bounds how long the first of them waits."""
-
-_CHECKED_BYTES = 64 * 2**20
-"""Files up to this size are checked when opened (below 0.2 s); larger ones are trusted."""
-
-_LOCK_WAIT_S = 2.0
 
 _CALLERS = (sqlite3.IntegrityError, sqlite3.ProgrammingError)
 """Errors of SQLite that are about the statement, not about the file."""
@@ -92,9 +83,9 @@ class Database:
     def __init__(self, path: Path, *, schemas: Sequence[str] = ()) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = _hold_lock(path)
+        self._lock = hold_lock(path)
         try:
-            self._connection = _open_writer(path, schemas)
+            self._connection = open_writer(path, schemas)
             self._reader = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode=ro",
                 uri=True,
@@ -104,7 +95,7 @@ class Database:
         except BaseException as error:
             self._lock.close()
             if isinstance(error, sqlite3.Error):
-                raise _explain(error, path) from error
+                raise explain(error, path) from error
             raise
         self._writes: queue.SimpleQueue[list[_Write] | None] = queue.SimpleQueue()
         self._gathered: list[_Write] = []
@@ -248,7 +239,7 @@ class Database:
         try:
             return fn(self._reader)
         except sqlite3.DatabaseError as error:
-            raise _explain(error, self.path) from error
+            raise explain(error, self.path) from error
 
     def _run(self) -> None:
         """Take what waits and write it, one transaction after the other, until closed."""
@@ -282,7 +273,7 @@ class Database:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
             for write in batch:
-                write.outcome = (None, _explain(error, self.path))
+                write.outcome = (None, explain(error, self.path))
 
 
 def span(prefix: str) -> tuple[str, str]:
@@ -329,7 +320,7 @@ def _run_alone(connection: sqlite3.Connection, write: _Write, path: Path) -> Non
             raise  # SQLite gave up the whole transaction (disk full): so do all of the batch
         connection.execute("ROLLBACK TO one")
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, _CALLERS):
-            error = _explain(error, path)
+            error = explain(error, path)
         write.outcome = (None, error)
     connection.execute("RELEASE one")
 
@@ -345,100 +336,3 @@ def _resolve(writes: list[_Write]) -> None:
             write.future.set_exception(error)
         else:
             write.future.set_result(value)
-
-
-def _hold_lock(path: Path) -> sqlite3.Connection:
-    """Return a connection whose open transaction keeps a second hub off this file.
-
-    The operating system frees it however this process ends, on every platform.
-    """
-    lock = sqlite3.connect(
-        path.with_name(path.name + ".lock"),
-        timeout=_LOCK_WAIT_S,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    try:
-        lock.execute("BEGIN EXCLUSIVE")
-    except sqlite3.Error as error:
-        lock.close()
-        if "locked" not in str(error):
-            raise _explain(error, path) from error
-        raise HubError(
-            "another hub uses this data folder",
-            given=str(path.parent),
-            remedy="stop that hub, or give this one another folder with --data",
-        ) from error
-    return lock
-
-
-def _open_writer(path: Path, schemas: Sequence[str]) -> sqlite3.Connection:
-    """Return the writing connection with all tables made."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
-    try:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA journal_size_limit=67108864")
-        connection.execute("PRAGMA cache_size=-2048")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            raise HubError(
-                "the hub's database was written by a newer Atoll",
-                given=f"{path}, form {version}",
-                expected=f"form {SCHEMA_VERSION}",
-                remedy="install that version, or start with an empty --data folder",
-            )
-        if path.stat().st_size <= _CHECKED_BYTES:
-            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            if verdict != "ok":
-                raise sqlite3.DatabaseError(f"malformed: {verdict}")
-        for schema in schemas:
-            connection.executescript(schema)
-        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _explain(error: sqlite3.Error, path: Path) -> AtollError:
-    """Return what an error of SQLite means for the person who runs the hub."""
-    text = " ".join(str(error).split())
-    if "full" in text:
-        return StorageFull(
-            "no room is left for the hub's database",
-            given=str(path),
-            remedy="free some space; what was acknowledged before is safe",
-        )
-    if "not a database" in text or "malformed" in text:
-        return HubError(
-            "the hub's database is damaged",
-            given=f"{path} ({text})",
-            expected="a file that only the hub writes",
-            remedy="restore a copy of it, or move it away to start empty (job folders are kept)",
-        )
-    return HubError("the hub's database failed", given=f"{path} ({text})")
-
-
-class LastIdCache:
-    """Ids that only grow, by job. One that is not known stands for "look"."""
-
-    def __init__(self) -> None:
-        self._ids: dict[str, int] = {}
-
-    def stored(self, job: str, id_: int) -> None:
-        """Remember that a row with this id is on disk."""
-        self._ids[job] = max(id_, self._ids.get(job, 0))
-
-    def nothing_after(self, job: str, after: int) -> None:
-        """Remember that a look found no row above this id."""
-        self._ids.setdefault(job, after)
-
-    def forget(self, job: str) -> None:
-        """Know nothing of a job any more."""
-        self._ids.pop(job, None)
-
-    def is_all(self, job: str, after: int) -> bool:
-        """Return whether no row above this id is there, as far as is known without looking."""
-        known = self._ids.get(job)
-        return known is not None and known <= after

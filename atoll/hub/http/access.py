@@ -1,4 +1,4 @@
-"""Coming and going over REST: joins, logins, tickets, certificates, shutting out, the audit log."""
+"""REST handlers of joins, logins, tickets, certificates, revocation and the audit log."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ MAX_VALID_S = 366 * 86_400.0
 
 
 class JoinRequest(msgspec.Struct, frozen=True):
-    """Body of a join."""
+    """Body of POST /api/join."""
 
     secret: str
     """Last part of the ticket."""
     name: str
-    """Wished node id."""
     info: NodeInfo | None = None
     request: str = ""
-    """PEM signing request for the node's own key; needed where the hub speaks TLS itself."""
+    """PEM signing request for the node's key; required if the hub terminates TLS itself."""
 
 
 async def join(request: Request, context: Context) -> Response:
-    """POST /api/join: turn a ticket into a node's token and certificate."""
+    """POST /api/join: exchange a ticket for a node's token and certificate."""
     body = await body_as(request, JoinRequest)
     source = source_of(request.scope)
     admitted = await access_of(context).join(
@@ -46,15 +45,15 @@ async def join(request: Request, context: Context) -> Response:
 
 
 class LoginRequest(msgspec.Struct, frozen=True):
-    """Body of a login with a ticket."""
+    """Body of POST /api/login."""
 
     secret: str
     name: str
-    """Wished name of the login, for the audit log."""
+    """Requested name of the login, for the audit log."""
 
 
 async def log_in(request: Request, context: Context) -> Response:
-    """POST /api/login: turn a ticket into the token of an operator or a viewer."""
+    """POST /api/login: exchange a ticket for the token of an operator or a viewer."""
     body = await body_as(request, LoginRequest)
     source = source_of(request.scope)
     admitted = await access_of(context).log_in(body.secret, name=body.name, source=source)
@@ -64,25 +63,25 @@ async def log_in(request: Request, context: Context) -> Response:
 
 
 async def log_out(request: Request, context: Context) -> Response:
-    """POST /api/logout: end the login whose token this request came with."""
+    """POST /api/logout: end the login of this request's token."""
     ended = await access_of(context).log_out(identity_of(request))
     return Json({"ended": ended})
 
 
 class RenewRequest(msgspec.Struct, frozen=True):
-    """Body of a renewal."""
+    """Body of POST /api/renew."""
 
     request: str
 
 
 async def renew(request: Request, context: Context) -> Response:
-    """POST /api/renew: a new certificate for a node, before the one that it shows ends."""
+    """POST /api/renew: a new certificate for a node, before the present one expires."""
     body = await body_as(request, RenewRequest)
     node = identity_of(request).name
     certificates = access_of(context).certificates
     if not certificates.needed:
         raise HttpRefused(
-            409, HubError("this hub signs no certificates: it does not speak TLS itself")
+            409, HubError("this hub signs no certificates: it does not use TLS itself")
         )
     if not body.request:
         raise ConfigError("a signing request is missing", given="an empty text")
@@ -90,7 +89,7 @@ async def renew(request: Request, context: Context) -> Response:
 
 
 async def show_ca(_request: Request, context: Context) -> Response:
-    """GET /ca.pem: the certificate of the hub's authority, to compare with a fingerprint."""
+    """GET /ca.pem: certificate of the hub's authority, to compare with a fingerprint."""
     ca = access_of(context).ca
     if ca is None:
         raise HttpRefused(404, HubError("this hub has no certificate authority of its own"))
@@ -98,19 +97,18 @@ async def show_ca(_request: Request, context: Context) -> Response:
 
 
 class TicketRequest(msgspec.Struct, frozen=True):
-    """Body of a wish for a ticket."""
+    """Body of POST /api/tickets."""
 
     role: Literal["node", "viewer", "operator"] = "node"
     uses: int | None = None
     """How many may use it; None: any number."""
     valid_s: float | None = None
-    """Seconds that it is valid; None: without end."""
+    """Validity in seconds; None: no expiry."""
     name: str = ""
-    """For people: whom or what it is for."""
 
 
 async def make_ticket(request: Request, context: Context) -> Response:
-    """POST /api/tickets: a ticket for some machines or people, or for some time."""
+    """POST /api/tickets: create a ticket."""
     body = await body_as(request, TicketRequest)
     if body.uses is not None and not 0 < body.uses <= 1_000_000:
         raise ConfigError("a ticket needs uses", given=body.uses, expected="1 to 1,000,000")
@@ -127,30 +125,30 @@ async def make_ticket(request: Request, context: Context) -> Response:
 
 
 async def list_tickets(_request: Request, context: Context) -> Response:
-    """GET /api/tickets: every ticket, never its secret."""
+    """GET /api/tickets: every ticket, without its secret."""
     return Json(await context.stores.auth.list_tickets())
 
 
 async def revoke_ticket(request: Request, context: Context) -> Response:
-    """POST /api/tickets/ID/revoke: end a ticket, and the logins made with it."""
+    """POST /api/tickets/ID/revoke: revoke a ticket and the logins created with it."""
     id = str(request.path_params["ticket"])
     return Json({"ticket": id, "logged_out": await access_of(context).revoke_ticket(id)})
 
 
 async def revoke_node(request: Request, context: Context) -> Response:
-    """POST /api/nodes/NODE/revoke: shut a machine out at once."""
+    """POST /api/nodes/NODE/revoke: revoke a node's access at once."""
     node = str(request.path_params["node"])
     try:
         tickets = await access_of(context).shut_out(node)
     except ConfigError as error:
         raise HttpRefused(404, error) from error
     by = identity_of(request).name
-    await context.stores.events.add("", "node-revoked", f"{node} was shut out by {by}")
+    await context.stores.events.add("", "node-revoked", f"access of {node} was revoked by {by}")
     return Json({"node": node, "open_tickets": tickets})
 
 
 async def show_audit(request: Request, context: Context) -> Response:
-    """GET /api/audit?after=ID&limit=N&name=WHO: who did what, oldest first."""
+    """GET /api/audit?after=ID&limit=N&name=NAME: the audit log, oldest first."""
     after = int(number(request, "after", 0))
     limit = int(number(request, "limit", 1_000, low=1, high=10_000))
     name = request.query_params.get("name", "")
@@ -159,11 +157,7 @@ async def show_audit(request: Request, context: Context) -> Response:
 
 
 def access_of(context: Context) -> Access:
-    """Return who lets in and shuts out.
-
-    Raises:
-        HubError: these handlers are served without a hub.
-    """
+    """Return the hub's access control; HubError if there is none."""
     if context.access is None:
-        raise HubError("this hub lets nobody in")
+        raise HubError("this hub accepts no joins or logins")
     return context.access

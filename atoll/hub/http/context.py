@@ -1,4 +1,4 @@
-"""What a request handler can reach: the stores, and the living half of the hub by a protocol."""
+"""State shared by all request handlers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from atoll.wire.messages import Message
 
 
 class LiveHub(Protocol):
-    """Sessions, members and rounds, as the REST interface and the dashboard see them."""
+    """Sessions, members and rounds, as the REST interface and the dashboard use them."""
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return every known node: name, state, info, stats, bytes, what it runs."""
+        """Return every known node: name, state, info, stats, bytes, running processes."""
         ...
 
     def members(self, job: str) -> dict[str, dict[str, Any]]:
@@ -31,22 +31,19 @@ class LiveHub(Protocol):
         ...
 
     async def submit(self, job: str) -> None:
-        """Place a job that was just stored, or leave it waiting."""
+        """Schedule a job that was just stored, or leave it waiting."""
         ...
 
     async def stop(self, job: str, *, grace_s: float) -> None:
-        """End a job after its round, at the latest after `grace_s`."""
+        """Stop a job after its round, at the latest after `grace_s`."""
         ...
 
     async def scale(self, job: str, *, least: int, most: int) -> None:
-        """Let a job that waits or runs have other bounds of members from now on."""
+        """Change the bounds on the members of a waiting or running job."""
         ...
 
     async def resume(self, job: str, *, spec: str = "") -> str:
-        """Start a job again from its newest checkpoint; return which job goes on.
-
-        `spec`, unless empty, is a changed job file to go on with.
-        """
+        """Resume a job, optionally with a new `spec`; return the id of the job that continues."""
         ...
 
     def relay(self) -> dict[str, float]:
@@ -58,40 +55,36 @@ class JobDeleter(Protocol):
     """The part of the hub that deletes jobs."""
 
     async def size(self, job: str) -> dict[str, Any]:
-        """Return what would go with a job."""
+        """Return what deleting a job would remove."""
         ...
 
     async def delete(self, job: str, *, keep_files: bool = False, by: str) -> dict[str, Any]:
-        """Delete a job that has ended; return what went."""
+        """Delete an ended job; return what was removed."""
         ...
 
 
 def _nobody(address: str, notice: Message) -> bool:
-    """Stand in where no sessions are: nobody is reached."""
+    """Default without sessions."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Everything that request handlers share."""
+    """State shared by all request handlers."""
 
     stores: Stores
     live: LiveHub
     clock: Clock
     version: str
     started: float
-    """Seconds since 1970."""
     ticket: str
-    """Whole text, `atoll://HOST:PORT/SECRET`."""
+    """Full text, `atoll://HOST:PORT/SECRET`."""
     tell: Callable[[str, Message], bool] = _nobody
-    """Sends a notice to a session; False when nobody is there."""
+    """Send a notice to a session; returns False if it is not connected."""
     access: Access | None = None
-    """Lets in and shuts out; None: nobody can come."""
+    """Access control; None: all joins and logins are refused."""
     audit: Audit | None = None
-    """Who did what."""
     deletions: JobDeleter | None = None
-    """Deletes jobs; None: none can be deleted."""
+    """None: jobs cannot be deleted."""
     limits: Limits = DEFAULT_LIMITS
-    """What strangers may take."""
     rendezvous: RendezvousRegistry = field(default_factory=RendezvousRegistry)
-    """Where islands await their further machines."""

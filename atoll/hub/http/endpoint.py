@@ -1,7 +1,7 @@
-"""One address of the REST interface: which methods, for whom, and what errors look like.
+"""One route of the REST interface: methods, accepted roles, and errors as JSON.
 
-Every error is a JSON object `{"error": {"kind", "what", "given", "expected", "remedy"}}`. What went
-wrong inside the hub stays in its log: a client never sees a stack trace.
+Every error is `{"error": {"kind", "what", "given", "expected", "remedy"}}`. Internal failures are
+only logged: a client never sees a stack trace.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _STATUS: list[tuple[type[AtollError], int]] = [
 
 
 class Json(Response):
-    """A JSON answer; NaN and infinity become null, bytes base64."""
+    """A JSON response; NaN and infinity become null, bytes base64."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Return the bytes of the body."""
+        """Encode the body."""
         return msgspec.json.encode(content)
 
 
 class HttpRefused(Exception):
-    """A request ends here with this status and this error."""
+    """Ends a request with this status and error."""
 
     def __init__(self, status: int, error: AtollError) -> None:
         super().__init__(str(error))
@@ -67,7 +67,7 @@ class HttpRefused(Exception):
 
 
 def error_response(error: AtollError, status: int = 0) -> Json:
-    """Return the answer that tells an error."""
+    """Return the response for an error; status 0: by type of the error."""
     if not status:
         status = next((number for kind, number in _STATUS if isinstance(error, kind)), 500)
     headers = {"www-authenticate": "Bearer"} if status == 401 else None
@@ -75,16 +75,15 @@ def error_response(error: AtollError, status: int = 0) -> Json:
 
 
 class Endpoint:
-    """An ASGI application for one address.
+    """ASGI application of one route.
 
     Args:
-        context: What handlers reach.
-        handlers: Method in lower case to handler; GET serves HEAD too.
-        roles: Whose tokens are accepted; a job's token only where the path names that job. Empty:
-            anybody, with or without a token.
-        read_roles: Whose tokens are accepted for GET and HEAD besides.
-        write_roles: Whose tokens are accepted for other methods besides.
-        audited: Whether changes are written into the audit log; refusals always are.
+        context: Passed to handlers.
+        handlers: Method in lower case to handler; GET also serves HEAD.
+        roles: Accepted roles (`job`: only if the path names its job). Empty: no token needed.
+        read_roles: Roles also accepted for GET and HEAD.
+        write_roles: Roles also accepted for other methods.
+        audited: Write changes to the audit log; refusals always are.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Endpoint:
             self._handlers.setdefault("HEAD", self._handlers["GET"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         started = False
 
         async def watched(message: Any) -> None:
@@ -123,8 +122,8 @@ class Endpoint:
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             if started:
-                raise  # half an answer is out: the server has to cut the connection
-            failure = HubError("the hub failed at this request", remedy="its log says why")
+                raise  # the response has begun: the server must close the connection
+            failure = HubError("the hub failed on this request", remedy="see the hub's log")
             await error_response(failure, 500)(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -139,7 +138,6 @@ class Endpoint:
         return response
 
     async def _attempt(self, handler: Handler, request: Request) -> Response:
-        """Return what a handler answers, or the error that it raises."""
         try:
             self._authorize(request)
             return await handler(request, self._context)
@@ -149,7 +147,6 @@ class Endpoint:
             return error_response(error)
 
     async def _note(self, handler: Handler, request: Request, status: int) -> None:
-        """Write down what was done, or refused."""
         audit, state = self._context.audit, request.scope.get("state", {})
         entered: Identity | None = state.get("entered")
         refused = status in (401, 403, 429)
@@ -167,7 +164,6 @@ class Endpoint:
         )
 
     def _authorize(self, request: Request) -> None:
-        """Refuse identities that this address is not for."""
         if self._open:
             return
         identity = identity_of(request)
@@ -180,24 +176,24 @@ class Endpoint:
 
 
 def identity_of(request: Request) -> Identity:
-    """Return whose token came with the request; the guard has checked it."""
+    """Return the authenticated identity of a request."""
     identity: Identity = request.scope["state"]["identity"]
     return identity
 
 
 def audit_as(request: Request, role: str, name: str) -> None:
-    """Have it written down who came in with this request."""
+    """Record in the audit log that this identity was admitted by the request."""
     request.scope["state"]["entered"] = Identity(cast("Role", role), name)
 
 
 def forbidden(identity: Identity) -> HttpRefused:
-    """Return the refusal of a token that is right but not for this."""
+    """Return the refusal of a valid token without the required role."""
     return HttpRefused(
         403,
         AuthError(
-            "this token is not for that",
+            "this token does not permit this request",
             given=f"the token of {identity.role} {identity.name}",
-            remedy="use a token that may: `atoll login` with a ticket from "
+            remedy="use a token with this right: `atoll login` with a ticket from "
             "`atoll ticket new --role operator` on the hub's machine",
         ),
     )
@@ -206,11 +202,7 @@ def forbidden(identity: Identity) -> HttpRefused:
 def number(
     request: Request, name: str, default: float, *, low: float = 0, high: float = 2**62
 ) -> float:
-    """Return a number from the query, cut to its bounds.
-
-    Raises:
-        ConfigError: it is not a number.
-    """
+    """Return a number from the query, clamped to its bounds; raises ConfigError."""
     text = request.query_params.get(name)
     if text is None:
         return default
@@ -224,11 +216,7 @@ def number(
 
 
 async def body_as(request: Request, kind: type[T]) -> T:
-    """Return the JSON body as a struct.
-
-    Raises:
-        ConfigError: it is not JSON, or a field is wrong.
-    """
+    """Decode the JSON body; raises ConfigError."""
     try:
         return msgspec.json.decode(await request.body() or b"{}", type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:

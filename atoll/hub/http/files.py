@@ -1,7 +1,4 @@
-"""Files of jobs over REST, and the speed test: bytes streamed in and out.
-
-Blobs over REST: sent, asked for and fetched by their hash, which is all that opens one.
-"""
+"""REST handlers of job files, blobs, and the speed test."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _BLOCK = bytes(64 * 1024)
 
 
 async def put_file(request: Request, context: Context) -> Response:
-    """PUT /api/jobs/J/files/PATH: stream a file to disk; `X-Sha256` is checked."""
+    """PUT /api/jobs/J/files/PATH: store a file; `X-Sha256` is checked."""
     job, name = job_of(request, context), str(request.path_params["path"])
     own = name == "job.toml" or name.endswith(".jsonl") or name.rpartition("/")[2] == MANIFEST_NAME
     if own and not name.startswith(ARTIFACTS):
@@ -46,7 +43,7 @@ async def put_file(request: Request, context: Context) -> Response:
 
 
 def _left_by(node: str, context: Context, job: str, name: str) -> bool:
-    """Return whether a file is an artifact of a process that a node had last."""
+    """Return whether a file is an artifact of a process that ran on this node last."""
     member, _, inside = name.removeprefix(ARTIFACTS).partition("/")
     record = context.stores.jobs.get(job).process(member)
     ours = name.startswith(ARTIFACTS) and inside != ""
@@ -54,7 +51,7 @@ def _left_by(node: str, context: Context, job: str, name: str) -> bool:
 
 
 async def get_file(request: Request, context: Context) -> Response:
-    """GET or HEAD /api/jobs/J/files/PATH: stream a file; ranges work."""
+    """GET or HEAD /api/jobs/J/files/PATH: stream a file; supports ranges."""
     job, name = job_of(request, context), str(request.path_params["path"])
     info = await context.stores.files.stat(job, name)
     if info is None:
@@ -62,7 +59,7 @@ async def get_file(request: Request, context: Context) -> Response:
     headers = {
         "last-modified": formatdate(info.modified, usegmt=True),
         "x-content-type-options": "nosniff",
-        # A job's own HTML must not act with the dashboard's login.
+        # HTML from a job must not act with the dashboard's login.
         "content-security-policy": "sandbox allow-scripts",
     }
     if info.sha256:
@@ -76,7 +73,7 @@ async def list_files(request: Request, context: Context) -> Response:
 
 
 async def send_bytes(request: Request, _context: Context) -> Response:
-    """GET /api/speed?bytes=N: that many bytes, to measure the way down."""
+    """GET /api/speed?bytes=N: that many bytes, to measure the download speed."""
     wanted = int(number(request, "bytes", 1e6, high=MAX_SPEED_BYTES))
 
     async def blocks() -> AsyncIterator[bytes]:
@@ -93,7 +90,7 @@ async def send_bytes(request: Request, _context: Context) -> Response:
 
 
 async def take_bytes(request: Request, _context: Context) -> Response:
-    """POST /api/speed: count the body, to measure the way up."""
+    """POST /api/speed: count the bytes of the body, to measure the upload speed."""
     total = 0
     async for chunk in request.stream():
         total += len(chunk)
@@ -101,14 +98,14 @@ async def take_bytes(request: Request, _context: Context) -> Response:
 
 
 async def put_blob(request: Request, context: Context) -> Response:
-    """PUT /api/blobs/SHA256: stream a blob to disk; what hashes to something else is refused."""
+    """PUT /api/blobs/SHA256: store a blob; bytes with another hash are refused."""
     sha256 = str(request.path_params["sha256"])
     nbytes = await context.stores.blobs.put(sha256, request.stream(), max_bytes=MAX_BLOB_BYTES)
     return Json({"sha256": sha256, "nbytes": nbytes}, status_code=201)
 
 
 async def get_blob(request: Request, context: Context) -> Response:
-    """GET or HEAD /api/blobs/SHA256: stream a blob; ranges work."""
+    """GET or HEAD /api/blobs/SHA256: stream a blob; supports ranges. The hash is the only key."""
     sha256, blobs = str(request.path_params["sha256"]), context.stores.blobs
     if not await asyncio.to_thread(blobs.has, sha256):
         raise HttpRefused(404, HubError("the hub does not have this blob", given=sha256))

@@ -1,9 +1,4 @@
-"""The hub itself over REST: who is here, how the hub is.
-
-The rendezvous of islands over REST: only for the processes of the island itself.
-
-The past over REST: figures of nodes and members in buckets, and a job's curves at once.
-"""
+"""REST handlers of the hub itself, its nodes, the rendezvous of islands, and history."""
 
 from __future__ import annotations
 
@@ -25,20 +20,20 @@ from atoll.wire.states import JobState, NodeState
 
 
 async def show_nodes(_request: Request, context: Context) -> Response:
-    """GET /api/nodes: every known machine."""
+    """GET /api/nodes: every known node."""
     return Json(context.live.nodes())
 
 
 class DrainRequest(msgspec.Struct, frozen=True):
-    """Body of a wish about a node."""
+    """Body of POST /api/nodes/NODE/drain."""
 
     draining: bool = True
-    """False: it takes work again."""
+    """False: accept work again."""
     reason: str = ""
 
 
 async def drain(request: Request, context: Context) -> Response:
-    """POST /api/nodes/NODE/drain: have a machine give its work back and take none."""
+    """POST /api/nodes/NODE/drain: move a node's work away and assign it no more."""
     body = await body_as(request, DrainRequest)
     node = request.path_params["node"]
     known = [view["node"] for view in context.live.nodes()]
@@ -52,13 +47,13 @@ async def drain(request: Request, context: Context) -> Response:
             "this node is not connected",
             given=node,
             expected="a node that `atoll status` shows as online",
-            remedy="it runs nothing that could be drained; try again when it is back",
+            remedy="it runs nothing that could be drained; try again when it is online",
         )
     return Json({"node": node, "draining": body.draining})
 
 
 async def show_hub(request: Request, context: Context) -> Response:
-    """GET /api/hub: version, uptime, memory; for the operator the ticket too."""
+    """GET /api/hub: version, uptime, memory; also the ticket for an operator."""
     answer = {
         "version": context.version,
         "time": context.clock.wall(),
@@ -77,44 +72,44 @@ async def show_hub(request: Request, context: Context) -> Response:
 
 
 async def show_events(request: Request, context: Context) -> Response:
-    """GET /api/events: what happened to the hub and its nodes."""
+    """GET /api/events: events of the hub and its nodes."""
     events = await context.stores.events.read("", after=0, limit=1000)
     return Json({"last": events[-1]["id"] if events else 0, "events": events})
 
 
 async def health(_request: Request, _context: Context) -> Response:
-    """GET /healthz: the hub answers."""
+    """GET /healthz: liveness check."""
     return Json({"ok": True})
 
 
 def rss_bytes() -> int:
-    """Return how much memory this process occupies."""
+    """Return the resident memory of this process."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):
-        import psutil  # only where /proc is not: it costs memory that a hub can save
+        import psutil  # only where /proc is missing, because psutil takes memory
 
         return int(psutil.Process().memory_info().rss)
 
 
 LONGEST = 255
-"""Characters of an address, and of a secret."""
+"""Maximum characters of a rendezvous address and of its secret."""
 
 
 async def publish_rendezvous(request: Request, context: Context) -> Response:
-    """PUT /api/jobs/J/rendezvous/M: publish where followers of member M find it."""
+    """PUT /api/jobs/J/rendezvous/M: publish the rendezvous address for followers of member M."""
     job, member = job_of(request, context), _member_of(request)
     asking, record = identity_of(request), context.stores.jobs.get(job)
     newest = record.members.get(member)
     if asking.member != member or (newest is not None and asking.attempt < newest.attempt):
         raise forbidden(asking)
     if record.state != JobState.RUNNING:
-        raise HubError("the job does not run", given=job, expected="a member of a running job")
+        raise HubError("the job is not running", given=job, expected="a member of a running job")
     address = await body_as(request, RendezvousAddress)
     if not 0 < len(address.dial) <= LONGEST or not 0 < len(address.secret) <= LONGEST:
         raise ConfigError(
-            "this is no rendezvous address",
+            "this is not a rendezvous address",
             given=f"dial of {len(address.dial)} and secret of {len(address.secret)} characters",
             expected=f"1 to {LONGEST} of each",
         )
@@ -123,7 +118,7 @@ async def publish_rendezvous(request: Request, context: Context) -> Response:
 
 
 async def find_rendezvous(request: Request, context: Context) -> Response:
-    """GET /api/jobs/J/rendezvous/M: return where followers of member M find it."""
+    """GET /api/jobs/J/rendezvous/M: return that address."""
     job, member = job_of(request, context), _member_of(request)
     asking = identity_of(request).member
     if member != (member_of_follower(asking)[0] if is_follower(asking) else asking):
@@ -145,9 +140,8 @@ MAX_POINTS = 2_000
 async def show_history(request: Request, context: Context) -> Response:
     """GET /api/history: `owner=O&from=T&to=T&points=N` for buckets, or `job=J&points=N`.
 
-    `owner` is `node/NAME` or `JOB/MEMBER`; times are seconds since 1970, by default the last hour.
-    With `job` the answer is like that of the job's metrics, thinned to so many points of a member;
-    `last` is where a reader goes on.
+    `owner` is `node/NAME` or `JOB/MEMBER`; Unix times, by default the last hour. With `job` the
+    response is that of the metrics, thinned to `points` per member; readers continue from `last`.
     """
     points = int(number(request, "points", 300, low=2, high=MAX_POINTS))
     job, owner = request.query_params.get("job", ""), request.query_params.get("owner", "")
@@ -155,7 +149,9 @@ async def show_history(request: Request, context: Context) -> Response:
         return await _curves(context, job, points)
     if not owner:
         raise ConfigError(
-            "history of whom?", given="no owner", expected="owner=node/NAME, owner=JOB/w0 or job=J"
+            "the owner of the history is missing",
+            given="no owner",
+            expected="owner=node/NAME, owner=JOB/w0 or job=J",
         )
     until = number(request, "to", context.clock.wall())
     since = number(request, "from", until - HOUR_S)

@@ -1,7 +1,4 @@
-"""Jobs over REST: submit, look, stop, resume; their metrics, events and output.
-
-Deleting jobs over REST, and what would go with one.
-"""
+"""REST handlers of jobs: submit, inspect, stop, resume, delete; metrics, events, output."""
 
 from __future__ import annotations
 
@@ -19,41 +16,39 @@ from atoll.hub.jobs.record import job_facts
 
 
 class Submission(msgspec.Struct, frozen=True):
-    """Body of a submission."""
+    """Body of POST /api/jobs."""
 
     spec: str
-    """TOML text."""
     files: dict[str, str] = {}
-    """Texts that travel with the job: name to content."""
+    """Text files of the job, by name."""
     batch: str = ""
-    """Label of the jobs that are submitted together."""
     key: str = ""
-    """What the submitter calls this submission: sent again it makes no second job."""
+    """Idempotency key: repeating a submission with it creates no second job."""
 
 
 class StopRequest(msgspec.Struct, frozen=True):
-    """Body of a stop."""
+    """Body of POST /api/jobs/J/stop."""
 
     grace_s: float = 10.0
 
 
 class ResumeRequest(msgspec.Struct, frozen=True):
-    """Body of a resume."""
+    """Body of POST /api/jobs/J/resume."""
 
     spec: str = ""
-    """The job file from now on; empty: the same."""
+    """New job file; empty: unchanged."""
 
 
 class BoundsRequest(msgspec.Struct, frozen=True):
-    """Body of other bounds for the members of a job."""
+    """Body of POST /api/jobs/J/nodes."""
 
     max: int
     min: int = 0
-    """0: all are needed to start, one to go on."""
+    """0: all are needed to start, one to continue."""
 
 
 def view_of(context: Context, job: str) -> dict[str, Any]:
-    """Return the whole view of a job."""
+    """Return the full view of a job."""
     record = context.stores.jobs.get(job)
     view = job_view(
         record, latest=context.stores.metrics.latest(job), live=context.live.members(job)
@@ -62,11 +57,7 @@ def view_of(context: Context, job: str) -> dict[str, Any]:
 
 
 def job_of(request: Request, context: Context) -> str:
-    """Return the job that the address names.
-
-    Raises:
-        Refused: there is no such job; 404.
-    """
+    """Return the job id in the path; HttpRefused with 404 if it does not exist."""
     job: str = request.path_params["job"]
     if not context.stores.jobs.knows(job):
         raise HttpRefused(
@@ -79,7 +70,7 @@ def job_of(request: Request, context: Context) -> str:
 
 
 async def submit(request: Request, context: Context) -> Response:
-    """POST /api/jobs: store a job and place it."""
+    """POST /api/jobs: store and schedule a job."""
     body = await body_as(request, Submission)
     job = await context.stores.jobs.create(
         body.spec, files=body.files, batch=body.batch, key=body.key
@@ -89,7 +80,7 @@ async def submit(request: Request, context: Context) -> Response:
 
 
 async def list_jobs(request: Request, context: Context) -> Response:
-    """GET /api/jobs: every job, newest first; `?brief=1` leaves specs and members out."""
+    """GET /api/jobs: every job, newest first; `?brief=1` omits specs and members."""
     views = [view_of(context, job.job) for job in context.stores.jobs.list()]
     brief = request.query_params.get("brief") == "1"
     return Json([job_row(view) for view in views] if brief else views)
@@ -101,7 +92,7 @@ async def show_job(request: Request, context: Context) -> Response:
 
 
 async def stop(request: Request, context: Context) -> Response:
-    """POST /api/jobs/J/stop: end it after its round."""
+    """POST /api/jobs/J/stop: stop it after its round."""
     job = job_of(request, context)
     body = await body_as(request, StopRequest)
     await context.live.stop(job, grace_s=min(max(body.grace_s, 0.0), 86_400.0))
@@ -109,7 +100,7 @@ async def stop(request: Request, context: Context) -> Response:
 
 
 async def scale(request: Request, context: Context) -> Response:
-    """POST /api/jobs/J/nodes: other bounds for its members, while it waits or runs."""
+    """POST /api/jobs/J/nodes: change the bounds on its members."""
     job = job_of(request, context)
     body = await body_as(request, BoundsRequest)
     await context.live.scale(job, least=body.min, most=body.max)
@@ -117,14 +108,14 @@ async def scale(request: Request, context: Context) -> Response:
 
 
 async def resume(request: Request, context: Context) -> Response:
-    """POST /api/jobs/J/resume: start it again from its newest checkpoint."""
+    """POST /api/jobs/J/resume: resume it from its newest checkpoint."""
     job = job_of(request, context)
     body = await body_as(request, ResumeRequest)
     return Json({"job": await context.live.resume(job, spec=body.spec)})
 
 
 async def read_metrics(request: Request, context: Context) -> Response:
-    """GET /api/jobs/J/metrics?after=ID&limit=N: measurements, oldest first."""
+    """GET /api/jobs/J/metrics?after=ID&limit=N: points, oldest first."""
     job, after = job_of(request, context), int(number(request, "after", 0))
     limit = int(number(request, "limit", 2000, low=1, high=10_000))
     points = await context.stores.metrics.read(job, after=after, limit=limit)
@@ -132,7 +123,7 @@ async def read_metrics(request: Request, context: Context) -> Response:
 
 
 async def read_events(request: Request, context: Context) -> Response:
-    """GET /api/jobs/J/events?after=ID&wait_s=S: what happened, oldest first."""
+    """GET /api/jobs/J/events?after=ID&wait_s=S: events, oldest first."""
     job, after = job_of(request, context), int(number(request, "after", 0))
     limit = int(number(request, "limit", 1000, low=1, high=10_000))
     wait_s = number(request, "wait_s", 0.0, high=60.0)
@@ -149,7 +140,7 @@ async def read_rounds(request: Request, context: Context) -> Response:
 
 
 async def read_logs(request: Request, context: Context) -> Response:
-    """GET /api/jobs/J/logs?after=ID&member=M&q=TEXT&wait_s=S&tail=N: what its processes printed."""
+    """GET /api/jobs/J/logs?after=ID&member=M&q=TEXT&wait_s=S&tail=N: output of its processes."""
     job, after = job_of(request, context), int(number(request, "after", 0))
     member = request.query_params.get("member", "")
     tail = int(number(request, "tail", 0, high=10_000))
@@ -173,7 +164,7 @@ def _last(items: list[dict[str, Any]], after: int) -> int:
 
 
 async def delete_job(request: Request, context: Context) -> Response:
-    """DELETE /api/jobs/J?keep_files=1: a job that has ended, and all that is left of it."""
+    """DELETE /api/jobs/J?keep_files=1: delete an ended job."""
     job = job_of(request, context)
     keep = request.query_params.get("keep_files") == "1"
     identity = identity_of(request)
@@ -182,11 +173,11 @@ async def delete_job(request: Request, context: Context) -> Response:
 
 
 async def show_size(request: Request, context: Context) -> Response:
-    """GET /api/jobs/J/size: what would go with a job, in files, items and bytes."""
+    """GET /api/jobs/J/size: files, items and bytes that deleting a job would remove."""
     return Json(await _deletions(context).size(job_of(request, context)))
 
 
 def _deletions(context: Context) -> JobDeleter:
     if context.deletions is None:
-        raise HttpRefused(503, HubError("this hub is not up yet"))
+        raise HttpRefused(503, HubError("this hub has not started yet"))
     return context.deletions

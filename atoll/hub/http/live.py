@@ -1,38 +1,26 @@
-"""What the REST interface and the dashboard ask of the living half of the hub."""
+"""Implements `LiveHub` on the hub's sessions, membership and scheduler."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from atoll.clock import Clock
 from atoll.hub.http.views import describe_member, describe_node
-from atoll.hub.nodes.membership import Membership
-from atoll.hub.rounds.service import RoundService
+from atoll.hub.nodes.services import JobServices
 from atoll.hub.scheduler.scheduler import Scheduler
-from atoll.hub.sessions.session import Sessions
-from atoll.hub.stores import Stores
 from atoll.ids import session_id
 from atoll.wire.states import JobState
 
 
 class HubLive:
-    """Read-only views of sessions and members, and the three verbs of a job."""
+    """See :class:`atoll.hub.http.context.LiveHub`."""
 
-    def __init__(
-        self,
-        stores: Stores,
-        sessions: Sessions,
-        membership: Membership,
-        placement: Scheduler,
-        rounds: RoundService,
-        clock: Clock,
-    ) -> None:
-        self._stores = stores
-        self._sessions = sessions
-        self._membership = membership
-        self._placement = placement
-        self._rounds = rounds
-        self._clock = clock
+    def __init__(self, services: JobServices, scheduler: Scheduler) -> None:
+        self._stores = services.stores
+        self._sessions = services.sessions
+        self._membership = services.membership
+        self._scheduler = scheduler
+        self._rounds = services.rounds
+        self._clock = services.clock
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return every node that joined since the hub started."""
@@ -51,17 +39,19 @@ class HubLive:
                 self._sessions.get(node.node),
                 now,
                 running=[session_id(*pair) for pair in running],
-                told=[self._told(*pair) for pair in running],
+                measured=[self._measured(*pair) for pair in running],
             )
             views.append(view)
         return views
 
     def members(self, job: str) -> dict[str, dict[str, Any]]:
-        """Return what is known of each member of a job beyond its record."""
+        """Return what is known of each member beyond the job's record."""
         now = self._clock.monotonic()
         return {
             member: describe_member(
-                self._sessions.get(session_id(job, member)), now, told=self._told(job, member)
+                self._sessions.get(session_id(job, member)),
+                now,
+                measured=self._measured(job, member),
             )
             | self._rounds.describe(job, member)
             for member in self._stores.jobs.get(job).members
@@ -72,21 +62,21 @@ class HubLive:
         return await self._rounds.store.history(job, after=after, limit=limit)
 
     async def submit(self, job: str) -> None:
-        """Place a new job, or leave it waiting."""
-        await self._placement.submit(job)
+        """Schedule a new job, or leave it waiting."""
+        await self._scheduler.submit(job)
 
     async def stop(self, job: str, *, grace_s: float) -> None:
-        """End a job."""
-        await self._placement.stop(job, grace_s=grace_s)
+        """Stop a job."""
+        await self._scheduler.stop(job, grace_s=grace_s)
 
     async def scale(self, job: str, *, least: int, most: int) -> None:
-        """Let a job have other bounds of members from now on."""
-        await self._placement.scale(job, least=least, most=most)
+        """Change the bounds on a job's members."""
+        await self._scheduler.scale(job, least=least, most=most)
 
     async def resume(self, job: str, *, spec: str = "") -> str:
-        """Start a job again from its newest checkpoint, with a changed file if it is given."""
+        """Resume a job from its newest checkpoint, optionally with a changed job file."""
         async with self._stores.jobs.reviving:
-            return await self._placement.resume(job, spec=spec)
+            return await self._scheduler.resume(job, spec=spec)
 
     def relay(self) -> dict[str, float]:
         """Return the counters of the relay."""
@@ -98,7 +88,6 @@ class HubLive:
             "sessions": len(self._sessions),
         }
 
-    def _told(self, job: str, member: str) -> dict[str, float]:
-        """Return the newest measurement of every name that a member reported."""
+    def _measured(self, job: str, member: str) -> dict[str, float]:
         latest = self._stores.metrics.latest(job).get(member)
         return latest.values if latest else {}

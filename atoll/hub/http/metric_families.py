@@ -1,4 +1,4 @@
-"""Every figure of the hub by name, kind and labels: what /metrics and OpenTelemetry export."""
+"""Metric families of the hub: the source of /metrics and of the OpenTelemetry export."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from atoll.hub.http.jobs import view_of
 from atoll.wire.states import JobState, MemberState, NodeState
 
 ENDED_SHOWN_S = 3_600.0
-"""How long the figures of an ended job are still told."""
+"""How long metrics of an ended job are exported."""
 
 Sample = tuple[dict[str, str], float | None]
 Row = Mapping[str, Any]
 _Figure = tuple[str, str, str, str]
-"""Name without its beginning, kind, text, key."""
+"""Name without prefix, kind, help text, key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Samples of one kind. A value of None is not known and not told."""
+    """Samples of one metric. A value of None is omitted."""
 
     name: str
     kind: str
@@ -35,23 +35,23 @@ _OF_NODES: tuple[_Figure, ...] = (
     ("sent_bytes_total", "counter", "Sent by a node.", "sent_bytes"),
     ("received_bytes_total", "counter", "Received by a node.", "received_bytes"),
     ("tokens_per_second", "gauge", "Tokens that its members train on.", "tokens_per_s"),
-    ("last_seen_seconds", "gauge", "Time since it was heard.", "last_seen_s"),
+    ("last_seen_seconds", "gauge", "Time since its last message.", "last_seen_s"),
 )
 _OF_STATS: tuple[_Figure, ...] = (
     ("cpu_percent", "gauge", "Processors in use.", "cpu_percent"),
     ("memory_percent", "gauge", "Memory in use.", "memory_percent"),
     ("memory_free_bytes", "gauge", "Memory that is free.", "memory_free_bytes"),
     ("load", "gauge", "Load of one minute.", "load"),
-    ("disk_free_bytes", "gauge", "Room on its disk.", "disk_free_bytes"),
+    ("disk_free_bytes", "gauge", "Free space on its disk.", "disk_free_bytes"),
     ("battery_percent", "gauge", "Charge of its battery.", "battery_percent"),
-    ("on_battery", "gauge", "1 if it runs on its battery.", "on_battery"),
+    ("on_battery", "gauge", "1 if it runs on battery.", "on_battery"),
     ("gpu_percent", "gauge", "Accelerator in use.", "gpu_percent"),
     ("gpu_memory_used_bytes", "gauge", "Memory of the accelerator in use.",
      "gpu_memory_used_bytes"),
     ("latency_milliseconds", "gauge", "Round trip to the hub.", "latency_ms"),
     ("up_bits_per_second", "gauge", "Measured speed to the hub.", "up_bps"),
     ("down_bits_per_second", "gauge", "Measured speed from the hub.", "down_bps"),
-    ("reconnects_total", "counter", "Times that its connection was made again.", "reconnects"),
+    ("reconnects_total", "counter", "Reconnects.", "reconnects"),
 )  # fmt: skip
 _OF_JOBS: tuple[_Figure, ...] = (
     ("rounds_committed_total", "counter", "Committed rounds.", "committed_round"),
@@ -74,16 +74,16 @@ _OF_QUEUES: tuple[_Figure, ...] = (
     ("oldest_seconds", "gauge", "Age of the oldest item that is ready.", "oldest_s"),
     ("in_per_second", "gauge", "Items put.", "in_per_s"),
     ("out_per_second", "gauge", "Items acknowledged.", "out_per_s"),
-    ("waiting_producers", "gauge", "Producers that wait for room.", "waiting_producers"),
+    ("waiting_producers", "gauge", "Producers that wait for space.", "waiting_producers"),
     ("subscribers", "gauge", "Readers of a topic.", "subscribers"),
 )
 _RELAY = (("frames_total", "Forwarded frames.", "frames"),
           ("bytes_total", "Forwarded bytes.", "bytes"),
-          ("dropped_total", "Frames nobody was there for.", "dropped"))  # fmt: skip
+          ("dropped_total", "Frames without a receiver.", "dropped"))  # fmt: skip
 
 
 async def families(context: Context) -> list[Family]:
-    """Return every figure of this moment."""
+    """Return all current metrics."""
     now = context.clock.wall()
     jobs = [
         view_of(context, job.job)
@@ -147,11 +147,11 @@ def _jobs(jobs: Sequence[Row]) -> list[Family]:
         for labels, job in labelled
     ]
     return [
-        Family("atoll_job_state", "gauge", "1 under the state that a job is in.",
+        Family("atoll_job_state", "gauge", "1 for the current state of a job.",
                [(labels | {"state": str(job["state"])}, 1) for labels, job in labelled]),
-        Family("atoll_job_progress_ratio", "gauge", "Steps done of all.",
+        Family("atoll_job_progress_ratio", "gauge", "Fraction of steps that are done.",
                [(labels, job["progress"]["fraction"]) for labels, job in labelled]),
-        Family("atoll_job_members", "gauge", "Members that run.", running),
+        Family("atoll_job_members", "gauge", "Running members.", running),
         *_table("atoll_job", _OF_JOBS, labelled),
         *_table("atoll_member", _OF_MEMBERS, members),
     ]  # fmt: skip

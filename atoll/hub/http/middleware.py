@@ -1,7 +1,7 @@
-"""Stands before everything: whose request is it, how much may it send, what may browsers do?
+"""Authentication, body limits and browser protection in front of all HTTP routes.
 
-A token comes in `Authorization: Bearer` or in the dashboard's cookie; `?token=` only logs in at the
-page itself. What acts on the strength of a cookie must come from the hub's own pages.
+A token comes in `Authorization: Bearer` or in the dashboard's cookie; `?token=` only logs in at
+`/`. Requests authenticated by cookie must come from the hub's own pages.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from atoll.hub.storage.files import MAX_FILE_BYTES
 _HOST_PORT = re.compile(r".*:(\d{1,5})")
 
 MAX_BODY_BYTES = 24 * 2**20
-"""Largest body of a request that is not a file: a job with its files, a queue item in base64."""
+"""Largest body other than files: a job with its files, a queue item in base64."""
 
 MAX_SPEED_BYTES = 256 * 2**20
-"""Largest body of a speed test."""
 
 MAX_OPEN_BODY_BYTES = 64 * 2**10
-"""Largest body of a request without a token: a join with its signing request has 2 kB."""
+"""Largest body of a request without a token; a join with its signing request has 2 kB."""
 
 _OPEN = re.compile(r"/(?:|healthz|login|logout|favicon\.ico|ca\.pem|api/join|api/login|static/.*)")
 _ENTERING = frozenset(("/login", "/api/join", "/api/login"))
@@ -50,16 +49,13 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""On every answer that does not say otherwise itself."""
 
 
 class CrossOrigin(AuthError):
-    """A page of another site tried to act with the dashboard's login."""
+    """A page of another site tried to use the dashboard's login."""
 
 
 class _AuthMiddleware:
-    """One application behind authentication and limits; only HTTP is touched."""
-
     def __init__(self, app: ASGIApp, context: Context) -> None:
         self._app = app
         self._context = context
@@ -68,7 +64,7 @@ class _AuthMiddleware:
         self._entering = RateLimit(context.clock, most=most, window_s=60.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or hand it on."""
+        """Authenticate and limit an HTTP request; pass on other protocols."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -87,11 +83,7 @@ class _AuthMiddleware:
         await self._app(scope, _bounded(receive, limit, deadline=deadline), send)
 
     def _check(self, scope: Scope, headers: Headers) -> int:
-        """Return how large the body may be; note the identity in the scope.
-
-        Raises:
-            Refused: this request ends here.
-        """
+        """Store the identity in the scope; return the body limit. Raises HttpRefused."""
         source = source_of(scope)
         limited = self._context.stores.auth.is_limited(source)
         try:
@@ -111,7 +103,7 @@ class _AuthMiddleware:
         return limit
 
     def _check_rate(self, path: str, source: str) -> None:
-        """Refuse an address that joins or logs in too often, also with right secrets."""
+        """Refuse an address that joins or logs in too often, even with valid secrets."""
         if path not in _ENTERING or (self._limits.exempt_loopback and is_loopback(source)):
             return
         if self._entering.reached(source):
@@ -133,22 +125,22 @@ class _AuthMiddleware:
 
 
 def add_authentication(app: ASGIApp, context: Context) -> ASGIApp:
-    """Return `app` behind authentication and limits; only HTTP is touched."""
+    """Wrap `app` in authentication and limits; only HTTP is affected."""
     return _AuthMiddleware(app, context)
 
 
 def cookie_name(headers: Mapping[str, str]) -> str:
-    """Return the name of the dashboard's cookie; hubs on two ports of a host do not share one."""
+    """Return the cookie's name; it contains the port, as hubs on one host must not share it."""
     found = _HOST_PORT.fullmatch(headers.get("host", ""))
     return f"atoll_{found[1]}" if found else "atoll"
 
 
 def token_of(scope: Scope, headers: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the token of a request, and whether a cookie brought it."""
+    """Return the token of a request, and whether it came in a cookie."""
     kind, _, bearer = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and bearer:
         return bearer.strip(), False
-    if scope["path"] == "/":  # elsewhere tokens would end up in the logs of proxies
+    if scope["path"] == "/":  # elsewhere tokens would appear in logs of proxies
         query = parse_qs(scope["query_string"].decode("latin-1"))
         if query.get("token"):
             return query["token"][0], False
@@ -160,12 +152,7 @@ def token_of(scope: Scope, headers: Mapping[str, str]) -> tuple[str, bool]:
 
 
 def _identify(scope: Scope, headers: Headers, context: Context) -> Identity | None:
-    """Return the identity behind a request; None where none is needed.
-
-    Raises:
-        AuthError: a token is needed, and this one is missing or wrong.
-        ForeignPage: a browser sends it for a page of another site.
-    """
+    """Return the identity, or None if none is needed; raises AuthError, CrossOrigin."""
     if _OPEN.fullmatch(scope["path"]):
         if scope["method"] == "POST" and _says_foreign(headers):
             raise _foreign(headers)
@@ -178,7 +165,7 @@ def _identify(scope: Scope, headers: Headers, context: Context) -> Identity | No
 
 
 def _check_page(scope: Scope, headers: Headers) -> None:
-    """Refuse what a page of another site has a browser do with the login that is in its cookie."""
+    """Refuse cookie-authenticated requests caused by pages of other sites (CSRF)."""
     if _says_foreign(headers):
         raise _foreign(headers)
     if scope["method"] in ("GET", "HEAD"):
@@ -186,7 +173,7 @@ def _check_page(scope: Scope, headers: Headers) -> None:
     if headers.get("origin", "null") == "null" and headers.get("sec-fetch-site") != "same-origin":
         raise _foreign(headers)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A form of another site cannot send this type without asking first.
+    # A cross-site form cannot send this type without a CORS preflight.
     if kind != "application/json" and headers.get("content-length", "0") != "0":
         raise CrossOrigin(
             "a browser has to send JSON here", given=kind, expected="application/json"
@@ -194,11 +181,11 @@ def _check_page(scope: Scope, headers: Headers) -> None:
 
 
 def _says_foreign(headers: Headers) -> bool:
-    """Return whether the browser itself tells that another site's page is behind a request."""
+    """Return whether the headers identify a cross-site request."""
     origin = headers.get("origin")
     if origin is not None and origin != "null":
         return origin.partition("://")[2] != headers.get("host")
-    # Browsers hide the origin of a form whose page says `no-referrer`.
+    # Browsers omit or null the origin of forms on pages with `no-referrer`.
     unknown = "same-origin" if origin is None else "cross-site"
     return headers.get("sec-fetch-site", unknown) not in ("same-origin", "none")
 
@@ -222,10 +209,7 @@ def _body_limit(path: str) -> int:
 
 
 def _bounded(receive: Receive, limit: int, *, deadline: float | None) -> Receive:
-    """Return `receive` that stops a body without a declared length at the limit.
-
-    A body that is not there at the deadline (of the loop's clock) ends the request.
-    """
+    """Return `receive` that enforces the size limit, and the deadline (loop time) of the body."""
     total, complete = 0, False
 
     async def bounded() -> Message:
@@ -234,7 +218,7 @@ def _bounded(receive: Receive, limit: int, *, deadline: float | None) -> Receive
             async with asyncio.timeout_at(None if complete else deadline):
                 message = await receive()
         except TimeoutError:
-            raise HttpRefused(408, HubError("the request did not come in time")) from None
+            raise HttpRefused(408, HubError("the request did not arrive in time")) from None
         total += len(message.get("body", b""))
         complete = not message.get("more_body", False)
         if total > limit:
@@ -245,8 +229,6 @@ def _bounded(receive: Receive, limit: int, *, deadline: float | None) -> Receive
 
 
 def _with_headers(send: Send) -> Send:
-    """Return `send` that adds what browsers are to be told with every answer."""
-
     async def sending(message: Any) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
@@ -262,5 +244,5 @@ def _too_large(given: str, limit: int) -> AtollError:
         "the body of the request is too large",
         given=f"{given[:20]} bytes",
         expected=f"at most {limit} bytes",
-        remedy="put large things as files of a job",
+        remedy="upload large data as files of a job",
     )

@@ -1,6 +1,4 @@
-"""GET /metrics: the hub's figures for Prometheus.
-
-The hub's figures in Prometheus' text format, written by hand: it needs no library.
+"""GET /metrics: the hub's metrics for Prometheus, without a client library.
 
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/ (text, version 0.0.4).
 """
@@ -20,7 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def render(families: Iterable[Family]) -> str:
-    """Return the whole page; samples without a value are left out."""
+    """Return the metrics as text; samples without a value are omitted."""
     return "".join(_family(family) for family in families)
 
 
@@ -48,6 +46,6 @@ def _number(value: float) -> str:
 
 
 async def show(_request: Request, context: Context) -> Response:
-    """GET /metrics: every figure of this moment."""
+    """GET /metrics: all current metrics."""
     text = render(await families(context))
     return PlainTextResponse(text, headers={"content-type": CONTENT_TYPE})

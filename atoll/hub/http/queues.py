@@ -1,4 +1,4 @@
-"""Queues over REST: bodies and answers are the wire's own messages as JSON, payloads in base64."""
+"""REST handlers of queues: the messages of the wire as JSON, payloads in base64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from atoll.wire.messages import (
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
-    """Which dead letters an operator means: one, or all of the queue."""
+    """Selects one dead letter, or all of the queue."""
 
     queue: str
     seq: int | None = None
@@ -49,17 +49,17 @@ def _check(request: Request, context: Context, queue: str, *, options: bool = Fa
 
 
 async def queue_rows(context: Context) -> list[dict[str, Any]]:
-    """Return what people want to know of each queue and topic; cheap, whatever is stored."""
+    """Return a summary of each queue and topic; its cost does not depend on the stored items."""
     return await context.stores.queue.rows()
 
 
 async def show_queues(_request: Request, context: Context) -> Response:
-    """GET /api/queues: how full each queue is, and how fast it moves."""
+    """GET /api/queues: fill and throughput of each queue."""
     return Json(await queue_rows(context))
 
 
 async def show_dead(request: Request, context: Context) -> Response:
-    """GET /api/queues/dead?queue=Q: items that were given back too often."""
+    """GET /api/queues/dead?queue=Q: items that were released too often."""
     queue = request.query_params.get("queue", "")
     if identity_of(request).role != "viewer":
         _check(request, context, queue)
@@ -76,14 +76,14 @@ async def requeue(request: Request, context: Context) -> Response:
 
 
 async def discard(request: Request, context: Context) -> Response:
-    """POST /api/queues/discard: give a dead letter (no `seq`: all) up for good."""
+    """POST /api/queues/discard: delete a dead letter (no `seq`: all)."""
     body = await body_as(request, DeadLetters)
     seqs = None if body.seq is None else [body.seq]
     return Json({"items": await context.stores.queue.discard(body.queue, seqs)})
 
 
 async def declare(request: Request, context: Context) -> Response:
-    """POST /api/queues/open: give a queue or topic its options."""
+    """POST /api/queues/open: set the options of a queue or topic."""
     body = await body_as(request, QueueOpen)
     _check(request, context, body.queue, options=True)
     await context.stores.queue.declare(body.queue, body.options, topic=body.topic)
@@ -109,7 +109,7 @@ async def put_many(request: Request, context: Context) -> Response:
 
 
 async def claim(request: Request, context: Context) -> Response:
-    """POST /api/queues/claim: lease items; `?request=` names the ask."""
+    """POST /api/queues/claim: lease items; `?request=` is an idempotency key."""
     body = await body_as(request, QueueClaim)
     _check(request, context, body.queue)
     items = await context.stores.queue.claim(
@@ -123,7 +123,7 @@ async def claim(request: Request, context: Context) -> Response:
 
 
 async def ack(request: Request, context: Context) -> Response:
-    """POST /api/queues/ack: an item is done."""
+    """POST /api/queues/ack: acknowledge an item."""
     body = await body_as(request, QueueAck)
     _check(request, context, body.queue)
     await context.stores.queue.ack(body.queue, lease=body.lease)
@@ -131,14 +131,14 @@ async def ack(request: Request, context: Context) -> Response:
 
 
 async def ack_many(request: Request, context: Context) -> Response:
-    """POST /api/queues/ack_many: items are done; answers which leases were lost."""
+    """POST /api/queues/ack_many: acknowledge items; returns the lost leases."""
     body = await body_as(request, QueueAckMany)
     _check(request, context, body.queue)
     return Json(QueueLost(await context.stores.queue.ack_many(body.queue, body.leases)))
 
 
 async def extend(request: Request, context: Context) -> Response:
-    """POST /api/queues/extend: let a lease end later."""
+    """POST /api/queues/extend: extend a lease."""
     body = await body_as(request, QueueExtend)
     _check(request, context, body.queue)
     await context.stores.queue.extend(body.queue, lease=body.lease, lease_s=body.lease_s)
@@ -146,7 +146,7 @@ async def extend(request: Request, context: Context) -> Response:
 
 
 async def release(request: Request, context: Context) -> Response:
-    """POST /api/queues/release: give an item back."""
+    """POST /api/queues/release: return an item to the queue."""
     body = await body_as(request, QueueRelease)
     _check(request, context, body.queue)
     await context.stores.queue.release(body.queue, lease=body.lease, reason=body.reason)
@@ -161,7 +161,7 @@ async def publish(request: Request, context: Context) -> Response:
 
 
 async def read(request: Request, context: Context) -> Response:
-    """POST /api/topics/read: items of a topic after a place."""
+    """POST /api/topics/read: items of a topic after a position."""
     body = await body_as(request, TopicRead)
     _check(request, context, body.topic)
     found = await context.stores.queue.topics.read(
@@ -176,7 +176,7 @@ async def read(request: Request, context: Context) -> Response:
 
 
 async def acknowledge(request: Request, context: Context) -> Response:
-    """POST /api/topics/ack: a subscription is done with everything up to a number."""
+    """POST /api/topics/ack: acknowledge everything up to a number for a subscription."""
     body = await body_as(request, TopicAck)
     _check(request, context, body.topic)
     await context.stores.queue.topics.ack(body.topic, body.subscription, seq=body.seq)

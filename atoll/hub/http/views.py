@@ -1,4 +1,4 @@
-"""What people and programs see of a job: its record, its latest figures and its live sessions."""
+"""Views of a job for the REST interface: record, latest metrics and live sessions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,7 @@ def job_view(
     latest: Mapping[str, Latest],
     live: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the whole view of a job.
-
-    Args:
-        job: Its record.
-        latest: The last measurements of its members.
-        live: What the sessions know of its members (see `Live.members`).
-    """
+    """Return a job with the latest metrics and session state (`LiveHub.members`) by member."""
     ordered = sorted(job.members.values(), key=lambda member: member.slot)
     members = [
         member_view(member, latest.get(member.member, Latest()), live.get(member.member, _SILENT))
@@ -61,7 +55,7 @@ def job_view(
             follower_view(follower)
             for follower in sorted(job.followers.values(), key=_in_order)
             if member_of_follower(follower.member)[1]
-            < job.machines  # others are of an earlier job file
+            < job.machines  # the rest belongs to an earlier job file
         ],
         "committed_round": job.committed_round,
         "aborted_rounds": job.aborted_rounds,
@@ -88,7 +82,7 @@ def job_view(
 
 
 def job_row(view: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a list of jobs shows: the view without its long parts."""
+    """Return the view without its long parts, for lists."""
     long = ("spec", "members", "followers", "result", "files")
     row = {name: value for name, value in view.items() if name not in long}
     row["members_running"] = sum(m["state"] == MemberState.RUNNING for m in view["members"])
@@ -96,7 +90,7 @@ def job_row(view: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def member_view(member: Member, latest: Latest, live: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one member of a job."""
+    """Return the view of one member."""
     return {
         "member": member.member,
         "node": member.node,
@@ -123,7 +117,7 @@ def member_view(member: Member, latest: Latest, live: Mapping[str, Any]) -> dict
 
 
 def follower_view(follower: Member) -> dict[str, Any]:
-    """Return a further machine of a member's island; what it does counts as the member's."""
+    """Return the view of a follower; its metrics are reported as the member's."""
     view = member_view(follower, Latest(), _SILENT)
     return view | {"follower_of": member_id(follower.slot), "step": None, "round": None}
 
@@ -149,13 +143,13 @@ def _held_out(latest: Mapping[str, Latest]) -> float | None:
 
 
 def describe_member(
-    session: Session | None, now: float, *, told: Mapping[str, float]
+    session: Session | None, now: float, *, measured: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return what is known of a member beyond its record; `told` are its newest measurements."""
+    """Return the live state of a member; `measured` are its latest metrics."""
     return {
         "last_seen_s": max(0.0, now - session.last_heard) if session else None,
-        "sent_bytes": int(told.get("sent_bytes", 0)),
-        "received_bytes": int(told.get("received_bytes", 0)),
+        "sent_bytes": int(measured.get("sent_bytes", 0)),
+        "received_bytes": int(measured.get("received_bytes", 0)),
         "connected": session is not None and session.connected,
     }
 
@@ -166,12 +160,12 @@ def describe_node(
     now: float,
     *,
     running: list[str],
-    told: Sequence[Mapping[str, float]],
+    measured: Sequence[Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Return a node as the API shows it; `told` are the newest measurements of its workers."""
+    """Return a node for the API; `measured` are the latest metrics of its workers."""
     heard = session.last_heard if session else node.last_heard
     stats = session.stats if session else node.stats
-    everyone = [stats, *told]
+    everyone = [stats, *measured]
     return {
         "node": node.node,
         "name": node.info.hostname or node.node,
@@ -183,6 +177,6 @@ def describe_node(
         "stats": stats,
         "sent_bytes": int(sum(s.get("sent_bytes", 0) for s in everyone)),
         "received_bytes": int(sum(s.get("received_bytes", 0) for s in everyone)),
-        "tokens_per_s": sum(figures.get("tokens_per_s", 0.0) for figures in told),
+        "tokens_per_s": sum(figures.get("tokens_per_s", 0.0) for figures in measured),
         "running": running,
     }

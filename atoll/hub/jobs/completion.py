@@ -1,11 +1,7 @@
-"""When a process that failed is not started again, and when and how a job has ended. Pure.
+"""Whether a process is launched again, and when and how a job has ended; pure functions.
 
-When a member that was lost, failed or left is launched again.
-
-What differs in a job of policies: each member works for itself, and one may be the critic. Pure.
-
-One that fails for good ends nobody else's work. The critic serves the actors, so it ends when they
-have: it notices by itself when all of them are done, and is told if some of them never will be.
+Members of an [rl] job work independently: one that fails does not end the others. The critic serves
+the actors: it stops when all of them are done, and is asked to if some never will be.
 """
 
 from __future__ import annotations
@@ -13,31 +9,31 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from atoll.clock import Clock
-from atoll.hub.jobs.jobs import Job, Member
+from atoll.hub.jobs.record import Job, Member
 from atoll.ids import member_id, slot_of
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 from atoll.wire.states import JobState, MemberState
 
 RETURN_S = 3.0
-"""How long a lost process may come back by itself while its node is there."""
+"""How long a lost process may reconnect while its node is connected."""
 LAST_RETURN_S = 20.0
-"""The same for members that have the state when nobody else has it."""
+"""The same for members that hold the state if no other member does."""
 AWAY_S = 30.0
-"""How long a process that never speaks may live on unheard on a node that is away."""
+"""How long a process without a session may run on a node that is disconnected."""
 LEFT_PAUSE_S = 1.0
-"""A member that left on purpose may do so because its machine goes away, which is told soon."""
+"""A member that left on purpose may do so because its machine goes away, which is reported soon."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 STEADY_S = 60.0
-"""Where each works for itself: work of this length ends a row of failures."""
+"""Independent members: work of this duration resets the count of failures."""
 MAX_FAILURES = 8
-"""Launches in a row without a committed round after which a member is given up."""
+"""Consecutive launches without a committed round after which a member is not launched again."""
 
 
 def missing(job: Job) -> list[int]:
-    """Return the slots whose members are to be there and do not live, lowest first.
+    """Return the slots whose members should run and do not, lowest first.
 
-    Once one is done, the work of those that train together is, too. Where each works for itself,
-    those that have begun end their own work, and no more are begun.
+    Once one member is done, those that train together are not replaced. Independent members that
+    have begun finish their own work, and no others are launched.
     """
     members = {slot: job.members.get(member_id(slot)) for slot in range(job.nodes_wanted)}
     lacking = [slot for slot, m in members.items() if m is None or not m.live]
@@ -50,27 +46,27 @@ def missing(job: Job) -> list[int]:
 
 
 def failures_after(member: Member) -> int:
-    """Return how many launches in a row have failed with this one; to leave is no failure."""
+    """Return the consecutive failed launches including this one; leaving is no failure."""
     return member.failures + (member.state != MemberState.LEFT)
 
 
 def pause_s(failures: int) -> float:
-    """Return the pause before the next launch after so many relaunches without a commit."""
+    """Return the pause before the next launch, by the number of launches without a commit."""
     if failures == 0:
         return 0.0
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (failures - 1))
 
 
 class RestartPolicy:
-    """Remembers when each missing member was first seen missing, and which were given up."""
+    """Remembers when each member was first missing, and which are not launched again."""
 
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
         self._since: dict[tuple[str, str, int], float] = {}
-        """Monotonic time at which an attempt was found to have ended."""
+        """Monotonic time at which the end of an attempt was noticed."""
         self._given_up: set[tuple[str, str]] = set()
         self._working: dict[tuple[str, str, int], float] = {}
-        """Monotonic time at which an attempt that follows failed ones was first seen at work."""
+        """Monotonic time at which an attempt after failed ones was first seen working."""
 
     def due(
         self,
@@ -82,11 +78,10 @@ class RestartPolicy:
         silent: bool = False,
         program: bool = False,
     ) -> bool:
-        """Return whether it is time to launch a member again.
+        """Return whether to launch a member again now.
 
-        One that was lost by silence while its node is there may come back by itself; one whose
-        end is known, or whose node is gone, is replaced at once. Members that failed again and
-        again wait longer each time.
+        A silent member whose node is connected may reconnect; one that has ended, or whose node is
+        gone, is replaced at once. The wait grows with repeated failures.
 
         Args:
             job: Its job.
@@ -117,7 +112,7 @@ class RestartPolicy:
         return now >= since + wait_s
 
     def steady(self, job: str, member: Member) -> bool:
-        """Return whether a member has worked so long by now that its failures count no more."""
+        """Return whether a member has worked long enough for its failures to be reset."""
         key = (job, member.member, member.attempt)
         if member.state != MemberState.RUNNING or not (member.failures or member.retried):
             self._working.pop(key, None)
@@ -126,43 +121,43 @@ class RestartPolicy:
         return now - self._working.setdefault(key, now) > STEADY_S
 
     def launched(self, job: str, member: Member) -> None:
-        """Note a new attempt."""
+        """Record a new attempt."""
         self._since.pop((job, member.member, member.attempt - 1), None)
 
     def first_time(self, job: str, member: str) -> bool:
-        """Return whether a member is given up just now."""
+        """Return whether a member is given up for the first time."""
         if (job, member) in self._given_up:
             return False
         self._given_up.add((job, member))
         return True
 
     def forget(self, job: str) -> None:
-        """Drop what concerns a job that has ended."""
+        """Drop the entries of a job that has ended."""
         self._since = {key: at for key, at in self._since.items() if key[0] != job}
         self._given_up = {key for key in self._given_up if key[0] != job}
         self._working = {key: at for key, at in self._working.items() if key[0] != job}
 
 
 FATAL_KINDS = frozenset({"ConfigError", "DataError", "LossNotFinite", "CheckpointCorrupt"})
-"""Errors of the job itself that another try cannot cure: the first of them ends the job."""
+"""Errors of the job that a restart cannot fix: the first of them ends the job."""
 
 PROGRAM_KINDS = frozenset({"ScriptError", "OutOfMemory", "NotAllowed"})
-"""Errors of the program: it is tried again as often as the job says.
+"""Errors of the program: it is restarted up to the job's `retries`.
 
-A process that was killed, whose machine went away or that lost the hub is none of these."""
+A killed process, a lost machine or a lost hub is not among them."""
 
 OF_ITS_MACHINE = frozenset({"OutOfMemory", "NotAllowed"})
-"""Those of them that another machine may not meet."""
+"""Those of them that may not occur on another machine."""
 
 ENDED_BY_SIGNAL = frozenset({-1, -2, -9, -15, 129, 130, 137, 143})
-"""Exit statuses of a process that somebody else ended, directly or in a container."""
+"""Exit statuses of a process ended by a signal, directly or in a container."""
 
 End = tuple[JobState, str, dict[str, str] | None]
 """State, reason and error of a job that has ended."""
 
 
 def program_failed(member: Member, *, trainer: bool) -> bool:
-    """Return whether a process came to its end by a fault of its own program.
+    """Return whether a process ended by a fault of its own program.
 
     Args:
         member: Its record.
@@ -185,7 +180,7 @@ def budget_exhausted(member: Member, job: Job) -> bool:
 
 
 def restarts_exhausted(member: Member, job: Job) -> bool:
-    """Return whether a member that does not live is not launched again."""
+    """Return whether a member that does not run is not launched again."""
     if member.live:
         return False
     if job.of_policies and (member.error or {}).get("kind", "") in FATAL_KINDS:
@@ -194,12 +189,12 @@ def restarts_exhausted(member: Member, job: Job) -> bool:
 
 
 def outcome(job: Job, *, working: Collection[str] | None = None) -> End | None:
-    """Return how a job has ended, or None while it goes on.
+    """Return how a job has ended, or None while it continues.
 
     Args:
         job: Its record.
-        working: Members that stand on the state of the group; the others that live are on their
-            way to it and do not keep a job alive whose work is done. None: all that live.
+        working: Members that hold the group's state; other live members are still recovering
+            and do not keep a finished job alive. None: all live members.
     """
     members = {n: m for n, m in job.members.items() if m.slot < job.nodes_wanted}
     for member in members.values():
@@ -211,7 +206,7 @@ def outcome(job: Job, *, working: Collection[str] | None = None) -> End | None:
     if any(working is None or member in working for member in live) or (live and not done):
         return None
     if job.stopping:
-        return JobState.STOPPED, "a stop was asked for", None
+        return JobState.STOPPED, "a stop was requested", None
     if done:
         return JobState.DONE, "", None
     if not members or not all(restarts_exhausted(member, job) for member in members.values()):
@@ -221,9 +216,9 @@ def outcome(job: Job, *, working: Collection[str] | None = None) -> End | None:
 
 
 def _is_done(members: Mapping[str, Member], job: Job) -> bool:
-    """Return whether the work is done: one tells for all that train together, else each for itself.
+    """Return whether the work is done: by any member of a group, else by every member.
 
-    One that ends early, before others were even started, does not speak for them.
+    A member that ends before others were started does not count for them.
     """
     done = sum(member.state == MemberState.DONE for member in members.values())
     if not job.separate:
@@ -232,9 +227,9 @@ def _is_done(members: Mapping[str, Member], job: Job) -> bool:
 
 
 def _ends_the_job(member: Member, job: Job) -> bool:
-    """Return whether the failure of one member is the failure of all.
+    """Return whether one member's failure is the failure of the job.
 
-    A group goes on without a machine that has too little memory, or whose owner refuses it.
+    A group continues without a machine that has too little memory or whose owner refuses it.
     """
     kind = (member.error or {}).get("kind", "")
     if kind in FATAL_KINDS:
@@ -256,9 +251,9 @@ def end_state(record: Member, exit_code: int | None, *, stopping: bool) -> Membe
 
 
 def reports_directly(job: Job) -> list[str]:
-    """Return the live members that meet in no rounds, and hear of a stop by a message of its own.
+    """Return the live members outside of rounds, which get a stop request as a message.
 
-    The critic never meets the others; actors only do where policies agree.
+    These are the critic, and actors of policies that do not synchronize.
     """
     if not job.of_policies:
         return []
@@ -268,23 +263,23 @@ def reports_directly(job: Job) -> list[str]:
 
 
 def without_end(job: Job) -> bool:
-    """Return whether only the critic lives, and waits for actors that will never be done."""
+    """Return whether only the critic runs and waits for actors that will never be done."""
     actors = [m for m in _members(job) if m.member not in job.aside]
     live = [m for m in job.members.values() if m.live]
     waits = bool(live) and all(m.member in job.aside for m in live)
-    if not waits or job.spec.rl.pool:  # that of a pool serves other jobs, too
+    if not waits or job.spec.rl.pool:  # the critic of a pool serves other jobs, too
         return False
     over = len(actors) > 0 and all(_is_over(m, job) for m in actors)
     return over and any(m.state != MemberState.DONE for m in actors)
 
 
 def rl_outcome(job: Job) -> End | None:
-    """Return how a job of policies has ended, or None while it goes on."""
+    """Return how an [rl] job has ended, or None while it continues."""
     members = _members(job)
     if any(m.live for m in members):
         return None
     if job.stopping:
-        return JobState.STOPPED, "a stop was asked for", None
+        return JobState.STOPPED, "a stop was requested", None
     if len(members) < (job.min_nodes or job.nodes_wanted):
         return None
     actors = [m for m in members if m.member not in job.aside]
@@ -298,8 +293,8 @@ def rl_outcome(job: Job) -> End | None:
     if not failed:
         return JobState.DONE, "", None
     first = failed[0]
-    what = (first.error or {}).get("what", "it failed again and again")
-    others = f"; so did {', '.join(m.member for m in failed[1:])}" if failed[1:] else ""
+    what = (first.error or {}).get("what", "it failed repeatedly")
+    others = f"; also failed: {', '.join(m.member for m in failed[1:])}" if failed[1:] else ""
     return JobState.FAILED, f"{first.member}: {what}{others}", first.error
 
 

@@ -1,12 +1,9 @@
-"""Deletes jobs that have ended, with everything that is left of them.
+"""Deletes jobs that have ended, with all their data.
 
-The record goes first, in one transaction with a note that the rest has to follow and with the event
-that tells of it: from then on there is no such job. The rest goes in an order that may be
-interrupted anywhere: rows, past, queues, files, and at last the note. A hub that was killed in
-between finishes at its next start; what cannot go yet (a queue server that is away, a file that
-somebody holds) is tried again.
-
-What the hub's database holds of one job, and how it goes: a bounded number of rows at once.
+The record is deleted first, in one transaction with a note about the remaining data and with the
+event: from then on the job does not exist. Rows, history, queues, files and finally the note
+follow; this may be interrupted at any point. A restarted hub finishes it, and what cannot be
+deleted yet (the queue server is unavailable, a file is in use) is retried.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ CREATE TABLE IF NOT EXISTS deletions (
     job TEXT PRIMARY KEY, keep_files INTEGER NOT NULL, asked REAL NOT NULL, queues TEXT NOT NULL
 ) WITHOUT ROWID;
 """
-"""Jobs whose record is gone and whose rest is being removed."""
+"""Jobs whose record is deleted and whose other data is being removed."""
 
 OF_JOB = {
     "alarms": "id",
@@ -50,23 +47,23 @@ OF_JOB = {
     "round_timelines": "epoch",
     "rounds": "epoch",
 }
-"""Every table with a column `job`, and the column by whose order its rows go."""
+"""Tables with a column `job`, and the column by which their rows are deleted in order."""
 
 ROWS_AT_ONCE = 2_000
-"""Rows deleted between other writes of the database."""
+"""Rows deleted in one write, so that other writes are not delayed."""
 
 _OPEN_STAY = {"alarms": " AND ended IS NOT NULL"}
-"""An alarm that is still open ends by itself, and is told as ended."""
+"""An alarm that is still open ends by itself, and is reported as ended."""
 
 
 async def delete_rows(database: Database, job: str) -> None:
-    """Delete the rows of a job; interrupted, it goes on where it was."""
+    """Delete the rows of a job; may be interrupted and repeated."""
     while await database.write(lambda connection: _delete_some(connection, job)):
         continue
 
 
 def _delete_some(connection: sqlite3.Connection, job: str) -> bool:
-    """Delete as many rows as one write may; return whether there may be more."""
+    """Delete as many rows as one write may; return whether more may be left."""
     left = ROWS_AT_ONCE
     for table, column in OF_JOB.items():
         where = f"job = :job{_OPEN_STAY.get(table, '')}"
@@ -82,27 +79,27 @@ def _delete_some(connection: sqlite3.Connection, job: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingDeletion:
-    """What has to go after the record of a job."""
+    """The data to be removed after the record of a job."""
 
     keep_files: bool
-    """Whether its folder stays."""
+    """Whether its folder is kept."""
     queues: list[str]
-    """How the names of its queues and topics begin."""
+    """Prefixes of the names of its queues and topics."""
 
 
 def begin(connection: sqlite3.Connection, job: str, rest: PendingDeletion, *, now: float) -> None:
-    """Write down that a job is being deleted, inside a write."""
+    """Record that a job is being deleted, inside a write."""
     row = (job, int(rest.keep_files), now, json.dumps(rest.queues))
     connection.execute("INSERT INTO deletions VALUES (?, ?, ?, ?)", row)
 
 
 def end(connection: sqlite3.Connection, job: str) -> None:
-    """Write down that nothing of a job is left, inside a write."""
+    """Record that no data of a job is left, inside a write."""
     connection.execute("DELETE FROM deletions WHERE job = ?", (job,))
 
 
 def begun(connection: sqlite3.Connection) -> dict[str, PendingDeletion]:
-    """Return the jobs whose deletion is not finished, the oldest first."""
+    """Return the jobs with unfinished deletions, oldest first."""
     rows = connection.execute("SELECT job, keep_files, queues FROM deletions ORDER BY asked, job")
     return {
         job: PendingDeletion(keep_files=bool(keep), queues=json.loads(queues))
@@ -113,17 +110,17 @@ def begun(connection: sqlite3.Connection) -> dict[str, PendingDeletion]:
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
-"""How long who asks waits for the rest to go; it goes on without them."""
+"""How long a deletion request waits for the rest, which continues in the background."""
 
 POOLED = ("answers", "experience", "policy")
-"""Kinds of queues and topics in a pool that are of one job's actors: `POOL/KIND.JOB.NAME`."""
+"""Kinds of queues and topics in a pool that belong to one job's actors: `POOL/KIND.JOB.NAME`."""
 
 AGAIN_S = 60.0
-"""Pause before what could not go is tried again."""
+"""Pause before a failed deletion is retried."""
 
 
 class Deletions:
-    """Deletes jobs, and finishes what an earlier life of the hub began.
+    """Deletes jobs, and finishes deletions begun by an earlier hub process.
 
     Args:
         stores: What is durable.
@@ -148,18 +145,18 @@ class Deletions:
         self._tasks = tasks
         self._clock = clock
         self._unfinished: dict[str, PendingDeletion] = {}
-        """Jobs whose rest is still there, and what it is."""
+        """Jobs with remaining data, and what it is."""
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._again_at = 0.0
 
     async def restart(self) -> None:
-        """Go on with what an earlier life of the hub did not finish."""
+        """Continue deletions that an earlier hub process did not finish."""
         self._unfinished = await self._stores.database.read(begun)
         for job in self._unfinished:
             self._run(job)
 
     async def size(self, job: str) -> dict[str, Any]:
-        """Return what would go with a job: numbers of files and items, and bytes."""
+        """Return what would be deleted with a job: numbers of files and items, and bytes."""
         stores = self._stores
         folder = await stores.files.size(job)
         code = await stores.blobs.held_alone(f"job/{job}")
@@ -177,7 +174,7 @@ class Deletions:
         }
 
     async def delete(self, job: str, *, keep_files: bool = False, by: str) -> dict[str, Any]:
-        """Delete a job that has ended; it is gone for good once its record is, before this returns.
+        """Delete a job that has ended; once this returns, its record is deleted durably.
 
         Args:
             job: Which.
@@ -203,7 +200,7 @@ class Deletions:
         return size | {"kept": keep_files, "finished": finished}
 
     def tick(self) -> None:
-        """Try again what could not go, some time after the last try; called often."""
+        """Retry failed deletions after a pause; called often."""
         now = self._clock.monotonic()
         if self._unfinished and now >= self._again_at:
             self._again_at = now + AGAIN_S
@@ -223,7 +220,7 @@ class Deletions:
         return record
 
     async def _forget(self, job: str, size: dict[str, Any], *, keep_files: bool, by: str) -> None:
-        """Let the record go: after this there is no such job."""
+        """Delete the record: after this the job does not exist."""
         stores = self._stores
         nbytes = size["code_bytes"] + size["queue_bytes"] + (not keep_files) * size["file_bytes"]
         files = "its files stay" if keep_files else f"{size['files']} files"
@@ -242,7 +239,7 @@ class Deletions:
         self._unfinished[job] = rest
 
     def _run(self, job: str) -> asyncio.Task[bool]:
-        """Remove the rest beside everything else, once at a time for each job."""
+        """Remove the remaining data in the background, one task per job."""
         task = self._running.get(job)
         if task is None:
             task = self._tasks.start(self._finish(job), name=f"deletion of {job}")
@@ -251,11 +248,11 @@ class Deletions:
         return task
 
     async def _finish(self, job: str) -> bool:
-        """Remove the rest of a job; return whether nothing is left."""
+        """Remove the remaining data of a job; return whether nothing is left."""
         try:
             await self._remove(job, self._unfinished[job])
         except AtollError as error:
-            logger.warning("the deletion of %s goes on later: %s", job, error)
+            logger.warning("the deletion of %s is retried later: %s", job, error)
             return False
         self._unfinished.pop(job, None)
         await self._stores.blobs.sweep()
@@ -278,7 +275,7 @@ class Deletions:
 
 
 def _queues_of(job: Job) -> list[str]:
-    """Return how the names of a job's queues and topics begin, in a pool of critics, too."""
+    """Return the prefixes of a job's queues and topics, including those in a pool."""
     pool = job.spec.rl.pool
     kinds = POOLED if pool else ()
     return [f"{job.job}/", *(f"{pool}/{kind}.{job.job}." for kind in kinds)]

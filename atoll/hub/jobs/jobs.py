@@ -1,7 +1,7 @@
-"""Jobs: what was asked for, who works on it, how it stands, how it ended. Durable.
+"""Jobs: their files, members, state and result; durable.
 
-All records are mirrored in memory, so reading one costs nothing; a change is made in memory at the
-call and is on disk when the call returns. Changes reach the disk in the order of the calls.
+All records are mirrored in memory, so reads are free. A change is made in memory at the call and is
+on disk when the call returns, in the order of the calls.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from atoll.clock import Clock
 from atoll.config import JobSpec, dump_spec, parse_spec
 from atoll.errors import ConfigError, HubError
 from atoll.hub.db.database import Database
+from atoll.hub.jobs.members import Members
 from atoll.hub.jobs.record import Job as Job
 from atoll.hub.jobs.record import Member as Member
 from atoll.hub.jobs.record import (
@@ -33,8 +34,7 @@ from atoll.hub.jobs.record import (
 )
 from atoll.hub.observability.events import Events
 from atoll.hub.storage.blobs import Blobs
-from atoll.ids import is_follower
-from atoll.wire.states import JobState, MemberState
+from atoll.wire.states import JobState
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +45,11 @@ CREATE TABLE IF NOT EXISTS jobs (
 ) WITHOUT ROWID;
 """
 
-_MAX_TAIL = 50
-_MAX_RESULT_BYTES = 256 * 1024
-
 JobList = list[Job]
 
 _encode = msgspec.json.Encoder().encode
 _FILE = ("spec", "text")
 _JOB_FIELDS = frozenset(Job.__struct_fields__) - {"job", "created", "files", "members", *_FILE}
-_MEMBER_FIELDS = frozenset(Member.__struct_fields__) - {"member"}
 
 
 class Jobs:
@@ -68,7 +64,7 @@ class Jobs:
         clock: Clock,
         blobs: Blobs | None = None,
     ) -> None:
-        """Read all records; without `blobs` no job can bring a folder of code."""
+        """Read all records; without `blobs` jobs cannot include code."""
         self._database = database
         self._blobs = blobs
         self._creating = asyncio.Lock()
@@ -85,22 +81,23 @@ class Jobs:
             job = _load(record, spec)
             self._jobs[job.job] = job
         self._names = set(self._jobs)
+        self.members = Members(job=self.get, save=self._save, events=events)
         self.reviving = asyncio.Lock()
-        """Held while a job that has ended is taken up again, or deleted."""
+        """Held while an ended job is resumed or deleted."""
 
     async def create(
         self, spec_text: str, *, files: dict[str, str], batch: str = "", key: str = ""
     ) -> Job:
-        """Store a new job, waiting, with its folder and its `job.toml`.
+        """Store a new waiting job with its folder and its `job.toml`.
 
         Args:
             spec_text: The job file.
-            files: Texts that travel with it.
+            files: Texts that are sent with it.
             batch: Label of the jobs that are submitted together.
-            key: What the submitter calls this submission: sent again it makes no second job.
+            key: Idempotency key of this submission: a repeated key creates no second job.
 
         Raises:
-            ConfigError: the TOML or a file name is wrong, or the key is that of another job.
+            ConfigError: the TOML or a file name is wrong, or the key belongs to another job.
             HubError: its code is not at the hub.
             StorageFull: no room is left.
         """
@@ -114,9 +111,9 @@ class Jobs:
                 return await self._create(spec, files=files, batch=batch, key=key, code=code)
         if (known.spec, known.files) != (spec, sorted(files)):
             raise ConfigError(
-                "this key is that of another submission",
+                "this key belongs to another submission",
                 given=f"{key!r}, under which {known.job} was submitted",
-                expected="a key of its own for every job",
+                expected="a different key for every job",
             )
         return known
 
@@ -170,7 +167,7 @@ class Jobs:
         return record
 
     def find(self, job: str) -> Job | None:
-        """Return a job's record, if there is such a job."""
+        """Return a job's record; None if it does not exist."""
         return self._jobs.get(job)
 
     def knows(self, job: str) -> bool:
@@ -186,7 +183,7 @@ class Jobs:
         return self._jobs_dir / self.get(job).job
 
     async def files_of(self, job: str) -> dict[str, str]:
-        """Return the texts that travel with a job: name to content."""
+        """Return the texts sent with a job: name to content."""
         self.get(job)
         (files,) = await self._database.read(
             lambda connection: connection.execute(
@@ -203,7 +200,7 @@ class Jobs:
         reason: str = "",
         error: dict[str, str] | None = None,
     ) -> Job:
-        """Change a job's state; note when it started or ended, and tell it as an event."""
+        """Change a job's state, record when it started or ended, and add an event."""
         record = self.get(job)
         before = (record.state, record.reason, record.error, record.ended)
         now = self._clock.wall()
@@ -222,39 +219,6 @@ class Jobs:
             )
         return record
 
-    async def assign(self, job: str, *, member: str, slot: int, node: str) -> Member:
-        """Give a member or a follower to a node; the same again counts as its next attempt."""
-        record = self.get(job)
-        before = record.process(member)
-        attempt = 1 if before is None else before.attempt + 1
-        assigned = Member(member=member, slot=slot, node=node, attempt=attempt)
-        if before is not None:
-            assigned.failures, assigned.retried = before.failures, before.retried
-        (record.followers if is_follower(member) else record.members)[member] = assigned
-        await self._save(record)
-        again = "" if attempt == 1 else f", attempt {attempt}"
-        await self._events.add(job, "assigned", f"{member} goes to {node}{again}", member=member)
-        return assigned
-
-    async def update_member(self, job: str, member: str, **changes: Any) -> Member:
-        """Change fields of a member or of a follower.
-
-        Raises:
-            HubError: the job has no such member.
-        """
-        record = self.get(job)
-        found = record.process(member)
-        if found is None:
-            raise HubError(
-                "the job has no such member",
-                given=f"{member!r} of {job}",
-                expected="one of " + (", ".join(record.members) or "nobody yet"),
-            )
-        change_fields(found, changes, _MEMBER_FIELDS)
-        found.tail = found.tail[-_MAX_TAIL:]
-        await self._save(record)
-        return found
-
     async def update(self, job: str, **changes: Any) -> Job:
         """Change fields of a job other than its state and its members."""
         record = self.get(job)
@@ -263,7 +227,7 @@ class Jobs:
         return record
 
     async def replace_spec(self, job: str, text: str) -> Job:
-        """Let a job that has ended go on with a changed job file.
+        """Let an ended job continue with a changed job file.
 
         Raises:
             ConfigError: the text is wrong, or changes what its state is made of.
@@ -271,14 +235,14 @@ class Jobs:
         record = self.get(job)
         spec = check_spec_change(record.spec, text)
         if spec.job.nodes != record.nodes_wanted:
-            record.deal = 0  # the data is dealt anew
+            record.data_slots = 0  # the data is sharded anew
         return await self._store_spec(record, spec)
 
-    async def scale(self, job: str, *, least: int, most: int, deal: int) -> Job:
-        """Change how many members a job has; its data stays dealt into `deal` slots."""
+    async def scale(self, job: str, *, least: int, most: int, data_slots: int) -> Job:
+        """Change how many members a job has; its data stays split into `deal` slots."""
         record = self.get(job)
         table = dataclasses.replace(record.spec.job, nodes=most, min_nodes=least)
-        record.deal = 0 if deal == most else deal
+        record.data_slots = 0 if data_slots == most else data_slots
         return await self._store_spec(record, dataclasses.replace(record.spec, job=table))
 
     async def _store_spec(self, record: Job, spec: JobSpec) -> Job:
@@ -295,36 +259,8 @@ class Jobs:
         await asyncio.to_thread(path.write_text, written, encoding="utf-8")
         return record
 
-    async def finished(
-        self,
-        job: str,
-        member: str,
-        *,
-        ok: bool,
-        result: dict[str, Any],
-        error: dict[str, str] | None,
-    ) -> Job:
-        """Note that a member is done or failed; what becomes of the job is decided elsewhere."""
-        if len(_encode(result)) > _MAX_RESULT_BYTES:
-            result = {"left_out": f"the result was larger than {_MAX_RESULT_BYTES} bytes"}
-        await self.update_member(
-            job,
-            member,
-            state=MemberState.DONE if ok else MemberState.FAILED,
-            result=result,
-            error=error,
-        )
-        what = "" if error is None else ": " + error.get("what", "")
-        await self._events.add(
-            job,
-            "member-done" if ok else "member-failed",
-            f"{member} {'is done' if ok else 'failed'}{what}",
-            member=member,
-        )
-        return self.get(job)
-
     async def delete(self, job: str, *, also: Callable[[sqlite3.Connection], object]) -> None:
-        """Forget a job and let go of its code, in one transaction with `also`; its name stays used.
+        """Delete a job and release its code, in one transaction with `also`; its name stays used.
 
         Raises:
             HubError: there is no such job, or it has not ended.
@@ -348,7 +284,7 @@ class Jobs:
             raise
 
     def storing(self, job: str) -> Callable[[sqlite3.Connection], None]:
-        """Return what writes a job's record, as it is now, inside somebody else's transaction."""
+        """Return a function that writes a job's current record inside another transaction."""
         text = _record(self.get(job))
         return lambda connection: _update(connection, job, text)
 
@@ -375,7 +311,7 @@ class Jobs:
 
 
 def _load(record: str, text: str) -> Job:
-    """Return a stored job; one whose file this version cannot read has failed."""
+    """Return a stored job; a job file that this version cannot read makes it failed."""
     job = msgspec.json.decode(record, type=Job)
     job.text = text
     try:
@@ -389,7 +325,7 @@ def _load(record: str, text: str) -> Job:
 
 
 def _record(job: Job) -> str:
-    """Return everything that changes, as JSON; the job file has its own column."""
+    """Return all changeable fields as JSON; the job file has its own column."""
     fields = {name: getattr(job, name) for name in Job.__struct_fields__ if name not in _FILE}
     return _encode(fields).decode()
 

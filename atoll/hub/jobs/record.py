@@ -1,11 +1,4 @@
-"""What is known of a job and of its members; changed through `Jobs` only.
-
-What people are told of a job beside its training: where it is placed, and how it failed.
-
-Which texts may travel with a job.
-
-Which changes of a job file a job can go on with from its checkpoint.
-"""
+"""Records of jobs and members, changed through `Jobs` only; checks of labels, files and changes."""
 
 from __future__ import annotations
 
@@ -18,14 +11,14 @@ from typing import Any
 import msgspec
 
 from atoll.config import JobSpec, parse_spec
-from atoll.config.rl_roles import ACTOR, Seat, seats
+from atoll.config.rl_roles import ACTOR, MemberRole, member_roles
 from atoll.errors import ConfigError, unknown
 from atoll.ids import check_name, is_follower, member_id
 from atoll.rounds.timing import RoundTimings
 from atoll.wire.states import JobState, MemberState
 
 SILENT_KINDS = frozenset({"command", "container"})
-"""Kinds of job whose processes need not speak to the hub."""
+"""Kinds of job with processes that need not register with the hub."""
 
 
 class Member(msgspec.Struct, kw_only=True):
@@ -36,34 +29,34 @@ class Member(msgspec.Struct, kw_only=True):
     node: str
     state: MemberState = MemberState.ASSIGNED
     attempt: int = 1
-    """Launches so far; grows when it is placed again."""
+    """Number of launches so far."""
     failures: int = 0
-    """Launches in a row that ended before a round was committed with them."""
+    """Consecutive launches that ended without a committed round."""
     retried: int = 0
-    """How often it was started again because its own program had failed."""
+    """Restarts after failures of its own program."""
     incarnation: str = ""
     leaving: bool = False
-    """It told that it leaves for good."""
+    """It reported that it leaves for good."""
     dial: list[str] = []
-    """host:port where its store listens."""
+    """host:port of its store."""
     serves: list[str] = []
     """host:port where it serves the committed state."""
     exit_code: int | None = None
     error: dict[str, str] | None = None
     tail: list[str] = []
-    """Last lines it printed, when it failed."""
+    """Its last lines of output, if it failed."""
     collecting: bool = False
-    """Its process has failed, and artifacts of it are still on their way to the hub."""
+    """Its process has failed and its artifacts are still being uploaded."""
     result: dict[str, Any] | None = None
 
     @property
     def live(self) -> bool:
-        """Whether its process runs or is about to."""
+        """Whether its process runs or is about to run."""
         return self.state.live
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """The whole record of a job. Change it through `Jobs` only."""
+    """The record of a job. Change it through `Jobs` only."""
 
     job: str
     created: float
@@ -72,32 +65,32 @@ class Job(msgspec.Struct, kw_only=True):
     text: str = ""
     """The job file as TOML with every default written out."""
     files: list[str] = []
-    """Names of the texts that travel with it."""
+    """Names of the texts sent with it."""
     followers: dict[str, Member] = {}
     """The further machines of islands, by name: no members, so no round and no rule of the job
     knows of them; `slot` is that of their member."""
     batch: str = ""
-    """Label of the jobs that were submitted together."""
+    """Label of jobs submitted together."""
     key: str = ""
-    """What the submitter called this submission; the same again is the same job."""
+    """Idempotency key of the submission."""
     state: JobState = JobState.WAITING
     reason: str = ""
     error: dict[str, str] | None = None
     members: dict[str, Member] = {}
     committed_round: int = 0
     start_round: int = 0
-    """What `committed_round` was when it was started or resumed."""
+    """`committed_round` when it was started or resumed."""
     paused: str = ""
-    """Why it does not go on just now."""
-    deal: int = 0
-    """Into how many slots the data is dealt, if not `nodes_wanted`: members came or went since."""
+    """Why it is paused; empty: it is not."""
+    data_slots: int = 0
+    """Slots that the data is sharded into, if not `nodes_wanted`: members came or went since."""
     rescaling: bool = False
-    """It stops only to go on with another deal of the data."""
+    """It stops only to go on with its data sharded anew."""
     leases: dict[int, dict[str, int]] = {}
-    """Where every slot of the data stands in the committed record."""
+    """Committed position of every data slot."""
     measures: RoundTimings = msgspec.field(default_factory=RoundTimings)
     outsiders: dict[str, int] = {}
-    """Launches from before it was set back to a checkpoint; they have another history."""
+    """Launches from before it was reset to a checkpoint; they have another history."""
     reducer_attempt: int = 0
     """Launches of its reducer so far."""
     aborted_rounds: int = 0
@@ -115,12 +108,12 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def nodes_wanted(self) -> int:
-        """How many members train together."""
+        """Number of members that train together."""
         return self.spec.job.nodes
 
     @property
     def min_nodes(self) -> int:
-        """Below so many members it pauses; 0: all are needed to start, one to go on."""
+        """It pauses below this number; 0: all are needed to start, one to continue."""
         return self.spec.job.min_nodes
 
     @property
@@ -130,16 +123,16 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def processes(self) -> list[Member]:
-        """Its members and their followers: all that takes places on nodes."""
+        """Its members and their followers: all processes that take places on nodes."""
         return [*self.members.values(), *self.followers.values()]
 
     def process(self, name: str) -> Member | None:
-        """Return the record of a member or a follower, if there is one."""
+        """Return the record of a member or a follower; None if it does not exist."""
         return (self.followers if is_follower(name) else self.members).get(name)
 
     @property
     def origin(self) -> str:
-        """From where it goes on that has no checkpoint, for people."""
+        """Where it continues from without a checkpoint, for people."""
         return "where each of its members stood" if self.kind == "rl" else "the beginning"
 
     @property
@@ -149,38 +142,38 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def slots(self) -> int:
-        """Into how many slots the data is dealt."""
-        return self.deal or self.nodes_wanted
+        """Number of data slots."""
+        return self.data_slots or self.nodes_wanted
 
     @property
     def silent(self) -> bool:
-        """Whether its processes may never speak to the hub: their node tells how they fare."""
+        """Whether its processes may never register with the hub: their node reports their state."""
         return self.kind in SILENT_KINDS
 
     @property
     def separate(self) -> bool:
-        """Whether each of its processes works for itself, instead of meeting in rounds."""
+        """Whether its processes work independently instead of meeting in rounds."""
         return self.of_policies or (self.silent and self.committed_round == 0)
 
     @property
     def of_policies(self) -> bool:
-        """Whether its members are actors of policies, and maybe a critic."""
+        """Whether it is an [rl] job: its members are actors, and possibly a critic."""
         return self.kind == "rl"
 
     @property
-    def _roles(self) -> list[Seat]:
-        return seats(self.spec.rl) if self.of_policies else []
+    def _roles(self) -> list[MemberRole]:
+        return member_roles(self.spec.rl) if self.of_policies else []
 
     @property
     def aside(self) -> frozenset[str]:
-        """Members that take no part in rounds, if there are any: the critic of policies."""
+        """Members that take no part in rounds: the critic, if there is one."""
         return frozenset(
-            member_id(slot) for slot, seat in enumerate(self._roles) if seat.role != ACTOR
+            member_id(slot) for slot, role in enumerate(self._roles) if role.role != ACTOR
         )
 
 
 def change_fields(target: Any, changes: dict[str, Any], known: frozenset[str]) -> None:
-    """Set fields of a record; a wrong name is a bug of the caller and changes nothing."""
+    """Set fields of a record; an unknown name raises and changes nothing."""
     for name in changes:
         if name not in known:
             raise unknown(f"field of a {type(target).__name__.lower()}", name, known)
@@ -188,19 +181,19 @@ def change_fields(target: Any, changes: dict[str, Any], known: frozenset[str]) -
         setattr(target, name, value)
 
 
-LINES_TOLD = 20
-"""Last lines of a failed process in the view of its job; all that are kept are in the member's."""
+LINES_SHOWN = 20
+"""Last lines of a failed process in its job's view; the member's view has all that are kept."""
 
 
 def job_facts(job: Job) -> dict[str, Any]:
-    """Return what placement knows of a job, and the process that failed, if one did."""
+    """Return the placement facts of a job, and the failed process, if any."""
     members = sorted(job.members.values(), key=lambda member: member.slot)
-    processes = sorted(job.processes, key=lambda process: process.slot)  # stable: hands come after
+    processes = sorted(job.processes, key=lambda process: process.slot)  # stable: members first
     live = [process for process in processes if process.live]
     failed = culprit(job)
     return {
         "kind": job.kind,
-        "seats": describe_roles(job.spec),
+        "roles": describe_roles(job.spec),
         "island": describe_island(job.spec),
         "inner": describe_inner(job.spec),
         "priority": job.spec.job.priority,
@@ -211,25 +204,25 @@ def job_facts(job: Job) -> dict[str, Any]:
         "failed_member": failed.member if failed else "",
         "failed_node": failed.node if failed else "",
         "exit_code": failed.exit_code if failed else None,
-        "last_lines": failed.tail[-LINES_TOLD:] if failed else [],
+        "last_lines": failed.tail[-LINES_SHOWN:] if failed else [],
         "error": _whole_error(job, failed),
     }
 
 
 def steps_of(spec: JobSpec) -> int:
-    """Return how many steps a job has: 0 where nobody knows; of policies the most of one."""
+    """Return the steps of a job: 0 if unknown; of an [rl] job the most of one policy."""
     if spec.kind == "rl":
-        return max((seat.steps for seat in seats(spec.rl)), default=0)
+        return max((role.steps for role in member_roles(spec.rl)), default=0)
     return 0 if spec.job.command else spec.train.steps
 
 
 def describe_roles(spec: JobSpec) -> list[dict[str, Any]]:
-    """Return what each slot of a job does, where that is not the same."""
-    return [dataclasses.asdict(seat) for seat in seats(spec.rl)] if spec.kind == "rl" else []
+    """Return the role of each slot, if roles differ."""
+    return [dataclasses.asdict(role) for role in member_roles(spec.rl)] if spec.kind == "rl" else []
 
 
 def describe_island(spec: JobSpec) -> str:
-    """Return how each member lies over its processes; empty where it is one process."""
+    """Return the layout of each member's processes; empty for a single process."""
     if spec.mesh.ranks == 1:
         return ""
     machines = spec.island.machines
@@ -237,7 +230,7 @@ def describe_island(spec: JobSpec) -> str:
 
 
 def describe_inner(spec: JobSpec) -> str:
-    """Return how each member computes its steps; empty where one process does it plainly."""
+    """Return the inner strategy of each member; empty for one plain process."""
     ranks, train = spec.mesh.ranks, spec.train
     words = [spec.strategy.inner or "local"] if not spec.job.script or spec.strategy.inner else []
     if ranks > 1:
@@ -250,14 +243,14 @@ def describe_inner(spec: JobSpec) -> str:
 
 
 def describe_nodes(job: Job) -> str:
-    """Return how many places a job wants, for people."""
+    """Return how many places a job needs, for people."""
     if job.machines == 1:
         return f"{job.nodes_wanted} nodes"
     return f"{job.nodes_wanted * job.machines} nodes, {job.machines} for each member"
 
 
 def policy_steps(job: Job, steps: Mapping[int, int]) -> int:
-    """Return how far the policies of a job are, all together: a share of its steps.
+    """Return the progress of all policies of a job together, as a share of its steps.
 
     Args:
         job: A job whose members have different things to do.
@@ -265,17 +258,17 @@ def policy_steps(job: Job, steps: Mapping[int, int]) -> int:
     """
     done: dict[str, int] = {}
     wanted: dict[str, int] = {}
-    for slot, seat in enumerate(seats(job.spec.rl)):
-        if seat.role == ACTOR:
-            done[seat.policy] = done.get(seat.policy, 0) + steps.get(slot, 0)
-            wanted[seat.policy] = seat.steps
+    for slot, role in enumerate(member_roles(job.spec.rl)):
+        if role.role == ACTOR:
+            done[role.policy] = done.get(role.policy, 0) + steps.get(slot, 0)
+            wanted[role.policy] = role.steps
     total = sum(wanted.values())
     counted = sum(min(count, wanted[name]) for name, count in done.items())
     return steps_of(job.spec) * counted // total if total else 0
 
 
 def _whole_error(job: Job, failed: Member | None) -> dict[str, Any] | None:
-    """Return the error of a job with where it happened, the exit status and the last lines."""
+    """Return the error of a job with the place of the failure, exit status and last lines."""
     if job.error is None or failed is None:
         return job.error
     return {
@@ -283,12 +276,12 @@ def _whole_error(job: Job, failed: Member | None) -> dict[str, Any] | None:
         "member": failed.member,
         "node": failed.node,
         "exit_code": failed.exit_code,
-        "last_lines": failed.tail[-LINES_TOLD:],
+        "last_lines": failed.tail[-LINES_SHOWN:],
     }
 
 
 def culprit(job: Job) -> Member | None:
-    """Return the process whose failure ended a job, or that failed last while it goes on."""
+    """Return the process that ended a job by its failure, or the last one that failed."""
     failed = [process for process in job.processes if process.state == MemberState.FAILED]
     if job.error is not None:
         followers_first = [
@@ -302,18 +295,18 @@ def culprit(job: Job) -> Member | None:
 
 MAX_FILES = 64
 MAX_FILES_BYTES = 8 * 2**20
-"""Text that travels with a job, in all; larger things are put as files."""
+"""Total size of the texts sent with a job; larger data is uploaded as files."""
 
 
 def check_files(files: dict[str, str]) -> None:
-    """Refuse file names that leave the job's folder, and too much text.
+    """Refuse file names outside the job's folder, and too much text.
 
     Raises:
         ConfigError: says which.
     """
     if len(files) > MAX_FILES or sum(map(len, files.values())) > MAX_FILES_BYTES:
         raise ConfigError(
-            "too many files travel with this job",
+            "too many files are sent with this job",
             given=f"{len(files)} files, {sum(map(len, files.values()))} characters",
             expected=f"at most {MAX_FILES} files and {MAX_FILES_BYTES} characters in all",
         )
@@ -324,7 +317,7 @@ def check_files(files: dict[str, str]) -> None:
             if name not in reserved:
                 continue
         raise ConfigError(
-            "this file name cannot travel with a job",
+            "this file name cannot be sent with a job",
             given=repr(name),
             expected="a plain name such as train.py, without folders",
         )
@@ -335,7 +328,7 @@ _LABEL = re.compile(r"[ -~]{0,128}")
 
 
 def code_of(spec: JobSpec) -> str:
-    """Return the SHA-256 of the pack that a job's code travels in; empty: it brings none.
+    """Return the SHA-256 of the pack with a job's code; empty: it has none.
 
     Raises:
         ConfigError: it names a folder: only a client can pack that.
@@ -354,7 +347,7 @@ def code_of(spec: JobSpec) -> str:
 
 
 def check_labels(*, batch: str, key: str) -> None:
-    """Refuse labels that nobody could show.
+    """Refuse labels that cannot be displayed.
 
     Raises:
         ConfigError: says which.
@@ -369,10 +362,10 @@ def check_labels(*, batch: str, key: str) -> None:
 
 
 def check_spec_change(old: JobSpec, text: str) -> JobSpec:
-    """Return the changed job, if it can go on where the old one stands.
+    """Return the changed job, if it can continue from the old one's state.
 
-    The number of nodes, the strategy, the steps and the checkpoints may change; what the state is
-    made of may not.
+    The number of nodes, the strategy, the steps and the checkpoints may change; what defines the
+    state may not.
 
     Raises:
         ConfigError: the text is wrong, or changes what may not change; says which.

@@ -1,4 +1,4 @@
-"""Deletes jobs by their age, where the hub was told to: off unless somebody asks for it."""
+"""Deletes jobs by age; off by default."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from atoll.wire.states import JobState
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 600.0
-"""Pause between two looks at the ages of jobs."""
+"""Interval of checks of the ages of jobs."""
 
 BY = "the hub: it is older than it is to be kept"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionRules:
-    """How long jobs stay after their end, in days; None: for ever."""
+    """How long ended jobs are kept, in days; None: for ever."""
 
     ended: float | None = None
-    """Jobs of which nothing is lost that could still go on."""
+    """Jobs that cannot be resumed."""
     resumable: float | None = None
-    """Jobs that stopped or failed and have a complete checkpoint to go on from."""
+    """Stopped or failed jobs with a complete checkpoint to resume from."""
 
 
 NOTHING_GOES = RetentionRules()
@@ -40,7 +40,7 @@ NOTHING_GOES = RetentionRules()
 def expired_jobs(
     jobs: Iterable[Job], *, keeping: RetentionRules, now: float, resumable: Callable[[Job], bool]
 ) -> list[Job]:
-    """Return the jobs whose time is over.
+    """Return the jobs to delete.
 
     Args:
         jobs: All that there are.
@@ -64,7 +64,7 @@ def expired_jobs(
 
 
 class Retention:
-    """Called often; looks when its time has come."""
+    """Called often; checks the ages of jobs at intervals."""
 
     def __init__(
         self, *, keeping: RetentionRules, jobs: Jobs, deletions: Deletions, clock: Clock
@@ -76,7 +76,7 @@ class Retention:
         self._look_at = 0.0
 
     async def tick(self) -> None:
-        """Delete what is overdue, one job after the other."""
+        """Delete expired jobs, one after another."""
         now = self._clock.monotonic()
         if self._keeping == NOTHING_GOES or now < self._look_at:
             return
@@ -89,13 +89,13 @@ class Retention:
             try:
                 await self._deletions.delete(job.job, by=BY)
             except AtollError as error:  # e.g. it was resumed just now
-                logger.info("%s stays: %s", job.job, error)
+                logger.info("%s is kept: %s", job.job, error)
 
     def _may_go_on(self, job: Job) -> bool:
-        """Return whether a job has something to go on from; in doubt it has."""
+        """Return whether a job can be resumed; True if that is unknown."""
         try:
             folder = self._jobs.folder(job.job)
         except AtollError:
             return True
-        # Policies go on from the states in their topics.
+        # Policies continue from the states in their topics.
         return job.of_policies or newest_complete(folder) >= 0

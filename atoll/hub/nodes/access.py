@@ -1,4 +1,4 @@
-"""Lets machines and people in, and shuts them out: tokens, certificates and sessions together."""
+"""Admission and revocation of machines and people: tokens, certificates and sessions together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll.wire.states import JobState
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What a machine or a person got for a ticket."""
+    """What a machine or a person receives for a ticket."""
 
     name: str
     token: str
@@ -29,7 +29,7 @@ class Admitted:
 
 
 class Access:
-    """Who is let in, and how they are shut out."""
+    """Admission by ticket, and its revocation."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Access:
     async def join(
         self, secret: str, *, name: str, request: str, source: str, scope: Mapping[str, Any]
     ) -> Admitted:
-        """Let a machine in.
+        """Admit a machine.
 
         Raises:
             AuthError: the ticket is wrong, or not for a machine.
@@ -61,21 +61,21 @@ class Access:
         try:
             certificate = await self.certificates.issue(request, node=node)
         except BaseException:
-            await self._stores.auth.revoke_node(node, tell=False)  # it came to nothing
+            await self._stores.auth.revoke_node(node, tell=False)  # the join failed
             raise
         return Admitted(node, token, "node", certificate)
 
     async def log_in(self, secret: str, *, name: str, source: str) -> Admitted:
-        """Let a person in; raises as `join` does."""
+        """Admit a person; raises as `join` does."""
         auth = self._stores.auth
         login, token = await auth.redeem(secret, name=name, source=source, roles=PEOPLE)
         return Admitted(login, token, auth.authenticate(token).role)
 
     async def shut_out(self, node: str) -> list[str]:
-        """End a node's token, certificates and session, and what runs on it.
+        """Revoke a node's token and certificate, close its session, and stop what runs on it.
 
         Returns:
-            Ids of the tickets that it came with and that still open.
+            Ids of the tickets it joined with that are still valid.
 
         Raises:
             ConfigError: no node of this name has joined.
@@ -96,7 +96,7 @@ class Access:
         return tickets
 
     async def revoke_ticket(self, id: str) -> list[str]:
-        """End a ticket, and the logins made with it; return their names.
+        """Revoke a ticket and the logins made with it; return their names.
 
         Raises:
             ConfigError: there is no such ticket.
@@ -108,11 +108,11 @@ class Access:
         return people
 
     async def log_out(self, identity: Identity) -> bool:
-        """End a login; False for a token that is none."""
+        """End a login; False if the token is not that of one."""
         return await self._stores.auth.log_out(identity)
 
     def admit(self, identity: Identity, scope: Mapping[str, Any]) -> None:
-        """Take a connection for that of an identity whose token it has shown.
+        """Accept a connection for the identity of its token.
 
         Raises:
             AuthError: it is a node's, and shows no certificate of that node.

@@ -1,4 +1,4 @@
-"""Keeps the history going: looks at the nodes, brings figures to disk, drops what is over."""
+"""Samples nodes for the history, flushes metrics to disk, and deletes old ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from atoll.hub.sessions.session import Sessions
 from atoll.hub.stores import Stores
 
 NODES_PER_S = 50
-"""Nodes looked at per second: with thousands of them each is looked at less often."""
+"""Nodes sampled per second: with thousands of them each is sampled less often."""
 
 CONDENSED_AFTER_S = DAY_S
-"""How long the single points of an ended job stay as dense as they were."""
+"""How long the points of an ended job keep their full resolution."""
 
 NodeStats = tuple[str, Mapping[str, float]]
 
 
 def node_stats(membership: Membership, sessions: Sessions) -> Iterator[NodeStats]:
-    """Yield every connected node with the figures of its last heartbeat."""
+    """Yield every connected node with the statistics of its last heartbeat."""
     for name, node in membership.nodes.items():
         session = sessions.get(name)
         if node.connected and session is not None and session.stats:
@@ -28,7 +28,7 @@ def node_stats(membership: Membership, sessions: Sessions) -> Iterator[NodeStats
 
 
 class HubSampler:
-    """Called often; does something when its time has come."""
+    """Called often; acts at its own intervals."""
 
     def __init__(self, stores: Stores, *, clock: Clock) -> None:
         self._stores = stores
@@ -53,7 +53,7 @@ class HubSampler:
             await self._condense()
 
     async def close(self) -> None:
-        """Bring to disk what was noted last."""
+        """Flush pending samples."""
         await self._stores.history.flush()
 
     async def _condense(self) -> None:

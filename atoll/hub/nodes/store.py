@@ -1,4 +1,4 @@
-"""What the hub knows of a node, and what of that it remembers over its own restarts."""
+"""Node records, and which of them survive a restart of the hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Node:
     incarnation: str
     connected: bool = True
     draining: bool = False
-    """It will go away soon and gets no new work."""
+    """It is draining and gets no new work."""
     drain_reason: str = ""
     last_heard: float = 0.0
     stats: dict[str, float] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """How a node stood when it was last heard."""
+    """The last known state of a node."""
 
     incarnation: str
     draining: bool = False
@@ -42,7 +42,7 @@ class NodeRecord:
 
 
 class NodeStore:
-    """The standings of all nodes: read once, kept in memory, written when one changes."""
+    """The records of all nodes: read once, kept in memory, written when one changes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -54,11 +54,11 @@ class NodeStore:
         self._standings = {row[0]: NodeRecord(row[1], bool(row[2]), row[3]) for row in rows}
 
     def get(self, node: str) -> NodeRecord | None:
-        """Return how a node stood, also in an earlier life of the hub."""
+        """Return the last known state of a node, also from an earlier hub process."""
         return self._standings.get(node)
 
     async def put(self, node: str, standing: NodeRecord) -> None:
-        """Remember how a node stands; returns when it is durable."""
+        """Store a node's record; returns when it is durable."""
         if self._standings.get(node) == standing:
             return
         self._standings[node] = standing

@@ -1,4 +1,4 @@
-"""What happened, in words for people: one line per event, durable, also in `events.jsonl`."""
+"""Events: one line of text each, durable, also appended to `events.jsonl`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from atoll.clock import Clock
-from atoll.hub.db.database import Database, LastIdCache
+from atoll.hub.db.database import Database
+from atoll.hub.db.last_ids import LastIdCache
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -23,20 +24,20 @@ CREATE INDEX IF NOT EXISTS events_of_job ON events (job, id);
 """
 
 EVERYWHERE = "*"
-"""Stands for the events of all jobs and of the hub; no job has this name."""
+"""Selects the events of all jobs and of the hub; not a valid job id."""
 
 MAX_EVENTS = 5_000
-"""Events kept per job; the oldest go first. `events.jsonl` keeps all."""
+"""Events kept in the database per job. `events.jsonl` keeps all."""
 
 LOOK_S = 0.02
-"""Pause between two looks at whether there is a new event; they cost microseconds."""
+"""Polling interval for new events; a poll costs microseconds."""
 
 _MAX_TEXT = 4_096
 _encoder = msgspec.json.Encoder()
 
 
 class Events:
-    """The events of all jobs; job `""` stands for the hub and its nodes."""
+    """The events of all jobs; job `""` is the hub and its nodes."""
 
     def __init__(self, database: Database, *, jobs_dir: Path, clock: Clock) -> None:
         self._database = database
@@ -44,7 +45,7 @@ class Events:
         self._clock = clock
         self._newest = LastIdCache()
         self._gone: set[str] = set()
-        """Jobs that were deleted in this life of the hub: an event would make their folder anew."""
+        """Deleted jobs: a late event must not recreate their folder."""
 
     async def add(
         self,
@@ -68,7 +69,7 @@ class Events:
         member: str = "",
         fields: dict[str, str] | None = None,
     ) -> Callable[[sqlite3.Connection], int]:
-        """Return what stores one event inside somebody else's transaction, and returns its id."""
+        """Return a function that stores one event in a transaction and returns its id."""
         event = {
             "time": self._clock.wall(),
             "kind": kind[:64],
@@ -101,17 +102,14 @@ class Events:
         return write
 
     def forget(self, job: str) -> None:
-        """Drop what is known of a job that was deleted, and take nothing of it any more."""
+        """Drop the cached state of a deleted job and ignore further events of it."""
         self._newest.forget(job)
         self._gone.add(job)
 
     async def read(
         self, job: str, *, after: int = 0, limit: int = 1000, wait_s: float = 0.0
     ) -> list[dict[str, Any]]:
-        """Return events with an id above `after`, oldest first; job `*`: those of all.
-
-        Where there is none yet, the first one is waited for, up to `wait_s`.
-        """
+        """Return events after an id, oldest first (`*`: all jobs); wait up to `wait_s` for some."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
@@ -145,10 +143,9 @@ class Events:
 
 
 def append_lines(path: Path, objects: list[dict[str, Any]]) -> None:
-    """Append objects to a JSON-lines file.
+    """Append objects to a JSON-lines file, in the writer thread before the commit.
 
-    Called in the writer thread, before the commit: after a crash a line may be there twice (with
-    the same id or sequence number), but none is missing.
+    After a crash a line may be duplicated (with the same id or number) but is never missing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:

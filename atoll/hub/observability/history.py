@@ -1,13 +1,8 @@
-"""The past of nodes and members, thinned and never lost.
+"""Time series of nodes and members in buckets of increasing width and retention.
 
-Every figure goes into buckets of growing width: count, minimum, mean and maximum of what fell into
-each. Fine buckets are kept for days, coarse ones for a year, so a month of 100 nodes stays below
-1 GB and a spike of a second can still be seen in it a year later. Buckets are written as figures
-come in, not made of finer ones afterwards: what arrives late, after a hub was away, finds its
-place.
-
-A row holds all figures of one owner (`node/NAME` or `JOB/MEMBER`) in one bucket, 18 bytes each: the
-number of the name, the count, and three 32-bit floats.
+A month of 100 nodes stays below 1 GB, and a spike of one second is visible after a year. All widths
+are written as figures arrive, so that late figures are stored correctly. A row holds all figures of
+one owner in one bucket, 18 bytes each: number of the name, count, three 32-bit floats.
 """
 
 from __future__ import annotations
@@ -40,16 +35,15 @@ CREATE TABLE IF NOT EXISTS history (
 HOUR_S, DAY_S = 3_600, 86_400
 
 KEPT_S = {10: 2 * HOUR_S, 60: 2 * DAY_S, 600: 14 * DAY_S, 3_600: 400 * DAY_S}
-"""Width of a bucket in seconds to how long it is kept; members begin with the second: their single
-points are kept as such."""
+"""Bucket width to retention in seconds. Members start at 60 s, as their points are stored too."""
 
 FINEST_S = min(KEPT_S)
 MAX_NAMES = 4_000
-"""Different names of figures, of all owners together; further ones are not kept."""
+"""Distinct names of figures over all owners; further ones are not kept."""
 MAX_VALUES = 256
-"""Figures of one owner in one bucket: as many as a job may report."""
+"""Figures of one owner in one bucket; the same limit as for a job's metrics."""
 MAX_PENDING = 100_000
-"""Buckets that wait for the disk; with more the oldest go."""
+"""Buckets waiting for the disk; beyond it the oldest are dropped."""
 
 _ENTRY = struct.Struct("<HIfff")
 _OWNERS_PER_TRIM = 500
@@ -62,7 +56,7 @@ Place = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Summary:
-    """What fell into one bucket under one name."""
+    """The values of one name in one bucket."""
 
     count: int
     low: float
@@ -70,7 +64,7 @@ class Summary:
     high: float
 
     def take(self, other: Summary) -> None:
-        """Add what another summary saw."""
+        """Merge another summary."""
         count = self.count + other.count
         self.mean += (other.mean - self.mean) * other.count / count
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
@@ -84,19 +78,17 @@ class History:
         self._database = database
         self._clock = clock
         self._pending: dict[tuple[str, int], Figures] = {}
-        # Both belong to the writer thread; empty after a failed write, then read anew.
+        # Both belong to the writer thread; cleared after a failed write, then read again.
         self._names: dict[str, int] = {}
         self._owners: dict[str, int] = {}
 
-    # ------------------------------------------------------------------------ writing
+    # ------------------------------------------------------------------------------ writing
 
     def note(self, owner: str, time: float, values: Mapping[str, float | None]) -> None:
-        """Take figures of one moment; they are on disk after the next :meth:`flush`.
+        """Record figures of one moment; durable after the next :meth:`flush`.
 
-        Args:
-            owner: `node/NAME`, or `JOB/MEMBER`.
-            time: Seconds since 1970; those of the far past or the future are put at their bound.
-            values: By name; what is not finite is left out.
+        `owner` is `node/NAME` or `JOB/MEMBER`; `time` is clamped to the retention period; values
+        that are not finite are skipped.
         """
         now = self._clock.wall()
         time = min(max(time, now - KEPT_S[HOUR_S]), now + HOUR_S)
@@ -115,7 +107,7 @@ class History:
             del self._pending[next(iter(self._pending))]
 
     async def flush(self) -> None:
-        """Bring to disk what was noted; after a failure it is tried again at the next call."""
+        """Write the recorded figures; after a failure the next call retries."""
         pending, self._pending = self._pending, {}
         if not pending:
             return
@@ -156,7 +148,7 @@ class History:
     def _number(
         connection: sqlite3.Connection, kind: str, text: str, known: dict[str, int], most: int
     ) -> int:
-        """Return the number of an owner or a name, a new one if need be; 0: there are too many."""
+        """Return the id of an owner or a name, creating it if needed; 0: the table is full."""
         if text in known:
             return known[text]
         table = f"history_{kind}s"
@@ -171,7 +163,7 @@ class History:
         return known[text]
 
     async def trim(self) -> None:
-        """Drop the buckets whose time is over, a bounded number of owners at once."""
+        """Delete expired buckets, for a bounded number of owners per transaction."""
         now = int(self._clock.wall())
         owners = await self._database.read(
             lambda connection: connection.execute("SELECT id FROM history_owners").fetchall()
@@ -181,7 +173,7 @@ class History:
             await self._database.write(partial(_trim, owners=some, now=now))
 
     async def forget(self, prefix: str) -> None:
-        """Delete the past of every owner whose name begins so, one after the other."""
+        """Delete the history of every owner with this prefix."""
         self._pending = {k: v for k, v in self._pending.items() if not k[0].startswith(prefix)}
 
         def work(connection: sqlite3.Connection) -> bool:
@@ -198,14 +190,13 @@ class History:
         while await self._database.write(work):
             continue
 
-    # ------------------------------------------------------------------------ reading
+    # ------------------------------------------------------------------------------ reading
 
     async def read(self, owner: str, *, since: float, until: float, points: int) -> dict[str, Any]:
-        """Return the buckets of a stretch of time, as wide as needed for so many `points`.
+        """Return the buckets of a time range, as wide as needed for at most `points`.
 
-        Returns:
-            `bucket_s`, `times` (starts of the buckets), and under `series` for every name the
-            lists `mean`, `min`, `max` and `count`, as long as `times`, null where nothing came in.
+        Keys: `bucket_s`, `times` (starts), and `series`: by name, lists `mean`, `min`, `max` and
+        `count` as long as `times`, null for empty buckets.
         """
         width = self._width(owner, since=since, until=until, points=points)
 
@@ -226,7 +217,7 @@ class History:
         return {"owner": owner, "bucket_s": width, "times": times, "series": series}
 
     def _width(self, owner: str, *, since: float, until: float, points: int) -> int:
-        """Return the finest width that is still kept so far back and gives few enough points."""
+        """Return the finest width that is still kept at `since` and gives at most `points`."""
         now, span = self._clock.wall(), max(0.0, until - since)
         widths = _widths(owner)
         for width in widths:
@@ -283,5 +274,4 @@ def _columns(buckets: list[dict[int, Summary]], number: int) -> dict[str, list[f
 
 
 def _short(value: float) -> float:
-    """Return a number without the digits that 32 bits do not hold."""
     return value if value == 0 or not math.isfinite(value) else float(f"{value:.7g}")

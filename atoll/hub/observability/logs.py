@@ -1,4 +1,4 @@
-"""Lines that workers print: kept per job up to a bound, each stored once, followed live."""
+"""Output lines of workers: bounded per job, deduplicated, readable live."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from atoll.clock import Clock
-from atoll.hub.db.database import Database, LastIdCache
+from atoll.hub.db.database import Database
+from atoll.hub.db.last_ids import LastIdCache
 from atoll.wire.limits import MAX_LOG_LINE
 
 SCHEMA = """
@@ -26,11 +27,9 @@ CREATE TABLE IF NOT EXISTS log_cursors (
 """
 
 MAX_LINES = 20_000
-"""Lines kept per job; the oldest go first."""
 
 MAX_WAIT_S = 60.0
 _TRIM_EVERY = 500
-"""Lines between two looks at the bound."""
 
 
 class Logs:
@@ -47,17 +46,9 @@ class Logs:
     async def add(
         self, job: str, member: str, *, source: str, seq: int, lines: Sequence[str]
     ) -> int:
-        """Store lines numbered from `seq`; lines sent before are dropped.
+        """Store lines numbered from `seq`; return the last durable number.
 
-        Args:
-            job: Whose process printed them.
-            member: Which process printed them.
-            source: Incarnation of the session that numbers the lines.
-            seq: Number of the first line, from 1.
-            lines: Text without line ends; cut at `MAX_LOG_LINE` characters.
-
-        Returns:
-            The last number that is durable.
+        Repeated lines, by `source` (session incarnation) and number, are dropped.
         """
         now = self._clock.wall()
         last = seq + len(lines) - 1
@@ -91,7 +82,7 @@ class Logs:
         return done
 
     def forget(self, job: str) -> None:
-        """Drop from memory what is known of a job that was deleted; wake who waits for lines."""
+        """Drop the cached state of a deleted job and wake waiting readers."""
         self._newest.forget(job)
         self._untrimmed.pop(job, None)
         news = self._news.pop(job, None)
@@ -99,7 +90,7 @@ class Logs:
             news.set()
 
     def _trim(self, connection: sqlite3.Connection, job: str, added: int) -> None:
-        """Drop the oldest lines over the bound (in the writer thread)."""
+        """Delete the oldest lines above the bound (writer thread)."""
         self._untrimmed[job] = self._untrimmed.get(job, _TRIM_EVERY) + added
         if self._untrimmed[job] < _TRIM_EVERY:
             return
@@ -120,14 +111,14 @@ class Logs:
         limit: int = 1000,
         wait_s: float = 0.0,
     ) -> list[dict[str, Any]]:
-        """Return lines with an id above `after`, oldest first; wait up to `wait_s` for some.
+        """Return lines after an id, oldest first; wait up to `wait_s` for some.
 
-        `search`: only lines with this text in them, in upper or lower case.
+        `search` selects lines that contain this text, ignoring case.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(wait_s, MAX_WAIT_S)
         while True:
-            # Before looking, so that lines stored in between are not slept over.
+            # Before reading, so that lines stored in between wake the wait below.
             news = self._news.setdefault(job, asyncio.Event())
             lines = []
             if not self._newest.is_all(job, after):
@@ -143,7 +134,7 @@ class Logs:
     async def tail(
         self, job: str, *, member: str = "", search: str = "", limit: int = 50
     ) -> list[dict[str, Any]]:
-        """Return the last lines (with a text in them), oldest first."""
+        """Return the last lines, oldest first; `search` as in :meth:`read`."""
         lines = await self._select(job, 0, member, search, limit, "DESC")
         return lines[::-1]
 
@@ -172,5 +163,4 @@ class Logs:
 
 
 def _containing(text: str) -> str:
-    """Return the LIKE pattern of everything that contains a text."""
     return "%" + re.sub(r"([%_\\])", r"\\\1", text) + "%"

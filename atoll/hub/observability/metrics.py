@@ -1,9 +1,7 @@
-"""Metrics of members: each point is stored once, old ones are thinned, the latest is in memory.
+"""Metrics of members: deduplicated, thinned in the database, latest values in memory.
 
-`metrics.jsonl` in the job's folder keeps every point. The database keeps enough for a chart: above
-`MAX_POINTS` every second point of a member's older half is deleted. Points with held-out values
-have
-their own limit. The buckets of the history cover the deleted points.
+`metrics.jsonl` in the job's folder keeps every point. Above `MAX_POINTS`, every second point of a
+member's older half is deleted from the database; buckets of `history.py` still cover them.
 """
 
 from __future__ import annotations
@@ -17,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from atoll.hub.db.database import Database, LastIdCache
+from atoll.hub.db.database import Database
+from atoll.hub.db.last_ids import LastIdCache
 from atoll.hub.observability.events import Events, append_lines
 from atoll.hub.observability.history import History
 from atoll.wire.messages import Point
@@ -40,21 +39,21 @@ CREATE TABLE IF NOT EXISTS metric_names (
 """
 
 MAX_NAMES = 256
-"""Different names of values in the database per job; an event says when a job reports more."""
+"""Distinct names in the database per job; an event reports when a job exceeds it."""
 
 MAX_POINTS = 4_000
-"""Points of one member in the database, but for those with held-out figures."""
+"""Points of one member in the database, without held-out values."""
 
 CONDENSED_POINTS = 150
-"""The same, some time after the end of the job."""
+"""The same after the job has ended."""
 
 MAX_HELD_OUT = 1_000
-"""Points of one member with held-out figures in the database."""
+"""Points of one member with held-out values in the database."""
 
 HELD_OUT_LOSS = "held_out_loss"
 HELD_OUT_LOSS_SUM = "held_out_loss_sum"
 HELD_OUT_TOKENS = "held_out_tokens"
-"""What members measure on held-out text: the loss in nats per token, its sum, and the tokens."""
+"""Held-out metrics of members: loss in nats per token, its sum, and the number of tokens."""
 
 _HELD_OUT = frozenset({HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS})
 _MAX_NAME_LENGTH = 64
@@ -72,7 +71,7 @@ class Latest:
 
 
 class Metrics:
-    """The measurements of all jobs."""
+    """The metrics of all jobs."""
 
     def __init__(
         self,
@@ -83,7 +82,6 @@ class Metrics:
         events: Events | None = None,
         max_points: int = MAX_POINTS,
     ) -> None:
-        """Load counts and names; `max_points` limits a member's points without held-out values."""
         self._database = database
         self._jobs_dir = jobs_dir
         self._history = history
@@ -94,20 +92,20 @@ class Metrics:
         self._latest: dict[str, dict[str, Latest]] = {}
         self._names: dict[str, set[str]] = {}
         self._too_many: set[str] = set()
-        """Jobs for which the event about too many names was raised."""
+        # Makes the check for repeated points and the append to the file one step.
         self._file_lock = asyncio.Lock()
         self._in_file: dict[tuple[str, str, str], int] = {}
         """Number of the last point in `metrics.jsonl`, by job, member and incarnation."""
         self._deleted: set[str] = set()
-        """Jobs deleted in this life of the hub: a late point must not make their folder anew."""
+        """Deleted jobs: a late point must not recreate their folder."""
 
     async def add(
         self, job: str, member: str, *, incarnation: str, seq: int, points: Sequence[Point]
     ) -> int:
         """Store points numbered from `seq`; return the last durable number."""
         last = seq + len(points) - 1
-        # Before the transaction: a crash may leave a line twice in the file, but never lose one,
-        # and a slow disk under the file does not hold the database's lock.
+        # Before the transaction: a crash may duplicate a line in the file but never loses one, and
+        # a slow disk does not hold the database lock.
         await self._append(job, member, incarnation, seq, points)
         names, added = self._allowed(job, points)
         too_many = self._say_too_many(job, member, points, names)
@@ -141,7 +139,7 @@ class Metrics:
         try:
             done, fresh = await self._database.write(write)
         except BaseException:
-            self._names.pop(job, None)  # read anew: the names of this call are not on disk
+            self._names.pop(job, None)  # reload later: the names of this call are not stored
             self._too_many.discard(job)
             raise
         latest = self._of(job).setdefault(member, Latest())
@@ -157,7 +155,7 @@ class Metrics:
         return self._of(job)
 
     async def read(self, job: str, *, after: int = 0, limit: int = 2000) -> list[dict[str, Any]]:
-        """Return points with an id above `after`, in the order in which they arrived."""
+        """Return points with an id above `after`, in order of arrival."""
         if self._newest.is_all(job, after):
             return []
         rows = await self._database.read(
@@ -172,7 +170,7 @@ class Metrics:
         return [_point(*row) for row in rows]
 
     async def curves(self, job: str, *, points: int) -> list[dict[str, Any]]:
-        """Return a whole job in at most so many points of each member, and all held-out ones."""
+        """Return at most `points` points per member over the whole job, and all held-out ones."""
 
         def find(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
             return connection.execute(
@@ -187,7 +185,7 @@ class Metrics:
         return [_point(*row) for row in await self._database.read(find)]
 
     async def condense(self, job: str) -> None:
-        """Thin the points of a job that has ended: its buckets in the history keep the rest."""
+        """Thin the points of an ended job; the history keeps buckets of the rest."""
 
         def write(connection: sqlite3.Connection) -> None:
             members = connection.execute(
@@ -200,7 +198,7 @@ class Metrics:
         await self._database.write(write)
 
     def forget(self, job: str) -> None:
-        """Drop from memory what is known of a job that was deleted."""
+        """Drop the cached state of a deleted job."""
         self._newest.forget(job)
         self._latest.pop(job, None)
         self._names.pop(job, None)
@@ -212,7 +210,6 @@ class Metrics:
     async def _append(
         self, job: str, member: str, incarnation: str, seq: int, points: Sequence[Point]
     ) -> None:
-        """Append points numbered from `seq` to the job's file, unless they are in it."""
         key = (job, member, incarnation)
         async with self._file_lock:
             if key not in self._in_file:
@@ -230,7 +227,7 @@ class Metrics:
             self._in_file[key] = seq + len(points) - 1
 
     def _allowed(self, job: str, points: Sequence[Point]) -> tuple[set[str], list[str]]:
-        """Return the names of a job that the database keeps, and the new ones among them."""
+        """Return the names that the database keeps for a job, and the new ones among them."""
         known = self._names.get(job)
         if known is None:
             known = self._names[job] = self._database.read_now(
@@ -245,7 +242,7 @@ class Metrics:
     def _say_too_many(
         self, job: str, member: str, points: Sequence[Point], names: set[str]
     ) -> Callable[[sqlite3.Connection], int] | None:
-        """Return what stores the event about values that are not kept; None where all are."""
+        """Return a function that stores the event about dropped names; None if all are kept."""
         left_out = next((n for point in points for n in point.values if n not in names), None)
         if left_out is None or job in self._too_many or self._events is None:
             return None
@@ -257,7 +254,6 @@ class Metrics:
         return self._events.storing(job, "metric-names", text, member=member)
 
     def _of(self, job: str) -> dict[str, Latest]:
-        """Return the latest values of a job, read from disk after a restart."""
         known = self._latest.get(job)
         if known is None:
             known = self._latest[job] = self._database.read_now(
@@ -266,7 +262,7 @@ class Metrics:
         return known
 
     def _thin(self, connection: sqlite3.Connection, job: str, member: str, added: int) -> None:
-        """Drop every second point of the older half when there are too many (writer thread)."""
+        """Delete every second point of the older half above the limit (writer thread)."""
         if self._count(connection, job, member, 0, added) <= self._max_points:
             return
         ids = _ids(connection, job, member, kept=0)
@@ -277,7 +273,7 @@ class Metrics:
     def _thin_held_out(
         self, connection: sqlite3.Connection, job: str, member: str, added: int
     ) -> None:
-        """Keep held-out points of every second round, the same of all members (writer thread)."""
+        """Keep held-out points of every second round, the same for all members (writer thread)."""
         if self._count(connection, job, member, 1, added) <= MAX_HELD_OUT:
             return
         rows = connection.execute(
@@ -294,7 +290,6 @@ class Metrics:
     def _count(
         self, connection: sqlite3.Connection, job: str, member: str, kept: int, added: int
     ) -> int:
-        """Return how many points there are, `added` just now among them."""
         key = (job, member, kept)
         if key not in self._counts:
             (self._counts[key],) = connection.execute(
@@ -306,7 +301,6 @@ class Metrics:
 
 
 def _cursor(connection: sqlite3.Connection, key: tuple[str, str, str]) -> int:
-    """Return the number of the last stored point of an incarnation; 0: none."""
     row = connection.execute(
         "SELECT seq FROM point_cursors WHERE job = ? AND member = ? AND incarnation = ?", key
     ).fetchone()
@@ -336,7 +330,7 @@ def _delete(connection: sqlite3.Connection, ids: Sequence[int]) -> None:
 
 
 def _halve(connection: sqlite3.Connection, job: str, member: str, *, kept: int, most: int) -> None:
-    """Drop every second point until at most so many are left; the last one stays."""
+    """Delete every second point until at most `most` are left; the last one is kept."""
     ids = _ids(connection, job, member, kept=kept)
     gone: list[int] = []
     while len(ids) > most:
@@ -365,7 +359,6 @@ def _row(job: str, member: str, point: Point, names: set[str]) -> tuple[object, 
 
 
 def _values(point: Point, names: set[str]) -> dict[str, float]:
-    """Return the values that the database keeps; NaN and infinity stay (JSON has null)."""
     return {name: value for name, value in point.values.items() if name in names}
 
 
@@ -384,7 +377,6 @@ def _remember(
 
 
 def _read_latest(connection: sqlite3.Connection, job: str) -> dict[str, Latest]:
-    """Return the latest values of each member: from its last point and its last held-out one."""
     rows = connection.execute(
         'SELECT member, time, step, round, "values" FROM points WHERE id IN'
         " (SELECT max(id) FROM points WHERE job = ? GROUP BY member, kept) ORDER BY id",

@@ -1,4 +1,4 @@
-"""Queues and topics over the sessions' WebSockets: access checks and answers."""
+"""Handlers of queue and topic messages on WebSocket sessions, with access checks."""
 
 from __future__ import annotations
 
@@ -49,11 +49,7 @@ class QueueAccess:
         self._jobs = jobs
 
     def check(self, identity: Identity, queue: str) -> None:
-        """Refuse a queue or topic that this token may not use.
-
-        Raises:
-            AuthError: names what it may use.
-        """
+        """Check that a token may use this queue or topic; raises AuthError."""
         if may_use_queue(identity, queue):
             return
         if may_use_queue(identity, queue, shared=self._listed(identity)):
@@ -66,13 +62,12 @@ class QueueAccess:
         )
 
     def check_options(self, identity: Identity, queue: str) -> None:
-        """Refuse a token that may not set options; raises as `check` does."""
+        """Check that a token may set options; raises like `check`."""
         self.check(identity, queue)
         if queue.startswith(INTERNAL):
             raise AuthError("the hub's own queues have no options", given=queue)
 
     def _listed(self, identity: Identity) -> frozenset[str]:
-        """Return what the job file of a job lists beside its own queues."""
         if identity.role != "job":
             return frozenset()
         job = self._jobs.find(identity.name)
@@ -80,7 +75,7 @@ class QueueAccess:
 
 
 class QueueHandlers:
-    """The handlers of every message about queues and topics."""
+    """The handlers of all messages about queues and topics."""
 
     def __init__(self, queues: Queues, *, access: QueueAccess) -> None:
         self._queues = queues
@@ -101,10 +96,9 @@ class QueueHandlers:
         }
 
     def put_now(self, session: Session, envelope: Envelope) -> bool:
-        """Store items without a task of their own, if there is room for them at this moment.
+        """Store items without creating a task, if there is space now; else return False.
 
-        Thousands of producers at once are the busiest that a hub gets. Whatever is not plain is
-        left to the handlers, errors too: False is returned then.
+        A fast path for thousands of producers; other cases, also errors, take the normal one.
         """
         body, id = envelope.body, envelope.id
         if not isinstance(body, QueuePut | QueuePutMany) or not id:
@@ -203,7 +197,6 @@ class QueueHandlers:
 
 
 def _answer_to(body: QueuePut | QueuePutMany, done: asyncio.Future[Stored]) -> Message:
-    """Return the answer to a put that did not have to wait."""
     error = done.exception()
     if isinstance(error, AtollError):
         return Failure(error.to_dict())

@@ -1,12 +1,11 @@
-"""Queues in NATS JetStream: items, leases, attempts and dead letters are all at the server.
+"""Queues in NATS JetStream: items, leases, attempts and dead letters are on the server.
 
-A claim fetches from the queue's consumer and withholds what it got for the time of the lease; an
-acknowledgement removes it; a release, or a lease that ends by the hub's clock, has it delivered
-again at once. If the hub is lost, the server does the last by itself, and a new hub with an empty
-data folder finds everything that was acknowledged. A dead letter stays in its stream, withheld for
-good, and has a record.
+A claim fetches messages and withholds them for the time of the lease; an acknowledgement removes
+them; a release, or a lease that ends by the hub's clock, has them redelivered at once. Without the
+hub the server redelivers by itself, and a new hub with an empty data folder finds every stored
+item. A dead letter stays in its stream, withheld permanently, with a record.
 
-What differs from SQLite is in `CAPABILITIES`; docs/queues.md says what it means.
+Differences from SQLite are in `CAPABILITIES`, explained in docs/queues.md.
 """
 
 from __future__ import annotations
@@ -56,17 +55,12 @@ T = TypeVar("T")
 CAPABILITIES = Capabilities(atomic_puts=False, remembers_claims=False, exact_counts=False)
 
 _READ = 256
-"""Items of one read."""
 
 
 class NatsBackend:
-    """Named queues at a NATS server; see `atoll.hub.queues.backend.Backend`.
+    """Queues on a NATS server; see `Backend`.
 
-    Args:
-        client: The server.
-        database: Of the hub; only blobs are held there.
-        clock: By which leases end while this hub lives.
-        blobs: Where large payloads are held.
+    The hub's `database` only holds references to blobs; `clock` ends leases while this hub runs.
     """
 
     capabilities = CAPABILITIES
@@ -94,18 +88,14 @@ class NatsBackend:
         )
         self._queues: dict[str, NatsQueue] = {}
         self._topics: dict[str, bool] = {}
-        """Of the names with options: whether it is a topic."""
+        """Whether a name with options is a topic."""
         self._positions: dict[str, dict[str, int]] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self.attempts: Callable[[str], int] = no_attempts
         self.moved: Listener = no_notifications
 
     async def load(self) -> Loaded:
-        """Connect, and return what is stored.
-
-        Raises:
-            HubError: the server does not answer.
-        """
+        """Connect and return what is stored; raises HubError if the server does not answer."""
         await self._client.connect()
         loaded = Loaded()
         items: dict[str, list[ItemRecord]] = {}
@@ -127,7 +117,7 @@ class NatsBackend:
         return loaded
 
     async def set_options(self, queue: str, options: QueueOptions, *, topic: bool) -> None:
-        """Keep the options of a queue or topic; an idle one may become the other."""
+        """Store the options of a queue or topic; an idle one may change its kind."""
         known = self._queues.get(queue)
         if known is not None and known.topic != topic:
             await self._streams.remove(queue)
@@ -135,10 +125,10 @@ class NatsBackend:
         await self._records.store(OptionsRecord(queue, topic, options))
         self._topics[queue] = topic
 
-    # ------------------------------------------------------------------------ producing
+    # ---------------------------------------------------------------------------- producing
 
     async def put(self, queue: str, entries: Sequence[QueueEntry], *, drop: Amount) -> Stored:
-        """Append items once per key."""
+        """Append items, once per key."""
         known = self._queues.get(queue) or self._opened(
             await self._streams.make(queue, topic=self._topics.get(queue, False))
         )
@@ -161,7 +151,7 @@ class NatsBackend:
         fresh_keys = {entry.key for entry in fresh}
         for place, entry in enumerate(entries):
             seq = next(answers)[0] if entry.key in fresh_keys else queue.keys[entry.key]
-            # A put that is sent again after a lost answer looks like a duplicate to the server.
+            # After a lost answer, a repeated put is a duplicate to the server but new to this hub.
             if seq > last and seq not in sizes:
                 sizes[seq] = len(entry.payload) + entry.nbytes
             else:
@@ -174,11 +164,11 @@ class NatsBackend:
         return Stored(seqs, duplicates)
 
     async def known(self, queue: str, keys: Sequence[str]) -> dict[str, int]:
-        """Return the numbers of items that have these keys, as far as this hub has seen them."""
+        """Return the numbers of items with these keys, as far as this hub has seen them."""
         known = self._queues.get(queue)
         return {key: known.keys[key] for key in keys if key in known.keys} if known else {}
 
-    # ------------------------------------------------------------------------ consuming
+    # ---------------------------------------------------------------------------- consuming
 
     async def claim(
         self, queue: str, *, lease_s: float, limit: int, request: str
@@ -190,28 +180,28 @@ class NatsBackend:
         return await self._whole(self._leases.claim(known, lease_s, limit, request))
 
     async def ack(self, queue: str, leases: Sequence[str]) -> list[str]:
-        """Make leased items done."""
+        """Mark leased items as done."""
         known = self._queues.get(queue)
         if known is None:
             return list(leases)
         return await self._whole(self._leases.ack(known, leases))
 
     async def extend(self, queue: str, leases: Sequence[str], *, lease_s: float) -> list[str]:
-        """Let leases end later."""
+        """Extend leases."""
         known = self._queues.get(queue)
         if known is None:
             return list(leases)
         return await self._whole(self._leases.extend(known, leases, lease_s))
 
     async def release(self, queue: str, lease: str, *, reason: str) -> bool:
-        """Give an item back."""
+        """Return an item to the queue."""
         known = self._queues.get(queue)
         return known is not None and await self._whole(self._leases.release(known, lease, reason))
 
-    # ------------------------------------------------------------------- house-keeping
+    # ------------------------------------------------------------------------- housekeeping
 
     async def expire(self) -> int:
-        """Take back items whose lease ended; wake claims for what the server may have."""
+        """Release items with ended leases; wake claims for items the server may redeliver."""
         count = 0
         for queue in [queue for queue in self._queues.values() if not queue.topic]:
             async with queue.changing:
@@ -258,7 +248,6 @@ class NatsBackend:
         await self._drop(queue, messages)
 
     async def _unclaimed(self, queue: NatsQueue) -> AsyncIterator[StoredMessage]:
-        """Yield the items that were never delivered, oldest first."""
         first = queue.delivered + 1
         while first <= queue.last:
             found = await self._streams.read(queue.name, first, limit=_READ)
@@ -267,10 +256,9 @@ class NatsBackend:
             first = found[-1].seq + 1 if found else queue.last + 1
 
     async def _drop(self, queue: NatsQueue, messages: Sequence[StoredMessage]) -> None:
-        """Give up items that were never delivered."""
         if not messages:
             return
-        if queue.topic:  # for subscriptions that have not read them
+        if queue.topic:  # so that subscriptions that have not read them notice
             await self.set_position(queue.name, DROPPED, messages[-1].seq)
         await self._streams.delete(queue.name, [message.seq for message in messages])
         await self._blobs.drop(queue.name, messages)
@@ -279,7 +267,7 @@ class NatsBackend:
         self.moved([Move(queue.name, ready, dropped, len(messages), total)])
 
     async def oldest(self, queues: Sequence[str]) -> dict[str, float]:
-        """Return when the oldest ready item of each queue was put."""
+        """Return the put time of the oldest ready item of each queue."""
         found: dict[str, float] = {}
         for name in queues:
             queue = self._queues.get(name)
@@ -293,10 +281,10 @@ class NatsBackend:
                 found[name] = min(puts)
         return found
 
-    # -------------------------------------------------------------------- dead letters
+    # ------------------------------------------------------------------------- dead letters
 
     async def dead_letters(self, queue: str, *, limit: int) -> list[DeadLetter]:
-        """Return items that were given back too often."""
+        """Return dead letters, oldest first."""
         known = self._queues.get(queue)
         if known is None:
             return []
@@ -315,11 +303,11 @@ class NatsBackend:
         return await self._whole(self._leases.requeue(known, seqs)) if known else 0
 
     async def discard(self, queue: str, seqs: Sequence[int] | None) -> int:
-        """Give dead letters up for good."""
+        """Delete dead letters."""
         known = self._queues.get(queue)
         return await self._whole(self._leases.discard(known, seqs)) if known else 0
 
-    # -------------------------------------------------------------------------- topics
+    # ------------------------------------------------------------------------------- topics
 
     async def peek(self, topic: str, *, after: int, limit: int) -> list[TopicItem]:
         """Return items after a number."""
@@ -339,12 +327,12 @@ class NatsBackend:
         return dict(self._positions.get(topic, {}))
 
     async def set_position(self, topic: str, subscription: str, seq: int) -> None:
-        """Keep the position of a subscription."""
+        """Store the position of a subscription."""
         await self._records.store(PositionRecord(topic, subscription, seq))
         self._positions.setdefault(topic, {})[subscription] = seq
 
     async def remove(self, prefix: str) -> None:
-        """Remove the streams and records of the queues and topics whose name begins so."""
+        """Remove the streams and records of all queues and topics with this prefix."""
         names = {*self._queues, *self._topics, *self._positions}
         for name in sorted(name for name in names if name.startswith(prefix)):
             await self._streams.remove(name)
@@ -355,20 +343,20 @@ class NatsBackend:
         await self._blobs.drop_all(prefix)
 
     async def close(self) -> None:
-        """Finish what was begun, then leave the server."""
+        """Finish running operations, then disconnect."""
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=2.0)
             for task in late:
                 task.cancel()
         await self._client.close()
 
-    # -------------------------------------------------------------------------- inside
+    # ---------------------------------------------------------------------------- internals
 
     def _opened(self, state: StreamState) -> NatsQueue:
         return self._queues.setdefault(state.queue, NatsQueue(state, ()))
 
     async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to its end what must not be half done, even if the caller is cancelled."""
+        """Run an operation to completion even if the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

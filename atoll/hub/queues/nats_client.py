@@ -1,6 +1,6 @@
-"""One connection to a NATS server with JetStream.
+"""A connection to a NATS server with JetStream, with retries for up to `PATIENCE_S`.
 
-A server that is away is waited for, up to `PATIENCE_S`; what is sent again is known by its key.
+Repeated requests are safe because items are recognized by their key.
 """
 
 from __future__ import annotations
@@ -20,23 +20,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PATIENCE_S = 30.0
-"""How long a request waits for a server that is away."""
+"""How long a request is retried while the server is unavailable."""
 
 ANSWER_S = 5.0
-"""How long one answer may take before the request is sent again."""
+"""Timeout of one request before it is repeated."""
 
 OLDEST_SERVER = (2, 11)
 
 
 class NatsClient:
-    """A connection that repairs itself.
+    """A self-reconnecting connection; raises ConfigError for an invalid URL.
 
-    Args:
-        url: `nats://[USER:PASSWORD@]HOST:PORT[/NAMESPACE]`, or ws:// and wss://; hubs that share a
-            server have different namespaces.
-
-    Raises:
-        ConfigError: the URL has another form.
+    `url` is `nats://[USER:PASSWORD@]HOST:PORT[/NAMESPACE]`, or ws:// and wss://. Hubs that share a
+    server need different namespaces.
     """
 
     def __init__(self, url: str) -> None:
@@ -54,7 +50,7 @@ class NatsClient:
         self.jetstream: Any = None
 
     async def connect(self) -> None:
-        """Connect; from then on the connection repairs itself.
+        """Connect; later disconnects are repaired automatically.
 
         Raises:
             ConfigError: the package for NATS is not installed, or the server is too old.
@@ -99,7 +95,7 @@ class NatsClient:
         self.jetstream = self.nats.jetstream(timeout=ANSWER_S, publish_async_max_pending=100_000)
 
     async def _probe(self) -> None:
-        """Raise at once when the port is closed: the library would try for ever."""
+        """Raise if the port is closed, because the library would retry forever."""
         parts = urlsplit(self._server)
         host, port = parts.hostname, parts.port or 4222
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ANSWER_S)
@@ -112,7 +108,7 @@ class NatsClient:
                 await asyncio.wait_for(self.nats.close(), 2.0)
 
     async def ask(self, verb: str, body: dict[str, Any], *, absent: int = 0) -> dict[str, Any]:
-        """Return the answer of the server's own interface; the error `absent` is none."""
+        """Return the answer of the JetStream API; error code `absent` is not an error."""
 
         async def work() -> dict[str, Any] | None:
             message = await self.nats.request(
@@ -123,17 +119,13 @@ class NatsClient:
             if error is None or error.get("err_code") == absent:
                 return answer
             if error.get("code") == 503:
-                return None  # it has just started
+                return None  # the server has just started
             raise HubError("the queue server refused", given=f"{verb}: {error.get('description')}")
 
         return await self.patiently(f"{verb.partition('.ATOLL')[0]} was not answered", work)
 
     async def patiently(self, what: str, work: Callable[[], Awaitable[T | None]]) -> T:
-        """Return what `work` returns, tried again while the server is away or returns None.
-
-        Raises:
-            HubError: the server stays away.
-        """
+        """Return the result of `work`, retried on failure or None; finally raises HubError."""
         import nats.errors
 
         loop = asyncio.get_running_loop()
@@ -148,9 +140,9 @@ class NatsClient:
                 return found
             if loop.time() > deadline:
                 raise HubError(
-                    "the queue server is away",
+                    "the queue server is unavailable",
                     given=f"{self.shown}: {what} within {PATIENCE_S:g} s",
-                    remedy="see whether it runs; what was acknowledged is safe",
+                    remedy="check that it runs; acknowledged items are safe",
                 )
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)

@@ -1,8 +1,7 @@
-"""One queue in NATS as this life of the hub has seen it: its leases and what was given back.
+"""In-memory state of one queue in NATS that the server does not report.
 
-The server decides; this is what it does not say: which item a lease is of, which request claimed
-it, when the lease ends by the hub's clock. A hub that starts knows none of it, and learns an item
-when it is delivered again or when a consumer names its lease.
+Which lease belongs to an item, which request claimed it, when the lease ends. A restarted hub
+learns an item when it is redelivered or when a consumer names its lease.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from atoll.hub.queues.nats_streams import Delivery, StoredMessage, StreamState
 from atoll.wire.messages import QueueEntry
 
 KEYS_KEPT = 100_000
-"""Keys and done items of one queue that the hub remembers beside the server."""
+"""Keys and done items of one queue remembered in addition to the server."""
 
 
 @dataclass(slots=True, eq=False)
 class NatsItem:
-    """An item that was delivered and is not done."""
+    """A delivered item that is not done."""
 
     seq: int
     key: str
@@ -34,7 +33,6 @@ class NatsItem:
     blob: str
     put: float
     delivery: int = 0
-    """Number of its last delivery."""
     deliveries: int = 0
     state: ItemState = ItemState.READY
     attempt: int = 0
@@ -43,23 +41,22 @@ class NatsItem:
     request: str = ""
     reason: str = ""
     recorded: bool = False
-    """Whether there is a record of it."""
 
     @property
     def address(self) -> tuple[int, int]:
-        """What the server wants to know which delivery an answer is to."""
+        """What the server needs to identify a delivery."""
         return self.seq, self.delivery
 
 
 class QueueBlobs:
-    """Large payloads of items, held in the hub's database while the items are not done."""
+    """References to large payloads in the hub's database, kept until the items are done."""
 
     def __init__(self, database: Database, blobs: HeldBlobs | None) -> None:
         self._database = database
         self._blobs = blobs
 
     async def hold(self, queue: str, entries: Sequence[QueueEntry]) -> None:
-        """Keep the blobs of items that are about to be stored."""
+        """Take references for items that are about to be stored."""
         blobs = self._blobs
         held = [entry for entry in entries if entry.blob]
         if blobs is None or not held:
@@ -72,7 +69,7 @@ class QueueBlobs:
         await self._database.write(work)
 
     async def drop(self, queue: str, items: Iterable[NatsItem | StoredMessage]) -> None:
-        """Let go of the blobs of items that ended."""
+        """Drop the references of finished items."""
         blobs = self._blobs
         owners = [_owner(queue, item.key) for item in items if item.blob]
         if blobs is None or not owners:
@@ -85,36 +82,35 @@ class QueueBlobs:
         await self._database.write(work)
 
     async def drop_all(self, prefix: str) -> None:
-        """Let go of the blobs of all queues whose name begins so."""
+        """Drop the references of all queues with this prefix."""
         blobs = self._blobs
         if blobs is not None:
             await self._database.write(lambda c: blobs.drop_all(c, f"queue/{prefix}"))
 
 
 class NatsQueue:
-    """What is known of one queue or topic.
+    """State of one queue or topic.
 
-    Args:
-        state: What the server says of its stream.
-        records: Dead letters, and items that were put back from there.
+    `state` describes its stream; `records` are its dead letters and requeued items.
     """
 
     def __init__(self, state: StreamState, records: Sequence[ItemRecord]) -> None:
         self.name = state.queue
         self.topic = state.topic
         self.last = state.last
-        """Number of the newest item."""
         self.delivered = state.delivered
-        """Number of the newest item that was ever delivered."""
+        """Highest number ever delivered."""
         self._created = state.created
         self.items: dict[int, NatsItem] = {}
         self.bases: dict[int, int] = {}
-        """Deliveries that do not count as attempts, of items that were put back."""
+        """Deliveries of requeued items that do not count as attempts."""
         self._done: collections.OrderedDict[int, str] = collections.OrderedDict()
         self.keys: collections.OrderedDict[str, int] = collections.OrderedDict()
+        # A put recognizes duplicates by numbers up to `last`, so puts to one queue must not
+        # overlap.
         self.putting = asyncio.Lock()
         self.changing = asyncio.Lock()
-        """Held while items change their state, so that nothing is delivered in between."""
+        """Held while items change state, so that none is delivered meanwhile."""
         for record in records:
             if record.dead:
                 self.items[record.seq] = _dead(record)
@@ -122,12 +118,11 @@ class NatsQueue:
                 self.bases[record.seq] = record.deliveries
         self.amounts = self._amounts(state)
         self.unknown = self.amounts[ItemState.LEASED].items
-        """Items that were delivered before this hub began, and were not seen since."""
+        """Items delivered before this hub started and not seen since."""
         self.unsure = bool(self.unknown)
-        """Whether the server may have delivered what this hub does not know."""
+        """Whether the server may have delivered items that this hub does not know."""
 
     def _amounts(self, state: StreamState) -> dict[ItemState, Amount]:
-        """Return how much is in which state; bytes are shares of the server's figure."""
         each = state.nbytes // max(1, state.messages)
         ready = state.messages if self.topic else min(state.pending, state.messages)
         dead = sum(item.nbytes for item in self.items.values())
@@ -138,10 +133,10 @@ class NatsQueue:
             ItemState.DEAD: Amount(len(self.items), dead),
         }
 
-    # ------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------ queries
 
     def of_state(self, state: ItemState, seqs: Sequence[int] | None = None) -> list[NatsItem]:
-        """Return the items in this state (of these numbers, unless None), oldest first."""
+        """Return the items in this state (with these numbers, unless None), oldest first."""
         found = [
             item
             for item in self.items.values()
@@ -150,16 +145,16 @@ class NatsQueue:
         return sorted(found, key=lambda item: item.seq)
 
     def of_request(self, request: str) -> list[NatsItem]:
-        """Return the items that were leased under this request."""
+        """Return the items leased under this request."""
         leased = self.of_state(ItemState.LEASED) if request else []
         return [item for item in leased if item.request == request]
 
     def is_done(self, seq: int) -> bool:
-        """Return whether this hub has seen the item's end."""
+        """Return whether this hub has finished the item."""
         return seq in self._done
 
     def knows(self, lease: str) -> bool | None:
-        """Return whether a lease is the last one of its item; None: this hub cannot say."""
+        """Return whether a lease is the latest of its item; None: unknown to this hub."""
         seq = lease_seq(lease)
         if lease != self._lease_of(lease):
             return False
@@ -168,7 +163,7 @@ class NatsQueue:
         return self._done[seq] == lease if seq in self._done else None
 
     def lease(self, seq: int, attempt: int, delivery: int) -> str:
-        """Return the name of a lease. A later hub recognises it by its last part."""
+        """Return the name of a lease; a restarted hub verifies it by the hash at the end."""
         text = f"{seq}.{attempt}.{delivery}"
         mark = hashlib.blake2b(text.encode(), key=self._created.encode()[:64], digest_size=8)
         return f"{text}.{mark.hexdigest()}"
@@ -179,10 +174,10 @@ class NatsQueue:
             return ""
         return self.lease(int(parts[0]), int(parts[1]), int(parts[2]))
 
-    # ------------------------------------------------------------------------- changing
+    # ------------------------------------------------------------------------------ changes
 
     def adopt(self, lease: str, message: StoredMessage) -> NatsItem:
-        """Return an item that an earlier hub has leased, by the lease that a consumer names."""
+        """Return an item leased by a previous hub, reconstructed from the lease."""
         _, attempt, delivery, _ = lease.split(".")
         item = _item(message)
         item.lease, item.attempt, item.delivery = lease, int(attempt), int(delivery)
@@ -193,7 +188,7 @@ class NatsQueue:
         return item
 
     def deliver(self, delivery: Delivery) -> tuple[NatsItem, bool]:
-        """Note a delivery; return its item, and whether an earlier hub has delivered it before."""
+        """Record a delivery; return its item, and whether a previous hub had delivered it."""
         seq = delivery.message.seq
         self.delivered = max(self.delivered, seq)
         item = self.items.get(seq)
@@ -203,16 +198,16 @@ class NatsQueue:
             item.recorded = seq in self.bases
             self.unknown -= earlier
         item.delivery = delivery.number
-        # A server that was killed may have forgotten some deliveries.
+        # A killed server may have lost the count of some deliveries.
         item.deliveries = max(item.deliveries + 1, delivery.count)
         return item, earlier
 
     def attempts_of(self, item: NatsItem) -> int:
-        """Return how many deliveries count as attempts."""
+        """Return the number of deliveries that count as attempts."""
         return max(1, item.deliveries - self.bases.get(item.seq, 0))
 
     def finish(self, item: NatsItem) -> None:
-        """Forget an item that is done; its lease is remembered for an answer that was lost."""
+        """Forget a done item; its lease is remembered in case the answer was lost."""
         del self.items[item.seq]
         self.bases.pop(item.seq, None)
         self._done[item.seq] = item.lease
@@ -220,14 +215,14 @@ class NatsQueue:
             self._done.popitem(last=False)
 
     def learn(self, key: str, seq: int) -> None:
-        """Note an item that was just stored."""
+        """Record an item that was just stored."""
         self.last = max(self.last, seq)
         self.keys[key] = seq
         if len(self.keys) > KEYS_KEPT:
             self.keys.popitem(last=False)
 
     def record(self, item: NatsItem, *, dead: bool) -> ItemRecord:
-        """Return the record of an item that is a dead letter, or was put back from there."""
+        """Return the record of a dead letter or a requeued item."""
         return ItemRecord(
             queue=self.name,
             seq=item.seq,

@@ -1,8 +1,7 @@
 """Leases of queues in NATS: claims, acknowledgements, attempts and dead letters.
 
-Each public method holds the lock of its queue unless it says that its caller does, so nothing is
-delivered while an item changes. Where two things must happen at the server, they do so in the order
-that a kill in between does not hurt.
+Public methods hold the lock of their queue unless stated otherwise. Where the server needs two
+operations, their order is safe against a crash in between.
 """
 
 from __future__ import annotations
@@ -21,19 +20,14 @@ from atoll.wire.messages import QueueItem
 log = logging.getLogger(__name__)
 
 PARKED_S = 10 * 365 * 86_400.0
-"""For how long the server withholds a dead letter: longer than anyone runs it."""
+"""How long the server withholds a dead letter: effectively forever."""
 
 
 class NatsLeases:
-    """Changes what is leased, in memory and at the server.
+    """Changes leases in memory and on the server.
 
-    Args:
-        streams: The items.
-        records: Dead letters and items that were put back.
-        clock: By which leases end while this hub lives.
-        blobs: Where large payloads are held.
-        attempts: After how many claims an item of a queue is a dead letter.
-        moved: Is called with every move once it is durable.
+    `attempts` returns the claims after which an item becomes a dead letter; `moved` is called with
+    every move once it is durable.
     """
 
     def __init__(
@@ -56,7 +50,7 @@ class NatsLeases:
     async def claim(
         self, queue: NatsQueue, lease_s: float, limit: int, request: str
     ) -> list[QueueItem]:
-        """Lease ready items; a request that was claimed before gets the same items again."""
+        """Lease ready items; a repeated request gets the same items."""
         async with queue.changing:
             await self.take_back(queue)
             if again := queue.of_request(request):
@@ -66,7 +60,7 @@ class NatsLeases:
                     for item, message in zip(again, messages, strict=True)
                     if message is not None
                 ]
-            unsure, queue.unsure = queue.unsure, True  # until all that follows has succeeded
+            unsure, queue.unsure = queue.unsure, True  # until everything below has succeeded
             taken = await self._fetch(queue, limit)
             items = [item for item, _ in taken]
             if items and lease_s != ACK_WAIT_S:
@@ -80,7 +74,6 @@ class NatsLeases:
             return sorted((_leased(*one) for one in taken), key=lambda item: item.seq)
 
     async def _fetch(self, queue: NatsQueue, limit: int) -> list[tuple[NatsItem, bytes]]:
-        """Return up to `limit` items that may be leased, as many as one answer holds."""
         taken: list[tuple[NatsItem, bytes]] = []
         nbytes = 0
         while len(taken) < limit:
@@ -95,9 +88,9 @@ class NatsLeases:
         return taken
 
     async def _ready(self, queue: NatsQueue, delivery: Delivery) -> NatsItem | None:
-        """Return what was delivered; None, and correct the server, if no claim may get it."""
+        """Return the delivered item, or correct the server and return None if it is not ready."""
         seq = delivery.message.seq
-        if queue.is_done(seq):  # the server was killed before it had written the removal
+        if queue.is_done(seq):  # the server was killed before it stored the removal
             await self._streams.ack(queue.name, [(seq, delivery.number)])
             return None
         known = seq in queue.items
@@ -108,7 +101,7 @@ class NatsLeases:
             dead = item.state == ItemState.DEAD
             left_s = PARKED_S if dead else max(0.001, item.until - self._clock.wall())
             await self._streams.withhold(queue.name, [item.address], left_s)
-            queue.bases[seq] = queue.bases.get(seq, 0) + 1  # no attempt
+            queue.bases[seq] = queue.bases.get(seq, 0) + 1  # does not count as an attempt
             return None
         item.attempt = queue.attempts_of(item)
         if not known and item.attempt > self._attempts(queue.name):
@@ -119,7 +112,7 @@ class NatsLeases:
         return item
 
     async def ack(self, queue: NatsQueue, leases: Sequence[str]) -> list[str]:
-        """Make leased items done; return the leases that are lost."""
+        """Mark leased items as done; return the lost leases."""
         async with queue.changing:
             lost = await self._lost(queue, leases)
             seqs = {lease_seq(lease) for lease in leases if lease not in lost}
@@ -128,7 +121,7 @@ class NatsLeases:
         return lost
 
     async def _lost(self, queue: NatsQueue, leases: Sequence[str]) -> list[str]:
-        """Return the leases that are lost. Items of an earlier hub's leases are known then."""
+        """Return the lost leases; adopts items leased by a previous hub."""
         for lease in leases:
             if queue.knows(lease) is None:
                 message = await self._streams.get(queue.name, lease_seq(lease))
@@ -137,7 +130,7 @@ class NatsLeases:
         return [lease for lease in leases if queue.knows(lease) is False]
 
     async def extend(self, queue: NatsQueue, leases: Sequence[str], lease_s: float) -> list[str]:
-        """Let leases end later; return those that are lost."""
+        """Extend leases; return the lost ones."""
         async with queue.changing:
             await self.take_back(queue)
             lost = set(await self._lost(queue, leases))
@@ -153,7 +146,7 @@ class NatsLeases:
         return [lease for lease in leases if lease not in held]
 
     async def release(self, queue: NatsQueue, lease: str, reason: str) -> bool:
-        """Give an item back; False when the lease is lost."""
+        """Return an item to the queue; False if the lease is lost."""
         async with queue.changing:
             if await self._lost(queue, [lease]):
                 return False
@@ -163,7 +156,7 @@ class NatsLeases:
             return True
 
     async def take_back(self, queue: NatsQueue) -> int:
-        """Give back items whose lease ended; `queue.changing` is held."""
+        """Release items with ended leases; the caller holds `queue.changing`."""
         now = self._clock.wall()
         ended = [item for item in queue.of_state(ItemState.LEASED) if item.until <= now]
         await self._give_back(queue, ended, "the lease ended")
@@ -180,7 +173,7 @@ class NatsLeases:
         await self._bury(queue, [item for item in items if item.attempt >= most])
 
     async def _bury(self, queue: NatsQueue, items: Sequence[NatsItem]) -> None:
-        """Make items dead letters: the record first, for without it they would only vanish."""
+        """Make items dead letters; the record first, because without it they would be lost."""
         for item in items:
             await self._records.store(queue.record(item, dead=True))
             item.recorded = True
@@ -195,7 +188,7 @@ class NatsLeases:
         async with queue.changing:
             dead = queue.of_state(ItemState.DEAD, seqs)
             for item in dead:
-                # In this order: a hub that is killed in between finds a dead letter.
+                # This order: after a crash in between the item is still a dead letter.
                 await self._streams.withhold(queue.name, [item.address], 0)
                 await self._records.store(queue.record(item, dead=False))
                 queue.bases[item.seq] = item.deliveries
@@ -204,7 +197,7 @@ class NatsLeases:
             return len(dead)
 
     async def discard(self, queue: NatsQueue, seqs: Sequence[int] | None) -> int:
-        """Give dead letters up for good."""
+        """Delete dead letters."""
         async with queue.changing:
             dead = queue.of_state(ItemState.DEAD, seqs)
             await self.end(queue, dead, ItemState.DROPPED)
@@ -213,14 +206,14 @@ class NatsLeases:
     async def messages(
         self, queue: NatsQueue, items: Sequence[NatsItem]
     ) -> list[StoredMessage | None]:
-        """Return the messages of items; those that are gone from the server are forgotten."""
+        """Return the messages of items; forgets those that the server no longer has."""
         found = await asyncio.gather(*(self._streams.get(queue.name, item.seq) for item in items))
         gone = [item for item, message in zip(items, found, strict=True) if message is None]
         await self.end(queue, gone, ItemState.DROPPED)
         return found
 
     async def end(self, queue: NatsQueue, items: Sequence[NatsItem], end: ItemState) -> None:
-        """Let delivered items end; `queue.changing` is held."""
+        """Finish delivered items; the caller holds `queue.changing`."""
         if not items:
             return
         await self._streams.ack(queue.name, [item.address for item in items])

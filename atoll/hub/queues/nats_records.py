@@ -1,8 +1,7 @@
-"""What a hub must know of its queues in NATS beside their items: one stream of small records.
+"""Records that a hub keeps in NATS besides the items, in one compacted stream.
 
-Options, positions of subscriptions, and items that are dead letters or were put back from there.
-The stream keeps the last record of each subject, so it is a table: a hub that starts reads it
-whole, and a hub on another machine finds the same.
+Options, positions of subscriptions, dead letters and requeued items. The stream keeps the last
+record per subject, so it acts as a table that any hub can load.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from atoll.hub.queues.nats_streams import READ_BYTES, read_messages
 from atoll.wire.messages import QueueOptions
 
 _READ = 1_000
-"""Records of one read."""
 
 
 class OptionsRecord(msgspec.Struct, frozen=True, tag="options"):
@@ -31,7 +29,7 @@ class OptionsRecord(msgspec.Struct, frozen=True, tag="options"):
 
 
 class PositionRecord(msgspec.Struct, frozen=True, tag="position"):
-    """How far a subscription has acknowledged."""
+    """The acknowledged position of a subscription."""
 
     queue: str
     subscription: str
@@ -39,13 +37,13 @@ class PositionRecord(msgspec.Struct, frozen=True, tag="position"):
 
 
 class ItemRecord(msgspec.Struct, frozen=True, tag="item"):
-    """A dead letter, or (`dead` is false) an item that was put back and is not done."""
+    """A dead letter, or (`dead` is false) a requeued item that is not done."""
 
     queue: str
     seq: int
     dead: bool
     deliveries: int
-    """How often it was delivered until then; attempts are counted from here once it is back."""
+    """Deliveries so far; attempts of a requeued item are counted from here."""
     delivery: int
     key: str
     nbytes: int
@@ -61,8 +59,6 @@ Record = OptionsRecord | PositionRecord | ItemRecord
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where records are at the server."""
-
     stream: str
     subject: str
 
@@ -76,7 +72,7 @@ class NatsRecords:
         self._at = _Place(f"ATOLL_{digest}", f"atoll.{digest}")
 
     async def load(self) -> list[Record]:
-        """Return every record; the stream is made if there is none."""
+        """Return every record; creates the stream if missing."""
         config = {
             "name": self._at.stream,
             "subjects": [f"{self._at.subject}.>"],
@@ -101,7 +97,7 @@ class NatsRecords:
             first = int((found[-1].headers or {})["Nats-Sequence"]) + 1
 
     async def store(self, record: Record) -> None:
-        """Keep a record in place of the one before it."""
+        """Store a record, replacing the previous one."""
         body = msgspec.json.encode(record)
 
         async def work() -> bool | None:
@@ -134,5 +130,5 @@ class NatsRecords:
 
 
 def _digest(text: str) -> str:
-    """Return a name without the characters that subjects give a meaning to."""
+    """Hash a name, because subjects reserve some characters."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,9 +1,9 @@
-"""Queues and topics as JetStream keeps them.
+"""Queues and topics as JetStream streams.
 
-A queue is a work-queue stream with one durable pull consumer. The server holds the leases: what is
-fetched is withheld for `ACK_WAIT_S`, or for as long as a negative acknowledgement with a delay
-says, and is delivered again after that; an acknowledgement removes it for good. A topic is a
-stream that only limits empty. The numbers of the stream are the items' numbers.
+A queue is a work-queue stream with one durable pull consumer. The server holds the leases: a
+fetched message is withheld for `ACK_WAIT_S`, or for the delay of a negative acknowledgement, and
+then redelivered; an acknowledgement removes it. A topic is a stream emptied only by limits. Stream
+sequence numbers are the item numbers.
 """
 
 from __future__ import annotations
@@ -24,31 +24,27 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 WINDOW_S = 600.0
-"""How long the server recognises the key of an item."""
+"""How long the server recognizes the key of an item."""
 
 ACK_WAIT_S = 60.0
-"""Lease of what is fetched, until the hub names another: the default of `claim`, which so costs no
-second request."""
+"""First lease of a fetched message: the default of `claim`, which needs no second request then."""
 
 READ_BYTES = 2 * 2**20
-"""Payload bytes of one read."""
 
 _HEADER_BYTES = 64 * 2**10
-"""Room for headers beside the payloads of one answer."""
 
 _IN_FLIGHT = 200
-"""Requests of one operation that wait for their answers at the same time."""
 
 _CONSUMER = "hub"
 _NOT_FOUND = 10037
-"""Error code of JetStream: there is no message with this number."""
+"""JetStream error code: no message with this number."""
 _NO_STREAM = 10059
-"""The same: there is no such stream."""
+"""JetStream error code: no such stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One stored item."""
+    """A stored item."""
 
     seq: int
     key: str
@@ -60,18 +56,17 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message that the consumer of a queue has delivered."""
+    """A message delivered by the consumer of a queue."""
 
     message: StoredMessage
     number: int
-    """Of this delivery, over all messages; the server wants it with every answer."""
+    """Consumer sequence number, needed to answer this delivery."""
     count: int
-    """How often this message was delivered."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What the server says of one queue or topic."""
+    """State of one queue or topic on the server."""
 
     queue: str
     topic: bool
@@ -80,13 +75,12 @@ class StreamState:
     nbytes: int
     last: int
     delivered: int = 0
-    """Number of the newest message that was ever delivered."""
+    """Highest number ever delivered."""
     pending: int = 0
-    """Messages that were never delivered."""
 
 
 class NatsStreams:
-    """The streams of one hub; hubs that share a server have different namespaces."""
+    """The streams of one hub; hubs that share a server use different namespaces."""
 
     def __init__(self, client: NatsClient) -> None:
         self._client = client
@@ -107,7 +101,7 @@ class NatsStreams:
                 return found
 
     async def make(self, queue: str, *, topic: bool) -> StreamState:
-        """Return the stream of a queue or topic, made if there is none."""
+        """Return the stream of a queue or topic, creating it if missing."""
         name = self._name(queue)
         about = {
             "atoll.namespace": self._client.namespace,
@@ -131,7 +125,6 @@ class NatsStreams:
         return await self._opened(await self._client.ask(f"STREAM.CREATE.{name}", config), about)
 
     async def _opened(self, stream: dict[str, Any], about: dict[str, str]) -> StreamState:
-        """Return the state of a stream; its consumer is made if there is none."""
         state, queue = stream["state"], about["atoll.queue"]
         topic = about["atoll.kind"] == "topic"
         consumer: dict[str, Any] = {}
@@ -147,7 +140,7 @@ class NatsStreams:
                         "replay_policy": "instant",
                         "ack_policy": "explicit",
                         "ack_wait": int(ACK_WAIT_S * 1e9),
-                        # The hub ends the attempts: it moves the item to the dead letters then.
+                        # The hub counts attempts, because it turns items into dead letters.
                         "max_deliver": -1,
                         "max_ack_pending": -1,
                     },
@@ -165,20 +158,20 @@ class NatsStreams:
         )
 
     async def unsettled(self, queue: str) -> int:
-        """Return how many messages were delivered and neither acknowledged nor removed."""
+        """Return how many delivered messages are neither acknowledged nor removed."""
         answer = await self._client.ask(f"CONSUMER.INFO.{self._name(queue)}.{_CONSUMER}", {})
         return int(answer["num_ack_pending"])
 
     async def remove(self, queue: str) -> None:
-        """Delete a stream with everything in it; one that is gone does not matter."""
+        """Delete a stream, if it exists."""
         await self._client.ask(f"STREAM.DELETE.{self._name(queue)}", {}, absent=_NO_STREAM)
 
-    # --------------------------------------------------------------------------- items
+    # -------------------------------------------------------------------------------- items
 
     async def publish(
         self, queue: str, entries: Sequence[QueueEntry], *, now: float
     ) -> list[tuple[int, bool]]:
-        """Append items in order; return their numbers, and whether each was there already."""
+        """Append items in order; return their numbers and whether each was known already."""
         subject = self._subject(queue)
         headers = [_headers(entry, now) for entry in entries]
         acks: list[tuple[int, bool] | None] = [None] * len(entries)
@@ -206,13 +199,7 @@ class NatsStreams:
         return await self._client.patiently("an item was not stored", work)
 
     async def fetch(self, queue: str, *, limit: int, nbytes: int = 0) -> list[Delivery]:
-        """Return up to `limit` messages, each withheld from later fetches for `ACK_WAIT_S`.
-
-        Args:
-            queue: Of which queue.
-            limit: At most so many.
-            nbytes: Payload bytes that the same answer to a claim has already.
-        """
+        """Fetch up to `limit` messages; `nbytes` are payload bytes that the claim has already."""
         most = MAX_CLAIM_BYTES + _HEADER_BYTES - nbytes
         body = json.dumps({"batch": limit, "no_wait": True, "max_bytes": most}).encode()
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._name(queue)}.{_CONSUMER}"
@@ -228,12 +215,12 @@ class NatsStreams:
                     message = await subscription.next_msg(timeout=ANSWER_S)
                     status = (message.headers or {}).get("Status")
                     if status is not None:
-                        # 404, 408, 409: there are no more, or no more that fit.
+                        # 404, 408, 409: no more messages, or none that fit.
                         return found if status in ("404", "408", "409") else found or None
                     found.append(_delivered(message))
             except TimeoutError:
                 if not found:
-                    raise  # what was on its way is delivered again after `ACK_WAIT_S`
+                    raise  # messages in flight are redelivered after `ACK_WAIT_S`
             finally:
                 with contextlib.suppress(Exception):
                     await subscription.unsubscribe()
@@ -244,7 +231,7 @@ class NatsStreams:
         return await self._client.patiently("items were not delivered", work)
 
     async def ack(self, queue: str, items: Sequence[tuple[int, int]]) -> None:
-        """Remove delivered messages, given with the numbers of their deliveries, for good."""
+        """Remove messages, given with their delivery numbers."""
         unanswered = [
             seq
             for (seq, _), answered in zip(
@@ -252,11 +239,11 @@ class NatsStreams:
             )
             if not answered
         ]
-        if unanswered:  # a server that was killed may not know that it delivered them
+        if unanswered:  # a killed server may not know that it delivered them
             await self.delete(queue, unanswered)
 
     async def withhold(self, queue: str, items: Sequence[tuple[int, int]], seconds: float) -> None:
-        """Let delivered messages be delivered again after so many seconds; 0: at once."""
+        """Redeliver messages after this delay; 0: at once."""
         delay = json.dumps({"delay": max(1, int(seconds * 1e9))})
         body = b"-NAK" if seconds <= 0 else b"-NAK " + delay.encode()
         await self._answer_each(queue, items, body)
@@ -264,7 +251,7 @@ class NatsStreams:
     async def _answer_each(
         self, queue: str, items: Sequence[tuple[int, int]], body: bytes
     ) -> list[bool]:
-        """Send an answer for each message; return which of them the server has confirmed."""
+        """Send a reply for each message; return which ones the server confirmed."""
         import nats.errors
 
         limit = asyncio.Semaphore(_IN_FLIGHT)
@@ -280,7 +267,8 @@ class NatsStreams:
                 try:
                     await self._client.nats.request(subject, body, timeout=ANSWER_S)
                 except nats.errors.TimeoutError:
-                    # It says nothing to numbers that it does not know; a second silence is sure.
+                    # The server ignores unknown numbers; a second timeout while connected is
+                    # conclusive.
                     return False if tries > 1 and self._client.nats.is_connected else None
                 return True
 
@@ -290,17 +278,17 @@ class NatsStreams:
         return await asyncio.gather(*(one(seq, delivery) for seq, delivery in items))
 
     async def read(self, queue: str, first: int, *, limit: int) -> list[StoredMessage]:
-        """Return up to `limit` items with numbers from `first` on, as one answer holds them."""
+        """Return up to `limit` items from number `first` on, within `READ_BYTES`."""
         ask = {"seq": max(1, first), "batch": limit, "max_bytes": READ_BYTES}
         return [_decoded(one) for one in await read_messages(self._client, self._name(queue), ask)]
 
     async def get(self, queue: str, seq: int) -> StoredMessage | None:
-        """Return one item, or None if it is not there any more."""
+        """Return one item, or None if it no longer exists."""
         found = await self.read(queue, seq, limit=1)
         return found[0] if found and found[0].seq == seq else None
 
     async def delete(self, queue: str, seqs: Sequence[int]) -> None:
-        """Remove items for good; those that are gone already do not matter."""
+        """Remove items, if they exist."""
         name = self._name(queue)
         limit = asyncio.Semaphore(_IN_FLIGHT)
 
@@ -321,7 +309,7 @@ class NatsStreams:
 
 
 async def read_messages(client: NatsClient, stream: str, ask: dict[str, int]) -> list[Msg]:
-    """Return the messages of a stream that one direct request asks for."""
+    """Return the messages of one direct request to a stream."""
     subject, body = f"$JS.API.DIRECT.GET.{stream}", json.dumps(ask).encode()
 
     async def work() -> list[Msg] | None:
@@ -337,7 +325,7 @@ async def read_messages(client: NatsClient, stream: str, ask: dict[str, int]) ->
                     found.append(message)
                     continue
                 ended = headers.get("Status") in ("204", "404")
-                return found if ended else None  # else it was not ready: ask again
+                return found if ended else None  # otherwise the stream was not ready: retry
         finally:
             with contextlib.suppress(Exception):
                 await subscription.unsubscribe()
@@ -346,7 +334,7 @@ async def read_messages(client: NatsClient, stream: str, ask: dict[str, int]) ->
 
 
 def _headers(entry: QueueEntry, now: float) -> dict[str, str]:
-    """Return the headers of an item; keys may hold any character."""
+    """Return the headers of an item; the key is hex-encoded because it may hold any character."""
     headers = {"Nats-Msg-Id": entry.key.encode().hex(), "Atoll-Put": repr(now)}
     if entry.blob:
         headers |= {"Atoll-Blob": entry.blob, "Atoll-Bytes": str(entry.nbytes)}

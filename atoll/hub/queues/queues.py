@@ -1,14 +1,9 @@
-"""The durable queues: put once, lease, acknowledge; nothing acknowledged is lost.
+"""Durable queues: items are put once, leased and acknowledged; none that was stored is lost.
 
-An item is *ready*, *leased*, *done* or *dead*. A claim leases ready items in the order in which
-they were put; an acknowledgement makes them done for good. A lease that ends without one gives the
-item back, and an item given back too often becomes a dead letter, which stays so until a person
-puts it back or discards it. Keys are remembered for a while after the item is done, so a put that
-is sent again is accepted and stored once.
-
-`Queues` holds many named queues over a backend that stores them. What a backend need not know is
-here: how much a queue may hold and what happens then, the claims and producers that wait, and the
-rates.
+An item is *ready*, *leased*, *done* or *dead*. A claim leases ready items in put order; an
+acknowledgement makes them done. A lease that ends without one returns the item, and an item
+returned too often becomes a dead letter until an operator requeues or discards it. Keys are
+remembered for a while after the item is done, so that a repeated put is stored once.
 """
 
 from __future__ import annotations
@@ -48,7 +43,7 @@ from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, QueuePutDon
 __all__ = ["DeadLetter", "QueueDepth", "Queues"]
 
 UNLIMITED = QueueOptions(max_items=0, max_bytes=0)
-"""Options of the hub's own queues: commands to machines are never refused."""
+"""Options of the hub's own queues: commands to nodes are never refused."""
 
 DEFAULT = QueueOptions()
 
@@ -56,11 +51,8 @@ DEFAULT = QueueOptions()
 class Queues:
     """Every queue of a hub.
 
-    Args:
-        backend: Where users' items are.
-        clock: For rates and ages.
-        internal: Where the hub's own queues (`node/...`) are; None: in the same backend.
-        blobs: Where large payloads are; None: none are accepted.
+    The hub's own queues (`node/...`) are in `internal`, by default `backend`. Without `blobs` large
+    payloads are refused.
     """
 
     def __init__(
@@ -80,7 +72,6 @@ class Queues:
         self._opening: asyncio.Lock | None = None
         self._open = False
         self.topics = Topics(self, clock=clock)
-        """The topics beside the queues."""
         for one in self._backends:
             one.moved = self._apply
             one.attempts = self._attempts
@@ -90,13 +81,10 @@ class Queues:
         return list(dict.fromkeys((self._internal, self._users)))
 
     async def start(self) -> None:
-        """Learn what the backends hold; called by the first use, too.
-
-        Raises:
-            HubError: a backend cannot be used; says why.
-        """
+        """Load the backends (every operation does this first); raises HubError."""
         if self._open:
             return
+        # Concurrent first uses must load the backends once.
         self._opening = self._opening or asyncio.Lock()
         async with self._opening:
             if self._open:
@@ -113,22 +101,22 @@ class Queues:
             self._open = True
 
     async def close(self) -> None:
-        """Finish what was begun."""
+        """Finish running operations."""
         for backend in self._backends:
             await backend.close()
 
     def reopen(self) -> None:
-        """Forget the claims that wait: they belong to an earlier life of the hub."""
+        """Forget waiting claims, which belong to a previous event loop."""
         self.wait_list, self._opening = WaitList(), None
 
-    # -------------------------------------------------------------------------- producing
+    # ---------------------------------------------------------------------------- producing
 
     async def declare(self, queue: str, options: QueueOptions, *, topic: bool = False) -> None:
-        """Give a queue or topic these options from now on; what it holds already stays.
+        """Set the options of a queue or topic; existing items stay.
 
         Raises:
-            ConfigError: they make no sense.
-            HubError: a queue has this name and a topic was meant, or the other way round.
+            ConfigError: the options are invalid.
+            HubError: the name belongs to the other kind.
         """
         check_name("queue", queue)
         check_options(options)
@@ -153,16 +141,13 @@ class Queues:
     async def put_many(
         self, queue: str, entries: Sequence[QueueEntry], *, wait_s: float = 0.0
     ) -> QueuePutManyDone:
-        """Store items in order, all or none. A key that is known is accepted and stored once.
+        """Store items in order, all or none; items with a known key are not stored again.
 
-        Args:
-            queue: Where to.
-            entries: What.
-            wait_s: Longest wait for room, where the queue's overflow is `wait`.
+        `wait_s` limits the wait for space if the queue's overflow is `wait`.
 
         Raises:
-            QueueFull: there is no room for them.
-            HubError: a name or a payload cannot be used, or a blob is not there.
+            QueueFull: there is no space.
+            HubError: a name or payload is invalid, or a blob does not exist.
         """
         stored = self.put_now(queue, entries)
         if stored is not None:
@@ -175,7 +160,7 @@ class Queues:
         if not state.reserve(need):
             keys = [entry.key for entry in entries]
             known = await backend.known(queue, keys)
-            if all(key in known for key in keys):  # sent again: they take no room
+            if all(key in known for key in keys):  # repeated: they need no space
                 return QueuePutManyDone([known[key] for key in keys], list(range(len(keys))))
             if state.topic or state.options.overflow == "drop-oldest":
                 drop = state.reserve_by_dropping(need)
@@ -184,15 +169,12 @@ class Queues:
                 began = self._clock.monotonic()
                 await state.wait(need, wait_s=min(wait_s, MAX_WAIT_S) if waits else 0.0)
                 waited_s = self._clock.monotonic() - began
-        # Shielded: what was begun is counted, even if its producer is gone.
+        # Shielded, so that items are counted even if the producer is cancelled.
         done = await asyncio.shield(self._store(backend, state, entries, need, drop))
         return QueuePutManyDone(done.seqs, done.duplicates, waited_s)
 
     def put_now(self, queue: str, entries: Sequence[QueueEntry]) -> asyncio.Future[Stored] | None:
-        """Begin to store items if there is room for them at this moment; else return None.
-
-        The common case without a task of its own. Raises as `put_many` does.
-        """
+        """Start storing items if there is space now, else return None; raises like `put_many`."""
         check_name("queue", queue)
         check_entries(entries)
         if not self._open:
@@ -220,7 +202,7 @@ class Queues:
         stored.add_done_callback(settled)
         return stored
 
-    # -------------------------------------------------------------------------- consuming
+    # ---------------------------------------------------------------------------- consuming
 
     async def claim(
         self,
@@ -233,8 +215,7 @@ class Queues:
     ) -> list[QueueItem]:
         """Lease up to `limit` ready items, oldest first; wait up to `wait_s` for the first.
 
-        A claim asked again under the same `request` gets the leases of the first time, so an
-        answer that was lost on the way costs nothing.
+        Repeating a `request` returns the same leases, so a lost answer costs nothing.
         """
         check_lease_time(lease_s)
         await self.start()
@@ -249,72 +230,60 @@ class Queues:
             state = self._states.get(queue)
             exact = backend.capabilities.exact_counts
             if exact and not first and (state is None or not state.ready):
-                return []  # woken, but another claim was quicker
+                return []  # another claim was faster
             first = False
             return await backend.claim(queue, lease_s=lease_s, limit=limit, request=request)
 
         return await self.wait_list.until_some(queue, attempt, limit=limit, wait_s=wait_s)
 
     async def ack(self, queue: str, *, lease: str) -> None:
-        """Make a leased item done. Again: nothing happens.
-
-        Raises:
-            HubError: another claim holds the item by now, or there never was such a lease.
-        """
+        """Mark a leased item as done (idempotent); raises HubError if the lease is lost."""
         if await self.ack_many(queue, [lease]):
             raise lease_lost(queue, lease)
 
     async def ack_many(self, queue: str, leases: Sequence[str]) -> list[str]:
-        """Make leased items done; return the leases that were lost to another claim."""
+        """Mark leased items as done; return the lost leases."""
         await self.start()
         return await self.backend(queue).ack(queue, leases)
 
     async def extend(self, queue: str, *, lease: str, lease_s: float) -> None:
-        """Let a lease end `lease_s` from now.
-
-        Raises:
-            HubError: the lease ended already.
-        """
+        """Extend a lease to `lease_s` from now; raises HubError if it is lost."""
         if await self.extend_many(queue, [lease], lease_s=lease_s):
             raise lease_lost(queue, lease)
 
     async def extend_many(self, queue: str, leases: Sequence[str], *, lease_s: float) -> list[str]:
-        """Let leases end `lease_s` from now; return those that ended already."""
+        """Extend leases to `lease_s` from now; return those that have ended."""
         check_lease_time(lease_s)
         await self.start()
         return await self.backend(queue).extend(queue, leases, lease_s=lease_s)
 
     async def release(self, queue: str, *, lease: str, reason: str = "") -> None:
-        """Give an item back. Again: nothing happens.
-
-        Raises:
-            HubError: another claim holds the item by now, or there never was such a lease.
-        """
+        """Return an item to the queue (idempotent); raises HubError if the lease is lost."""
         await self.start()
         if not await self.backend(queue).release(queue, lease, reason=reason[:1000]):
             raise lease_lost(queue, lease)
 
-    # ---------------------------------------------------------------------- dead letters
+    # ------------------------------------------------------------------------- dead letters
 
     async def dead_letters(self, queue: str, *, limit: int = 100) -> list[DeadLetter]:
-        """Return items that were given back too often, oldest first."""
+        """Return dead letters, oldest first."""
         await self.start()
         return await self.backend(queue).dead_letters(queue, limit=limit)
 
     async def requeue(self, queue: str, seqs: Sequence[int] | None = None) -> int:
-        """Make dead letters ready again, as if never claimed (None: all); return how many."""
+        """Make dead letters ready again, with no attempts (None: all); return how many."""
         await self.start()
         return await self.backend(queue).requeue(queue, seqs)
 
     async def discard(self, queue: str, seqs: Sequence[int] | None = None) -> int:
-        """Give dead letters up for good (None: all); return how many."""
+        """Delete dead letters (None: all); return how many."""
         await self.start()
         return await self.backend(queue).discard(queue, seqs)
 
-    # -------------------------------------------------------------------------- house-keeping
+    # ------------------------------------------------------------------------- housekeeping
 
     async def expire(self) -> int:
-        """Take back items whose lease ended, drop what is too old; return how many came back."""
+        """Release items with ended leases, drop old ones; return how many were released."""
         await self.start()
         count = 0
         for backend in self._backends:
@@ -331,13 +300,13 @@ class Queues:
         return count
 
     async def depths(self) -> dict[str, QueueDepth]:
-        """Return how full each queue is; queues whose items are all done are left out."""
+        """Return the depth of each queue that has unfinished items."""
         await self.start()
         depths = {name: state.depth for name, state in self._states.items()}
         return {name: depth for name, depth in depths.items() if depth != QueueDepth()}
 
     async def rows(self) -> list[dict[str, Any]]:
-        """Return a row for the dashboard and the CLI for each queue, by name."""
+        """Return a row per queue, sorted by name, for the dashboard and the CLI."""
         await self.start()
         oldest: dict[str, float] = {}
         for backend in self._backends:
@@ -350,20 +319,20 @@ class Queues:
         ]
 
     async def remove(self, prefix: str) -> None:
-        """Remove every queue and topic whose name begins so, with all that it holds."""
+        """Remove every queue and topic with this prefix."""
         await self.start()
         await self.backend(prefix).remove(prefix)
         self._states = {q: state for q, state in self._states.items() if not q.startswith(prefix)}
         self.topics.forget(prefix)
 
-    # --------------------------------------------------------------------------- inside
+    # ---------------------------------------------------------------------------- internals
 
     def backend(self, queue: str) -> Backend:
-        """Return where a queue is stored."""
+        """Return the backend of a queue."""
         return self._internal if queue.startswith(INTERNAL) else self._users
 
     def state(self, queue: str) -> QueueState:
-        """Return what is known of a queue."""
+        """Return the state of a queue, creating it if needed."""
         state = self._states.get(queue)
         if state is None:
             options = UNLIMITED if queue.startswith(INTERNAL) else DEFAULT
@@ -375,7 +344,6 @@ class Queues:
         return (state.options if state else DEFAULT).max_attempts
 
     def _apply(self, moves: Sequence[Move]) -> None:
-        """Count what the backend has made durable; wake claims and producers."""
         now = self._clock.wall()
         for move in moves:
             state = self.state(move.queue)

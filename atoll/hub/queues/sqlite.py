@@ -1,8 +1,7 @@
-"""Queues on disk: rows of the hub's database, durable before anything is acknowledged.
+"""Queues in the hub's database.
 
-Operations that arrive while a commit is under way share the next one (`atoll.hub.db.database`), and
-puts that meet there become few statements of many rows: a busy hub spends its time on items, not on
-statements.
+Operations that arrive during a commit share the next one (`atoll.hub.db.database`), and concurrent
+puts are merged into few statements.
 """
 
 from __future__ import annotations
@@ -44,13 +43,17 @@ from atoll.hub.queues.sqlite_sql import (
     POSITION,
     SCHEMA,
     dead,
+    dead_letters,
     first_items,
     forget,
     insert,
+    known,
+    last,
     load,
     of_leases,
     oldest,
     peek,
+    positions,
     prepare,
     take,
 )
@@ -63,14 +66,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Put = tuple[str, Sequence[QueueEntry]]
-"""A queue, and what is put into it."""
 
 _AT_ONCE = 20_000
-"""Rows that one round of house-keeping deletes."""
 
 
 class SqliteBackend:
-    """Named queues in the hub's database; see `atoll.hub.queues.backend.Backend`."""
+    """Queues in the hub's database; see `Backend`."""
 
     capabilities = Capabilities()
 
@@ -84,19 +85,19 @@ class SqliteBackend:
         self.moved: Listener = no_notifications
 
     async def load(self) -> Loaded:
-        """Return what is stored; from the indices alone, whatever the items hold."""
+        """Return what is stored, from the indices alone."""
         loaded, self._done = await self._database.read(load)
         return loaded
 
     async def set_options(self, queue: str, options: QueueOptions, *, topic: bool) -> None:
-        """Keep the options of a queue or topic."""
+        """Store the options of a queue or topic."""
         text = msgspec.json.encode(options).decode()
         await self._database.write(lambda c: c.execute(OPTIONS, (queue, topic, text)))
 
     def put(
         self, queue: str, entries: Sequence[QueueEntry], *, drop: Amount
     ) -> asyncio.Future[Stored]:
-        """Store items once per key."""
+        """Store items, once per key."""
         put = (queue, entries)
         if drop == NOTHING:
             return self._database.write_each(self._store, put, self._notify)
@@ -110,15 +111,8 @@ class SqliteBackend:
         return self._do(work)
 
     async def known(self, queue: str, keys: Sequence[str]) -> dict[str, int]:
-        """Return the numbers of items that have these keys."""
-        rows = await self._database.read(
-            lambda c: c.execute(
-                "SELECT key, seq FROM queue_items"
-                " WHERE queue = ? AND key IN (SELECT value FROM json_each(?))",
-                (queue, json.dumps(list(keys))),
-            ).fetchall()
-        )
-        return dict(rows)
+        """Return the numbers of items with these keys."""
+        return await self._database.read(lambda c: known(c, queue, keys))
 
     async def claim(
         self, queue: str, *, lease_s: float, limit: int, request: str
@@ -155,7 +149,7 @@ class SqliteBackend:
         return await self._do(work)
 
     async def ack(self, queue: str, leases: Sequence[str]) -> list[str]:
-        """Make leased items done."""
+        """Mark leased items as done."""
         until = self._clock.wall() + retention_s(queue)
 
         def work(connection: sqlite3.Connection, moves: list[Move]) -> list[str]:
@@ -170,7 +164,7 @@ class SqliteBackend:
         return await self._do(work)
 
     async def extend(self, queue: str, leases: Sequence[str], *, lease_s: float) -> list[str]:
-        """Let leases end later."""
+        """Extend leases."""
         now = self._clock.wall()
 
         def work(connection: sqlite3.Connection, moves: list[Move]) -> list[str]:
@@ -186,7 +180,7 @@ class SqliteBackend:
         return await self._do(work)
 
     async def release(self, queue: str, lease: str, *, reason: str) -> bool:
-        """Give an item back."""
+        """Return an item to the queue."""
 
         def work(connection: sqlite3.Connection, moves: list[Move]) -> bool:
             row = of_leases(connection, queue, [lease]).get(lease)
@@ -197,7 +191,7 @@ class SqliteBackend:
         return await self._do(work)
 
     async def expire(self) -> int:
-        """Take back items whose lease ended; forget keys that were done long ago."""
+        """Release items with ended leases; forget old keys."""
         now = self._clock.wall()
 
         def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
@@ -232,19 +226,12 @@ class SqliteBackend:
         await self._do(work)
 
     async def oldest(self, queues: Sequence[str]) -> dict[str, float]:
-        """Return when the oldest ready item of each queue was put."""
+        """Return the put time of the oldest ready item of each queue."""
         return await self._database.read(lambda c: oldest(c, queues))
 
     async def dead_letters(self, queue: str, *, limit: int) -> list[DeadLetter]:
-        """Return items that were given back too often."""
-        rows = await self._database.read(
-            lambda c: c.execute(
-                "SELECT seq, key, payload, attempt, reason, blob FROM queue_items"
-                " WHERE queue = ? AND state = 'dead' ORDER BY seq LIMIT ?",
-                (queue, limit),
-            ).fetchall()
-        )
-        return [DeadLetter(*row) for row in rows]
+        """Return dead letters, oldest first."""
+        return await self._database.read(lambda c: dead_letters(c, queue, limit))
 
     async def requeue(self, queue: str, seqs: Sequence[int] | None) -> int:
         """Make dead letters ready again."""
@@ -261,7 +248,7 @@ class SqliteBackend:
         return await self._do(work)
 
     async def discard(self, queue: str, seqs: Sequence[int] | None) -> int:
-        """Give dead letters up for good."""
+        """Delete dead letters."""
         until = self._clock.wall() + retention_s(queue)
 
         def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
@@ -278,28 +265,18 @@ class SqliteBackend:
 
     async def last(self, topic: str) -> int:
         """Return the number of the newest ready item."""
-        (seq,) = await self._database.read(
-            lambda c: c.execute(
-                "SELECT max(seq) FROM queue_items WHERE queue = ? AND state = 'ready'", (topic,)
-            ).fetchone()
-        )
-        return int(seq or 0)
+        return await self._database.read(lambda c: last(c, topic))
 
     async def positions(self, topic: str) -> dict[str, int]:
         """Return the position of each subscription."""
-        rows = await self._database.read(
-            lambda c: c.execute(
-                "SELECT subscription, seq FROM queue_positions WHERE topic = ?", (topic,)
-            ).fetchall()
-        )
-        return dict(rows)
+        return await self._database.read(lambda c: positions(c, topic))
 
     async def set_position(self, topic: str, subscription: str, seq: int) -> None:
-        """Keep the position of a subscription."""
+        """Store the position of a subscription."""
         await self._do(lambda c, moves: c.execute(POSITION, (topic, subscription, seq)).rowcount)
 
     async def remove(self, prefix: str) -> None:
-        """Remove every queue and topic whose name begins so, a bounded number of items at once."""
+        """Remove every queue and topic with this prefix, in transactions of bounded size."""
 
         def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
             rows = first_items(connection, prefix, _AT_ONCE)
@@ -317,12 +294,12 @@ class SqliteBackend:
             continue
 
     async def close(self) -> None:
-        """Do nothing: the database finishes what was begun when it is closed."""
+        """Do nothing: closing the database finishes running operations."""
 
-    # --------------------------------------------------------------------------- inside
+    # ---------------------------------------------------------------------------- internals
 
     def _do(self, work: Callable[[sqlite3.Connection, list[Move]], T]) -> asyncio.Future[T]:
-        """Begin a write that notes its moves; the listener hears them once they are durable."""
+        """Start a write that collects moves; the listener gets them once durable."""
 
         def with_moves(connection: sqlite3.Connection) -> tuple[T, list[Move]]:
             moves: list[Move] = []
@@ -339,7 +316,7 @@ class SqliteBackend:
     def _store(
         self, connection: sqlite3.Connection, puts: Sequence[Put]
     ) -> list[tuple[Stored, list[Move]]]:
-        """Store the items of puts; the first of them has the moves of all."""
+        """Store the items of puts; the first result carries the moves of all."""
         moves: list[Move] = []
         first = self._next
         self._next += sum(len(entries) for _, entries in puts)
@@ -351,7 +328,7 @@ class SqliteBackend:
     def _end(
         self, connection: sqlite3.Connection, rows: Sequence[tuple[int, str]], until: float
     ) -> None:
-        """Make items done: the payload goes, the key stays to recognise a put sent again."""
+        """Mark items as done: delete the payload, keep the key to recognize a repeated put."""
         if not rows:
             return
         connection.execute(
@@ -367,7 +344,6 @@ class SqliteBackend:
     def _drop_oldest(
         self, connection: sqlite3.Connection, moves: list[Move], queue: str, drop: Amount
     ) -> None:
-        """Make room by giving up the oldest ready items."""
         if drop == NOTHING:
             return
         rows: list[tuple[int, int, str]] = []
@@ -390,7 +366,6 @@ class SqliteBackend:
             connection.execute(POSITION, (queue, DROPPED, rows[-1][0]))
 
     def _expire(self, connection: sqlite3.Connection, moves: list[Move], now: float) -> int:
-        """Give back what is overdue; return how many items that were."""
         return self._give_back(
             connection, moves, "state = 'leased' AND until <= ?", now, "the lease ended"
         )

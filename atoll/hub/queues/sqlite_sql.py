@@ -1,7 +1,7 @@
-"""The statements of `SqliteBackend`: look-ups, the insert of many items, and the tables.
+"""SQL of `SqliteBackend`: queries, bulk insert and tables.
 
-The insert stores the items of many puts with few statements. A statement per item would be simpler,
-but between two of them the interpreter changes threads: on a busy hub that costs more than SQLite.
+Puts are merged into few statements, because between two statements the interpreter switches
+threads, which costs more than SQLite's work.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from atoll.hub.db.database import span
 from atoll.hub.queues.backend import (
     MAX_CLAIM_BYTES,
+    DeadLetter,
     HeldBlobs,
     ItemState,
     Loaded,
@@ -28,14 +29,14 @@ from atoll.hub.queues.backend import (
 from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, TopicItem
 
 AMONG = "seq IN (SELECT value FROM json_each(?))"
-"""Condition on many numbers with one parameter: their JSON list."""
+"""Condition on many numbers as one parameter, a JSON list."""
 
-# The plus keeps SQLite from looking through all of the queue for a few numbers.
+# The unary plus disables the index on `queue`, which would scan the whole queue.
 OF_LEASES = f"SELECT lease, seq, state, nbytes, blob FROM queue_items WHERE +queue = ? AND {AMONG}"
 
 
 def load(connection: sqlite3.Connection) -> tuple[Loaded, int]:
-    """Return what is stored, from the indices alone, and how many items are done."""
+    """Return what is stored, from the indices alone, and the number of done items."""
     rows = [
         row
         for state in ("ready", "leased", "dead")
@@ -56,7 +57,7 @@ def load(connection: sqlite3.Connection) -> tuple[Loaded, int]:
 def take(
     connection: sqlite3.Connection, queue: str, limit: int
 ) -> tuple[list[QueueItem], list[int]]:
-    """Return the ready items that one answer holds, and their sizes."""
+    """Return the ready items that fit in one answer, and their sizes."""
     items: list[QueueItem] = []
     sizes: list[int] = []
     nbytes = 0
@@ -78,7 +79,7 @@ def take(
 def of_leases(
     connection: sqlite3.Connection, queue: str, leases: Sequence[str]
 ) -> dict[str, tuple[int, str, int, str]]:
-    """Return number, state, size and blob of the items whose last lease is one of these."""
+    """Return number, state, size and blob of the items with these latest leases, by lease."""
     wanted = set(leases)
     rows = connection.execute(
         OF_LEASES,
@@ -99,7 +100,7 @@ def dead(
 
 
 def oldest(connection: sqlite3.Connection, queues: Sequence[str]) -> dict[str, float]:
-    """Return when the oldest ready item of each queue was put, where there is one."""
+    """Return the put time of the oldest ready item of each queue that has one."""
     found = {}
     for queue in queues:
         row = connection.execute(
@@ -112,7 +113,7 @@ def oldest(connection: sqlite3.Connection, queues: Sequence[str]) -> dict[str, f
 
 
 def peek(connection: sqlite3.Connection, topic: str, after: int, limit: int) -> list[TopicItem]:
-    """Return the ready items after a number that one answer holds."""
+    """Return the ready items after a number that fit in one answer."""
     items: list[TopicItem] = []
     nbytes = 0
     cursor = connection.execute(
@@ -129,10 +130,46 @@ def peek(connection: sqlite3.Connection, topic: str, after: int, limit: int) -> 
     return items
 
 
+def last(connection: sqlite3.Connection, topic: str) -> int:
+    """Return the number of the newest ready item of a topic; 0: there is none."""
+    (seq,) = connection.execute(
+        "SELECT max(seq) FROM queue_items WHERE queue = ? AND state = 'ready'", (topic,)
+    ).fetchone()
+    return int(seq or 0)
+
+
+def positions(connection: sqlite3.Connection, topic: str) -> dict[str, int]:
+    """Return the position of each subscription of a topic."""
+    rows = connection.execute(
+        "SELECT subscription, seq FROM queue_positions WHERE topic = ?", (topic,)
+    )
+    return dict(rows.fetchall())
+
+
+def known(connection: sqlite3.Connection, queue: str, keys: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of items that have these keys."""
+    rows = connection.execute(
+        "SELECT key, seq FROM queue_items"
+        " WHERE queue = ? AND key IN (SELECT value FROM json_each(?))",
+        (queue, json.dumps(list(keys))),
+    )
+    return dict(rows.fetchall())
+
+
+def dead_letters(connection: sqlite3.Connection, queue: str, limit: int) -> list[DeadLetter]:
+    """Return the oldest dead letters of a queue."""
+    rows = connection.execute(
+        "SELECT seq, key, payload, attempt, reason, blob FROM queue_items"
+        " WHERE queue = ? AND state = 'dead' ORDER BY seq LIMIT ?",
+        (queue, limit),
+    )
+    return [DeadLetter(*row) for row in rows.fetchall()]
+
+
 def first_items(
     connection: sqlite3.Connection, prefix: str, limit: int
 ) -> list[tuple[int, str, str]]:
-    """Return number, blob and state of items of the queues whose name begins so."""
+    """Return number, blob and state of items of all queues with this prefix."""
     return connection.execute(
         "SELECT seq, blob, state FROM queue_items WHERE queue >= ? AND queue < ? LIMIT ?",
         (*span(prefix), limit),
@@ -140,13 +177,13 @@ def first_items(
 
 
 def forget(connection: sqlite3.Connection, prefix: str) -> None:
-    """Drop the options and positions of the queues and topics whose name begins so."""
+    """Delete the options and positions of all queues and topics with this prefix."""
     for table, name in (("queue_options", "queue"), ("queue_positions", "topic")):
         connection.execute(f"DELETE FROM {table} WHERE {name} >= ? AND {name} < ?", span(prefix))
 
 
 _SIZES = (128, 64, 32, 16, 8, 4, 2, 1)
-"""Rows per statement: few different statements, so that SQLite need not read them again."""
+"""Rows per statement: few distinct statements, so that SQLite can cache them."""
 
 _INTO = "INSERT INTO queue_items (seq, queue, key, payload, blob, nbytes, put) VALUES "
 _STATEMENTS = {
@@ -164,21 +201,10 @@ def insert(
     blobs: HeldBlobs | None,
     moves: list[Move],
 ) -> list[Stored]:
-    """Store the items of puts (queue and entries) in order, each key once.
+    """Store the items of puts (queue, entries) in order, each key once.
 
-    Args:
-        connection: The one of the write.
-        puts: What to store.
-        first: Number of the first item; the others follow.
-        now: Wall time.
-        blobs: Where the items' blobs are held.
-        moves: Gets what became ready.
-
-    Returns:
-        What became of each put.
-
-    Raises:
-        HubError: a blob is not there any more.
+    The first item gets number `first`. `moves` is extended by the moves to ready. Raises HubError
+    if a blob does not exist.
     """
     rows: list[tuple[Any, ...]] = []
     for queue, entries in puts:
@@ -204,7 +230,7 @@ def insert(
 
 
 def _store(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> dict[int, int]:
-    """Write rows; return, for each whose key was there already, its number and the older one."""
+    """Write rows; return new number -> existing number for keys that were known."""
     known: dict[int, int] = {}
     start = 0
     for size in _SIZES:
@@ -230,7 +256,6 @@ def _older(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> d
 
 
 def _moves(rows: Sequence[tuple[Any, ...]], known: dict[int, int]) -> list[Move]:
-    """Return what became ready, queue by queue."""
     new = [row for row in rows if row[0] not in known]
     moves: dict[str, list[int]] = {}
     for row in new:
@@ -278,7 +303,7 @@ _ADDED = {
 }
 
 _INDICES = (
-    # Counts and sizes of a million items come from the first one, without reading an item.
+    # Counts and sizes of a million items come from the first index alone.
     "queue_waiting ON queue_items (queue, seq, nbytes) WHERE state = 'ready'",
     "queue_leased ON queue_items (until) WHERE state = 'leased'",
     "queue_asked ON queue_items (queue, request) WHERE state = 'leased'",
@@ -288,7 +313,7 @@ _INDICES = (
 
 
 def prepare(connection: sqlite3.Connection) -> int:
-    """Bring the tables into their present form; return the number of the next item."""
+    """Migrate the tables; return the number of the next item."""
     present = {row[1] for row in connection.execute("PRAGMA table_info(queue_items)")}
     for name, kind in _ADDED.items():
         if name not in present:

@@ -1,7 +1,4 @@
-"""One queue in the memory of the hub: counts, limits, rates, and the producers that wait for room.
-
-`WaitList` holds the claims and reads that wait for items.
-"""
+"""In-memory state of one queue: counts, limits, rates, waiting producers and claims."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from atoll.hub.queues.backend import Amount, ItemState, Move
 from atoll.wire.messages import QueueOptions
 
 RATE_S = 10
-"""Seconds over which rates are taken."""
+"""Window of rates."""
 
 _COUNTED = (ItemState.READY, ItemState.LEASED, ItemState.DEAD)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """How many items of a queue are in which state."""
+    """Number of items of a queue by state."""
 
     ready: int = 0
     leased: int = 0
@@ -43,7 +40,7 @@ class Rate:
         self._counts[self._second % len(self._counts)] += number
 
     def per_s(self, *, now: float) -> float:
-        """Return the mean rate; the second that has just begun does not count."""
+        """Return the mean rate, without the current incomplete second."""
         self._turn(int(now))
         return (sum(self._counts) - self._counts[self._second % len(self._counts)]) / RATE_S
 
@@ -58,20 +55,17 @@ class Rate:
 
 @dataclass(slots=True, eq=False)
 class _Producer:
-    """A put that waits for room."""
-
     need: Amount
     admitted: asyncio.Future[None]
 
 
 class QueueState:
-    """The counts of one queue, its limits, and the producers that wait."""
+    """Counts and limits of one queue, and its waiting producers."""
 
     def __init__(self, queue: str, options: QueueOptions) -> None:
         self.queue = queue
         self.options = options
         self.declared = False
-        """Whether its options were set."""
         self.topic = False
         self.subscribers = 0
         self._items = dict.fromkeys(_COUNTED, 0)
@@ -81,11 +75,11 @@ class QueueState:
         self._producers: collections.deque[_Producer] = collections.deque()
         self.rate_in, self.rate_out = Rate(), Rate()
 
-    # ------------------------------------------------------------------------------ counts
+    # ------------------------------------------------------------------------------- counts
 
     @property
     def depth(self) -> QueueDepth:
-        """How many items are in which state."""
+        """Number of items by state."""
         return QueueDepth(
             self._items[ItemState.READY], self._items[ItemState.LEASED], self._items[ItemState.DEAD]
         )
@@ -97,29 +91,23 @@ class QueueState:
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes of everything that is not done."""
+        """Payload bytes of all items that are not done."""
         return sum(self._bytes.values())
 
     @property
     def waiting(self) -> int:
-        """Producers that wait for room."""
+        """Producers waiting for space."""
         return len(self._producers)
 
     @property
     def idle(self) -> bool:
-        """Whether this object holds nothing that is not stored elsewhere."""
+        """Whether this object can be discarded without loss."""
         return not (
             self.declared or self._producers or self._reserved_items or any(self._items.values())
         )
 
     def row(self, *, now: float, oldest: float | None, consumers: int) -> dict[str, Any]:
-        """Return its row for the dashboard and the CLI.
-
-        Args:
-            now: Wall time.
-            oldest: When its oldest ready item was put, if there is one.
-            consumers: Claims that wait for an item.
-        """
+        """Return the row for the dashboard and the CLI; `consumers` are waiting claims."""
         depth, options = self.depth, self.options
         return {
             "queue": self.queue,
@@ -139,7 +127,7 @@ class QueueState:
         }
 
     def load(self, state: ItemState, amount: Amount) -> None:
-        """Take over what was stored before this life of the hub."""
+        """Set the amount that was stored before the hub started."""
         self._items[state] = amount.items
         self._bytes[state] = amount.nbytes
 
@@ -151,7 +139,7 @@ class QueueState:
             self._items[move.source] -= move.items
             self._bytes[move.source] -= move.nbytes
             if not self._items[move.source]:
-                self._bytes[move.source] = 0  # what was loaded may have been an estimate
+                self._bytes[move.source] = 0  # loaded values may be estimates
         if move.target in self._items:
             self._items[move.target] += move.items
             self._bytes[move.target] += move.nbytes
@@ -160,21 +148,17 @@ class QueueState:
         elif move.target == ItemState.DONE:
             self.rate_out.add(move.items, now=now)
 
-    # -------------------------------------------------------------------------------- room
+    # -------------------------------------------------------------------------------- space
 
     def reserve(self, need: Amount) -> bool:
-        """Take room for a put if there is some and no producer waits; `free` gives it back."""
+        """Reserve space for a put if available and no producer waits; `free` returns it."""
         if self._producers or not self._fits(need):
             return False
         self._take(need)
         return True
 
     def reserve_by_dropping(self, need: Amount) -> Amount:
-        """Take room for a put and return what has to be dropped for it.
-
-        Raises:
-            QueueFull: even without its ready items the queue has no room for it.
-        """
+        """Reserve space; return what must be dropped for it. Raises QueueFull."""
         options = self.options
         items = nbytes = 0
         if options.max_items:
@@ -187,11 +171,7 @@ class QueueState:
         return Amount(items, nbytes)
 
     async def wait(self, need: Amount, *, wait_s: float) -> None:
-        """Take room for a put as soon as there is some, first come, first served.
-
-        Raises:
-            QueueFull: there was none within `wait_s`, or never can be.
-        """
+        """Reserve space in order of arrival; raises QueueFull after `wait_s`, or if impossible."""
         if not self._could_fit(need) or wait_s <= 0:
             raise self.full(need)
         producer = _Producer(need, asyncio.get_running_loop().create_future())
@@ -205,24 +185,24 @@ class QueueState:
         finally:
             if producer in self._producers:
                 self._producers.remove(producer)
-                self.admit()  # a smaller one behind it may fit
+                self.admit()  # a smaller put behind it may fit
         if not producer.admitted.done():
             raise self.full(need)
 
     def free(self, need: Amount) -> None:
-        """Give reserved room back: the items are counted now, or were not stored."""
+        """Return reserved space: the items are counted now, or were not stored."""
         self._reserved_items -= need.items
         self._reserved_bytes -= need.nbytes
 
     def admit(self) -> None:
-        """Let producers in as far as there is room, in the order in which they came."""
+        """Admit waiting producers in order of arrival while there is space."""
         while self._producers and self._fits(self._producers[0].need):
             producer = self._producers.popleft()
             self._take(producer.need)
             producer.admitted.set_result(None)
 
     def full(self, need: Amount) -> QueueFull:
-        """Return the error for a put that finds no room."""
+        """Return the error for a put without space."""
         options = self.options
         return QueueFull(
             "this queue is full",
@@ -260,17 +240,17 @@ class QueueState:
 T = TypeVar("T")
 
 MAX_WAIT_S = 60.0
-"""Longest that one claim waits for its first item, and one put for room."""
+"""Maximum wait of a claim for its first item, and of a put for space."""
 
 
 class WaitList:
-    """Claims that wait, in order of arrival per queue: one put wakes one of them, not all."""
+    """Waiting claims in order of arrival per queue; one put wakes one claim, not all."""
 
     def __init__(self) -> None:
         self._lines: dict[str, collections.deque[asyncio.Future[None]]] = {}
 
     def wake(self, queue: str, number: int = 1) -> None:
-        """Wake up to `number` claims of this queue, the oldest first."""
+        """Wake up to `number` claims of this queue, oldest first."""
         line = self._lines.get(queue)
         while line and number > 0:
             woken = line.popleft()
@@ -279,11 +259,11 @@ class WaitList:
                 number -= 1
 
     def wake_all(self, queue: str) -> None:
-        """Wake all that wait at this queue."""
+        """Wake all claims that wait at this queue."""
         self.wake(queue, len(self._lines.get(queue, ())))
 
     def number(self, queue: str) -> int:
-        """Return how many wait at this queue."""
+        """Return how many claims wait at this queue."""
         return len(self._lines.get(queue, ()))
 
     async def until_some(
@@ -294,14 +274,14 @@ class WaitList:
         limit: int,
         wait_s: float,
     ) -> list[T]:
-        """Return what `attempt` finds, trying again at every wake-up until the time is over."""
+        """Return the first non-empty result of `attempt`, retried at every wake-up."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(wait_s, MAX_WAIT_S)
         more = True  # a claim that did not empty the queue wakes the next one
         woken: asyncio.Future[None] = loop.create_future()
         try:
             while True:
-                # Waits before it looks: a put in between must find a claim to wake.
+                # Registered before the attempt, so that a put in between finds a claim to wake.
                 woken = loop.create_future()
                 self._lines.setdefault(queue, collections.deque()).append(woken)
                 items = await attempt()

@@ -1,8 +1,7 @@
-"""Topics: a durable log that each subscription reads for itself.
+"""Topics: durable logs that each subscription reads independently.
 
-A topic is stored as a queue without claims: what is ready stays until there are too many
-items, too many bytes, or they are too old. Each named subscription has a position of its own, up to
-which it has acknowledged; it outlives its readers and the hub.
+A topic is stored as a queue without claims: items stay until limits on number, bytes or age drop
+them. The acknowledged position of a subscription outlives its readers and the hub.
 """
 
 from __future__ import annotations
@@ -20,37 +19,34 @@ if TYPE_CHECKING:
     from atoll.hub.queues.queues import Queues
 
 MAX_SUBSCRIPTIONS = 1_000
-"""Names under which one topic may be read."""
 
 
 class Topics:
-    """Every topic of a hub; made by `Queues`, with whom it shares the backends."""
+    """Every topic of a hub; created by `Queues`, sharing its backends."""
 
     def __init__(self, queues: Queues, *, clock: Clock) -> None:
         self._queues = queues
         self._clock = clock
         self._positions: dict[str, dict[str, int]] = {}
-        """Of subscriptions, by topic; filled at a topic's first use."""
         self._changed: set[str] = set()
-        """Topics that have dropped items since the last read."""
 
     def dropped(self, topic: str) -> None:
-        """Note that a topic has dropped items."""
+        """Record that a topic dropped items."""
         self._changed.add(topic)
 
     def forget(self, prefix: str) -> None:
-        """Forget the topics whose name begins so: they were removed."""
+        """Forget removed topics with this prefix."""
         gone = [topic for topic in self._positions if topic.startswith(prefix)]
         for topic in gone:
             del self._positions[topic]
         self._changed -= {topic for topic in self._changed if topic.startswith(prefix)}
 
     async def publish(self, topic: str, entries: Sequence[QueueEntry]) -> QueuePutManyDone:
-        """Append items in order, all or none; a key that is known is accepted and kept once.
+        """Append items in order, all or none; items with a known key are not stored again.
 
         Raises:
-            QueueFull: the items alone are more than the topic keeps.
-            HubError: a name or a payload cannot be used, or this is a queue.
+            QueueFull: the items alone exceed the limits of the topic.
+            HubError: a name or payload is invalid, or this is a queue.
         """
         await self._open(topic)
         return await self._queues.put_many(topic, entries)
@@ -65,18 +61,13 @@ class Topics:
         wait_s: float = 0.0,
         start: Literal["new", "oldest"] = "new",
     ) -> TopicItems:
-        """Return items after a place, or after the subscription's position if that is later.
+        """Return items after `after` or the subscription's position, whichever is later.
 
-        Args:
-            topic: Of which topic.
-            subscription: For whom; the first read makes it.
-            after: Number of the last item that was read already.
-            limit: At most so many; 0: none, only make the subscription.
-            wait_s: Longest wait for the first.
-            start: Where a new subscription begins.
+        The first read creates the subscription at `start`, with `limit` 0 nothing else. Waits up to
+        `wait_s` for the first item.
 
         Raises:
-            HubError: the name cannot be used, this is a queue, or there are too many names.
+            HubError: the name is invalid, this is a queue, or there are too many subscriptions.
         """
         check_name("subscription", subscription)
         positions = await self._open(topic)
@@ -101,11 +92,7 @@ class Topics:
         return TopicItems(items, positions.get(subscription, position), missed)
 
     async def ack(self, topic: str, subscription: str, *, seq: int) -> None:
-        """Say that a subscription is done with everything up to `seq`. Earlier ones: nothing.
-
-        Raises:
-            HubError: there is no such subscription.
-        """
+        """Acknowledge everything up to `seq`; raises HubError for an unknown subscription."""
         positions = await self._open(topic)
         position = positions.get(subscription)
         if position is None or subscription == DROPPED:
@@ -119,7 +106,7 @@ class Topics:
             await self._queues.backend(topic).set_position(topic, subscription, seq)
 
     async def _open(self, topic: str) -> dict[str, int]:
-        """Return the positions of a topic's subscriptions; make the topic if it is new."""
+        """Return the positions of a topic's subscriptions; creates a new topic."""
         check_name("topic", topic)
         await self._queues.start()
         state = self._queues.state(topic)

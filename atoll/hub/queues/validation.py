@@ -1,4 +1,4 @@
-"""What names, options, leases and payloads a queue or topic accepts."""
+"""Validation of names, options, leases and payloads of queues and topics."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from atoll.hub.queues.backend import HeldBlobs
 from atoll.wire.messages import QueueEntry, QueueOptions
 
 MAX_PAYLOAD_BYTES = 1 * 2**20
-"""Largest payload that is stored in the database; larger ones travel as blobs."""
+"""Largest payload stored in the database; larger ones are sent as blobs."""
 
 MAX_PUT = 1_000
-"""Items of one message."""
 
 OVERFLOWS = ("reject", "drop-oldest", "wait")
 
@@ -23,11 +22,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def check_name(kind: str, name: str) -> None:
-    """Refuse names that no queue or key may have.
-
-    Raises:
-        HubError: it is empty or longer than 200 characters.
-    """
+    """Check that a name has 1 to 200 characters; raises HubError."""
     if not 0 < len(name) <= 200:
         raise HubError(
             f"this {kind} cannot be used",
@@ -37,14 +32,10 @@ def check_name(kind: str, name: str) -> None:
 
 
 def check_entries(entries: Sequence[QueueEntry]) -> None:
-    """Refuse items that cannot be stored.
-
-    Raises:
-        HubError: a key, a payload or the number of items cannot be used.
-    """
+    """Validate items before a put; raises HubError."""
     if not 0 < len(entries) <= MAX_PUT:
         raise HubError(
-            "so many items cannot be put at once",
+            "too many items in one put",
             given=f"{len(entries)} items",
             expected=f"1 to {MAX_PUT}",
         )
@@ -66,11 +57,7 @@ def check_entries(entries: Sequence[QueueEntry]) -> None:
 
 
 def sized(entries: Sequence[QueueEntry], blobs: HeldBlobs | None) -> Sequence[QueueEntry]:
-    """Return items with the true sizes of their blobs.
-
-    Raises:
-        HubError: a blob is not here, or nowhere can be.
-    """
+    """Return items with the actual sizes of their blobs; raises HubError if one is missing."""
     if not any(entry.blob or entry.nbytes for entry in entries):
         return entries
     if blobs is None:
@@ -82,21 +69,17 @@ def sized(entries: Sequence[QueueEntry], blobs: HeldBlobs | None) -> Sequence[Qu
 
 
 def check_lease_time(lease_s: float) -> None:
-    """Refuse leases that end before they begin.
-
-    Raises:
-        HubError: `lease_s` is not a positive, finite number of seconds.
-    """
+    """Raise HubError unless `lease_s` is positive and finite."""
     if not 0 < lease_s < float("inf"):
-        raise HubError("a lease must last", given=f"{lease_s} s", expected="more than 0 s")
+        raise HubError(
+            "the duration of a lease is out of range",
+            given=f"{lease_s} s",
+            expected="more than 0 s",
+        )
 
 
 def check_options(options: QueueOptions) -> None:
-    """Refuse options that make no sense.
-
-    Raises:
-        ConfigError: names the one.
-    """
+    """Raise ConfigError for the first invalid option."""
     for name in ("max_items", "max_bytes", "keep_s"):
         value = getattr(options, name)
         if not 0 <= value < 2**62:
@@ -114,7 +97,7 @@ def check_options(options: QueueOptions) -> None:
 
 
 def wrong_kind(name: str, *, topic: bool) -> HubError:
-    """Return the error for a queue that is used as a topic, or a topic (`topic`) as a queue."""
+    """Return the error for a queue used as a topic, or a topic (`topic`) used as a queue."""
     is_, wanted = ("topic", "queue") if topic else ("queue", "topic")
     return HubError(
         f"this is a {is_}",

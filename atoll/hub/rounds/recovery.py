@@ -1,7 +1,7 @@
-"""Answers members that lack the committed state: who has it, and what to train on with it.
+"""Answers members that lack the committed state: its holders, and the data slot to train on.
 
-When no member has it any more, the run is set back to its newest complete checkpoint, durably and
-with an alarm: what was trained after it is lost, and nothing else.
+If no member holds it any more, the run is set back to its newest complete checkpoint, durably and
+with an alarm; only the work after it is lost.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from atoll.wire.messages import Recover, Source, Sources, Standing
 from atoll.wire.states import MemberState
 
 VERDICT_WAIT_S = 60.0
-"""Longest wait for the verdict on an open attempt, whose state is the one to take over."""
+"""Maximum wait for the verdict on an open attempt, which decides the state to transfer."""
 
 
 RETURN_S = 30.0
-"""How long lost members whose end is not known may come back with the state that only they have."""
+"""How long lost members with an unknown fate may reconnect if only they hold the state."""
 
 POLL_S = 0.25
 
 
 class RecoveryCoordinator:
-    """Answers Recover and Standing."""
+    """Handles Recover and Standing messages."""
 
     def __init__(
         self,
@@ -50,10 +50,9 @@ class RecoveryCoordinator:
         self._clock = clock
 
     async def recover(self, job: str, member: str, body: Recover) -> Sources:
-        """Return who has the committed state; rounds wait a bounded time for the one who asked.
+        """Return the holders of the committed state; rounds wait a bounded time for this member.
 
-        Raises:
-            GroupError: the state is not needed any more, the job is ending.
+        Raises GroupError if the job is ending, so that the state is no longer needed.
         """
         runtime = self._runtimes(job)
         if body.ready:
@@ -78,16 +77,12 @@ class RecoveryCoordinator:
             await asyncio.sleep(POLL_S)
 
     async def standing(self, job: str, member: str, body: Standing) -> None:
-        """Note that a member has taken over the committed state: rounds await it as before.
-
-        Raises:
-            LeftBehind: it stands on another state than the group; it must recover again.
-        """
+        """Record that a member has the committed state; raises LeftBehind if it is outdated."""
         runtime = self._runtimes(job)
         async with runtime.lock:
             now = self._clock.monotonic()
             effects = runtime.machine.stand(member, body.round, body.base, now)
-            origin = ", ".join(body.sources) or "nobody"
+            origin = ", ".join(body.sources) or "no member"
             text = (
                 f"{member} took over round {body.round} from {origin}:"
                 f" {body.nbytes / 1e6:.1f} MB in {body.seconds:.1f} s"
@@ -96,10 +91,10 @@ class RecoveryCoordinator:
             await self._rounds.carry_out(runtime, effects)
 
     def _may_return(self, runtime: RoundRuntime) -> bool:
-        """Return whether a process that had the state may still live, unheard."""
+        """Return whether a process that held the state may still be running."""
         members = self._jobs.get(runtime.job).members
         missed = [members[m] for m in runtime.machine.members.missed() if m in members]
-        return any(  # a live one is just coming back
+        return any(  # a live one is about to reconnect
             (m.live or m.state == MemberState.LOST) and m.exit_code is None for m in missed
         )
 
@@ -120,10 +115,10 @@ class RecoveryCoordinator:
         )
 
     async def _set_back(self, runtime: RoundRuntime, member: str) -> int:
-        """Go back to the newest complete checkpoint, and return its round (-1: the beginning)."""
+        """Rewind to the newest complete checkpoint; return its round (-1: the beginning)."""
         machine, record = runtime.machine, self._jobs.get(runtime.job)
         if any(m.state == MemberState.DONE for m in record.members.values()):
-            raise GroupError("the job is ending: all that have its state are done", given=member)
+            raise GroupError("the job is ending: all members with its state are done", given=member)
         checkpoint = await self._checkpoints.newest(runtime.job)
         round_ = max(0, checkpoint)
         if round_ == machine.committed_round:

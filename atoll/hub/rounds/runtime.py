@@ -1,7 +1,4 @@
-"""One job's rounds while the hub lives: where they stand, and which requests wait for what.
-
-Opens the rounds of a job: afresh, or where an earlier life of the hub left them.
-"""
+"""The runtime of one job's rounds: the round machine and the requests that wait for it."""
 
 from __future__ import annotations
 
@@ -25,37 +22,35 @@ KEPT_VERDICTS = 64
 
 ENDED = "the job has ended"
 QUIET = frozenset({ENDED, LEAVING, RECOVERING})
-"""Ends of a wait that are no fault."""
+"""Reasons for ending a wait that are not errors."""
 
 
 @dataclass(eq=False)
 class RoundRuntime:
-    """One job's rounds, and who waits for what."""
+    """One job's round machine and its waiting requests."""
 
     machine: RoundMachine
     opened_at: float
-    """Monotonic time at which this life of the hub took the job up."""
+    """Monotonic time at which this hub process opened the job."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held from an occurrence until its effects are stored and sent."""
+    """Held from an input until its effects are stored and sent."""
     plans: dict[str, asyncio.Future[RoundPlan]] = field(default_factory=dict)
     votes: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     """The newest verdicts by epoch; older ones are in the database."""
     decided: asyncio.Event = field(default_factory=asyncio.Event)
-    """No attempt is open."""
-    lost: list[str] = field(default_factory=list)
-    """Members of the open plan that were lost, for a reducer that comes back."""
+    """Set while no attempt is open."""
     bytes_before: int = 0
     timeline: Timeline = field(default_factory=Timeline)
-    """Where the time goes; decides nothing."""
+    """For display only."""
 
     @property
     def job(self) -> str:
-        """The job."""
+        """Id of the job."""
         return self.machine.job
 
     def plan_for(self, member: str) -> asyncio.Future[RoundPlan]:
-        """Return what the member waits for in a join; asked again, the same."""
+        """Return the future that answers a member's join; the same for a repeated request."""
         future = self.plans.get(member)
         if future is None or future.done():
             future = asyncio.get_running_loop().create_future()
@@ -63,20 +58,20 @@ class RoundRuntime:
         return future
 
     def verdict_on(self, epoch: int) -> asyncio.Future[Verdict]:
-        """Return what all voters of an attempt wait for."""
+        """Return the future that answers all votes on an attempt."""
         if epoch not in self.votes:
             self.votes[epoch] = asyncio.get_running_loop().create_future()
         return self.votes[epoch]
 
     def refuse(self, member: str, error: GroupError) -> None:
-        """End the wait of a member in a join."""
+        """Fail the pending join of a member."""
         future = self.plans.pop(member, None)
         if future is not None and not future.done():
             future.set_exception(error)
             future.exception()
 
     def keep(self, verdict: Verdict) -> None:
-        """Remember a verdict for those who ask again, and answer those who wait."""
+        """Store a verdict for repeated requests, and answer pending votes."""
         self.verdicts[verdict.epoch] = verdict
         while len(self.verdicts) > KEPT_VERDICTS:
             del self.verdicts[min(self.verdicts)]
@@ -85,7 +80,7 @@ class RoundRuntime:
             future.set_result(verdict)
 
     def close(self) -> None:
-        """End every wait: the job is over."""
+        """Fail every pending request, because the job has ended."""
         self.decided.set()
         waiting: list[asyncio.Future[Any]] = [*self.plans.values(), *self.votes.values()]
         for future in waiting:
@@ -100,14 +95,9 @@ Rows = list[tuple[RoundPlan, Verdict | None]]
 async def restore_runtime(
     job: Job, *, store: RoundStore, now: float, fresh: bool, first_grace_s: float
 ) -> RoundRuntime:
-    """Return the rounds of a job.
+    """Return the rounds of a job; `fresh` aborts attempts without a verdict, else they reopen.
 
-    Args:
-        job: Its record.
-        store: Where plans and verdicts are kept.
-        now: Present time.
-        fresh: It starts now; attempts without a verdict are aborted. Else they are taken up.
-        first_grace_s: How long the first round waits for members that are still starting.
+    `first_grace_s` is how long the first round waits for members that are still starting.
     """
     if fresh:
         await store.abandon(job.job)
@@ -145,7 +135,6 @@ async def restore_runtime(
 
 
 def _enrol(machine: RoundMachine, job: Job, *, fresh: bool) -> None:
-    """Take over from the record who lives, and where each can be dialled."""
     for member in job.members.values():
         name, members = member.member, machine.members
         if name in machine.aside:
@@ -158,15 +147,15 @@ def _enrol(machine: RoundMachine, job: Job, *, fresh: bool) -> None:
             if member.incarnation and not fresh:
                 members.states[name] = RoundMemberState.LIVE
         elif member.state == MemberState.LOST and not fresh:
-            members.states[name] = RoundMemberState.GONE  # it may come back yet
+            members.states[name] = RoundMemberState.GONE  # may still reconnect
         if job.outsiders.get(name) == member.attempt and not fresh:
             members.outsiders.add(name)
 
 
 def _recall(machine: RoundMachine, rows: Rows) -> None:
-    """Take over from the record who stands on the committed state, and holds which data.
+    """Restore which members hold the committed state, and their data slots.
 
-    Without a verdict on it (it was adopted, or the run was set back) every member may.
+    Without a verdict on it (the state was adopted, or the run set back) any member may hold it.
     """
     committed = [(plan, v) for plan, v in rows if v is not None and v.committed]
     if committed and committed[0][1].round + 1 == machine.committed_round:
@@ -184,11 +173,11 @@ def _recall(machine: RoundMachine, rows: Rows) -> None:
 
 
 async def _reopen(runtime: RoundRuntime, rows: Rows, store: RoundStore, now: float) -> None:
-    """Take up the attempt that was open."""
     if not rows or rows[0][1] is not None:
         return
     machine, plan = runtime.machine, rows[0][0]
-    if plan.round < machine.committed_round:  # decided, but neither stored nor sent
+    # committed in the record, but the verdict was neither stored nor sent
+    if plan.round < machine.committed_round:
         machine.committed_round = plan.round
         cursors = await store.cursors_at(machine.job, plan.round)
         await store.set_round(machine.job, plan.round, cursors)

@@ -1,4 +1,4 @@
-"""Rounds of each job: the round machine; its effects are stored before they are sent."""
+"""Drives the round machine of each job; effects are stored before they are sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.hub.observability.events import Events
 from atoll.hub.rounds.runtime import RoundRuntime, restore_runtime
 from atoll.hub.rounds.store import RoundStore
 from atoll.hub.rounds.timeline import validate_stats
-from atoll.ids import session_id
+from atoll.ids import session_id, slot_of
 from atoll.rounds.effects import (
     Decided,
     Effect,
@@ -41,17 +41,17 @@ from atoll.wire.messages import (
 logger = logging.getLogger(__name__)
 
 SILENT_S = 6.0
-"""An awaited member of which nothing was heard for three heartbeats is not waited for."""
+"""A member silent for three heartbeats is no longer waited for."""
 
 RETURN_S = 15.0
-"""How long members may take to reconnect after a restart of the hub before they count as silent."""
+"""Time for members to reconnect after a restart of the hub before they count as silent."""
 
 HELD_UP_S = 2.0
-"""A longer pause between two ticks says that the hub stood still, not its members."""
+"""A longer pause between two ticks means that the hub itself stalled, not its members."""
 
 
 class RoundWire(Protocol):
-    """What rounds need of the rest of the hub."""
+    """What rounds need of the sessions."""
 
     def notify(self, address: str, body: Message) -> bool:
         """Queue a notice for a session."""
@@ -63,7 +63,7 @@ class RoundWire(Protocol):
 
 
 class RoundService:
-    """Answers RoundJoin and RoundVote."""
+    """Handles RoundJoin and RoundVote messages."""
 
     def __init__(
         self,
@@ -75,17 +75,17 @@ class RoundService:
         relayed: Callable[[str], int] = lambda job: 0,
         first_grace_s: float = 120.0,
     ) -> None:
-        """Speak through `wire`; `relayed` returns how many bytes a job has sent so far."""
+        """`relayed` returns the bytes relayed for a job so far."""
         self.store, self._events, self._clock, self._wire = store, events, clock, wire
         self._relayed = relayed
         self._first_grace_s = first_grace_s
         self._runtimes: dict[str, RoundRuntime] = {}
         self._ticked = clock.monotonic()
 
-    # ------------------------------------------------------------------- jobs come and go
+    # --------------------------------------------------------------------------------- jobs
 
     async def open(self, job: Job, *, fresh: bool) -> None:
-        """Begin the rounds of a job (`fresh`), or take them up where the hub's last life ended."""
+        """Start the rounds of a job (`fresh`), or reopen them after a restart of the hub."""
         now = self._clock.monotonic()
         runtime = await restore_runtime(
             job, store=self.store, now=now, fresh=fresh, first_grace_s=self._first_grace_s
@@ -99,7 +99,7 @@ class RoundService:
         self._runtimes[job.job] = runtime
 
     def close(self, job: str) -> None:
-        """Forget a job that has ended; requests that still wait get an error."""
+        """Forget an ended job; pending requests get an error."""
         if job in self._runtimes:
             self._runtimes.pop(job).close()
 
@@ -118,14 +118,10 @@ class RoundService:
         except KeyError:
             raise HubError("this job is not running", given=job) from None
 
-    # ------------------------------------------------------------------- what members ask
+    # ------------------------------------------------------------------ requests of members
 
     async def join(self, job: str, member: str, body: RoundJoin) -> RoundPlan:
-        """Wait until the round has a plan with this member in it.
-
-        Raises:
-            LeftBehind: the group committed this round without the member.
-        """
+        """Wait for a plan with this member; raises LeftBehind if the round is committed."""
         runtime = self.runtime(job)
         body, odd = validate_stats(body)
         async with runtime.lock:
@@ -133,7 +129,7 @@ class RoundService:
             effects = runtime.machine.join(member, body, now)
             if odd := runtime.timeline.joined(member, body, odd, now):
                 text = f"{member} reported invalid statistics: {', '.join(odd)}; ignored"
-                await self._events.add(job, "account-odd", text, member=member)
+                await self._events.add(job, "stats-odd", text, member=member)
             if runtime.machine.attends(member) and not effects:
                 return cast(RoundPlan, runtime.machine.plan)
             future = runtime.plan_for(member)
@@ -141,11 +137,11 @@ class RoundService:
         return await asyncio.shield(future)
 
     async def vote(self, job: str, member: str, body: RoundVote) -> Verdict:
-        """Wait for the verdict on an attempt; asked again, it is the stored one.
+        """Wait for the verdict on an attempt; a repeated request gets the stored one.
 
         Raises:
-            EpochChanged: that attempt is neither open nor decided.
-            GroupError: the vote cannot be true; the round goes on without the member.
+            EpochChanged: the attempt is neither open nor decided.
+            GroupError: the vote is invalid; the round continues without the member.
         """
         runtime = self.runtime(job)
         async with runtime.lock:
@@ -165,29 +161,29 @@ class RoundService:
             await self.carry_out(runtime, effects)
         return await asyncio.shield(future)
 
-    # ------------------------------------------------------------------- what happened
+    # ------------------------------------------------------------------------------- events
 
     def expect(self, job: str, member: str) -> None:
-        """A process was launched for a member."""
+        """Record that a process was launched for a member."""
         if job in self._runtimes:
             self._runtimes[job].machine.launch(member)
 
     def back(self, job: str, member: str) -> None:
-        """The process of a member that was taken for lost speaks again."""
+        """Record that a member considered lost is connected again."""
         if job in self._runtimes:
             self._runtimes[job].machine.back(member)
 
     def working(self, job: str) -> set[str] | None:
-        """Return the members that are not merely on their way to the group's state."""
+        """Return the members that are not recovering the group's state; None: unknown job."""
         runtime = self._runtimes.get(job)
         if runtime is None:
             return None
         return {m for m, s in runtime.machine.members.states.items() if s in AWAITED}
 
     def may_return(self, job: str) -> bool:
-        """Return whether all that had the state, or all members, are lost and may come back.
+        """Return whether all holders of the state, or all members, are lost but may reconnect.
 
-        Then the hub's own network may have been cut: new processes would not find the state.
+        The hub's own network may be at fault then; new processes would not find the state.
         """
         runtime = self._runtimes.get(job)
         if runtime is None:
@@ -198,7 +194,7 @@ class RoundService:
         return all(state == RoundMemberState.GONE for state in members.states.values())
 
     def waiting(self, job: str) -> tuple[list[str], float]:
-        """Return whom the next round waits for, and for how many seconds by now."""
+        """Return the members that the next round waits for, and for how many seconds so far."""
         runtime = self._runtimes.get(job)
         if runtime is None or not runtime.machine.joins:
             return [], 0.0
@@ -208,7 +204,7 @@ class RoundService:
         return runtime.machine.waits_for(), max(0.0, waited_s)
 
     def describe(self, job: str, member: str) -> dict[str, Any]:
-        """Return what a member does in the rounds, and its share of a period's steps."""
+        """Return a member's state in the rounds, and its share of a period's steps."""
         runtime = self._runtimes.get(job)
         if runtime is None:
             return {"standing": "", "pace": None}
@@ -218,9 +214,9 @@ class RoundService:
         return {"standing": standing, "pace": pace.get(member, 1.0)}
 
     async def register(self, job: Job, member: Member) -> Registered:
-        """A member entered its job; return where the group stands."""
+        """Register a member; return the state of the group."""
         runtime = self.runtime(job.job)
-        async with runtime.lock:  # what is being decided just now is durable, or not known yet
+        async with runtime.lock:  # an open decision is then either durable or not visible yet
             machine, leases = runtime.machine, runtime.machine.commit_log.data_slots
             machine.register(member.member, dial=member.dial)
             own = leases.lease(member.member) if leases.cursors else None
@@ -230,18 +226,18 @@ class RoundService:
                 num_slots=job.slots,
                 committed_round=machine.committed_round,
                 stopping=machine.stopping,
-                # Who comes late needs no checkpoint, and that one may be pruned by now.
+                # late members need no checkpoint, and it may have been pruned
                 resume_round=-1 if machine.recovers else job.resume_round,
                 recover=recover,
                 lease=None if machine.recovers else own,
             )
 
     async def gone(self, job: str, member: str, *, lost: bool) -> None:
-        """A member was lost, or has finished; the others stop waiting for it."""
+        """Stop waiting for a member that was lost or has finished."""
         runtime = self._runtimes.get(job)
         if runtime is None:
             return
-        if not lost:  # before the job can be done: its files must be complete by then
+        if not lost:  # before the job can end: its files must be complete by then
             await self.store.sum_up(job)
         async with runtime.lock:
             effects = runtime.machine.gone(member, self._clock.monotonic(), lost=lost)
@@ -251,7 +247,7 @@ class RoundService:
             await self.carry_out(runtime, effects)
 
     async def leave(self, job: str, member: str) -> None:
-        """Let a member leave for good."""
+        """Handle a member that leaves for good."""
         runtime = self._runtimes.get(job)
         if runtime is not None:
             async with runtime.lock:
@@ -260,16 +256,16 @@ class RoundService:
                 )
 
     async def reducer_here(self, job: str) -> None:
-        """Send a reducer that (re)connected the open plan, and which of its members are lost."""
+        """Send a (re)connected reducer the open plan and its lost members."""
         runtime = self._runtimes.get(job)
         if runtime is None:
             return
         async with runtime.lock:
-            plan, address = runtime.machine.plan, session_id(job, "reducer")
-            if plan is not None and plan.reducer:
-                self._wire.notify(address, plan)
-                for member in runtime.lost:
-                    self._wire.notify(address, MemberLost(job, plan.epoch, member))
+            attempt, address = runtime.machine.attempt, session_id(job, "reducer")
+            if attempt is not None and attempt.plan.reducer:
+                self._wire.notify(address, attempt.plan)
+                for member in sorted(attempt.left, key=slot_of):
+                    self._wire.notify(address, MemberLost(job, attempt.plan.epoch, member))
             elif runtime.verdicts:
                 self._wire.notify(address, runtime.verdicts[max(runtime.verdicts)])
             await self.carry_out(
@@ -277,7 +273,7 @@ class RoundService:
             )
 
     async def reducer_lost(self, job: str) -> None:
-        """Tell members of an open plan that the reducer is lost with the contributions it held."""
+        """Notify the members of an open plan that the reducer and its contributions are lost."""
         runtime = self._runtimes.get(job)
         if runtime is None:
             return
@@ -290,13 +286,13 @@ class RoundService:
             runtime.machine.reducer(self._clock.monotonic(), ready=False)
 
     async def tick(self) -> None:
-        """Act on silence, graces and deadlines; called several times a second."""
+        """Process silent members, graces and deadlines; called several times a second."""
         now = self._clock.monotonic()
         held_up, self._ticked = now - self._ticked > HELD_UP_S, now
         for runtime in list(self._runtimes.values()):
             if not runtime.lock.locked():
                 async with runtime.lock:
-                    if not held_up:  # else what came in meanwhile is read first
+                    if not held_up:  # otherwise process the input that arrived meanwhile first
                         await self._notice_silence(runtime)
                     await self.carry_out(runtime, runtime.machine.settle(self._clock.monotonic()))
 
@@ -307,12 +303,11 @@ class RoundService:
                 await self.carry_out(runtime, runtime.machine.silent(member, now))
 
     def is_here(self, runtime: RoundRuntime, member: str) -> bool:
-        """Return whether a member has a session, or may still come back to a hub that restarted."""
+        """Return whether a member has a session, or may still reconnect to a restarted hub."""
         recent = self._clock.monotonic() - runtime.opened_at <= RETURN_S
         return recent or self._wire.get(session_id(runtime.job, member)) is not None
 
     def _is_silent(self, runtime: RoundRuntime, member: str, now: float) -> bool:
-        """Return whether a member's process stands still or its connection broke."""
         session = self._wire.get(session_id(runtime.job, member))
         if session is None:
             return now - runtime.opened_at > RETURN_S
@@ -320,10 +315,10 @@ class RoundService:
         broken = not session.connected and now - session.gone_since > patience_s
         return bool(broken or now - session.last_heard > SILENT_S)
 
-    # ------------------------------------------------------------------- consequences
+    # ------------------------------------------------------------------------------ effects
 
     async def carry_out(self, runtime: RoundRuntime, effects: list[Effect]) -> None:
-        """Store each consequence, then tell it. The caller holds the runtime's lock."""
+        """Store each effect, then send it. The caller holds the runtime's lock."""
         for effect in effects:
             await self._acts[type(effect)](self, runtime, effect)
 
@@ -332,7 +327,6 @@ class RoundService:
         runtime.bytes_before = self._relayed(plan.job)
         completed = runtime.timeline.planned(plan, self._clock.monotonic())
         await self.store.add_plan(effect, completed=completed)
-        runtime.lost.clear()
         runtime.decided.clear()
         if plan.reducer:
             self._wire.notify(plan.reducer, plan)
@@ -348,7 +342,8 @@ class RoundService:
         await self.store.add_verdict(runtime.job, effect, nbytes=nbytes, timeline=rows)
         if effect.plan.reducer:
             self._wire.notify(effect.plan.reducer, effect.verdict)
-        if not effect.verdict.committed:  # some may wait for contributions that never come
+        # members may be waiting for contributions that never arrive
+        if not effect.verdict.committed:
             for member in effect.plan.members:
                 self._wire.notify(session_id(runtime.job, member), effect.verdict)
         runtime.keep(effect.verdict)
@@ -364,9 +359,8 @@ class RoundService:
 
     async def _lost(self, runtime: RoundRuntime, effect: MemberDropped) -> None:
         plan, member = effect.plan, effect.member
-        runtime.lost.append(member)
-        told = [session_id(runtime.job, m) for m in plan.members if m != member]
-        for address in [plan.reducer, *told] if effect.tell_members else [plan.reducer]:
+        others = [session_id(runtime.job, m) for m in plan.members if m != member]
+        for address in [plan.reducer, *others] if effect.tell_members else [plan.reducer]:
             self._wire.notify(address, MemberLost(runtime.job, plan.epoch, member))
 
     async def _held(self, runtime: RoundRuntime, effect: Paused) -> None:

@@ -1,7 +1,4 @@
-"""The durable record of rounds: every plan, every verdict, one row for each epoch.
-
-`rounds.json` in a job's folder: where the time of its newest rounds went, for the report.
-"""
+"""The durable record of rounds: plans and verdicts by epoch, and `rounds.json` for the report."""
 
 from __future__ import annotations
 
@@ -33,10 +30,7 @@ NEWEST = 300
 
 
 def write_rounds(connection: sqlite3.Connection, job: str, *, folder: Path, alone: bool) -> None:
-    """Write the file, whole or not at all (in the database's reading thread).
-
-    A disk that is full costs the report a chart and nothing else.
-    """
+    """Write `rounds.json` atomically, in the database's reader thread; errors are logged only."""
     rounds = find_catch_up(connection, job, newest=NEWEST)
     if not rounds or not folder.is_dir():
         return
@@ -92,7 +86,6 @@ CREATE TABLE IF NOT EXISTS open_joins (
 )
 
 RETRY_S = 1.0
-"""Pause before a write that found the disk full is tried again."""
 
 _encoder = msgspec.msgpack.Encoder()
 _plans = msgspec.msgpack.Decoder(RoundPlan)
@@ -126,7 +119,7 @@ class RoundStore:
         ]
 
     async def abandon(self, job: str) -> None:
-        """Abort what an earlier attempt of a job left without a verdict."""
+        """Abort attempts of a previous run that have no verdict."""
 
         def write(connection: sqlite3.Connection) -> None:
             rows = connection.execute(
@@ -143,18 +136,15 @@ class RoundStore:
         await self._database.write(write)
 
     def members(self, job: str) -> dict[str, Member]:
-        """Return the records of a job's members."""
+        """Return the member records of a job."""
         return self._jobs.get(job).members
 
     async def add_plan(self, planned: Planned, *, completed: Completed | None = None) -> None:
-        """Store a plan with what its members told; returns when it is durable.
-
-        What they told of the round before, `completed`, is stored with it.
-        """
+        """Store a plan, its joins, and updated timelines of the previous round, durably."""
         plan = planned.plan
         row = (plan.job, plan.epoch, plan.round, _encoder.encode(plan), self._clock.wall())
         joins = _encoder.encode(dict(planned.joins))
-        told = timelines.encode(completed.rows) if completed is not None else b""
+        rows = timelines.encode(completed.rows) if completed is not None else b""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -165,12 +155,12 @@ class RoundStore:
                 (plan.job, plan.epoch, joins),
             )
             if completed is not None:
-                timelines.store(connection, plan.job, completed.epoch, told)
+                timelines.store(connection, plan.job, completed.epoch, rows)
 
         await self._write(lambda: write)
 
     async def joins_of(self, plan: RoundPlan) -> dict[str, RoundJoin]:
-        """Return what the members of an attempt told that has no verdict yet."""
+        """Return the joins of an attempt without verdict."""
 
         def find(connection: sqlite3.Connection) -> tuple[bytes] | None:
             return cast(
@@ -187,10 +177,7 @@ class RoundStore:
     async def add_verdict(
         self, job: str, decided: Decided, *, nbytes: int, timeline: Sequence[Row] = ()
     ) -> None:
-        """Store a verdict with all that changed with it, in one transaction.
-
-        That is the job's progress, leases and measurements, and where the time went.
-        """
+        """Store a verdict with progress, leases, timings and timeline, in one transaction."""
         verdict, record = decided.verdict, self._jobs.get(job)
         record.measures = decided.timings
         if verdict.committed:
@@ -235,10 +222,7 @@ class RoundStore:
     async def set_round(
         self, job: str, round_: int, cursors: dict[int, Cursor], **changes: Any
     ) -> None:
-        """Store that so many rounds are committed, and where the data stands: not by a verdict.
-
-        `changes` are further fields of the job's record, stored with it.
-        """
+        """Set committed rounds, data cursors and other fields of the record without a verdict."""
         record = self._jobs.get(job)
         record.committed_round, record.leases = round_, dict(cursors)
         for name, value in changes.items():
@@ -246,7 +230,7 @@ class RoundStore:
         await self._write(lambda: self._jobs.storing(job))
 
     async def forget_leases(self, job: str) -> None:
-        """Drop where the data stood in all rounds: it will be dealt in another way."""
+        """Delete the data cursors of all rounds; slots are assigned differently from now on."""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM round_leases WHERE job = ?", (job,))
@@ -254,12 +238,12 @@ class RoundStore:
         await self._write(lambda: write)
 
     async def set_paused(self, job: str, reason: str) -> None:
-        """Store why a job does not go on just now; empty: it goes on."""
+        """Store why a job is paused; empty: it is not."""
         self._jobs.get(job).paused = reason
         await self._write(lambda: self._jobs.storing(job))
 
     async def cursors_at(self, job: str, round_: int) -> dict[int, Cursor]:
-        """Return where the data stood after so many rounds; empty: at its beginning."""
+        """Return the data cursors after this many rounds; empty: the beginning."""
 
         def find(connection: sqlite3.Connection) -> tuple[bytes] | None:
             return cast(
@@ -273,7 +257,7 @@ class RoundStore:
         return _cursors.decode(row[0]) if row else {}
 
     async def verdict(self, job: str, epoch: int) -> Verdict | None:
-        """Return the stored verdict on an attempt, if there is one."""
+        """Return the stored verdict on an attempt, if any."""
 
         def find(connection: sqlite3.Connection) -> tuple[bytes | None] | None:
             return cast(
@@ -287,7 +271,7 @@ class RoundStore:
         return _verdicts.decode(row[0]) if row and row[0] is not None else None
 
     async def members_of(self, job: str, committed_round: int) -> list[str]:
-        """Return who was in the committed attempt that made `committed_round` rounds complete."""
+        """Return the members of the attempt that committed round `committed_round - 1`."""
 
         def find(connection: sqlite3.Connection) -> list[tuple[bytes, bytes]]:
             return connection.execute(
@@ -316,7 +300,7 @@ class RoundStore:
         return [_describe(*row) for row in await self._database.read(find)]
 
     async def sum_up(self, job: str) -> None:
-        """Write where the time of the newest rounds went into the job's folder, if that works."""
+        """Write `rounds.json` to the job's folder; failures are logged."""
         alone = self._jobs.get(job).spec.alone
         folder = self._jobs.folder(job)
         try:
@@ -327,7 +311,7 @@ class RoundStore:
             logger.warning("%s is not summed up: %s", job, error)
 
     async def _write(self, prepare: Callable[[], Write]) -> None:
-        """Write until it is durable: a full disk delays a round, it does not fork it."""
+        """Retry until durable: a full disk delays a round but must not fork it."""
         while True:
             try:
                 return await self._database.write(prepare())
@@ -344,7 +328,6 @@ def _describe(
     nbytes: int,
     timeline: bytes | None,
 ) -> dict[str, Any]:
-    """Return one decided attempt as the API shows it."""
     plan, verdict = _plans.decode(plan_bytes), _verdicts.decode(verdict_bytes)
     return {
         "id": plan.epoch,

@@ -1,19 +1,8 @@
-"""Where the time of a round went, member by member, from what the hub sees and what members tell.
+"""Timelines: where the time of each attempt went, per member. For display only.
 
-The hub knows when a member came, when the plan was made, when its vote and the verdict came: that
-is its waiting, sending and voting, network included. With its next join each member tells the same
-as it went on its own machine, and how long it took to apply the result; that then replaces what
-the hub saw. None of this decides anything.
-
-What a member tells of its period, made fit to be shown: absurd figures are left out and named.
-
-An account is for people. Nothing that is decided about a round may depend on it, so a member that
-lies in it does no harm.
-
-The table of timelines: where the time of each decided attempt went. Old ones are thinned.
-
-When a job has more than its share, every second one of the older half goes, so the past gets
-coarser but never shorter.
+The hub measures phases from joins, plans, votes and verdicts, including the network. With its next
+join each member reports its local times, which replace the hub's. They are validated, and no
+decision may depend on them, so a lying member does no harm.
 """
 
 from __future__ import annotations
@@ -30,44 +19,39 @@ from atoll.hub.db.database import Database
 from atoll.wire.messages import MemberStats, RoundJoin, RoundPlan, Verdict
 
 PHASES = ("wait", "send", "vote", "apply", "upload")
-"""Seconds that an account may name; others are dropped."""
+"""Phases that `MemberStats` may name, in seconds; others are dropped."""
 
 LONGEST_S = 30 * 86_400.0
-"""A phase that takes longer is taken for a mistake."""
 
 LARGEST = 1e30
-"""A loss or a norm beyond this is taken for a mistake."""
 
 
 def validate_stats(join: RoundJoin) -> tuple[RoundJoin, list[str]]:
-    """Return a join whose account holds only usable figures, and what was wrong with the others.
-
-    Each complaint begins with the name of the figure, e.g. ``loss is nan``.
-    """
-    account = join.account
-    if account is None:
+    """Return a join with valid statistics only, and what was invalid, e.g. ``loss is nan``."""
+    stats = join.stats
+    if stats is None:
         return join, []
     odd: list[str] = []
     phases: dict[str, float] = {}
     for name in PHASES:
-        if name in account.phases:
-            seconds = usable_stats(account.phases[name], name, odd, least=0.0, most=LONGEST_S)
+        if name in stats.phases:
+            seconds = usable_stats(stats.phases[name], name, odd, least=0.0, most=LONGEST_S)
             if seconds is not None:
                 phases[name] = seconds
-    if not account.phases.keys() <= set(PHASES):
+    if not stats.phases.keys() <= set(PHASES):
         odd.append("phases have unknown names")
     clean = MemberStats(
         phases=phases,
-        update_norm=usable_stats(account.update_norm, "update_norm", odd, least=0.0, most=LARGEST),
-        loss=usable_stats(account.loss, "loss", odd, least=-LARGEST, most=LARGEST),
+        update_norm=usable_stats(stats.update_norm, "update_norm", odd, least=0.0, most=LARGEST),
+        loss=usable_stats(stats.loss, "loss", odd, least=-LARGEST, most=LARGEST),
     )
-    return msgspec.structs.replace(join, account=clean), odd
+    return msgspec.structs.replace(join, stats=clean), odd
 
 
 def usable_stats(
     value: float | None, name: str, odd: list[str], *, least: float, most: float
 ) -> float | None:
-    """Return a figure if it can be true; else None, and the complaint goes to `odd`."""
+    """Return a valid figure; otherwise return None and append a message to `odd`."""
     if value is None:
         return None
     if math.isfinite(value) and least <= value <= most:
@@ -77,28 +61,27 @@ def usable_stats(
 
 
 class Row(msgspec.Struct, kw_only=True, frozen=True):
-    """One member's part in one attempt of a round; None: not known."""
+    """One member in one attempt of a round; None: unknown."""
 
     member: str
     node: str = ""
     compute_s: float | None = None
-    """From the last round to its join, without applying that round's result."""
+    """From the previous round to its join, without applying that round's result."""
     wait_s: float | None = None
-    """From its join until all had come."""
+    """From its join until all had joined."""
     send_s: float | None = None
-    """The exchange: encoding, sending, waiting for the mean."""
+    """The exchange: encode, send, wait for the mean."""
     vote_s: float | None = None
-    """From its vote to the verdict."""
     apply_s: float | None = None
     update_norm: float | None = None
     loss: float | None = None
     tokens: int | None = None
-    """Trained in this period."""
+    """Trained on in this period."""
     steps: int = 0
     odd: list[str] = []
-    """What it told that cannot be, e.g. `loss is nan`."""
+    """Reported statistics that were rejected as invalid, e.g. `loss is nan`."""
     upload_s: float | None = None
-    """Of the sending: until its own contribution had left."""
+    """Part of `send_s` until its contribution was sent."""
 
 
 ROW_FIELDS = Row.__struct_fields__
@@ -106,7 +89,7 @@ ROW_FIELDS = Row.__struct_fields__
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Rows of the last committed attempt, now with what its members told of it."""
+    """Rows of the last committed attempt, completed by the members' reports."""
 
     epoch: int
     rows: list[Row]
@@ -114,8 +97,6 @@ class Completed:
 
 @dataclass
 class _Open:
-    """The attempt that awaits its verdict, as far as it was seen."""
-
     plan: RoundPlan
     planned_at: float
     joins: Mapping[str, RoundJoin]
@@ -125,57 +106,51 @@ class _Open:
 
 @dataclass
 class Timeline:
-    """One job's rounds as they pass. Times are monotonic seconds handed in as `now`."""
+    """Records one job's rounds; times are monotonic seconds."""
 
     _joins: dict[str, RoundJoin] = field(default_factory=dict)
     _came: dict[str, float] = field(default_factory=dict)
     _odd: dict[str, list[str]] = field(default_factory=dict)
     _open: _Open | None = None
     _tokens: dict[str, int] = field(default_factory=dict)
-    """What each member had trained in all at the last committed round."""
+    """Total tokens of each member at the last committed round."""
     _attempts: int = 0
-    """Of the present round, aborted before."""
+    """Aborted attempts of the present round."""
     _last: Completed | None = None
-    _told: set[tuple[str, str]] = field(default_factory=set)
+    _reported: set[tuple[str, str]] = field(default_factory=set)
 
     def joined(self, member: str, body: RoundJoin, odd: Sequence[str], now: float) -> list[str]:
-        """Note a join, and what was absurd in it; return what of that people do not know yet."""
+        """Record a join and its invalid statistics; return those not reported before."""
         known = self._joins.get(member)
         if known is None or known.round != body.round:
             self._came[member] = now
         self._joins[member], self._odd[member] = body, list(odd)
-        fresh = [text for text in odd if (member, text.partition(" is ")[0]) not in self._told]
-        self._told |= {(member, text.partition(" is ")[0]) for text in odd}
+        fresh = [text for text in odd if (member, text.partition(" is ")[0]) not in self._reported]
+        self._reported |= {(member, text.partition(" is ")[0]) for text in odd}
         return fresh
 
     def planned(self, plan: RoundPlan, now: float) -> Completed | None:
-        """Note a plan; return the last committed attempt with what its members have told since."""
+        """Record a plan; return the last committed attempt updated by the members' reports."""
         joins = {m: self._joins.pop(m) for m in plan.members if m in self._joins}
         came = {m: self._came.pop(m) for m in plan.members if m in self._came}
         self._open = _Open(plan, now, joins, came)
         last, self._last = self._last, None
         if last is None:
             return None
-        rows = [_with_account(row, joins.get(row.member)) for row in last.rows]
+        rows = [_with_phases(row, joins.get(row.member)) for row in last.rows]
         return Completed(last.epoch, rows) if rows != last.rows else None
 
     def recall(self, plan: RoundPlan, joins: Mapping[str, RoundJoin], now: float) -> None:
-        """Take up an attempt that an earlier life of the hub had planned; times are not known."""
+        """Restore an attempt planned before a restart of the hub, without times."""
         self._open = _Open(plan, now, joins, {})
 
     def voted(self, member: str, epoch: int, now: float) -> None:
-        """Note a vote; the first of a member counts."""
+        """Record the first vote of a member."""
         if self._open is not None and self._open.plan.epoch == epoch:
             self._open.voted.setdefault(member, now)
 
     def decided(self, verdict: Verdict, nodes: Mapping[str, str], now: float) -> list[Row]:
-        """Return the rows of an attempt that was just decided.
-
-        Args:
-            verdict: The verdict on it.
-            nodes: Member -> the node that it runs on.
-            now: Present time.
-        """
+        """Return the rows of an attempt that was just decided; `nodes` by member."""
         seen, self._open = self._open, None
         if seen is None or seen.plan.epoch != verdict.epoch:
             return []
@@ -196,19 +171,20 @@ class Timeline:
             "vote_s": None if voted is None else max(0.0, now - voted),
         }
         join = seen.joins.get(member)
-        if join is None or not verdict.committed:  # the work counts where it is committed
+        # aborted work is counted when a later attempt commits it
+        if join is None or not verdict.committed:
             return Row(member=member, node=node, **times)
         odd = self._odd.pop(member, [])
-        account = join.account or MemberStats()
+        stats = join.stats or MemberStats()
         busy_s = usable_stats(join.busy_s, "busy_s", odd, least=0.0, most=LONGEST_S)
         if busy_s is not None:
-            busy_s = max(0.0, busy_s - account.phases.get("apply", 0.0))
+            busy_s = max(0.0, busy_s - stats.phases.get("apply", 0.0))
         return Row(
             member=member,
             node=node,
             compute_s=busy_s,
-            update_norm=account.update_norm,
-            loss=account.loss,
+            update_norm=stats.update_norm,
+            loss=stats.loss,
             tokens=self._tokens_of(member, join),
             steps=max(0, join.steps),
             odd=odd,
@@ -216,23 +192,22 @@ class Timeline:
         )
 
     def _tokens_of(self, member: str, join: RoundJoin) -> int | None:
-        """Return the tokens of this period; a new process counts from its own beginning."""
+        """Return the tokens of this period; None after a restart of the process."""
         before = self._tokens.get(member)
         if before is None:
             return None
         return join.tokens - before if join.tokens >= before else None
 
 
-def _with_account(row: Row, join: RoundJoin | None) -> Row:
-    """Return a row with the phases that its member told, where it did."""
-    if join is None or join.account is None:
+def _with_phases(row: Row, join: RoundJoin | None) -> Row:
+    if join is None or join.stats is None:
         return row
-    told = {f"{name}_s": seconds for name, seconds in join.account.phases.items()}
-    return msgspec.structs.replace(row, **told)
+    phases = {f"{name}_s": seconds for name, seconds in join.stats.phases.items()}
+    return msgspec.structs.replace(row, **phases)
 
 
 def row_view(row: Row) -> dict[str, Any]:
-    """Return a row as the API shows it."""
+    """Return a row for the API."""
     return {name: getattr(row, name) for name in ROW_FIELDS}
 
 
@@ -246,9 +221,9 @@ CREATE TABLE IF NOT EXISTS round_timelines (
 """
 
 MAX_ROWS = 50_000
-"""Members times attempts of one job, about 5 MB."""
+"""Members times attempts per job, about 5 MB."""
 LEAST_KEPT = 200
-"""Attempts of one job that are kept however many members it has."""
+"""Attempts per job kept regardless of its number of members."""
 
 _THIN_EVERY = 64
 
@@ -257,32 +232,32 @@ _decoder = msgspec.msgpack.Decoder(list[list[Any]])
 
 
 def encode(rows: Sequence[Row]) -> bytes:
-    """Return rows as they are stored: values without names."""
+    """Encode rows without field names."""
     return _encoder.encode([[getattr(row, name) for name in ROW_FIELDS] for row in rows])
 
 
 def decode(data: bytes) -> list[Row]:
-    """Return what :func:`encode` was given; columns that came later are left at their defaults."""
+    """Decode rows; columns added later get their defaults."""
     return [
-        Row(**dict(zip(ROW_FIELDS, values, strict=False)))  # values of an older hub are fewer
+        Row(**dict(zip(ROW_FIELDS, values, strict=False)))  # rows of older hubs have fewer values
         for values in _decoder.decode(data)
     ]
 
 
 def views(data: bytes | None) -> list[dict[str, Any]]:
-    """Return stored rows as the API shows them."""
+    """Return stored rows for the API."""
     return [] if data is None else [row_view(row) for row in decode(data)]
 
 
 def store(connection: sqlite3.Connection, job: str, epoch: int, rows: bytes) -> None:
-    """Write the rows of an attempt, again if they are known better by now (writer thread)."""
+    """Write or replace the rows of an attempt (writer thread)."""
     connection.execute(
         "INSERT OR REPLACE INTO round_timelines VALUES (?, ?, ?)", (job, epoch, rows)
     )
 
 
 def thin(connection: sqlite3.Connection, job: str, epoch: int, *, members: int) -> None:
-    """Drop every second timeline of the older half when there are too many (writer thread)."""
+    """Delete every second timeline of the older half above the limit (writer thread)."""
     if epoch % _THIN_EVERY:
         return
     epochs = [
@@ -307,9 +282,7 @@ class CatchUp(msgspec.Struct, frozen=True):
     members: list[str]
     contributors: list[str]
     time: float
-    """Of the verdict, seconds since 1970."""
     seconds: float
-    """From its plan to its verdict."""
     nbytes: int
     """Through the relay."""
     rows: list[Row]
@@ -341,7 +314,7 @@ async def catch_up(
 def find_catch_up(
     connection: sqlite3.Connection, job: str, *, after: int = 0, newest: int = 1_000
 ) -> list[CatchUp]:
-    """Do what :func:`catch_up` does, in the thread that reads."""
+    """Implements :func:`catch_up` in the reader thread."""
     rows = connection.execute(
         "SELECT r.epoch, r.round, r.plan, r.verdict, r.decided, r.seconds, r.nbytes, t.members"
         " FROM round_timelines t JOIN rounds r ON r.job = t.job AND r.epoch = t.epoch"

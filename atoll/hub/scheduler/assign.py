@@ -1,10 +1,10 @@
-"""Who gets which place: waiting jobs by priority and age, without overtaking. Pure.
+"""Placement of waiting jobs by priority and age, without overtaking; pure functions.
 
-A job that waits for places *keeps* every node that it could use were it empty: who comes after it
-may only take nodes that are of no use to it. So a small job cannot overtake a large one for ever.
-A job that could not start on the nodes that are here even were they empty keeps nothing.
+A waiting job *keeps* every node that it could use if it were empty: later jobs may only take nodes
+that it cannot use. So small jobs cannot overtake a large one for ever. A job that could not start
+even if all present nodes were empty keeps nothing.
 
-Which machines make up which island: different ones, of one network where that is known. Pure.
+The machines of an island are different nodes, of one network where that is known.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class FreeCapacity:
     """What one node has left for machines of islands."""
 
     count: int
-    """How many of them it takes."""
+    """Machines of islands that it can take."""
     slots: int = 0
-    """How many processes it takes, whatever they need."""
+    """Processes that it can take, regardless of their needs."""
     network: str = ""
-    """Where it is; see `network_of`."""
+    """Its network; see `network_of`."""
 
 
 @dataclass(kw_only=True)
 class GangPlacement:
-    """Nodes dealt out to islands, one island after the other."""
+    """Nodes assigned to islands, one island after the other."""
 
     rooms: Mapping[str, FreeCapacity]
     beside: Mapping[str, int] = field(default_factory=dict)
-    """Processes of the job that live already, by node."""
+    """Live processes of the job, by node."""
     avoid: str = ""
-    """A node that is taken only if there is no other."""
+    """A node that is used only if there is no other."""
     taken: Counter[str] = field(default_factory=Counter)
 
     def islands(self, sizes: Sequence[int], *, there: Sequence[str] = ()) -> list[str]:
@@ -59,12 +59,12 @@ class GangPlacement:
         return found
 
     def _island(self, size: int, there: Sequence[str], *, after: int) -> list[str]:
-        """Return the nodes of one island; `after` it come so many of its size."""
+        """Return the nodes for one island, leaving room for `after` more islands of this size."""
         mine, found = Counter(there), list[str]()
         near = self._network(size, there)
         spare = sum(min(self._left(node), after + 1) for node in self.rooms) - size * (after + 1)
         scarce = [node for node in self.rooms if self._left(node) > after]
-        tight = spare < len(scarce)  # who could be in every island has to be
+        tight = spare < len(scarce)  # nodes that could be in every island have to be used
 
         def order(node: str) -> tuple[int, bool, bool, bool, int, int, str]:
             return (
@@ -88,7 +88,7 @@ class GangPlacement:
         return self.rooms[node].count - self.taken[node]
 
     def _network(self, size: int, there: Sequence[str]) -> str:
-        """Return the network that an island is to lie in: where it is, else the smallest for it."""
+        """Return the network for an island: its present one, else the smallest that fits."""
         known = [self.rooms[node].network for node in there if node in self.rooms]
         if known:
             return known[0]
@@ -100,10 +100,10 @@ class GangPlacement:
 
 
 def network_of(source: str) -> str:
-    """Return what the machines of one network have in common, as the hub sees their addresses.
+    """Return the prefix shared by the machines of one network, as the hub sees their addresses.
 
-    Machines behind one router come from its one public address; in the hub's own network they
-    differ in their last digits only.
+    Machines behind one router share its public address; in the hub's own network they differ in the
+    last bits only.
     """
     try:
         address = ipaddress.ip_address(source.partition("%")[0])
@@ -121,64 +121,64 @@ Key = tuple[str, int]
 
 WHOLE = -1
 
-NODES_TOLD = 8
-"""Nodes whose reasons are told to people; of a hundred nodes nobody reads each."""
+NODES_LISTED = 8
+"""Most nodes whose reasons are listed for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Somebody asks for places."""
+    """A request for places."""
 
     key: Key
     want: ResourceRequest
     least: int = 1
-    """Fewer places are of no use."""
+    """Minimum number of places."""
     most: int = 1
     priority: int = 0
     number: int = 0
     """Order of submission."""
     essential: bool = False
-    """A running job stands still without it: it comes before everything that has not started."""
+    """A running job is paused without it, so it precedes all jobs that have not started."""
     avoid: str = ""
-    """Node on which the last attempt ended: taken if there is no other."""
+    """Node on which the last attempt ended: used only if there is no other."""
     beside: Mapping[str, int] = field(default_factory=dict)
-    """Living processes of the job, by node."""
+    """Live processes of the job, by node."""
     machines: int = 1
-    """Places of one member, which are of use together only."""
+    """Places of one member, which are only useful together."""
     there: tuple[str, ...] = ()
-    """Nodes of those that the member has, where a running job asks."""
+    """Nodes of the member's live processes, if the job is running."""
 
     @property
     def running(self) -> bool:
-        """Whether a running job asks, to be complete again."""
+        """Whether a running job lacks processes."""
         return self.key[1] != WHOLE
 
     def order(self) -> tuple[bool, int, bool, int, int]:
-        """Return what asks are sorted by; the first one is served first."""
+        """Return the sort key; the smallest is served first."""
         return not self.essential, -self.priority, not self.running, self.number, self.key[1]
 
 
 @dataclass(frozen=True)
 class Shortfall:
-    """Why a job waits on."""
+    """Why a job is still waiting."""
 
     wanted: int
     free: int
     reasons: tuple[str, ...] = ()
-    """Of nodes, each beginning with its name."""
+    """One reason per node, beginning with its name."""
 
     @property
     def headline(self) -> str:
-        """The shortest form, which changes only when places come or go."""
+        """The short form, which changes only when the number of places changes."""
         return f"needs {self.wanted} nodes, {self.free} are free"
 
     def __str__(self) -> str:
-        """Return the headline and what every node lacks."""
+        """Return the headline and the reason of every node."""
         if not self.reasons:
             return self.headline
-        told = "; ".join(self.reasons[:NODES_TOLD])
-        more = len(self.reasons) - NODES_TOLD
-        return f"{self.headline}: {told}" + (f"; and {more} more" if more > 0 else "")
+        listed = "; ".join(self.reasons[:NODES_LISTED])
+        more = len(self.reasons) - NODES_LISTED
+        return f"{self.headline}: {listed}" + (f"; and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -188,13 +188,13 @@ class Assignment:
     granted: dict[Key, list[str]]
     """The node of each process."""
     short: dict[str, Shortfall]
-    """By job, of those that have not started or stand still."""
+    """By job, of those that have not started or are paused."""
 
 
 def assign(
     asks: Iterable[Demand], places: Iterable[Capacity], *, settling: bool = False
 ) -> Assignment:
-    """Return who gets which place; the order in which asks and places come does not matter.
+    """Return the assignment; it does not depend on the order of demands and places.
 
     Args:
         asks: Who wants places.
@@ -204,7 +204,7 @@ def assign(
     """
     here = {place.node: place for place in sorted(places, key=lambda place: place.node)}
     keepers: dict[str, str] = {}
-    """Who keeps which node."""
+    """Node -> the job that keeps it."""
     granted: dict[Key, list[str]] = {}
     short: dict[str, Shortfall] = {}
     beside: dict[str, Counter[str]] = {}
@@ -239,7 +239,7 @@ def _nodes(
     beside: Mapping[str, int],
     places: Mapping[str, Capacity],
 ) -> list[str]:
-    """Return the node of each process that an ask gets; of islands, one island after the other."""
+    """Return the node of each process of a demand; of islands, one island after the other."""
     wanted = min(ask.most, sum(free.values()))
     if ask.machines == 1:
         return spread(free, wanted, beside=beside, avoid=ask.avoid, places=places)
@@ -249,10 +249,10 @@ def _nodes(
         )
         for name, count in free.items()
     }
-    deal = GangPlacement(rooms=rooms, beside=beside, avoid=ask.avoid)
+    placement = GangPlacement(rooms=rooms, beside=beside, avoid=ask.avoid)
     if ask.running:
-        return deal.islands([wanted], there=ask.there)
-    return deal.islands([ask.machines] * (wanted // ask.machines))
+        return placement.islands([wanted], there=ask.there)
+    return placement.islands([ask.machines] * (wanted // ask.machines))
 
 
 def spread(
@@ -263,7 +263,7 @@ def spread(
     avoid: str = "",
     places: Mapping[str, Capacity] | None = None,
 ) -> list[str]:
-    """Return the node of each process, as evenly as the free places allow; empty: too few are free.
+    """Return the node of each process, spread evenly over free places; empty: too few are free.
 
     Among nodes with equally many members of the job, the one with more free places comes first.
 
@@ -271,7 +271,7 @@ def spread(
         free: How many of these processes each node takes.
         wanted: How many there are.
         beside: Processes of the job that live already.
-        avoid: A node that is taken only if there is no other.
+        avoid: A node that is used only if there is no other.
         places: The nodes, for how many slots each has left.
     """
     if sum(free.values()) < wanted:
@@ -288,7 +288,7 @@ def spread(
 
 
 def _usable(ask: Demand, places: Mapping[str, Capacity], *, least: int) -> Sequence[str]:
-    """Return the nodes that a job could use were they empty; none if they are less than `least`."""
+    """Return the nodes that a job could use if they were empty; none if fewer than `least`."""
     rooms = {
         name: free_share(ask.want, place.emptied(), most=ask.most) for name, place in places.items()
     }
@@ -300,11 +300,11 @@ def _usable(ask: Demand, places: Mapping[str, Capacity], *, least: int) -> Seque
 def _reasons(
     ask: Demand, places: Mapping[str, Capacity], keepers: Mapping[str, str]
 ) -> tuple[str, ...]:
-    told = []
+    reasons = []
     for name, place in places.items():
         why = mismatch(ask.want, place)
         if not why and name in keepers:
             why = f"{name}: kept for {keepers[name]}, which comes first"
         if why:
-            told.append(why)
-    return tuple(told)
+            reasons.append(why)
+    return tuple(reasons)

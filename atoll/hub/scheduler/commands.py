@@ -12,17 +12,17 @@ KILL_GRACE_S = 10.0
 
 
 class LaunchCommands:
-    """Puts the commands for members and followers into the queues of their nodes."""
+    """Puts the commands for members and followers into their nodes' queues."""
 
     def __init__(self, *, stores: Stores, kill_grace_s: float = KILL_GRACE_S) -> None:
         self._stores = stores
         self._jobs = stores.jobs
         self.kill_grace_s = kill_grace_s
         self._unsent: set[tuple[str, str]] = set()
-        """Members whose launch is not in the queue of their node yet."""
+        """Members with a launch that is not in their node's queue yet."""
 
     def assigned(self, job: Job) -> None:
-        """Note every member that waits for its launch, also from an earlier life of the hub."""
+        """Record every assigned member without a launch, also from an earlier hub process."""
         for member in job.processes:
             if member.state == MemberState.ASSIGNED:
                 self._unsent.add((job.job, member.member))
@@ -57,7 +57,7 @@ class LaunchCommands:
             self._unsent.discard((name, member_name))
 
     async def end(self, job: Job, member: str, *, grace_s: float | None = None) -> None:
-        """Tell a member's node to end its process: asked first, killed after a grace."""
+        """Make a member's node end its process: SIGTERM, then SIGKILL after a grace period."""
         record = job.process(member)
         if record is None:
             return

@@ -1,8 +1,8 @@
-"""Hands: what islands run on their further machines. No members, so rounds know nothing of them.
+"""Followers: the supervisors on an island's second and further machines.
 
-A hand is launched where its member's island lacks a machine, lives while its member is wanted, and
-is ended after it. One that cannot be had ends its member, with the reason; what a lost one means
-for the ranks beside it is the business of the island itself.
+They are not members, so rounds do not know them. A follower is launched where its member's island
+lacks a machine, and ended with its member. If it cannot be launched, its member fails with the
+reason; a lost follower is handled by the island itself.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from atoll.ids import follower_id, member_id
 from atoll.wire.states import MemberState
 
 GIVE_WAY_S = 10.0
-"""How long several islands of a job wait for machines before one gives up those that it has."""
+"""How long several islands of a job wait for machines before one releases its own."""
 
 
 def wanted_followers(job: Job) -> list[str]:
-    """Return the hands of all members that live or will be launched again, in their order."""
+    """Return the followers of all members that live or will be launched again, in order."""
     if job.machines == 1:
         return []
     slots = {member.slot for member in job.members.values() if member.live}
@@ -46,19 +46,21 @@ def wanted_followers(job: Job) -> list[str]:
 
 
 def missing_followers(job: Job) -> list[str]:
-    """Return the hands that are to be launched, of those that do not live."""
+    """Return the followers to launch, among those that do not live."""
     if any(member.state == MemberState.DONE for member in job.members.values()):
         return []  # the work of those that train together is done
     return [name for name in wanted_followers(job) if not _lives(job.followers.get(name))]
 
 
 def follower_failed(follower: Member) -> bool:
-    """Return whether a hand came to its end by a fault of the job's own program."""
-    return program_failed(follower, trainer=True)  # bare exits are a fault of its keeper's machine
+    """Return whether a follower ended by a fault of the job's own program."""
+    return program_failed(
+        follower, trainer=True
+    )  # an exit without an error is a fault of its machine
 
 
 def follower_given_up(follower: Member, job: Job) -> bool:
-    """Return whether a hand is not launched again, and its member neither."""
+    """Return whether a follower, and therefore its member, is not launched again."""
     if follower.live:
         return False
     if (
@@ -72,7 +74,7 @@ def follower_given_up(follower: Member, job: Job) -> bool:
 
 
 def whole_islands(job: Job, *, shrinks: bool) -> int:
-    """Return how many members live and have all machines that they need to work."""
+    """Return how many members live with all machines that they need."""
     live = [member for member in job.members.values() if member.live]
     if shrinks:
         return len(live)
@@ -83,7 +85,7 @@ def whole_islands(job: Job, *, shrinks: bool) -> int:
 
 
 class FollowerHosts:
-    """Ends the hands of all running jobs when they are not wanted, and members without hands."""
+    """Ends followers that are no longer wanted, and members that lack followers."""
 
     def __init__(
         self,
@@ -103,10 +105,10 @@ class FollowerHosts:
         self._relaunches = relaunches
         self.rendezvous = RendezvousRegistry()
         self._short_since: dict[str, float] = {}
-        """Monotonic time since when several islands of a job lack machines that are nowhere."""
+        """Monotonic time since when several islands of a job lack machines."""
 
     async def look_after(self, job: Job) -> None:
-        """See what follows from what became of members and hands of a running job."""
+        """Act on the present states of members and followers of a running job."""
         if job.machines == 1 and not job.followers:
             return
         wanted = set(wanted_followers(job))
@@ -114,24 +116,22 @@ class FollowerHosts:
             if follower.live and follower.member not in wanted:
                 await self._launching.end(job, follower.member)
             elif self._relaunches.steady(job.job, follower):
-                await self._jobs.update_member(job.job, follower.member, failures=0, retried=0)
+                await self._jobs.members.update(job.job, follower.member, failures=0, retried=0)
             elif follower.member in wanted and follower_given_up(follower, job):
                 await self._give_up(job, follower)
 
     async def _give_up(self, job: Job, follower: Member) -> None:
-        """End the member whose island cannot have all its machines, with the reason."""
-        told = _named(follower)
-        if follower.error != told:
-            await self._jobs.update_member(job.job, follower.member, error=told)
+        """End the member of an island that cannot get all its machines, with the reason."""
+        error = _named(follower)
+        if follower.error != error:
+            await self._jobs.members.update(job.job, follower.member, error=error)
         member = job.members.get(member_id(follower.slot))
         if member is not None and member.live:
             await self._launching.end(job, member.member)
-        await self._membership.fail(job.job, member_id(follower.slot), error=told)
+        await self._membership.fail(job.job, member_id(follower.slot), error=error)
 
     async def give_way(self, short: Mapping[str, Collection[int]]) -> None:
-        """Let one of several islands that wait for machines give up those that it has.
-
-        Two islands that lost a machine each would wait for ever where one could work.
+        """Break a deadlock between islands that each wait for machines: one releases its own.
 
         Args:
             short: Job -> slots of its members whose islands asked for places and got none.
@@ -150,18 +150,19 @@ class FollowerHosts:
                 continue
             del self._short_since[name]
             slot = min(broken, key=lambda slot: (live[slot], -slot))
-            text = f"the machines of {member_id(slot)} go to islands that lack fewer"
+            text = f"the machines of {member_id(slot)} are given to islands that need fewer"
             await self._events.add(name, "island-gives-way", text, member=member_id(slot))
             for process in working:
                 if process.slot == slot:
                     await self._launching.end(job, process.member)
 
     async def end_all(self, job: Job) -> None:
-        """End the hands of a job that has ended."""
+        """End the followers of a job that has ended."""
         for follower in list(job.followers.values()):
             if follower.live:
                 await self._launching.end(job, follower.member)
-                await self._jobs.update_member(job.job, follower.member, state=MemberState.STOPPED)
+                if follower.live:  # it may have ended meanwhile
+                    await self._jobs.members.stopped(job.job, follower.member)
         self.rendezvous.forget(job.job)
 
 
@@ -170,7 +171,7 @@ def _lives(follower: Member | None) -> bool:
 
 
 def _named(follower: Member) -> dict[str, Any]:
-    """Return the error of a hand, which says whose it is."""
+    """Return the error of a follower, with its name."""
     where = f"{follower.member} on {follower.node}: "
     error = follower.error or {
         "kind": "JobError", "what": f"ended {follower.failures + 1} times in a row",

@@ -1,7 +1,7 @@
 """Runs the reducers of jobs: beside the hub where torch is installed, else on a node.
 
-The hub itself never imports torch: a reducer is a process of its own, restarted when it ends
-and gone with the hub (Linux: the kernel sees to it; elsewhere it leaves when its link stays down).
+The hub itself never imports torch: a reducer is a separate process, restarted when it ends
+and ended with the hub (by the kernel on Linux; elsewhere it exits when its link stays down).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ReducerProcesses:
         self._folder = folder
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.ended: Callable[[str, str], None] = lambda job, reducer: None
-        """Called with the job and the name of a reducer whose process has ended."""
+        """Called with job and reducer name when its process has ended."""
 
     def start(self, job: str, reducer: str = REDUCER) -> None:
         """Keep a reducer for a job running until :meth:`stop`."""
@@ -77,7 +77,7 @@ class ReducerProcesses:
         await asyncio.gather(*(self.stop(job) for job in {job for job, _ in self._running}))
 
     async def _keep(self, job: str, reducer: str) -> None:
-        """Start the process again whenever it ends, with growing pauses."""
+        """Restart the process whenever it ends, with growing pauses."""
         loop = asyncio.get_running_loop()
         pause_s = FIRST_PAUSE_S
         while True:
@@ -87,7 +87,7 @@ class ReducerProcesses:
                 self.ended(job, reducer)
                 text = f"the {reducer} ended with exit status {code}"
                 await self._stores.events.add(job, "reducer-ended", text)
-            except (AtollError, OSError) as error:  # e.g. a full disk; later it has room again
+            except (AtollError, OSError) as error:  # e.g. a full disk, which may be temporary
                 logger.error("the %s of %s: %s", reducer, job, error)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             if loop.time() - began > STEADY_S:
@@ -127,7 +127,7 @@ class ReducerProcesses:
             await _end(process)
 
     async def _ship_lines(self, job: str, name: str, process: asyncio.subprocess.Process) -> None:
-        """Put what the process prints into the job's log until it closes its output."""
+        """Add the process's output to the job's log until it closes its output."""
         reader, source, seq = process.stdout, new_suffix(), 1
         while reader is not None and (chunk := await reader.read(16_384)):
             lines = chunk.decode(errors="replace").splitlines()[:LINES_AT_ONCE]
@@ -136,7 +136,7 @@ class ReducerProcesses:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ask a process to leave, then make it."""
+    """Ask a process to exit, then kill it."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

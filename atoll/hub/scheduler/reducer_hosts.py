@@ -1,23 +1,19 @@
-"""Sees to it that every job that may relay has a reducer: beside the hub, else on a node.
+"""Keeps a reducer for every job that may relay: beside the hub, else on a node.
 
-A job whose strategy spreads its vector over several parameter servers has as many; the first is its
-reducer. Whatever becomes of one (it exited, its node went away, the disk was full when it was to be
-launched), a later look finds the job without one and launches another.
+A job with several parameter servers has as many reducers; the first is its reducer. However one is
+lost (its process exited, its node disconnected, the disk was full at the launch), a later check
+launches another.
 """
 
 from __future__ import annotations
 
 import logging
 
-from atoll.clock import Clock
 from atoll.errors import AtollError
 from atoll.hub.jobs.jobs import Job
-from atoll.hub.nodes.membership import Membership
+from atoll.hub.nodes.services import JobServices
 from atoll.hub.nodes.store import Node
-from atoll.hub.rounds.service import RoundService
 from atoll.hub.scheduler.reducer_clients import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReducerProcesses
-from atoll.hub.sessions.session import Sessions
-from atoll.hub.stores import Stores
 from atoll.ids import REDUCER, reducer_id, session_id
 from atoll.wire.messages import Launch, pack_command
 from atoll.wire.states import JobState
@@ -25,7 +21,7 @@ from atoll.wire.states import JobState
 log = logging.getLogger(__name__)
 
 RETURN_S = 8.0
-"""How long the reducers of an earlier life of the hub may take to come back."""
+"""How long reducers of an earlier hub process may take to reconnect."""
 
 START_S = 20.0
 """How long a launched reducer may take to connect before another one is launched."""
@@ -37,40 +33,31 @@ Place = tuple[str, str]
 """A job, and the name of one of its reducers."""
 
 STEADY_S = 60.0
-"""A reducer that was launched so long ago is replaced at once, others after growing pauses."""
+"""A reducer that lived this long is replaced at once, others after growing pauses."""
 
 
 class ReducerScheduler:
     """The reducers of all running jobs."""
 
-    def __init__(
-        self,
-        *,
-        stores: Stores,
-        sessions: Sessions,
-        membership: Membership,
-        rounds: RoundService,
-        clock: Clock,
-        beside: ReducerProcesses | None,
-    ) -> None:
+    def __init__(self, services: JobServices, *, beside: ReducerProcesses | None) -> None:
         """`beside` is None when reducers are to run on nodes."""
-        self._stores = stores
-        self._jobs = stores.jobs
-        self._sessions = sessions
-        self._membership = membership
-        self._rounds = rounds
-        self._clock = clock
+        self._stores = services.stores
+        self._jobs = services.stores.jobs
+        self._sessions = services.sessions
+        self._membership = services.membership
+        self._rounds = services.rounds
+        self._clock = services.clock
         self._beside = beside
         if beside is not None:
             beside.ended = self._end_session
         self._next: dict[Place, float] = {}
-        """When a place without a reducer gets one."""
+        """When a missing reducer is launched."""
         self._pause_s: dict[Place, float] = {}
         self._launched: dict[Place, tuple[float, str, int]] = {}
-        """When, where and as which attempt the last one was launched in this life of the hub."""
+        """Time, node and attempt of the last launch by this hub process."""
 
     async def need(self, job: Job) -> None:
-        """See to the reducers of a job that starts."""
+        """Keep the reducers of a job that starts."""
         for name in reducers_of(job):
             if self._beside is not None:
                 self._beside.start(job.job, name)
@@ -79,7 +66,7 @@ class ReducerScheduler:
                 await self._look_after(job, name)
 
     async def take_up(self, job: Job) -> None:
-        """Take up a job of an earlier life of the hub, whose reducers may come back."""
+        """Keep the reducers of a job of an earlier hub process; they may reconnect."""
         if self._beside is not None:
             await self.need(job)
             return
@@ -87,7 +74,7 @@ class ReducerScheduler:
             self._next[job.job, name] = self._clock.monotonic() + RETURN_S
 
     async def lost(self, job: str, reducer: str) -> None:
-        """A reducer of a job is gone."""
+        """Record that a reducer of a job is gone."""
         now, place = self._clock.monotonic(), (job, reducer)
         if self._beside is not None or not self._rounds.has(job):
             return
@@ -100,11 +87,11 @@ class ReducerScheduler:
         await self._look_after(self._jobs.get(job), reducer)
 
     def where(self, job: str, reducer: str) -> str:
-        """Return the node that was asked to run a reducer; empty: beside the hub, or lost."""
+        """Return the node on which a reducer was launched; empty: beside the hub, or lost."""
         return self._launched.get((job, reducer), (0.0, "", 0))[1]
 
     def exited(self, job: str, reducer: str, attempt: int) -> None:
-        """A node tells that the process of a reducer has ended."""
+        """Record the exit of a reducer's process, reported by its node."""
         if not self._jobs.knows(job):
             return
         newest = self._jobs.get(job).reducer_attempt
@@ -112,7 +99,7 @@ class ReducerScheduler:
             self._end_session(job, reducer)
 
     async def tick(self) -> None:
-        """Launch what is due; called once a second."""
+        """Launch due reducers; called once a second."""
         for job in self._jobs.list():
             if job.state != JobState.RUNNING or self._beside is not None:
                 continue
@@ -151,7 +138,7 @@ class ReducerScheduler:
             self._next[place] = now + START_S
 
     async def _launch(self, job: Job, reducer: str) -> bool:
-        """Start a reducer on a node that computes fast; return whether there is any."""
+        """Start a reducer on the fastest suitable node; return whether there is one."""
         nodes = [node for node in self._membership.nodes.values() if node.connected]
         nodes = [node for node in nodes if not (node.draining or _paused(node))] or nodes
         if not nodes:
@@ -181,7 +168,7 @@ class ReducerScheduler:
         return True
 
     def _end_session(self, job: str, reducer: str) -> None:
-        """End the session of a reducer whose process has ended: nobody waits for it to return."""
+        """End the session of a reducer whose process has ended; it cannot reconnect."""
         self._sessions.end(session_id(job, reducer))
 
 

@@ -1,4 +1,4 @@
-"""Where follower hosts find the first machine of their island; in the hub's memory only."""
+"""Rendezvous addresses of islands, in the hub's memory only."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from atoll.wire.messages import RendezvousAddress
 
 
 class RendezvousRegistry:
-    """The rendezvous address of every island whose first machine has published one.
+    """The rendezvous address of every island that has published one.
 
-    They hold secrets, so nothing writes them anywhere: after a restart of the hub, or a new launch
-    of the member, the island's first machine publishes it again.
+    The addresses hold secrets and are not stored: after a restart of the hub, or a new launch of
+    the member, the island's first machine publishes a new one.
     """
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], RendezvousAddress] = {}
 
     def open(self, job: str, member: str, address: RendezvousAddress) -> None:
-        """Remember the address for a member's island instead of the one before."""
+        """Store the address for a member's island, replacing an earlier one."""
         self._open[job, member] = address
 
     def get(self, job: str, member: str) -> RendezvousAddress | None:

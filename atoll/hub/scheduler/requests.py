@@ -1,6 +1,6 @@
-"""What jobs ask places for: those that wait for everything, running ones for what they lack.
+"""The places that jobs request, and the remaining capacity of nodes.
 
-The nodes as places for processes: what each has left beside what runs there.
+Waiting jobs request all their places, running jobs what they lack.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atoll.wire.states import JobState, MemberState
 
 
 class CapacityView:
-    """Puts together who is there, what it measured, and what jobs have reserved of it."""
+    """Combines connected nodes, their measured capacity and the resources reserved by jobs."""
 
     def __init__(self, *, jobs: Jobs, membership: Membership, sessions: Sessions) -> None:
         self._jobs = jobs
@@ -39,7 +39,7 @@ class CapacityView:
         """Return every known node.
 
         Args:
-            pausing: Job and member of processes that will be started again after a pause; they
+            pausing: Job and member of processes that will be launched again after a pause; they
                 keep their places.
         """
         taken: dict[str, Usage] = {}
@@ -69,16 +69,16 @@ class CapacityView:
 
 @dataclass
 class Request:
-    """Who wants places."""
+    """Requested places."""
 
     asks: list[Demand] = field(default_factory=list)
     lacking: dict[Key, list[str]] = field(default_factory=dict)
-    """The processes that a running job asks for, the most needed first."""
+    """The processes that a running job lacks, the most needed first."""
     pausing: set[tuple[str, str]] = field(default_factory=set)
-    """Processes that will be launched again after a pause, and keep their places."""
+    """Processes that keep their places during a pause before the next launch."""
 
     def short_islands(self, granted: Collection[Key]) -> dict[str, list[int]]:
-        """Return by job the members that asked for machines of their islands and got none."""
+        """Return by job the members that requested machines for their islands and got none."""
         found: dict[str, list[int]] = {}
         for ask in self.asks:
             if ask.running and ask.machines > 1 and ask.key not in granted:
@@ -87,7 +87,7 @@ class Request:
 
 
 class PlacementRequests:
-    """Looks through all jobs for what they ask."""
+    """Collects the requests of all jobs."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class PlacementRequests:
         self._relaunches = relaunches
 
     async def asks(self) -> Request:
-        """Return who wants places now."""
+        """Return the current requests."""
         asked = Request()
         for number, job in enumerate(self._jobs.list()[::-1]):
             if job.state == JobState.WAITING:
@@ -124,7 +124,7 @@ class PlacementRequests:
         )  # fmt: skip
 
     async def _ask_again(self, job: Job, asked: Request, *, number: int) -> None:
-        """Add what a running job asks for: one ask for each member that lacks processes."""
+        """Add the requests of a running job: one for each member that lacks processes."""
         for slot, names in missing_members(job).items():
             due = []
             for name in names:
@@ -138,7 +138,7 @@ class PlacementRequests:
                 asked.asks.append(self._ask_for(job, slot, due, number=number))
 
     def _ask_for(self, job: Job, slot: int, names: list[str], *, number: int) -> Demand:
-        """Return what a running job asks for a member that lacks these processes."""
+        """Return the request for a member that lacks these processes."""
         shrinks, before = job.spec.island.on_loss == "shrink", job.process(names[0])
         live = [process for process in job.processes if process.live]
         return Demand(
@@ -152,12 +152,11 @@ class PlacementRequests:
         )  # fmt: skip
 
     async def _is_due(self, job: Job, process: Member) -> bool:
-        """Return whether a member or hand that is not there is to be launched again now."""
+        """Return whether to launch a missing member or follower again now."""
         if _given_up(process, job):
             if self._relaunches.first_time(job.job, process.member):
-                text = (
-                    f"{process.member} is given up: {process.failures + 1} launches in a row failed"
-                )
+                failed = process.failures + 1
+                text = f"{process.member} is not launched again: {failed} launches failed"
                 await self._events.add(job.job, "member-given-up", text, member=process.member)
             return False
         node = self._membership.nodes.get(process.node)
@@ -181,7 +180,7 @@ def missing_members(job: Job) -> dict[int, list[str]]:
 
 
 def failed_itself(process: Member, job: Job) -> bool:
-    """Return whether a process came to its end by a fault of the job's own program."""
+    """Return whether a process ended by a fault of the job's own program."""
     if is_follower(process.member):
         return follower_failed(process)
     return program_failed(process, trainer=job.kind == "trainer")
@@ -201,9 +200,9 @@ def _given_up(process: Member, job: Job) -> bool:
 
 
 def may_live_unheard(job: Job, process: Member) -> bool:
-    """Return whether a process that is unheard with its node may be at work there all the same.
+    """Return whether a process may still run although its node is disconnected.
 
-    Of a follower it is believed while its island runs on.
+    A follower is assumed to run while its island does.
     """
     if not is_follower(process.member):
         return job.silent

@@ -1,7 +1,7 @@
-"""Whether a process of a job fits on a node, and if not, why: pure, and the only such judgement.
+"""Whether a process fits on a node, and if not, why; pure functions, used by all of the scheduler.
 
-What `[needs]` says is a reservation: the needs of everything that runs on a node together stay
-within what the machine has and what its owner offers of it.
+`[needs]` is a reservation: the needs of all processes on a node together stay within the machine's
+resources and its owner's limits.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ GB = 1e9
 MBPS = 1e6
 
 _SLACK = 1e-6
-"""Of a need, so that sums of decimal shares do not miss by rounding."""
+"""Relative tolerance, so that rounding of decimal shares does not prevent a placement."""
 
 _SUFFIX = re.compile(r"-[0-9a-f]{4}")
-"""What the hub appends to the name of a second machine of that name."""
+"""The suffix that the hub appends to the name of a second machine with the same name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceRequest:
-    """What one process of a job asks of a node."""
+    """What one process of a job needs from a node."""
 
     needs: NeedsTable = field(default_factory=NeedsTable)
     kind: str = "trainer"
@@ -36,16 +36,16 @@ class ResourceRequest:
     mounts: tuple[str, ...] = ()
     """Folders of the node that its container wants."""
     direct: bool = False
-    """Its members dial each other, and nothing else will do."""
+    """Its members must connect directly."""
     on: tuple[str, ...] = ()
     """Nodes that may run it; none: any."""
     gpus: int = 1
-    """Accelerators for it, if it wants any: an island has one for every rank of a machine."""
+    """Accelerators, if it needs any: one per rank of an island on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What processes of jobs have reserved of a node."""
+    """Resources of a node reserved by processes of jobs."""
 
     processes: int = 0
     cores: float = 0.0
@@ -55,7 +55,7 @@ class Usage:
     bandwidth_bps: float = 0.0
 
     def plus(self, needs: NeedsTable, *, count: int = 1, gpus: int = 1) -> Usage:
-        """Return this with so many more processes, with so many accelerators each if any."""
+        """Return this usage with more processes, each with its accelerators."""
         return Usage(
             processes=self.processes + count,
             cores=self.cores + count * needs.cores,
@@ -68,13 +68,13 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """A node as a place for processes."""
+    """A node's resources for processes."""
 
     node: str
     info: NodeInfo
     connected: bool = True
     draining: str = ""
-    """Why it gives its work back, if it does."""
+    """Why it drains; empty: it does not."""
     stats: Mapping[str, float] = field(default_factory=dict)
     taken: Usage = field(default_factory=Usage)
     source: str = ""
@@ -82,20 +82,20 @@ class Capacity:
 
     @property
     def free_slots(self) -> int:
-        """How many more processes it takes, whatever they need."""
+        """How many more processes it can take, regardless of their needs."""
         return max(0, self.info.slots - self.taken.processes)
 
     def with_one_more(self, needs: NeedsTable, *, gpus: int = 1) -> Capacity:
-        """Return this place with one more process, with so many accelerators if any."""
+        """Return this capacity with one more process."""
         return replace(self, taken=self.taken.plus(needs, gpus=gpus))
 
     def emptied(self) -> Capacity:
-        """Return this place as it is when nothing runs there."""
+        """Return this capacity without any processes."""
         return replace(self, taken=Usage())
 
 
 def request_of(spec: JobSpec) -> ResourceRequest:
-    """Return what one process of a job asks of a node."""
+    """Return what one process of a job needs from a node."""
     return ResourceRequest(
         needs=spec.needs,
         kind=spec.trust,
@@ -109,12 +109,12 @@ def request_of(spec: JobSpec) -> ResourceRequest:
 
 
 def wants_gpu(needs: NeedsTable) -> bool:
-    """Return whether a process has an accelerator to itself."""
+    """Return whether a process gets an accelerator exclusively."""
     return bool(needs.gpu or needs.gpu_memory_gb)
 
 
 def answers_to(node: str, name: str) -> bool:
-    """Return whether a person means this node by a name: its id, or the id without its suffix."""
+    """Return whether a name means this node: its id, or the id without its suffix."""
     return node == name or (node.startswith(name) and bool(_SUFFIX.fullmatch(node[len(name) :])))
 
 
@@ -145,14 +145,14 @@ def _is_not_there(want: ResourceRequest, place: Capacity) -> str:
     if not place.connected:
         return "not connected"
     if place.draining:
-        return f"gives its work back: {place.draining}"
+        return f"is draining: {place.draining}"
     return offer.paused
 
 
 def _is_not_allowed(want: ResourceRequest, place: Capacity) -> str:
     offer = place.info.offer
     if want.container and "container" not in place.info.launchers:
-        return "no Docker or Podman answers there"
+        return "no Docker or Podman is available"
     labels = offer.labels if offer is not None else []
     missing = [label for label in want.needs.labels if label not in labels]
     if missing:
@@ -163,9 +163,9 @@ def _is_not_allowed(want: ResourceRequest, place: Capacity) -> str:
     if want.kind not in offer.kinds and not (want.kind == "container" and signed):
         return f"its owner does not run jobs of kind {want.kind}"
     if want.direct and (offer.upload_bps or offer.download_bps):
-        return "its owner limits bandwidth, and the direct route would pass by the limit"
+        return "its owner limits bandwidth, which the direct route would bypass"
     folders = [mount for mount in want.mounts if not _may_mount(mount, offer)]
-    return f"its owner does not lend the folder {folders[0]}" if folders else ""
+    return f"its owner does not allow the folder {folders[0]}" if folders else ""
 
 
 def _may_mount(folder: str, offer: Offer) -> bool:
@@ -227,7 +227,7 @@ def _is_far(needs: NeedsTable, place: Capacity) -> str:
 
 
 def _least(there: float, offered: float) -> float:
-    """Return what the machine has, or what its owner offers of it if that is less; 0: no limit."""
+    """Return the machine's resource or its owner's lower limit; 0: no limit."""
     return min(there, offered) if offered else there
 
 

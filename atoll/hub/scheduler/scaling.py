@@ -1,8 +1,8 @@
-"""Other bounds for a job that runs: how many members it has at least and at most.
+"""Changes the minimum and maximum number of members of a running job.
 
-Fewer members, or more up to as many as the data is dealt into, come and go while rounds go on: the
-data keeps its deal, and slots without a member wait. For more members than that the data has to be
-dealt anew, so the group saves, ends, and goes on from there: nothing that was committed is lost.
+With at most as many members as data slots, members come and go while rounds continue; slots without
+a member wait. For more members the data has to be sharded anew: the group saves, stops and
+continues from there without losing committed work.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from atoll.wire.states import JobState
 MOST_MEMBERS = 10_000
 
 LEAST_GRACE_S, PERIODS_OF_GRACE = 60.0, 3.0
-"""Time to finish the round before the data is dealt anew."""
+"""Time to finish the round before the data is sharded anew."""
 
 
 def check_bounds(job: Job, *, least: int, most: int) -> None:
-    """Refuse bounds that cannot be.
+    """Refuse bounds that are not possible.
 
     Raises:
         ConfigError: says why.
     """
     if job.of_policies:
         raise ConfigError(
-            "the members of a job of policies are its policies and its critic",
+            "the members of an [rl] job are its policies and its critic",
             given=f"max {most} for {job.job}",
             expected=f"{job.nodes_wanted}",
             remedy="add a policy from another job that names the same pool in [rl]",
@@ -44,12 +44,12 @@ def check_bounds(job: Job, *, least: int, most: int) -> None:
             "this job has ended",
             given=f"{job.job} is {job.state}",
             expected="a job that waits or runs",
-            remedy=f"go on with so many members: atoll resume {job.job} --nodes {most}",
+            remedy=f"resume with that number of members: atoll resume {job.job} --nodes {most}",
         )
 
 
 class Scaling:
-    """Changes bounds, and sends away who is too many."""
+    """Changes bounds, and ends members beyond the upper one."""
 
     def __init__(self, *, stores: Stores, rounds: RoundService, launching: LaunchCommands) -> None:
         self._jobs = stores.jobs
@@ -58,7 +58,7 @@ class Scaling:
         self._launching = launching
 
     async def scale(self, job: Job, *, least: int, most: int) -> bool:
-        """Store other bounds of a job; return whether its data has to be dealt anew for them.
+        """Store new bounds of a job; return whether its data has to be sharded anew for them.
 
         Raises:
             ConfigError: it has ended, or there cannot be so many.
@@ -66,25 +66,27 @@ class Scaling:
         check_bounds(job, least=least, most=most)
         if (job.min_nodes, job.nodes_wanted) == (least, most):
             return False
-        dealt = job.state == JobState.RUNNING and not job.silent
-        anew = dealt and most > job.slots
-        await self._jobs.scale(job.job, least=least, most=most, deal=job.slots if dealt else most)
+        sharded = job.state == JobState.RUNNING and not job.silent
+        anew = sharded and most > job.slots
+        await self._jobs.scale(
+            job.job, least=least, most=most, data_slots=job.slots if sharded else most
+        )
         if self._rounds.has(job.job):
             runtime = self._rounds.runtime(job.job)
             async with runtime.lock:
                 runtime.machine.nodes_wanted, runtime.machine.min_nodes = most, least
         text = f"{least or most} to {most} members from now on"
         if anew:
-            text += "; the data is dealt anew: members save, and start again"
+            text += "; the data is sharded anew: members save, and start again"
         await self._events.add(job.job, "scaled", text)
         return anew
 
     def grace_s(self, job: Job) -> float:
-        """Return what members get to finish their round before the data is dealt anew."""
+        """Return what members get to finish their round before the data is sharded anew."""
         return max(LEAST_GRACE_S, PERIODS_OF_GRACE * (job.measures.period_s or 0.0))
 
     async def send_away(self, job: Job) -> None:
-        """End the members beyond the upper bound, once others are there that hold the state."""
+        """End the members beyond the upper bound, once others hold the state."""
         surplus = [
             member
             for member in job.members.values()

@@ -1,10 +1,9 @@
-"""Places jobs on nodes, and decides when a job has ended and how."""
+"""Places jobs on nodes, and decides when and how a job has ended."""
 
 from __future__ import annotations
 
 import asyncio
 
-from atoll.clock import Clock
 from atoll.hub.jobs.completion import (
     RestartPolicy,
     failures_after,
@@ -14,8 +13,7 @@ from atoll.hub.jobs.completion import (
     without_end,
 )
 from atoll.hub.jobs.jobs import Job
-from atoll.hub.nodes.membership import Membership
-from atoll.hub.rounds.service import RoundService
+from atoll.hub.nodes.services import JobServices
 from atoll.hub.scheduler.assign import WHOLE, Assignment, Shortfall, assign
 from atoll.hub.scheduler.commands import KILL_GRACE_S, LaunchCommands
 from atoll.hub.scheduler.follower_hosts import FollowerHosts
@@ -23,20 +21,17 @@ from atoll.hub.scheduler.reducer_clients import ReducerProcesses
 from atoll.hub.scheduler.reducer_hosts import ReducerScheduler
 from atoll.hub.scheduler.requests import CapacityView, PlacementRequests, failed_itself
 from atoll.hub.scheduler.scaling import Scaling
-from atoll.hub.sessions.session import Sessions
-from atoll.hub.storage.checkpoints import Checkpoints
-from atoll.hub.stores import Stores
 from atoll.ids import follower_id, is_follower, member_id, session_id
 from atoll.wire.messages import Stopping
-from atoll.wire.states import JobState, MemberState
+from atoll.wire.states import JobState
 
 __all__ = ["KILL_GRACE_S", "Scheduler"]
 
-STANDS_STILL = "nothing of it runs just now: "
-"""How the reason of a running job begins that lost its places."""
+STANDS_STILL = "no process of it is running: "
+"""Prefix of the reason of a running job without any process."""
 
 SETTLE_S = 10.0
-"""After a restart of the hub with waiting jobs: how long its nodes may take to come back."""
+"""How long nodes may take to reconnect after a restart of the hub with waiting jobs."""
 
 
 class Scheduler:
@@ -44,44 +39,34 @@ class Scheduler:
 
     def __init__(
         self,
+        services: JobServices,
         *,
-        stores: Stores,
-        sessions: Sessions,
-        membership: Membership,
-        rounds: RoundService,
-        checkpoints: Checkpoints,
-        clock: Clock,
         reducers: ReducerProcesses | None,
         kill_grace_s: float = KILL_GRACE_S,
     ) -> None:
         """`reducers` is None when they are to run on nodes."""
+        stores, sessions, membership = services.stores, services.sessions, services.membership
+        rounds, clock = services.rounds, services.clock
         self._stores = stores
         self._jobs = stores.jobs
         self._sessions = sessions
         self._membership = membership
         self._rounds = rounds
-        self._checkpoints = checkpoints
+        self._checkpoints = services.checkpoints
         self._clock = clock
         self._launching = LaunchCommands(stores=stores, kill_grace_s=kill_grace_s)
         self._scaling = Scaling(stores=stores, rounds=rounds, launching=self._launching)
         self._places = CapacityView(jobs=stores.jobs, membership=membership, sessions=sessions)
         self._settled_at = 0.0
-        """Until when the nodes of an earlier life of the hub may come back."""
-        self._told: dict[str, Shortfall] = {}
-        """What was last said of each waiting job."""
+        """Until when nodes of an earlier hub process may reconnect."""
+        self._shortfalls: dict[str, Shortfall] = {}
+        """The last reported reason of each waiting job."""
         self._lock = asyncio.Lock()
         self._stop_at: dict[str, float] = {}
         """Monotonic time at which the members of a stopping job are ended."""
         self._give_up_at: dict[str, float] = {}
-        """Monotonic time at which those that were ended count as stopped anyway."""
-        self.reducers = ReducerScheduler(
-            stores=stores,
-            sessions=sessions,
-            membership=membership,
-            rounds=rounds,
-            clock=clock,
-            beside=reducers,
-        )
+        """Monotonic time at which these count as stopped without a report."""
+        self.reducers = ReducerScheduler(services, beside=reducers)
         self._relaunches = RestartPolicy(clock=clock)
         self.followers = FollowerHosts(
             jobs=stores.jobs,
@@ -101,7 +86,7 @@ class Scheduler:
         )
 
     async def restart(self) -> None:
-        """Take up the running jobs of an earlier life of the hub."""
+        """Continue the running jobs of an earlier hub process."""
         for job in self._jobs.list():
             if job.state == JobState.RUNNING:
                 if not job.silent or any(m.incarnation for m in job.members.values()):
@@ -131,11 +116,11 @@ class Scheduler:
             )
         elif record.state == JobState.RUNNING:
             await self._jobs.update(job, rescaling=False)
-            await self._stores.events.add(job, "stopping", "a stop was asked for")
+            await self._stores.events.add(job, "stopping", "a stop was requested")
             await self._begin_to_stop(record, grace_s=grace_s)
             self._tell_to_stop(record)
             for member in self._membership.live(job) if record.silent else []:
-                if not record.members[member].incarnation:  # it knows of no rounds to finish
+                if not record.members[member].incarnation:  # it has no rounds to finish
                     await self._launching.end(record, member, grace_s=grace_s)
 
     async def _begin_to_stop(self, job: Job, *, grace_s: float) -> None:
@@ -145,7 +130,7 @@ class Scheduler:
         self._stop_at[job.job] = self._clock.monotonic() + grace_s
 
     async def scale(self, job: str, *, least: int, most: int) -> None:
-        """Let a job that waits or runs have other bounds of members from now on.
+        """Change the minimum and maximum members of a waiting or running job.
 
         Raises:
             ConfigError: it has ended, or there cannot be so many.
@@ -161,7 +146,7 @@ class Scheduler:
         await self.schedule()
 
     async def resume(self, job: str, *, spec: str = "") -> str:
-        """Start a job that has ended again, from its newest complete checkpoint if it has one.
+        """Start an ended job again, from its newest complete checkpoint if there is one.
 
         Args:
             job: Which.
@@ -183,22 +168,20 @@ class Scheduler:
         return job
 
     async def _begin_again(self, record: Job, *, why: str) -> None:
-        """Let a job wait for places, to go on from its newest complete checkpoint."""
+        """Let a job wait for places, to continue from its newest complete checkpoint."""
         job = record.job
         round_ = await self._checkpoints.newest(job)
         await self._checkpoints.begin(job, resume_round=round_)
         start = max(0, round_)
         cursors = await self._rounds.store.cursors_at(job, start)
-        for member in record.processes:
-            member.state, member.error, member.failures = MemberState.STOPPED, None, 0
-            member.leaving, member.retried = False, 0
+        self._jobs.members.reset(job)
         await self._rounds.store.set_round(
             job, start, cursors,
             start_round=start, resume_round=round_, stopping=False, paused="", outsiders={},
             rescaling=False,
         )  # fmt: skip
         origin = f"the checkpoint of round {round_}" if round_ >= 0 else record.origin
-        await self._stores.events.add(job, "resumed", f"goes on from {origin}")
+        await self._stores.events.add(job, "resumed", f"continues from {origin}")
         await self._jobs.set_state(job, JobState.WAITING, reason=why)
 
     # ------------------------------------------------------------------------ placing
@@ -207,7 +190,7 @@ class Scheduler:
         """Start waiting jobs and complete running ones as far as places are free."""
         async with self._lock:
             asked = await self._asking.asks()
-            if not asked.asks and not self._told:
+            if not asked.asks and not self._shortfalls:
                 return
             settling = self._clock.monotonic() < self._settled_at
             places = self._places.now(pausing=asked.pausing)
@@ -226,7 +209,7 @@ class Scheduler:
         for number, node in enumerate(nodes):
             slot, part = divmod(number, job.machines)
             name = follower_id(slot, part) if part else member_id(slot)
-            await self._jobs.assign(job.job, member=name, slot=slot, node=node)
+            await self._jobs.members.assign(job.job, member=name, slot=slot, node=node)
         await self._jobs.set_state(job.job, JobState.RUNNING)
         if not job.silent:
             await self._rounds.open(self._jobs.get(job.job), fresh=True)
@@ -235,11 +218,11 @@ class Scheduler:
         await self._launching.send()
 
     async def _explain(self, allotment: Assignment) -> None:
-        """Say of every job that lacks places why; what only a figure changed is not written."""
+        """Report why a job lacks places; changes of figures only are not written."""
         for name, shortage in allotment.short.items():
-            job, told = self._jobs.get(name), self._told.get(name)
-            self._told[name] = shortage
-            news = told is None or told.headline != shortage.headline
+            job, before = self._jobs.get(name), self._shortfalls.get(name)
+            self._shortfalls[name] = shortage
+            news = before is None or before.headline != shortage.headline
             if job.state == JobState.WAITING and news:
                 await self._jobs.set_state(name, JobState.WAITING, reason=str(shortage))
                 continue
@@ -247,26 +230,33 @@ class Scheduler:
             job.reason = f"{stands}{shortage}"
             if stands and news:
                 await self._stores.events.add(name, "member-waits", job.reason)
-        for name in self._told.keys() - allotment.short.keys():
+        for name in self._shortfalls.keys() - allotment.short.keys():
             found = self._jobs.find(name)
             if found is not None and found.reason.startswith(STANDS_STILL):
-                found.reason = ""  # what it lacked has come back by itself, or has a place
-        self._told = {name: self._told[name] for name in allotment.short if name in self._told}
+                found.reason = ""  # what it lacked has reconnected or has a place
+        self._shortfalls = {
+            name: self._shortfalls[name] for name in allotment.short if name in self._shortfalls
+        }
 
     async def _relaunch(self, job: Job, name: str, node: str, *, slot: int) -> None:
-        """Put a new process in the place of a member or hand that is not there."""
+        """Launch a new process for a missing member or follower."""
         before = job.process(name)
-        if before is not None and before.node != node and before.exit_code is None:
-            await self._launching.end(job, name)  # it may live on there, unheard
+        elsewhere = before is not None and not before.live and before.node != node
+        if before is not None and elsewhere and before.exit_code is None:
+            await self._launching.end(job, name)  # it may still run there
+        if before is not None and before.live:
+            return  # it reconnected after the places were assigned
         if job.reason.startswith(STANDS_STILL):
             job.reason = ""
-        record = await self._jobs.assign(job.job, member=name, slot=slot, node=node)
-        if before is not None:
-            retried = before.retried + failed_itself(before, job)
-            await self._jobs.update_member(
-                job.job, name, failures=failures_after(before), retried=retried
-            )
-            self._relaunches.launched(job.job, record)
+        record = await self._jobs.members.assign(
+            job.job,
+            member=name,
+            slot=slot,
+            node=node,
+            failures=failures_after(before) if before else 0,
+            retried=before.retried + failed_itself(before, job) if before else 0,
+        )
+        self._relaunches.launched(job.job, record)
         if not is_follower(name):
             self._sessions.end(session_id(job.job, name))
             self._rounds.expect(job.job, name)
@@ -279,13 +269,13 @@ class Scheduler:
         await self.reducers.lost(job, reducer)
 
     async def reckon(self) -> None:
-        """Look after what did not come back some time after a restart of the hub."""
+        """Handle processes that did not reconnect in time after a restart of the hub."""
         await self.reducers.tick()
 
     # ------------------------------------------------------------------ the end of a job
 
     async def review(self, job: str) -> None:
-        """See whether a job has ended, and place what can start now."""
+        """Check whether a job has ended, and place what can start now."""
         record = self._jobs.find(job)
         if record is not None and record.state == JobState.RUNNING:
             await self.followers.look_after(record)
@@ -309,7 +299,8 @@ class Scheduler:
         for member in list(record.members.values()):
             if member.live:
                 await self._launching.end(record, member.member)
-                await self._jobs.update_member(job, member.member, state=MemberState.STOPPED)
+                if member.live:  # it may have ended by itself meanwhile
+                    await self._jobs.members.stopped(job, member.member)
                 self._sessions.end(session_id(job, member.member))
         await self.followers.end_all(record)
         again = record.rescaling and state == JobState.STOPPED
@@ -322,38 +313,38 @@ class Scheduler:
         await self.reducers.stop(job)
         await self._stores.auth.revoke_job(job)
         if again:
-            await self._jobs.update(job, deal=0)
+            await self._jobs.update(job, data_slots=0)
             await self._rounds.store.forget_leases(job)
-            await self._begin_again(record, why="it starts again with other members")
+            await self._begin_again(record, why="it restarts with other members")
 
     async def _end_critic(self, job: Job) -> None:
-        """Let the critic end that waits for actors which will never be done; ask only once."""
+        """Stop a critic that waits for actors that will never be done; asks only once."""
         if job.job in self._stop_at or job.job in self._give_up_at:
             return
         self._stop_at[job.job] = self._clock.monotonic() + job.grace_s
-        await self._stores.events.add(job.job, "critic-ends", "no actor is left: the critic ends")
+        await self._stores.events.add(job.job, "critic-ends", "no actor is left: the critic stops")
         self._tell_to_stop(job)
 
     async def _forgive(self, job: Job) -> None:
-        """Count the failures of members anew that meet in no rounds and have worked for long."""
+        """Reset the failures of independent members that have worked for long."""
         for member in list(job.members.values()) if job.of_policies else []:
             if self._relaunches.steady(job.job, member):
-                await self._jobs.update_member(job.job, member.member, failures=0, retried=0)
+                await self._jobs.members.update(job.job, member.member, failures=0, retried=0)
 
     def _tell_to_stop(self, job: Job) -> None:
-        """Tell those who meet in no rounds, where they would hear of it."""
+        """Send the stop request to members outside of rounds."""
         for member in reports_directly(job):
             self._sessions.notify(session_id(job.job, member), Stopping(job.job))
 
     def _working(self, job: Job) -> set[str] | None:
-        """Return the members at work, not merely on their way to it; None: all that live."""
+        """Return the members that work, without those still recovering; None: all live ones."""
         working = self._rounds.working(job.job)
         if working is None or not job.silent:
             return working
         return working | {m.member for m in job.members.values() if not m.incarnation}
 
     async def tick(self) -> None:
-        """End members whose grace is over, and complete what was left undone; once a second."""
+        """End members after their grace period, and retry what failed; once a second."""
         now = self._clock.monotonic()
         for job in [job for job, at in self._stop_at.items() if now >= at]:
             del self._stop_at[job]
@@ -368,7 +359,7 @@ class Scheduler:
         open_jobs = [record for record in self._jobs.list() if not record.over]
         for record in [
             record for record in open_jobs if record.state == JobState.RUNNING
-        ]:  # what a full disk interrupted is done now
+        ]:  # retry what a full disk interrupted
             await self.followers.look_after(record)
             async with self._lock:
                 met = record.silent or self._rounds.has(record.job)

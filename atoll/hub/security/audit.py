@@ -1,7 +1,6 @@
-"""Who did what: every request that changes something, every join and login, every refusal.
+"""Audit log: every changing request, join, login and refusal.
 
-Rows are bounded in number. Refusals are bounded by themselves and in their rate, so that a stranger
-who knocks all day cannot push out what people did.
+Refusals have their own bound and rate limit, so that a flood of them cannot displace other rows.
 """
 
 from __future__ import annotations
@@ -27,35 +26,32 @@ CREATE TABLE IF NOT EXISTS audit (
 """
 
 MAX_ROWS = 100_000
-"""Actions that are kept, about 20 MB."""
+"""Rows kept that are not refusals, about 20 MB."""
 
 MAX_REFUSALS = 20_000
 
 REFUSALS_PER_MINUTE = 10
-"""Refusals of one address that are written down."""
+"""Refusals recorded per address and minute."""
 
 REFUSALS_IN_ALL = 120
-"""The same of all addresses together."""
+"""The same over all addresses."""
 
 _TIDY_EVERY = 500
-"""Rows between two looks at how many there are."""
+"""Rows written between two deletions of old rows."""
 
 _LONGEST = 300
-"""Characters of a field."""
 
 
 class Audit:
-    """The log of who did what."""
+    """The audit log of a hub."""
 
     def __init__(self, database: Database, *, clock: Clock) -> None:
-        """Write into a table of this database."""
         self._database = database
         self._clock = clock
         self._each = RateLimit(clock, most=REFUSALS_PER_MINUTE, window_s=60.0)
         self._all = RateLimit(clock, most=REFUSALS_IN_ALL, window_s=60.0, sources=1)
         self._since_tidy = _TIDY_EVERY
         self.unwritten = 0
-        """Refusals that were too many to be written down."""
 
     async def note(
         self,
@@ -67,15 +63,15 @@ class Audit:
         outcome: str,
         refused: bool = False,
     ) -> None:
-        """Write one row; a database that fails is told in the log, and stops nobody.
+        """Write one row; a database error is logged and not raised.
 
         Args:
-            identity: Who; None: a stranger.
-            address: Network address.
-            action: Method and kind of address, e.g. `POST /api/jobs/{job}/stop`.
-            target: The address itself, without its query: a query may hold a token.
+            identity: None: not authenticated.
+            address: Network address of the client.
+            action: Method and route, e.g. `POST /api/jobs/{job}/stop`.
+            target: Path without query, which may hold a token.
             outcome: HTTP status, or the error.
-            refused: Whether it was not allowed.
+            refused: Whether access was denied.
         """
         if refused:
             if self._each.reached(address) or self._all.reached("all"):
@@ -108,7 +104,7 @@ class Audit:
     async def read(
         self, *, after: int = 0, limit: int = 1_000, name: str = ""
     ) -> list[dict[str, Any]]:
-        """Return the newest rows with an id above `after`, oldest first; `name`: of one alone."""
+        """Return the newest rows with an id above `after`, oldest first; `name` filters them."""
 
         def read(connection: sqlite3.Connection) -> list[dict[str, Any]]:
             rows = connection.execute(
@@ -123,7 +119,6 @@ class Audit:
 
 
 def _tidy(connection: sqlite3.Connection) -> None:
-    """Delete the oldest rows beyond the bounds."""
     for refused, most in ((0, MAX_ROWS), (1, MAX_REFUSALS)):
         connection.execute(
             "DELETE FROM audit WHERE refused = ? AND id <= (SELECT id FROM audit WHERE refused = ?"

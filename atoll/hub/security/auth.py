@@ -1,14 +1,9 @@
-"""Who may do what: tickets that let a machine in once, tokens that prove it is still the same.
+"""Authentication: tickets admit a machine or person, tokens identify it; stored as SHA-256.
 
-Secrets are 192 random bits. Of each only the SHA-256 is kept in the database, so a copy of the file
-lets nobody in. The two secrets that the hub prints at every start (the operator's token and one
-ticket without end) are also in a file that only its owner can read.
-
-A *ticket* becomes a *node token* when a machine joins, or the *login* of an operator or a viewer.
-A *job token* belongs to the processes of one job and opens nothing but that job. Each launch of a
-member gets one of its own; when a newer launch of the same member gets one, the older opens nothing
-any more, so a process that was frozen for an hour cannot push aside the one that took its place.
-The *operator token* opens everything.
+A *ticket* is exchanged for a *node token* or for the *login* of an operator or viewer. A *job
+token* gives access to one job. Each launch of a member gets its own, which invalidates earlier
+ones, so that a suspended process cannot displace its replacement. The *operator token* gives access
+to everything.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from atoll.hub.db.database import Database
 from atoll.hub.security import tickets
 from atoll.hub.security.certificates import write_secret
 from atoll.hub.security.connection_limits import RateLimit
-from atoll.hub.security.tickets import TicketRole
+from atoll.hub.security.tickets import NewTicket, TicketRole
 from atoll.ids import check_name, new_suffix, new_token
 
 Role = Literal["operator", "viewer", "node", "job"]
@@ -47,38 +42,37 @@ CREATE TABLE IF NOT EXISTS auth_shut_out (hash TEXT PRIMARY KEY);
 )
 
 MAX_FAILURES = 10
-"""Wrong secrets of one address within `FAILURE_WINDOW_S` before it has to wait."""
+"""Failed attempts of one address within `FAILURE_WINDOW_S` after which it must wait."""
 
 FAILURE_WINDOW_S = 60.0
 
 PEOPLE: tuple[Role, ...] = ("operator", "viewer")
-"""Roles of those who log in; nodes join."""
+"""Roles of logins; nodes join instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whom a token belongs to."""
+    """The owner of a token."""
 
     role: Role
     name: str
     """Node id, job id, `operator`, or the name of a login."""
     member: str = ""
-    """The member that a job token was made for; empty: any process of the job."""
+    """The member that a job token was issued to; empty: any process of the job."""
     attempt: int = 0
-    """Which launch of that member."""
 
 
 class SigningKeys(msgspec.Struct, frozen=True):
-    """What the hub prints when it is ready."""
+    """Secrets that the hub prints at startup."""
 
     operator_token: str
     ticket: str
     limited: dict[str, str] = {}
-    """Tickets of `--ticket-uses`, by that number: the same after every start."""
+    """Tickets of `--ticket-uses`, by number of uses; the same after every start."""
 
 
 class Auth:
-    """Tickets and tokens. Tokens are mirrored in memory: every request is checked there."""
+    """Tickets and tokens. Tokens are cached in memory, where every request is checked."""
 
     def __init__(self, database: Database, *, clock: Clock) -> None:
         self._database = database
@@ -92,7 +86,6 @@ class Auth:
         )
         self._tokens: dict[str, Identity] = {}
         self._newest: dict[tuple[str, str], int] = {}
-        """Newest launch of each member, by job and member."""
         self._shut_out: set[str] = set(
             database.read_now(
                 lambda connection: [
@@ -100,7 +93,7 @@ class Auth:
                 ]
             )
         )
-        """Tokens that operators have ended: whoever comes with one is told so."""
+        """Hashes of tokens revoked by an operator; clients using one get a specific error."""
         for hash_, role, *fields in rows:
             self._know(hash_, Identity(cast("Role", role), *fields))
 
@@ -111,11 +104,9 @@ class Auth:
             self._newest[key] = max(identity.attempt, self._newest.get(key, 0))
 
     async def open_secrets(self, folder: Path, *, uses: int | None = None) -> SigningKeys:
-        """Return the operator's token and the standing ticket, made at the first start.
+        """Return the operator token and the permanent ticket, which `uses` may limit.
 
-        Args:
-            folder: Where they are kept, readable by the owner alone.
-            uses: How often the ticket may be used; None: without limit.
+        They are created at the first start in a file that only its owner can read.
         """
         path = folder / "secrets.json"
         try:
@@ -139,10 +130,8 @@ class Auth:
                 "DELETE FROM auth_tokens WHERE role = 'operator' AND name = 'operator'"
             )
             _insert_token(connection, secrets.operator_token, "operator", "operator", now)
-            tickets.insert_ticket(
-                connection, _digest(known), uses=uses, made=now, made_by="hub",
-                note="the hub prints it",
-            )  # fmt: skip
+            ticket = NewTicket(uses=uses, made=now, made_by="hub", note="the hub prints it")
+            tickets.insert_ticket(connection, _digest(known), ticket)
 
         await self._database.write(write)
         self._forget(Identity("operator", "operator"))
@@ -160,35 +149,27 @@ class Auth:
     ) -> str:
         """Return the secret of a new ticket.
 
-        Args:
-            role: What it lets in.
-            uses: How many may use it; None: any number.
-            valid_s: Seconds that it is valid; None: without end.
-            note: For people.
-            made_by: Name of the operator who asked for it.
+        `uses` None: unlimited; `valid_s` None: no expiry. `note` and `made_by` are shown in lists.
         """
         secret, now = new_token(), self._clock.wall()
         expires = None if valid_s is None else now + valid_s
+        ticket = NewTicket(
+            role=role, uses=uses, expires=expires, note=note, made=now, made_by=made_by
+        )
         await self._database.write(
-            lambda connection: tickets.insert_ticket(
-                connection, _digest(secret), role=role, uses=uses, expires=expires, note=note,
-                made=now, made_by=made_by,
-            )
-        )  # fmt: skip
+            lambda connection: tickets.insert_ticket(connection, _digest(secret), ticket)
+        )
         return secret
 
     async def list_tickets(self) -> list[dict[str, Any]]:
-        """Return every ticket: id, role, uses left, expiry, by whom made and used; no secrets."""
+        """Return every ticket without its secret; see :func:`tickets.list_tickets`."""
         now = self._clock.wall()
         return await self._database.read(lambda c: tickets.list_tickets(c, now))
 
     async def revoke_ticket(self, id: str) -> list[str]:
-        """End a ticket and the logins that were made with it; return whose they were.
+        """Revoke a ticket and its logins, but not its nodes; return the logins' names.
 
-        Nodes that came with it stay: they are shut out one by one.
-
-        Raises:
-            ConfigError: there is no such ticket.
+        Raises ConfigError if there is no such ticket.
         """
         now = self._clock.wall()
         people = await self._database.write(lambda c: tickets.revoke_ticket(c, id, now))
@@ -198,16 +179,14 @@ class Auth:
         return people
 
     async def tickets_of(self, node: str) -> list[str]:
-        """Return the ids of the tickets that a node came with and that still open."""
+        """Return the ids of the still valid tickets that a node has used."""
         now = self._clock.wall()
         return await self._database.read(lambda c: tickets.tickets_of(c, node, now))
 
     async def redeem(
         self, secret: str, *, name: str, source: str = "", roles: tuple[str, ...] = ("node",)
     ) -> tuple[str, str]:
-        """Let a machine or a person in; return its name and its token.
-
-        The name is `name`, with a suffix when another has that name already.
+        """Exchange a ticket for a token; return the name, made unique by a suffix, and the token.
 
         Raises:
             AuthError: the ticket is wrong, used up, expired, revoked or for another role.
@@ -238,12 +217,10 @@ class Auth:
         return identity.name, token
 
     async def issue_job_token(self, job: str, *, member: str = "", attempt: int = 0) -> str:
-        """Return a fresh token for the processes of a job.
+        """Return a new token for the processes of a job.
 
-        Args:
-            job: Which job.
-            member: For whom it is; empty: any process of the job. Earlier ones stay valid then.
-            attempt: Which launch of the member it is for; tokens of earlier launches end.
+        With `member`, launch number `attempt` invalidates the tokens of its earlier launches.
+        Without, any process may use it and earlier tokens stay valid.
         """
         token, now = new_token(), self._clock.wall()
 
@@ -259,29 +236,29 @@ class Auth:
         return token
 
     async def revoke_job(self, job: str) -> None:
-        """Make every token of a job invalid."""
+        """Revoke every token of a job."""
         await self._revoke(Identity("job", job))
 
     async def revoke_node(self, node: str, *, tell: bool = True) -> bool:
-        """Shut a machine out, which is told so if it comes back; return whether it was in."""
+        """Revoke a node's tokens; return whether it had any. With `tell`, use raises `Revoked`."""
         return await self._revoke(Identity("node", node), tell=tell)
 
     def names(self, role: Role) -> list[str]:
-        """Return everybody who has a token of this role."""
+        """Return the names of all token owners with this role, sorted."""
         return sorted({other.name for other in self._tokens.values() if other.role == role})
 
     async def revoke_member(self, job: str, member: str) -> None:
-        """End the tokens of the processes of one member."""
+        """Revoke the tokens of one member."""
         await self._revoke(Identity("job", job, member))
 
     async def log_out(self, identity: Identity) -> bool:
-        """End a login; the token that the hub itself prints stays. Return whether it ended."""
+        """End a login; return whether it ended. The operator token of the hub cannot be ended."""
         if identity.role not in PEOPLE or identity.name == "operator":
             return False
         return await self._revoke(identity)
 
     async def _revoke(self, identity: Identity, *, tell: bool = False) -> bool:
-        """End every token of an identity; `tell`: who comes with one later is told so."""
+        """Delete every token of an identity; with `tell`, later uses raise `Revoked`."""
         ended = self._forget(identity)
 
         def write(connection: sqlite3.Connection) -> None:
@@ -297,7 +274,7 @@ class Auth:
         return bool(ended)
 
     def _forget(self, identity: Identity) -> list[str]:
-        """Take the tokens of an identity out of memory; return their hashes."""
+        """Remove the tokens of an identity from memory; return their hashes."""
         role, name, member = identity.role, identity.name, identity.member
         ended = [
             hash_ for hash_, other in self._tokens.items()
@@ -309,50 +286,47 @@ class Auth:
         return ended
 
     def authenticate(self, token: str, *, source: str = "") -> Identity:
-        """Return whom a token belongs to.
-
-        A right token always passes, also from an address that has failed: it cannot be guessed.
+        """Return the owner of a token; valid ones pass even from a rate-limited address.
 
         Raises:
-            AuthError: nobody has this token.
+            AuthError: the token is unknown, or its member has a newer launch.
+            Revoked: an operator has revoked it.
         """
         digest = _digest(token)
         identity = self._tokens.get(digest)
         if identity is not None:
-            # The dictionary found it by its hash, of which an attacker cannot choose a prefix.
+            # Looked up by its hash, so timing reveals no prefix that an attacker could extend.
             self._check_newest(identity)
             return identity
         if digest in self._shut_out:
             raise Revoked(
-                "an operator of the hub has shut this machine or login out",
-                remedy="ask them for a fresh ticket, if it was a mistake",
+                "an operator of the hub has revoked the access of this machine or login",
+                remedy="ask for a fresh ticket if this was a mistake",
             )
-        if token:  # who comes without one is not guessing
+        if token:  # a request without a token is not a guess
             self._check_failures(source)
             self._failures.note(source)
         raise AuthError(
-            "this token opens nothing here" if token else "a token is missing",
+            "this token is not valid at this hub" if token else "a token is missing",
             expected="the token that `atoll hub` printed, or that this node got when it joined",
             remedy="join again with a fresh ticket, or log in with the operator token",
         )
 
     def _check_newest(self, identity: Identity) -> None:
-        """Refuse a process of a member whose place a newer one has taken."""
         newest = self._newest.get((identity.name, identity.member), 0)
         if identity.attempt < newest:
             raise AuthError(
                 "a newer process of this member has taken its place",
                 given=f"launch {identity.attempt} of {identity.name}/{identity.member}",
                 expected=f"launch {newest}",
-                remedy="this process has to end; the newer one goes on",
+                remedy="this process has to end; the newer one continues",
             )
 
     def is_limited(self, source: str) -> bool:
-        """Return whether an address has to wait because it failed too often."""
+        """Return whether an address must wait after too many failures."""
         return self._failures.reached(source)
 
     def _check_failures(self, source: str) -> None:
-        """Refuse an address that came with too many wrong secrets lately."""
         if self._failures.reached(source):
             raise AuthError(
                 "too many wrong secrets from this address",
@@ -361,7 +335,7 @@ class Auth:
             )
 
     def may_open_session(self, identity: Identity, session: str) -> bool:
-        """Return whether this identity may speak under a session address."""
+        """Return whether this identity may open the session `session` (`NODE` or `JOB/MEMBER`)."""
         if identity.role == "operator":
             return True
         if identity.role == "node":
@@ -375,8 +349,8 @@ class Auth:
 def may_use_queue(identity: Identity, queue: str, *, shared: Iterable[str] = ()) -> bool:
     """Return whether this identity may put into and claim from a queue.
 
-    A node has `node/ITS-ID`, a job the queues whose names start with `ITS-ID/` and those that
-    `shared`, the `[job] queues` of its spec, lists, or that are below one of these (`a/b` of `a`).
+    A node has `node/ITS-ID`. A job has the queues that start with `ITS-ID/`, those in `shared`
+    (`[job] queues` of its spec), and those below one of these (`a/b` of `a`).
     """
     if identity.role == "operator":
         return True

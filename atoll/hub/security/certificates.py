@@ -1,10 +1,7 @@
-"""The hub's own certificate authority: made once, it signs the hub's certificate and its nodes'.
+"""The hub's certificate authority (P-256), and secret files that only their owner can read.
 
-Keys are of the curve P-256. Certificates of servers and of nodes differ in their purpose (extended
-key usage), so that a node cannot stand in for the hub. `cryptography` is imported where it is
-needed: a hub on loopback never loads it.
-
-Files that only the owner of the hub may read: secrets and keys.
+Server and node certificates differ in their extended key usage, so that a node cannot impersonate
+the hub. `cryptography` is imported lazily: a hub on loopback never loads it.
 """
 
 from __future__ import annotations
@@ -30,14 +27,14 @@ if TYPE_CHECKING:
 
 
 def make_secret_folder(folder: Path) -> None:
-    """Make a folder that only its owner can look into; one that is there becomes so."""
+    """Create a folder with mode 0700, or restrict an existing one to it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.suppress(OSError):  # somebody else's, e.g. the volume of a container
+    with contextlib.suppress(OSError):  # owned by another user, e.g. the volume of a container
         folder.chmod(0o700)
 
 
 def write_secret(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Write a file in one move, with these permissions from its first byte on."""
+    """Write a file atomically; it has these permissions from the first byte."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f"{path.name}.{new_suffix()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -54,7 +51,6 @@ def write_secret(path: Path, data: bytes, *, mode: int = 0o600) -> None:
 
 
 FOLDER = "tls"
-"""Below the hub's data."""
 
 CA, CA_KEY, OWN = "ca.pem", "ca.key", "hub.pem"
 FILES = (CA, CA_KEY, OWN)
@@ -62,44 +58,38 @@ FILES = (CA, CA_KEY, OWN)
 AUTHORITY_DAYS = 3_650
 SERVER_DAYS = 365
 NODE_DAYS = 365
-"""How long certificates are valid. A node renews its own when a third of that is left."""
+"""Validity of certificates. A node renews its certificate when a third of that is left."""
 
 FINGERPRINT_DIGITS = 40
 """Hexadecimal digits of the authority's SHA-256 in a ticket: 160 bits."""
 
 MAX_REQUEST_BYTES = 4_096
-"""Longest signing request of a node; one for P-256 has 500 bytes."""
+"""Longest accepted signing request; one for P-256 has about 500 bytes."""
 
 _CLOCKS_APART = datetime.timedelta(hours=24)
-"""A certificate is valid from this long ago: clocks of laptops are wrong."""
+"""Certificates are backdated by this, because clocks of laptops are often wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignedCertificate:
-    """A node's certificate."""
+    """The certificate of a node."""
 
     pem: str
     serial: str
-    """See :func:`serial_text`."""
     expires: float
     """Seconds since 1970."""
 
 
 class Authority:
-    """The authority of one hub. Opening it makes what is missing in its folder."""
+    """The certificate authority of one hub. Missing files are created when it is opened."""
 
     def __init__(self, folder: Path, *, clock: Clock) -> None:
-        """Load the authority, or make it at the first start.
-
-        Raises:
-            HubError: its files are damaged.
-        """
+        """Load or create the authority; raises HubError if its files are damaged."""
         self._folder = folder
         self._clock = clock
         self.ca = folder / CA
-        """Its certificate, for everybody to see."""
         self.certificate = folder / OWN
-        """The hub's own certificate and its key, in one file: they can only change together."""
+        """The hub's certificate and key in one file, so that both change together."""
         self._ca_key = folder / CA_KEY
         self._ensure()
         self.fingerprint = fingerprint_of(self._load().public_bytes(_der()))
@@ -127,17 +117,10 @@ class Authority:
         write_secret(self._ca_key, _key_pem(key))
         write_secret(self.ca, certificate.public_bytes(_pem()), mode=0o644)
 
-    # ------------------------------------------------------------------------- the hub's own
+    # --------------------------------------------------------------- certificate of the hub
 
     def refresh(self, names: Sequence[str]) -> bool:
-        """Make the hub's own certificate if it is missing, ends soon or has other names.
-
-        Args:
-            names: Host names and addresses under which the hub is found.
-
-        Returns:
-            Whether there is a new one.
-        """
+        """Renew the hub's certificate if missing, expiring or without `names`; return whether."""
         if self._still_good(names):
             return False
         from cryptography import x509
@@ -171,14 +154,10 @@ class Authority:
             return True
         return False
 
-    # ------------------------------------------------------------------------------- nodes'
+    # ---------------------------------------------------------------- certificates of nodes
 
     def sign_node(self, request_pem: str, *, node: str) -> SignedCertificate:
-        """Return a certificate for a node's key; of the request only the key is taken.
-
-        Raises:
-            ConfigError: the request is none, or its key is of another kind than P-256.
-        """
+        """Return a certificate for the key of a request; raises ConfigError if it is not P-256."""
         from cryptography.x509.oid import ExtendedKeyUsageOID
 
         public_key = _key_of(request_pem)
@@ -205,7 +184,6 @@ class Authority:
         )
 
     def _sign(self, builder: CertificateBuilder, public_key: Any, purpose: Any) -> Certificate:
-        """Sign a leaf for one purpose."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
 
@@ -241,12 +219,12 @@ class Authority:
 
 
 def serial_text(number: int) -> str:
-    """Return how a certificate's number is written here: hexadecimal without leading zeros."""
+    """Return a serial number in hexadecimal without leading zeros."""
     return f"{number:X}"
 
 
 def fingerprint_of(der: bytes) -> str:
-    """Return what a ticket says of an authority's certificate."""
+    """Return the shortened SHA-256 of a certificate that tickets contain."""
     return hashlib.sha256(der).hexdigest()[:FINGERPRINT_DIGITS]
 
 
@@ -276,7 +254,6 @@ def _general_name(name: str) -> Any:
 
 
 def _key_of(request_pem: str) -> Any:
-    """Return the key in a signing request that is in order."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -292,7 +269,7 @@ def _key_of(request_pem: str) -> Any:
         key = request.public_key()
         right = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
         right = right and request.is_signature_valid
-    except Exception as error:  # the parser has many ways to dislike what strangers send
+    except Exception as error:  # the parser raises many types of errors on untrusted input
         raise wrong from error
     if not right:
         raise wrong

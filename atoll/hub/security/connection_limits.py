@@ -1,8 +1,7 @@
-"""How many connections strangers may hold: bounded in all, per address, and in time.
+"""Limits on unauthenticated connections: in total, per address, and in time.
 
-A connection is a stranger's until it has shown a token that is right, in its Hello or in a request.
-When too many strangers are there, the one that has been one for longest is dropped: an honest
-machine says who it is within a second, so a flood drops itself.
+A valid token authenticates a connection. At the total, the oldest unauthenticated one is dropped:
+correct clients authenticate within a second, so a flood drops its own connections.
 """
 
 from __future__ import annotations
@@ -19,48 +18,46 @@ from atoll.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What strangers may take of a hub."""
+    """Limits on unauthenticated connections."""
 
     strangers: int = 2_048
-    """Connections that have shown no token, in all."""
     strangers_per_address: int = 256
-    """The same of one address; a school behind one address reconnects at once."""
+    """The same per address; many machines behind one NAT address may reconnect at once."""
     head_s: float = 10.0
-    """Time for the TLS handshake, and for the head of a request."""
+    """Timeout of the TLS handshake, and of the head of a request."""
     body_pause_s: float = 30.0
     """Longest pause in the body of a request."""
     open_body_s: float = 10.0
-    """Time for the whole body of a request that needs no token."""
+    """Timeout of the whole body of a request that needs no token."""
     joins_per_minute: int = 120
-    """Joins and logins of one address."""
     exempt_loopback: bool = True
-    """Whether this machine itself may do more; only the total holds for it."""
+    """Whether connections from this machine count in the total only."""
 
 
 DEFAULT_LIMITS = Limits()
 
 
 class Peer(Protocol):
-    """What is known of whose token a connection has shown."""
+    """The owner of the token that a connection has sent."""
 
     @property
     def role(self) -> str:
-        """Kind of token."""
+        """Role of the token."""
         ...
 
     @property
     def name(self) -> str:
-        """Its owner."""
+        """Name of the owner."""
         ...
 
     @property
     def member(self) -> str:
-        """The member of a job that it was made for; empty: any."""
+        """The member that a job token was issued to; empty: any."""
         ...
 
 
 class ConnectionSlot:
-    """One connection, from its first byte to its last."""
+    """One connection, counted from accept to close."""
 
     __slots__ = (
         "_limiter", "address", "certificate", "drop", "on_authenticated", "peer", "secure",
@@ -71,42 +68,38 @@ class ConnectionSlot:
         self.address = address
         self.drop = drop
         self.secure = False
-        """Whether TLS is spoken."""
         self.certificate: PeerCertificate | None = None
-        """What the other side showed during the TLS handshake; None: nothing."""
         self.on_authenticated: Callable[[], None] = _do_nothing
-        """Called when it has shown a token that is right."""
         self.peer: Peer | None = None
-        """Whose token that was."""
+        """None: not authenticated."""
 
     def authenticated(self, peer: Peer) -> None:
-        """It has shown a token that is right: it is no stranger any more."""
+        """Mark the connection as authenticated."""
         if self.peer is not peer:
             self._limiter.mark_authenticated(self, peer)
             self.on_authenticated()
 
     def leave(self) -> None:
-        """The connection is gone. May be called again."""
+        """Release the slot; may be called again."""
         self._limiter.leave(self)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerCertificate:
-    """A certificate that the hub's own authority signed, and that is valid now."""
+    """A valid client certificate signed by the hub's own authority."""
 
     name: str
-    """Common name: the node that it was made for."""
+    """Common name: the node id."""
     serial: str
-    """Hexadecimal, without leading zeros."""
 
 
 class ConnectionLimiter:
-    """Counts strangers."""
+    """Counts unauthenticated connections and tracks authenticated ones."""
 
     def __init__(
         self, limits: Limits, *, exempt: Callable[[str], bool] = lambda address: False
     ) -> None:
-        """Let strangers in within limits; addresses that are `exempt` count in the total only."""
+        """Apply `limits`; `exempt` addresses count in the total only."""
         self.limits = limits
         self._exempt = exempt
         self._strangers: dict[ConnectionSlot, None] = {}
@@ -114,18 +107,12 @@ class ConnectionLimiter:
         self._by_address: collections.Counter[str] = collections.Counter()
         self._authenticated: set[ConnectionSlot] = set()
         self.refused = 0
-        """Connections that were refused or dropped for somebody else."""
 
     def __len__(self) -> int:
         return len(self._strangers)
 
     def enter(self, address: str, drop: Callable[[], None]) -> ConnectionSlot | None:
-        """Return the visit of a new connection, or None when its address has too many.
-
-        Args:
-            address: Where it comes from.
-            drop: Cuts it, when it has to make room for another.
-        """
+        """Return the slot of a connection, or None if refused; `drop` closes it to make room."""
         many = self._by_address.get(address, 0) >= self.limits.strangers_per_address
         if many and not self._is_exempt(address):
             self.refused += 1
@@ -141,13 +128,13 @@ class ConnectionLimiter:
         return slot
 
     def mark_authenticated(self, slot: ConnectionSlot, peer: Peer) -> None:
-        """Count a visit as a stranger's no longer: it is of somebody."""
+        """Stop counting a connection as unauthenticated."""
         self.leave(slot)
         slot.peer = peer
         self._authenticated.add(slot)
 
     def leave(self, slot: ConnectionSlot) -> None:
-        """Forget a visit."""
+        """Remove a connection."""
         self._authenticated.discard(slot)
         slot.peer = None
         if slot in self._strangers:
@@ -157,10 +144,7 @@ class ConnectionLimiter:
                 del self._by_address[slot.address]
 
     def cut(self, role: str, name: str, member: str = "") -> int:
-        """Cut every connection of somebody at once; return how many there were.
-
-        Without a member: those of all members of a job.
-        """
+        """Close every connection of an identity (no member: of the whole job); return how many."""
         found = [
             slot for slot in self._authenticated
             if (peer := slot.peer) is not None
@@ -177,10 +161,10 @@ class ConnectionLimiter:
 
 
 class RateLimit:
-    """Counts what each address did lately, in bounded memory."""
+    """Counts recent actions per address, in bounded memory."""
 
     def __init__(self, clock: Clock, *, most: int, window_s: float, sources: int = 1_024) -> None:
-        """Allow `most` within `window_s`; the `sources` newest addresses are remembered."""
+        """Allow `most` in `window_s` seconds; remember the `sources` most recent addresses."""
         self._clock = clock
         self._most = most
         self._window_s = window_s
@@ -192,7 +176,7 @@ class RateLimit:
         return len(self._times)
 
     def reached(self, source: str) -> bool:
-        """Return whether an address did it too often lately."""
+        """Return whether an address has reached its limit."""
         times = self._times.get(source)
         if times is None:
             return False
@@ -202,7 +186,7 @@ class RateLimit:
         return len(times) >= self._most
 
     def note(self, source: str) -> None:
-        """Count it once."""
+        """Count one action."""
         times = self._times.pop(source, None) or collections.deque(maxlen=self._most)
         times.append(self._clock.monotonic())
         self._times[source] = times
@@ -211,7 +195,7 @@ class RateLimit:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address or a host name is this machine's own."""
+    """Return whether an address or host name is of the loopback interface."""
     if host == "localhost":
         return True
     try:
@@ -223,11 +207,7 @@ def is_loopback(host: str) -> bool:
 
 
 def networks(addresses: Iterable[str]) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-    """Return the networks that addresses like `10.0.0.1` or `10.0.0.0/8` name.
-
-    Raises:
-        ConfigError: one is neither.
-    """
+    """Parse addresses like `10.0.0.1` or `10.0.0.0/8`; raises ConfigError."""
     found = []
     for text in addresses:
         try:
@@ -242,4 +222,4 @@ def networks(addresses: Iterable[str]) -> tuple[ipaddress.IPv4Network | ipaddres
 
 
 def _do_nothing() -> None:
-    """Stand in for a protocol that has nothing to widen."""
+    """Default of `on_authenticated`."""

@@ -1,7 +1,4 @@
-"""Believes what a reverse proxy says of its clients, if it is one that the operator named.
-
-A hub below a path prefix, e.g. `https://HOST/atoll`, whether or not the proxy takes it off.
-"""
+"""Reverse proxies: forwarded client addresses, and hubs below a path prefix."""
 
 from __future__ import annotations
 
@@ -18,22 +15,17 @@ from atoll.errors import ConfigError
 from atoll.hub.security.connection_limits import networks
 
 MAX_HOPS = 20
-"""Addresses in `X-Forwarded-For` that are looked at, from its end."""
+"""Addresses of `X-Forwarded-For` that are examined, from its end."""
 
 
 class TrustedProxies:
-    """The addresses from which `X-Forwarded-For` and `X-Forwarded-Proto` count."""
+    """Proxies that may set `X-Forwarded-For` and `-Proto`; raises ConfigError for a bad address."""
 
     def __init__(self, addresses: Iterable[str] = ()) -> None:
-        """Trust these addresses and networks.
-
-        Raises:
-            ConfigError: one is neither.
-        """
         self._trusted = networks(addresses)
 
     def trusts(self, address: str) -> bool:
-        """Return whether this is the address of a proxy."""
+        """Return whether this is the address of a trusted proxy."""
         try:
             found = ipaddress.ip_address(address)
         except ValueError:
@@ -42,10 +34,9 @@ class TrustedProxies:
         return any(found in network for network in self._trusted)
 
     def look_behind(self, scope: Scope) -> None:
-        """Put the client's address and scheme into the scope of a connection from a proxy.
+        """Replace client address and scheme in the scope of a connection from a trusted proxy.
 
-        The last address that is no proxy's is the client's: what stands before it in the header,
-        the client may have written itself.
+        The client is the last address that is not a trusted proxy; earlier ones may be forged.
         """
         client = scope.get("client")
         if not self._trusted or not client or not self.trusts(str(client[0])):
@@ -65,7 +56,7 @@ class TrustedProxies:
 
 
 def source_of(scope: Scope) -> str:
-    """Return the network address that a connection or a request comes from."""
+    """Return the network address of the client, or `unknown`."""
     client = scope.get("client")
     return str(client[0]) if client else "unknown"
 
@@ -82,11 +73,7 @@ _PREFIX = re.compile(r"(?:/[A-Za-z0-9_.-]+)*")
 
 
 def check_prefix(text: str) -> str:
-    """Return a prefix with a slash at its start and none at its end; empty: none.
-
-    Raises:
-        ConfigError: it has other characters than addresses of hubs may have.
-    """
+    """Normalize a prefix to `/PATH` or empty; raises ConfigError for characters not allowed."""
     prefix = text.strip().strip("/")
     prefix = f"/{prefix}" if prefix else ""
     if not _PREFIX.fullmatch(prefix):
@@ -99,14 +86,10 @@ def check_prefix(text: str) -> str:
 
 
 def forwarded_address(advertise: str, prefix: str) -> tuple[str, str]:
-    """Return what tickets say of a hub's address, and the prefix that its requests may have.
+    """Return the address to advertise in tickets, and the path prefix of requests.
 
-    Args:
-        advertise: What a person wants to be told: nothing, HOST, HOST:PORT or a whole URL.
-        prefix: The prefix; empty: the path of that URL.
-
-    Raises:
-        ConfigError: the prefix, or the path of the URL, is none that a hub may have.
+    `advertise` is empty, HOST, HOST:PORT or a whole URL; an empty `prefix` is taken from its path.
+    Raises ConfigError for an invalid prefix.
     """
     prefix = check_prefix(prefix)
     if "://" not in advertise:
@@ -118,7 +101,7 @@ def forwarded_address(advertise: str, prefix: str) -> tuple[str, str]:
 
 
 def without_prefix(scope: MutableMapping[str, Any], prefix: str) -> MutableMapping[str, Any]:
-    """Return the scope of a request as it would be without a prefix; others as they are."""
+    """Return the scope of a request with the prefix removed; other scopes unchanged."""
     path = str(scope.get("path", ""))
     if not prefix or not (path == prefix or path.startswith(f"{prefix}/")):
         return scope

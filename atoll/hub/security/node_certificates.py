@@ -1,4 +1,4 @@
-"""The certificates of nodes: signed when they join, renewed in time, refused once revoked."""
+"""Certificates of nodes: signed at join, renewed before expiry, refused once revoked."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CREATE TABLE IF NOT EXISTS auth_certificates (
 
 
 class NodeCertificates:
-    """What the authority signed for nodes; revoked serials are mirrored in memory."""
+    """Issues and checks node certificates; revoked serials are cached in memory."""
 
     def __init__(self, authority: Authority | None, *, database: Database, clock: Clock) -> None:
-        """Sign with `authority`; None: this hub does not speak TLS itself."""
+        """Sign with `authority`; None: this hub does not terminate TLS itself."""
         self._authority = authority
         self._database = database
         self._clock = clock
@@ -39,28 +39,20 @@ class NodeCertificates:
 
     @property
     def needed(self) -> bool:
-        """Whether nodes have to have certificates here."""
+        """Whether nodes must present certificates."""
         return self._authority is not None
 
     def check_request(self, request_pem: str, scope: Mapping[str, Any]) -> None:
-        """Refuse to let a machine in that could not speak afterwards; uses no ticket up.
-
-        Raises:
-            ConfigError: a signing request is needed and missing.
-        """
+        """Raise ConfigError, before the ticket is used, if a join lacks a signing request."""
         if self._authority is not None and _is_direct(scope) and not request_pem:
             raise ConfigError(
-                "this hub lets nodes in with a key of their own only",
+                "this hub requires a signing request from each node",
                 given="a join without a signing request",
-                remedy="use the whole ticket, with what stands behind its ~, and this version",
+                remedy="use the whole ticket, including the part after ~, and this version",
             )
 
     async def issue(self, request_pem: str, *, node: str) -> str:
-        """Return a certificate in PEM; empty where none is needed.
-
-        Raises:
-            ConfigError: the signing request is wrong.
-        """
+        """Return a certificate in PEM; empty if none is needed. Raises ConfigError."""
         authority = self._authority
         if authority is None or not request_pem:
             return ""
@@ -78,7 +70,7 @@ class NodeCertificates:
         return signed.pem
 
     async def revoke(self, node: str) -> None:
-        """Refuse every certificate of a node from now on."""
+        """Revoke every certificate of a node."""
         now = self._clock.wall()
 
         def write(connection: sqlite3.Connection) -> list[str]:
@@ -94,10 +86,10 @@ class NodeCertificates:
         self._revoked.update(await self._database.write(write))
 
     def check(self, identity: Identity, scope: Mapping[str, Any]) -> None:
-        """Refuse a node that does not show its own certificate, where it speaks TLS to this hub.
+        """Check that a node connected by TLS presents its own certificate.
 
         Raises:
-            AuthError: it shows none, or another's.
+            AuthError: it presents none, or that of another node.
             Revoked: an operator has revoked it.
         """
         if identity.role != "node" or self._authority is None or not _is_direct(scope):
@@ -116,7 +108,7 @@ class NodeCertificates:
 
 
 def _is_direct(scope: Mapping[str, Any]) -> bool:
-    """Return whether TLS ends at this hub, not at a proxy before it."""
+    """Return whether TLS ends at this hub, not at a proxy in front of it."""
     state = scope.get("state") or {}
     slot = state.get("connection_slot")
     return slot is not None and slot.secure and not state.get("proxied")

@@ -1,13 +1,14 @@
-"""Tickets: secrets that let machines and people in, for so many uses and so long.
+"""Tickets: secrets that admit machines and people, limited in uses and time.
 
-Of a ticket only the SHA-256 is kept; its id is the beginning of that. Using one is a single write
-to the database, so that the last use of a ticket is given once, however many ask at a time.
+Only the SHA-256 is kept; its first digits are the id. A use is a single database write, so
+concurrent requests cannot share the last one.
 """
 
 from __future__ import annotations
 
 import hmac
 import sqlite3
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
@@ -34,10 +35,10 @@ DROP TABLE IF EXISTS hub_tickets;
 ID_DIGITS = 10
 
 MAX_USES_SHOWN = 100
-"""Names in the list of who used a ticket; a ticket may let in thousands."""
+"""Names listed per ticket; a ticket may admit thousands."""
 
 _KEPT_S = 30 * 86_400.0
-"""How long tickets that open nothing any more are still listed."""
+"""How long tickets that are no longer valid are still listed."""
 
 _COLUMNS = (
     "t.hash, t.uses_left, t.expires, coalesce(f.role, 'node'), coalesce(f.note, ''),"
@@ -46,36 +47,39 @@ _COLUMNS = (
 _FROM = "auth_tickets t LEFT JOIN auth_ticket_facts f USING (hash)"
 
 
-def insert_ticket(
-    connection: sqlite3.Connection,
-    digest: str,
-    *,
-    role: TicketRole = "node",
-    uses: int | None = None,
-    expires: float | None = None,
-    note: str = "",
-    made: float,
-    made_by: str,
-) -> None:
-    """Keep a new ticket; one that is known stays as it is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTicket:
+    """What a ticket lets in, and who made it when."""
+
+    role: TicketRole = "node"
+    uses: int | None = None
+    """How many may use it; None: any number."""
+    expires: float | None = None
+    """Seconds since 1970; None: never."""
+    note: str = ""
+    """For people."""
+    made: float
+    """Seconds since 1970."""
+    made_by: str
+
+
+def insert_ticket(connection: sqlite3.Connection, digest: str, ticket: NewTicket) -> None:
+    """Store a new ticket; a known one is left unchanged."""
     connection.execute(
-        "INSERT OR IGNORE INTO auth_tickets VALUES (?, ?, ?)", (digest, uses, expires)
+        "INSERT OR IGNORE INTO auth_tickets VALUES (?, ?, ?)",
+        (digest, ticket.uses, ticket.expires),
     )
     connection.execute(
         "INSERT OR IGNORE INTO auth_ticket_facts VALUES (?, ?, ?, ?, ?, NULL)",
-        (digest, role, note, made, made_by),
+        (digest, ticket.role, ticket.note, ticket.made, ticket.made_by),
     )
-    _forget_old(connection, made)
+    _forget_old(connection, ticket.made)
 
 
 def use_ticket(
     connection: sqlite3.Connection, digest: str, *, roles: tuple[str, ...], now: float
 ) -> str:
-    """Use a ticket once and return its role.
-
-    Raises:
-        AuthError: it is unknown, revoked, expired, used up or for something else; says which.
-    """
+    """Use a ticket once and return its role; raises AuthError with the reason if it is invalid."""
     row = connection.execute(
         f"SELECT {_COLUMNS} FROM {_FROM} WHERE t.hash = ?", (digest,)
     ).fetchone()
@@ -100,7 +104,7 @@ def use_ticket(
 def note_use(
     connection: sqlite3.Connection, digest: str, *, role: str, name: str, now: float, source: str
 ) -> None:
-    """Write down who came in with a ticket."""
+    """Record the node or login that used a ticket."""
     connection.execute(
         "INSERT INTO auth_ticket_uses VALUES (?, ?, ?, ?, ?)", (digest, role, name, now, source)
     )
@@ -131,11 +135,7 @@ def list_tickets(connection: sqlite3.Connection, now: float) -> list[dict[str, A
 
 
 def revoke_ticket(connection: sqlite3.Connection, id: str, now: float) -> list[str]:
-    """End a ticket; return the names of the people who logged in with it.
-
-    Raises:
-        ConfigError: there is no such ticket.
-    """
+    """Revoke a ticket; return the names of its logins. Raises ConfigError if it does not exist."""
     if len(id) != ID_DIGITS or not id.isalnum():
         raise _no_such(id)
     row = connection.execute(
@@ -165,7 +165,7 @@ def is_revoked(connection: sqlite3.Connection, digest: str) -> bool:
 
 
 def tickets_of(connection: sqlite3.Connection, node: str, now: float) -> list[str]:
-    """Return the ids of the tickets that a node came with and that still open."""
+    """Return the ids of the still valid tickets that a node has used."""
     used = connection.execute(
         "SELECT DISTINCT substr(hash, 1, ?) FROM auth_ticket_uses WHERE role = 'node' AND name = ?",
         (ID_DIGITS, node),
@@ -175,7 +175,6 @@ def tickets_of(connection: sqlite3.Connection, node: str, now: float) -> list[st
 
 
 def _forget_old(connection: sqlite3.Connection, now: float) -> None:
-    """Delete what is over for long, so that the tables do not grow for ever."""
     connection.execute(
         "DELETE FROM auth_tickets WHERE expires < ? OR hash IN"
         " (SELECT hash FROM auth_ticket_facts WHERE made < ? AND revoked IS NULL)"
@@ -189,7 +188,7 @@ def _forget_old(connection: sqlite3.Connection, now: float) -> None:
 def _for_something_else(role: str) -> AuthError:
     if role == "node":
         return AuthError(
-            "this ticket is for a machine that offers itself, not for commands",
+            "this ticket is for a node, not for a login",
             remedy="`atoll ticket new --role operator` (or viewer) on the hub's machine prints one "
             "for `atoll login`",
         )
@@ -206,52 +205,47 @@ def _no_such(id: str) -> ConfigError:
 
 
 def ticket_text(url: str, secret: str, *, advertise: str = "", mark: str = "") -> str:
-    """Return the text of a ticket.
+    """Return the ticket as the text that users pass to `atoll join`.
 
     Args:
-        url: Where the hub is, http(s)://HOST:PORT.
-        secret: What it opens with.
-        advertise: HOST, HOST:PORT or a whole URL that stands in for `url`, e.g. of a proxy.
-        mark: What the hub's TLS is to be checked with: a fingerprint, or `tls`; empty: no TLS.
-
-    Raises:
-        ConfigError: the address to advertise is none.
+        url: Address of the hub, http(s)://HOST:PORT.
+        secret: Secret of the ticket.
+        advertise: HOST, HOST:PORT or URL that replaces `url`; raises ConfigError if invalid.
+        mark: How to verify the hub's TLS: a fingerprint, or `tls`; empty: no TLS.
     """
     parts = urlsplit(url)
     host, port, prefix = parts.hostname or "", parts.port, ""
     if advertise:
-        told = _read_address(advertise)
-        host, port = told.hostname or "", told.port or port
-        if told.scheme:
-            port = told.port or (443 if told.scheme == "https" else 80)
-            prefix = told.path.strip("/")
-            mark = "tls" if told.scheme == "https" else ""  # a proxy before the hub speaks it
+        parsed = _read_address(advertise)
+        host, port = parsed.hostname or "", parsed.port or port
+        if parsed.scheme:
+            port = parsed.port or (443 if parsed.scheme == "https" else 80)
+            prefix = parsed.path.strip("/")
+            mark = "tls" if parsed.scheme == "https" else ""  # the proxy terminates TLS
     host = f"[{host}]" if ":" in host else host
     end = f"~{mark}" if mark else ""
     return f"atoll://{host}:{port}/{prefix + '/' if prefix else ''}{secret}{end}"
 
 
 def host_of(advertise: str) -> str:
-    """Return the host of an address to advertise; empty for none; raises as `ticket_text` does."""
+    """Return the host of an advertised address, or empty; raises like `ticket_text`."""
     return _read_address(advertise).hostname or "" if advertise else ""
 
 
 def _read_address(advertise: str) -> SplitResult:
-    """Return the parts of HOST, HOST:PORT or a URL."""
-    told = urlsplit(advertise if "://" in advertise else f"//{_bracketed(advertise)}")
+    parsed = urlsplit(advertise if "://" in advertise else f"//{_bracketed(advertise)}")
     try:
-        right = bool(told.hostname) and told.port != 0
+        right = bool(parsed.hostname) and parsed.port != 0
     except ValueError:
         right = False
-    if not right or told.query or told.scheme not in ("", "http", "https"):
+    if not right or parsed.query or parsed.scheme not in ("", "http", "https"):
         raise ConfigError(
             "this address cannot be advertised",
             given=advertise,
             expected="HOST, HOST:PORT, or a URL like https://HOST/PREFIX",
         )
-    return told
+    return parsed
 
 
 def _bracketed(address: str) -> str:
-    """Return HOST[:PORT] whose IPv6 address, if it is one alone, is in brackets."""
     return f"[{address}]" if address.count(":") > 1 and "[" not in address else address

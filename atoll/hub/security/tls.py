@@ -1,4 +1,4 @@
-"""Whether a hub speaks TLS, and with what: off on loopback, else with an authority of its own."""
+"""TLS of the hub: off on loopback, otherwise with its own authority or given certificates."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from atoll.hub.security.connection_limits import is_loopback
 logger = logging.getLogger(__name__)
 
 LOOK_S = 3_600.0
-"""Pause between two looks at the hub's own certificate."""
+"""Interval of the checks whether the hub's certificate needs renewal."""
 
 OPEN_MARK = "tls"
-"""In a ticket: the hub's certificate is of an authority that every machine trusts."""
+"""Ticket mark: the hub's certificate was signed by a publicly trusted authority."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsChoice:
-    """What `--tls` comes to."""
+    """The parsed value of `--tls`."""
 
     mode: Literal["off", "own", "given"]
     certificate: Path = Path()
@@ -33,19 +33,14 @@ class TlsChoice:
 
     @property
     def scheme(self) -> str:
-        """Of the hub's URL."""
+        """Scheme of the hub's URL."""
         return "http" if self.mode == "off" else "https"
 
 
 def choose(wish: str, *, host: str) -> TlsChoice:
-    """Return how a hub bound to `host` speaks.
+    """Return the TLS mode of a hub that listens on `host`; raises ConfigError.
 
-    Args:
-        wish: `auto` (TLS unless on loopback), `on`, `off`, or `CERTIFICATE:KEY`, two PEM files.
-        host: Address that it listens on.
-
-    Raises:
-        ConfigError: the wish is none of these, or a file is missing.
+    `wish` is `auto` (TLS unless on loopback), `on`, `off`, or `CERTIFICATE:KEY`, two PEM files.
     """
     if wish in ("auto", ""):
         return TlsChoice("off" if is_loopback(host) else "own")
@@ -54,7 +49,7 @@ def choose(wish: str, *, host: str) -> TlsChoice:
     certificate, colon, key = wish.rpartition(":")
     if not colon:
         raise ConfigError(
-            "this is no way to speak TLS",
+            "the option --tls is not valid",
             given=f"--tls {wish}",
             expected="auto, on, off, or CERTIFICATE:KEY (two PEM files)",
         )
@@ -65,21 +60,15 @@ def choose(wish: str, *, host: str) -> TlsChoice:
 
 
 class TlsFiles:
-    """The certificates of a running hub."""
+    """Certificates and SSL context of a running hub."""
 
     def __init__(
         self, choice: TlsChoice, *, data: Path, names: tuple[str, ...], clock: Clock
     ) -> None:
-        """Open the authority, or make it; make the hub's own certificate if it needs one.
-
-        Args:
-            choice: How the hub speaks; not `off`.
-            data: The hub's data folder.
-            names: Further names of the hub, e.g. the one in its tickets.
-            clock: Tells when certificates end.
+        """Open or create the authority; issue the hub's certificate for `names` if needed.
 
         Raises:
-            ConfigError: the given certificate or its key cannot be used.
+            ConfigError: the given certificate or key cannot be used.
             HubError: the authority is damaged.
         """
         self._choice = choice
@@ -87,26 +76,26 @@ class TlsFiles:
         self.authority = Authority(data / FOLDER, clock=clock)
         own = choice.mode == "own"
         self.ca = self.authority.ca if own else choice.certificate
-        """What processes on this machine trust."""
+        """Certificate file that processes on this machine trust."""
         self.fingerprint = self.authority.fingerprint if own else ""
-        """Of the authority that signed the hub's own certificate; empty: one that is well known."""
+        """Fingerprint of the hub's own authority; empty: the certificate was given."""
         self.mark = self.authority.fingerprint if own else OPEN_MARK
-        """What tickets say of it."""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self.context.num_tickets = 0  # no client of a hub takes a session up again
+        self.context.num_tickets = 0  # clients of a hub do not resume TLS sessions
         self.context.load_verify_locations(self.authority.ca)
-        self.context.verify_mode = ssl.CERT_OPTIONAL  # people and workers have tokens only
+        # only nodes have certificates; people and workers authenticate by token
+        self.context.verify_mode = ssl.CERT_OPTIONAL
         self.refresh(first=True)
 
     def refresh(self, *, first: bool = False) -> None:
-        """Renew the hub's own certificate if it is time; new connections get the new one."""
+        """Renew the hub's certificate if needed; new connections use the new one."""
         if self._choice.mode == "own":
             renewed = self.authority.refresh(own_names(*self._names))
             if renewed or first:
                 self.context.load_cert_chain(self.authority.certificate)
             return
-        try:  # whoever renews it replaces the files
+        try:  # given files are renewed in place by an external tool
             self.context.load_cert_chain(self._choice.certificate, self._choice.key)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
@@ -116,7 +105,7 @@ class TlsFiles:
             ) from error
 
     async def keep(self, *, every_s: float = LOOK_S) -> None:
-        """Renew the hub's own certificate whenever it is time, until cancelled."""
+        """Check for renewal every `every_s` seconds, until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             try:

@@ -33,7 +33,7 @@ _MASKED = 0x80
 _CONTROL = (0x88, 0x89, 0x8A)
 """First bytes of unfragmented close, ping and pong frames."""
 _WRITE_AT_ONCE = 64 * 2**10
-"""Larger messages are not copied behind their frame head."""
+"""Larger messages are written without copying them behind their frame head."""
 
 
 class FastWebSocketProtocol(WebSocketsSansIOProtocol):
@@ -71,7 +71,7 @@ class FastWebSocketProtocol(WebSocketsSansIOProtocol):
         self._partial, self._needed_bytes = b"", 0
         while at < size:
             end = _payload_bounds(data, at, size)
-            if end is None:  # not even its head is whole
+            if end is None:  # incomplete head
                 if not _may_be_supported(data[at : at + 2]):
                     self._fallback = True
                     super().data_received(data[at:])
@@ -94,7 +94,6 @@ class FastWebSocketProtocol(WebSocketsSansIOProtocol):
         self._partial = data[at:]
 
     def _accepts(self, nbytes: int) -> bool:
-        """Return whether a message of this size is allowed and the connection is open."""
         limit = self.conn.max_message_size
         return (limit is None or nbytes <= limit) and self.conn.state is OPEN
 
@@ -115,7 +114,7 @@ class FastWebSocketProtocol(WebSocketsSansIOProtocol):
         return message
 
     def _drop_handshake(self) -> None:
-        """Free the request and the response: 3 kB per open connection."""
+        """Free 3 kB per open connection."""
         for name in ("request", "response"):
             vars(self).pop(name, None)
 
@@ -146,7 +145,6 @@ class FastWebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def _may_be_supported(start: bytes) -> bool:
-    """Return whether a frame with these first bytes may take the fast path."""
     known = start[0] == _BINARY or start[0] in _CONTROL
     return known and (len(start) < 2 or bool(start[1] & _MASKED))
 
@@ -168,7 +166,6 @@ def _payload_bounds(data: bytes, at: int, size: int) -> tuple[int, int] | None:
 
 
 def _frame_head(length: int) -> bytes:
-    """Return the head of a server's binary frame."""
     if length < 126:
         return bytes((_BINARY, length))
     if length < 65_536:

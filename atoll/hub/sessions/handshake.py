@@ -1,4 +1,4 @@
-"""Check the first message of a connection, and estimate clock offsets from heartbeats."""
+"""Checks the first message of a connection, and estimates clock offsets from heartbeats."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from atoll.wire.limits import PROTOCOL
 from atoll.wire.messages import Hello, Message
 
 MAX_ADDRESS = 255
-"""Longest address of a session, in characters."""
 
 _REMEMBERED = 8
 """Replaced processes remembered per address."""
 
 _ADDRESSES = 4_096
-"""Addresses with replaced processes that are remembered; the oldest is dropped first."""
+"""Addresses remembered; the oldest is dropped first."""
 
 
 def check_hello(hello: Message, *, auth: Auth, source: str) -> tuple[Hello, Identity]:
@@ -34,7 +33,7 @@ def check_hello(hello: Message, *, auth: Auth, source: str) -> tuple[Hello, Iden
         )
     if hello.protocol != PROTOCOL:
         raise VersionMismatch(
-            "the two sides speak different versions of the protocol",
+            "the two sides use different versions of the protocol",
             given=f"version {hello.protocol} (Atoll {hello.version})",
             expected=f"version {PROTOCOL} (Atoll {__version__})",
             remedy="install the same version of Atoll on both machines",
@@ -51,13 +50,13 @@ def check_hello(hello: Message, *, auth: Auth, source: str) -> tuple[Hello, Iden
 
 
 class ReplacedProcesses:
-    """Processes that a newer process replaced at their address; memory is bounded."""
+    """Processes replaced by a newer one at the same address, in bounded memory."""
 
     def __init__(self) -> None:
         self._by_address: OrderedDict[str, deque[str]] = OrderedDict()
 
     def add(self, address: str, incarnation: str) -> None:
-        """Record that a newer process replaced this one."""
+        """Record a replaced process."""
         known = self._by_address.setdefault(address, deque(maxlen=_REMEMBERED))
         known.append(incarnation)
         self._by_address.move_to_end(address)
@@ -65,29 +64,24 @@ class ReplacedProcesses:
             self._by_address.popitem(last=False)
 
     def check(self, hello: Hello) -> None:
-        """Reject a replaced process, e.g. one that was suspended and runs again.
-
-        Raises:
-            AuthError: the process was replaced.
-        """
+        """Reject a replaced process, e.g. one that was suspended and resumed, with AuthError."""
         if hello.incarnation in self._by_address.get(hello.session, ()):
             raise AuthError(
                 "a newer process has taken this session over",
                 given=hello.session,
                 expected="one process per session",
-                remedy="this process has to end; the newer one goes on",
+                remedy="this process has to end; the newer one continues",
             )
 
 
 WINDOW_S = 30.0
-"""Length of a window of :class:`ClockOffset`."""
 
 
 class ClockOffset:
     """Estimates how far a peer's clock is off, from the times in its heartbeats.
 
-    A sample is the sender's clock minus the delay of the message, so the largest sample is the best
-    one. The maximum is kept for the current and the last window; older samples expire.
+    A sample is the sender's clock minus the delay of the message, so the largest is the best. The
+    maximum is kept for the current and the last window.
     """
 
     __slots__ = ("_before", "_began", "_best")
@@ -98,12 +92,7 @@ class ClockOffset:
         self._began = 0.0
 
     def note(self, theirs: float, heard: float) -> None:
-        """Add a heartbeat.
-
-        Args:
-            theirs: The sender's wall clock when it was sent; 0: unknown.
-            heard: The hub's monotonic time when it arrived.
-        """
+        """Add a heartbeat sent at wall time `theirs` (0: unknown), heard at monotonic `heard`."""
         if not 0.0 < theirs < 1e12:
             return
         if heard - self._began >= WINDOW_S:
@@ -112,12 +101,9 @@ class ClockOffset:
         self._best = seen if self._best is None else max(self._best, seen)
 
     def skew_s(self, *, wall: float, monotonic: float, latency_s: float = 0.0) -> float | None:
-        """Return the sender's clock minus the hub's; None without a sample.
+        """Return the sender's clock minus the hub's, in seconds; None without a sample.
 
-        Args:
-            wall: The hub's wall clock now.
-            monotonic: The hub's monotonic clock now.
-            latency_s: Known one-way delay to add.
+        `wall` and `monotonic` are the hub's clocks now; `latency_s` is a known one-way delay.
         """
         seen = [value for value in (self._best, self._before) if value is not None]
         return max(seen) - (wall - monotonic) + latency_s if seen else None

@@ -62,23 +62,14 @@ class RejectionLog:
         self._jobs = jobs
         self._clock = clock
         self._reported: OrderedDict[str, float] = OrderedDict()
-        """Time of the last event per peer."""
         self._suppressed: dict[str, int] = {}
         self.count = 0
-        """Rejections since the hub started."""
 
     async def note(self, who: str, error: AtollError, *, job: str = "", source: str = "") -> None:
-        """Report a rejected connection.
-
-        Args:
-            who: The peer's address, e.g. ``job/w3``, if known.
-            error: The reason.
-            job: Job that gets the event; unknown or empty: the hub's own log.
-            source: Network address of the connection.
-        """
+        """Report a rejected connection of peer `who`, to the hub's log if `job` is not known."""
         self.count += 1
         now = self._clock.monotonic()
-        name = who or source or "somebody"
+        name = who or source or "unknown client"
         if not self._may_report(name, now):
             self._suppressed[name] = self._suppressed.get(name, 0) + 1
             while len(self._suppressed) > _REMEMBERED:

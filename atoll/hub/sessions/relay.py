@@ -1,10 +1,10 @@
-"""Forward chunks between the members and reducers of a job, as opaque bytes.
+"""Forwards chunks between the members and reducers of a job, as opaque bytes.
 
-Memory is bounded by credit: for each pair of sender and receiver at most one window waits at the
+Memory is bounded by credit: per pair of sender and receiver, at most one window is queued at the
 hub. The window is `WINDOW_BYTES` with few connections and smaller with many, so that stopped
-readers
-together cannot fill the hub. Each byte is credited to the connection that sent it exactly once,
-when it was written to the receiver or dropped. A sender that exceeds its window is disconnected.
+readers together cannot fill the hub. Each byte is credited to the connection that sent it exactly
+once, when it was written to the receiver or dropped. A sender that exceeds its window is
+disconnected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PolicyBroken(WireError):
     """A sender violated the protocol; its connection is closed with 1008."""
 
     def to_dict(self) -> dict[str, str]:
-        """Return it as a `WireError`, which every client knows."""
+        """Serialize as `WireError`, which every client knows."""
         return {**super().to_dict(), "kind": "WireError"}
 
 
@@ -86,7 +86,7 @@ class Relay:
         pair = self._pair(sender, relay.to)
         if pair.owed + nbytes > pair.window:
             raise PolicyBroken(
-                "a sender overran its relay window",
+                "a sender exceeded its relay window",
                 given=f"{pair.owed + nbytes} bytes under way to {relay.to}",
                 expected=f"at most {pair.window}",
             )
@@ -176,11 +176,7 @@ class Relay:
                 sender.notify(Undeliverable(receiver))
 
     def _discard_older(self, pair: RelayPair, receiver: Session, sender: Session) -> None:
-        """Drop the queued frames of the sender's earlier connections to make room.
-
-        The receiver asks for missing pieces again, and the sender already treats frames of a broken
-        connection as possibly lost.
-        """
+        """Drop queued frames of the sender's earlier connections; both sides expect this loss."""
         older = receiver.send_queue.take_relayed(
             lambda p: p.source == sender.address and p.generation != sender.generation
         )
@@ -189,5 +185,4 @@ class Relay:
 
 
 def _may_reach(sender: Session, receiver: Session) -> bool:
-    """Return whether both belong to the same job; nodes cannot use the relay."""
     return bool(sender.job) and sender.job == receiver.job

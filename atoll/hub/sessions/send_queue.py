@@ -18,18 +18,17 @@ CONTROL_LIMIT_BYTES = 16 * 2**20
 
 @dataclass(slots=True, eq=False)
 class RelayFrame:
-    """A relayed frame as it arrived, and the connection whose window it fills."""
+    """A relayed frame, and the connection that it is credited to."""
 
     source: str
     generation: int
-    """Number of the source's connection."""
     raw: Buffer
 
 
 def _try_write(send: Send, frame: bytes) -> bool:
     """Write a frame if the connection accepts it without waiting; return whether it did.
 
-    Most answers are written this way: waking the writer task for each would cost more than writing.
+    Most answers take this path, because waking the writer task costs more than writing.
     """
     writing = send({"type": "websocket.send", "bytes": frame})
     if not isinstance(writing, Coroutine):
@@ -39,20 +38,20 @@ def _try_write(send: Send, frame: bytes) -> bool:
     except StopIteration:
         return True
     except OSError:
-        return False  # the writer and the reader will find out, too
-    writing.close()  # it waits, so nothing is written yet
+        return False  # writer and reader will see the error too
+    writing.close()  # it would wait, so nothing is written yet
     return False
 
 
 class SendQueue:
     """Frames for one session. It outlives a connection, so a short break loses nothing queued.
 
-    A frame leaves the queue only after the connection accepted it. At most one relayed frame is
-    written before a control frame.
+    A frame is removed after the connection accepted it. At most one relayed frame precedes a
+    control frame.
     """
 
     def __init__(self, *, on_written: Callable[[RelayFrame], None]) -> None:
-        """Call `on_written` for each relayed frame that was written."""
+        """`on_written` is called for each relayed frame that was written."""
         self._on_written = on_written
         self._control: deque[tuple[bytes, bool]] = deque()
         self._relayed: deque[RelayFrame] = deque()
@@ -63,12 +62,7 @@ class SendQueue:
         self.relay_bytes = 0
 
     def put_control(self, frame: bytes, *, transient: bool = False) -> bool:
-        """Queue a control frame; return False if too much is unread already.
-
-        Args:
-            frame: Encoded frame.
-            transient: Drop it with this connection, e.g. credit.
-        """
+        """Queue a frame (`transient`: for this connection only); False: too much is unread."""
         if self._idle is not None and _try_write(self._idle, frame):
             return True
         if self.control_bytes + len(frame) > CONTROL_LIMIT_BYTES:
@@ -81,7 +75,7 @@ class SendQueue:
 
     def put_relayed(self, frame: RelayFrame) -> None:
         """Queue a relayed frame; the caller enforces the window."""
-        self._idle = None  # what comes from now on queues behind it
+        self._idle = None  # later frames must queue behind it
         self._relayed.append(frame)
         self.relay_bytes += len(frame.raw)
         self._wake.set()
@@ -103,9 +97,8 @@ class SendQueue:
     async def drain(self, send: Send) -> None:
         """Write frames until cancelled; a connection has one such writer.
 
-        ``send`` waits while the peer is slow and writes only at its end, so a frame whose ``send``
-        was
-        cancelled was not written and stays first in the queue.
+        ``send`` waits first and writes at its end, so a frame with a cancelled ``send`` was not
+        written and stays first in the queue.
         """
         while True:
             if self._control:

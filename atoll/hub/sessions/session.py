@@ -90,13 +90,9 @@ class Session:
     """Monotonic time when the connection ended."""
     stats: dict[str, float] = field(default_factory=dict)
     clock: ClockOffset = field(default_factory=ClockOffset)
-    """Estimate of the sender's clock offset."""
     requests: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
-    """Open requests by id."""
     source: str = ""
-    """Network address of the current connection."""
     hang_up: Callable[[int, str], None] = lambda code, reason: None
-    """Closes the current connection."""
 
     @property
     def job(self) -> str:
@@ -118,7 +114,7 @@ class Session:
 
     def _put(self, frame: bytes, *, transient: bool = False) -> None:
         if not self.send_queue.put_control(frame, transient=transient):
-            self.hang_up(POLICY, "too much left unread")
+            self.hang_up(POLICY, "too many unread bytes")
 
 
 class Sessions:
@@ -168,13 +164,10 @@ class Sessions:
             session.notify(body)
         return session is not None
 
-    # ------------------------------------------------------------------ one connection
+    # -------------------------------------------------------------------------- connections
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one WebSocket (an ASGI application).
-
-        It uses plain ASGI calls instead of starlette's WebSocket: the relay is the hot path.
-        """
+        """Serve one WebSocket with plain ASGI instead of starlette: the relay is the hot path."""
         await receive()
         await send({"type": "websocket.accept"})
         try:
@@ -199,7 +192,7 @@ class Sessions:
                 message = await receive()
         except TimeoutError:
             raise AuthError(
-                "no Hello came", expected=f"within {self._hello_timeout_s:g} s of connecting"
+                "no Hello arrived", expected=f"within {self._hello_timeout_s:g} s of connecting"
             ) from None
         if message["type"] != "websocket.receive":
             return None, None, False
@@ -218,7 +211,6 @@ class Sessions:
         return envelope, session, resumed
 
     def _attach(self, hello: Hello, identity: Identity) -> tuple[Session, bool]:
-        """Return the session of a Hello, and whether it was resumed."""
         session = self._sessions.get(hello.session)
         resumed = session is not None and session.incarnation == hello.incarnation
         if session is not None:
@@ -292,7 +284,6 @@ class Sessions:
         return broken
 
     async def _read(self, session: Session, receive: Receive) -> None:
-        """Dispatch frames until the peer disconnects."""
         clock, relay, listener = self._clock, self.relay, self.listener
         while True:
             message = await receive()
@@ -305,7 +296,7 @@ class Sessions:
             session.last_heard = clock.monotonic()
             data = message.get("bytes")
             if data is None:
-                raise WireError("a text message came", expected="binary messages only")
+                raise WireError("unexpected text message", expected="binary messages only")
             frame = decode(data)
             if frame.kind is Kind.RELAY:
                 relay.forward(session, frame)
@@ -320,7 +311,7 @@ class Sessions:
         if self.listener is not None:
             self.listener.rejected(peer, error, job=job, source=source_of(scope))
 
-    # ----------------------------------------------------------------------- life, death
+    # ----------------------------------------------------------------------------- lifetime
 
     def sweep(self) -> None:
         """End sessions that were silent or disconnected for too long."""
@@ -332,7 +323,7 @@ class Sessions:
             if session.connected:
                 if now - session.last_heard > self._dead_after_s:
                     logger.warning("%s has been silent for too long", session.address)
-                    session.hang_up(SILENT, "nothing was heard for too long")
+                    session.hang_up(SILENT, "no message for too long")
                     self._end(session)
             elif now - session.gone_since > self._grace_s:
                 self._end(session)
@@ -355,10 +346,9 @@ class Sessions:
 
 
 def _envelope(message: MutableMapping[str, Any]) -> Envelope:
-    """Return the control message of an ASGI event."""
     data = message.get("bytes")
     if data is None:
-        raise WireError("a text message came", expected="binary messages only")
+        raise WireError("unexpected text message", expected="binary messages only")
     frame = decode(data)
     if frame.kind is not Kind.CONTROL:
         raise WireError("the first message must be Hello", given="a relay frame")
@@ -372,14 +362,12 @@ async def _write(queue: SendQueue, send: Send) -> None:
 
 
 async def _stop(writer: asyncio.Task[None] | None) -> None:
-    """Cancel the writer of a connection."""
     if writer is not None and not writer.done():
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
 
 
 async def _refuse(send: Send, id: int, error: AtollError) -> None:
-    """Send the error, then close."""
     if isinstance(error, FrameTooLarge):
         code = TOO_LARGE
     elif isinstance(error, PolicyBroken | AuthError | VersionMismatch):

@@ -1,9 +1,7 @@
-"""uvicorn's protocols with limits for unauthenticated peers.
+"""uvicorn's protocols with limits on unauthenticated peers.
 
-uvicorn limits the size of a request head but not its time, counts connections only after the TLS
-handshake, and hides the client's certificate. These are promises of security, not of speed; the
-tests in tests/security hold each of them and fail when a new uvicorn or Python changes what is
-used.
+uvicorn does not limit the time of a request head, counts connections only after the TLS handshake,
+and hides client certificates. tests/security fails if the internals used here change.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ TLS_BUFFER_BYTES = asyncio.sslproto.SSLProtocol.max_size
 """Size of the one read buffer of all TLS connections; asyncio has 256 KiB for each of them."""
 
 WRITE_BYTES = 64 * 1024
-"""Unsent bytes above which senders wait. asyncio's limit under TLS is 512 KiB, behind which a
-heartbeat on a slow line would be late."""
+"""Unsent bytes above which senders wait; asyncio's 512 KiB under TLS would delay heartbeats on slow
+lines.
+"""
 
 TLS_HANDSHAKE = 0x16
-"""First byte of a TLS connection."""
 
 LINGER_S = 5.0
 """Time for the rest of a request after its response was sent."""
@@ -47,14 +45,12 @@ class HttpProtocol(H11Protocol):
     """One HTTP connection with time limits for request heads and for pauses in bodies."""
 
     def __init__(self, *arguments: Any, limiter: ConnectionLimiter, **more: Any) -> None:
-        """Take uvicorn's arguments and the limiter of unauthenticated connections."""
         super().__init__(*arguments, **more)
         self._limiter = limiter
         self.slot: ConnectionSlot | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._last_read = 0.0
         self._upgraded = False
-        """Whether it became a WebSocket."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start, unless there are too many unauthenticated connections."""
@@ -84,7 +80,7 @@ class HttpProtocol(H11Protocol):
         self._last_read = self.loop.time()
         super().data_received(data)
         if self._upgraded:
-            return  # uvicorn leaves the request as one whose body is still to come
+            return  # uvicorn leaves the request in a state that expects a body
         if self.conn.their_state is h11.IDLE:
             if self._timer is None and not self.transport.is_closing():
                 self._expect_head()
@@ -142,7 +138,6 @@ class WebSocketProtocol(FastWebSocketProtocol):
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any]
     ) -> None:
-        """Take over the connection of an `HttpProtocol`."""
         super().__init__(config, server_state, app_state)
         self._slot: ConnectionSlot | None = app_state.get("connection_slot")
         if self._slot is not None:
@@ -189,7 +184,7 @@ class TlsProtocol(asyncio.sslproto.SSLProtocol):
         """Start the handshake, unless there are too many unauthenticated connections."""
         raw, http = cast("asyncio.Transport", transport), self._http
         self._slot = self._limiter.enter(_address(raw), raw.abort)
-        self._http = None  # a WebSocket may take its place, and then it is 10 kB of nothing
+        self._http = None  # a WebSocket may replace it, and it occupies 10 kB
         if self._slot is None or http is None:
             raw.abort()
             return
@@ -218,7 +213,7 @@ def protocol_factory(
     limiter: ConnectionLimiter, context: ssl.SSLContext | None
 ) -> Callable[..., asyncio.BaseProtocol]:
     """Return the factory of connections for uvicorn: HTTP, or HTTP over TLS."""
-    # Where a loop reads at once into the buffer that it asked for, one serves all connections.
+    # Event loops that read synchronously into the buffer can share one over all connections.
     shared = bytearray(TLS_BUFFER_BYTES) if os.name == "posix" else None
 
     def make(**given: Any) -> asyncio.BaseProtocol:
@@ -231,11 +226,10 @@ def protocol_factory(
 
 
 def _plain_refusal() -> bytes:
-    """Return the response to plain HTTP on a TLS port."""
     error = ConfigError(
-        "this hub speaks TLS",
+        "this hub requires TLS",
         given="plain HTTP",
-        expected="https://, or a whole ticket: what stands behind its ~ says how to know the hub",
+        expected="https://, or a whole ticket: the part after ~ authenticates the hub",
     )
     body = msgspec.json.encode({"error": error.to_dict()})
     head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close"
@@ -251,10 +245,9 @@ def _address(transport: asyncio.BaseTransport) -> str:
 
 
 def _certificate(transport: asyncio.BaseTransport) -> PeerCertificate | None:
-    """Return the client's certificate, which TLS has verified."""
     shown: Any = transport.get_extra_info("peercert")
     if not shown:
         return None
     names = [value for part in shown["subject"] for key, value in part if key == "commonName"]
-    number = int(shown["serialNumber"], 16)  # written with a leading zero or without
+    number = int(shown["serialNumber"], 16)  # OpenSSL may write a leading zero
     return PeerCertificate(names[0] if names else "", serial_text(number))

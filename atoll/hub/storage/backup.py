@@ -1,14 +1,10 @@
-"""A copy of a hub, taken while it works: database, secrets, blobs, and the folders of its jobs.
+"""Online backup of a hub into a folder that appears by one rename when it is complete.
 
-A backup is a folder with the time as its name. It appears by one rename when everything in it is
-on the disk and has been checked; what was interrupted is never taken for one. Its `backup.json`
-lists every file with its hash. Files that have not changed since the newest backup beside it are
-shared with that one (hard links), so that a checkpoint takes room once.
+`backup.json` lists its files with hashes. Files unchanged since the previous backup are hard links.
 
-Order matters: the database is copied first, by SQLite's online backup, as of one instant. What it
-names lies in the job folders already, because a part of a checkpoint is on the disk before the
-database knows of it. Checkpoints are copied newest first; one that is deleted meanwhile is left
-out, for a newer one is there by then.
+The database MUST be copied first, by SQLite's online backup: a part of a checkpoint is on disk
+before the database records it, so every file that the copy names exists. Checkpoints are copied
+newest first; one that is deleted meanwhile is skipped, because a newer one exists by then.
 """
 
 from __future__ import annotations
@@ -50,10 +46,10 @@ from atoll.wire.manifest import MANIFEST_NAME, decode_manifest
 DATABASE = "hub.sqlite"
 SECRETS = "secrets.json"
 PLACE = "place.json"
-"""In the data folder: where the rest of the hub is."""
+"""Written by the hub to its data folder: a `BackupPlan`."""
 
 _TRIES = 5
-"""Looks at the checkpoints of a job that deletes old ones while they are copied."""
+"""Retries for a job that deletes old checkpoints while they are copied."""
 
 _STALE_S = 24 * 3600.0
 """Age at which the remains of an interrupted backup are deleted."""
@@ -62,31 +58,30 @@ _UNFINISHED = ".taking-"
 
 
 class BackupPlan(msgspec.Struct, frozen=True):
-    """What a hub writes down about itself for `atoll hub backup`."""
+    """What `atoll hub backup` needs to know about a hub."""
 
     jobs: str
-    """Folder of the runs."""
     address: str
     """host:port in its tickets."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackupResult:
-    """What a backup came to."""
+    """Where a backup is and what it contains."""
 
     path: Path
     listing: Listing
     left_out: list[str] = field(default_factory=list)
-    """Checkpoints that were incomplete or damaged, and files that could not be read, with why."""
+    """Incomplete or damaged checkpoints and unreadable files, with reasons."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files, also of those that are shared with another backup."""
+        """Bytes of all files, including those shared with another backup."""
         return sum(entry.nbytes for entry in self.listing.files)
 
 
 def save_last_folder(data: Path, *, jobs: Path, address: str) -> None:
-    """Write down where a hub's jobs lie and how it is dialled."""
+    """Record where the jobs of a hub are and its address."""
     text = msgspec.json.encode(BackupPlan(str(jobs.resolve()), address))
     scratch = data / f"{PLACE}.new"
     scratch.write_bytes(text)
@@ -94,7 +89,7 @@ def save_last_folder(data: Path, *, jobs: Path, address: str) -> None:
 
 
 def load_last_folder(data: Path) -> BackupPlan | None:
-    """Return what a hub wrote down about itself, or None."""
+    """Return the record of `save_last_folder`, or None."""
     try:
         return msgspec.json.decode((data / PLACE).read_bytes(), type=BackupPlan)
     except (OSError, msgspec.MsgspecError):
@@ -104,19 +99,19 @@ def load_last_folder(data: Path) -> BackupPlan | None:
 def take(
     target: Path, *, data: Path, clock: Clock, jobs: Path | None = None, keep: int | None = None
 ) -> BackupResult:
-    """Copy a hub into a new folder under `target`; the hub may run meanwhile, or be dead.
+    """Copy a running or stopped hub into a new folder under `target`.
 
     Args:
-        target: Folder of backups; made if it is not there.
-        data: The hub's data folder.
-        clock: Whence the time of the backup comes.
-        jobs: The folder of its runs; None: where the hub wrote down that it is.
-        keep: Older backups than the newest `keep` are deleted afterwards; None: all stay.
+        target: Folder of backups; created if missing.
+        data: Data folder of the hub.
+        clock: Source of the backup's time.
+        jobs: Folder of the runs; None: as the hub recorded it.
+        keep: Number of newest backups to keep; None: all.
 
     Raises:
-        HubError: there is no hub's database, or its copy is damaged.
-        ConfigError: it is not known where the runs are.
-        StorageFull: no room is left; earlier backups stay as they are.
+        HubError: there is no hub database, or its copy is damaged.
+        ConfigError: the folder of the runs is not known.
+        StorageFull: no space is left; earlier backups are intact.
     """
     place = load_last_folder(data)
     jobs = jobs or (Path(place.jobs) if place else None)
@@ -184,8 +179,6 @@ def _take(
 
 
 class _Copying:
-    """One backup in the making."""
-
     def __init__(self, work: Path, before: Path | None) -> None:
         self._work = work
         self._before = before
@@ -204,7 +197,7 @@ class _Copying:
         self.entries.append(Entry(name, copy.stat().st_size, hash_of(copy), 0))
 
     def blob(self, source: Path, name: str) -> None:
-        """Copy a blob that is held, or share it: one of that name always has the same bytes."""
+        """Copy or link a blob; its name is its hash, so equal names mean equal content."""
         known, target = self._known.get(name), self._work / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if known and self._before and link(self._before / name, target):
@@ -213,7 +206,7 @@ class _Copying:
         try:
             self.file(source, name)
         except FileNotFoundError:
-            self.left_out.append(f"{name}: nobody needed it any more when it was to be copied")
+            self.left_out.append(f"{name}: no longer referenced when it was to be copied")
 
     def job(self, folder: Path, name: str) -> None:
         """Copy a job's folder; checkpoints last, newest first."""
@@ -230,7 +223,7 @@ class _Copying:
         self.left_out.append(f"{name}: its checkpoints were deleted faster than they were copied")
 
     def _checkpoints(self, folder: Path, name: str) -> bool:
-        """Copy the checkpoints that are there; False when the newest ones vanished meanwhile."""
+        """Copy the existing checkpoints; return False if the newest ones were deleted meanwhile."""
         found = sorted((p for p in folder.glob("round-*") if p.is_dir()), reverse=True)
         complete = [path for path in found if (path / MANIFEST_NAME).is_file()]
         copied = False
@@ -247,12 +240,6 @@ class _Copying:
         return copied or not complete
 
     def _checkpoint(self, folder: Path, name: str) -> None:
-        """Copy one checkpoint and check its parts against its manifest.
-
-        Raises:
-            FileNotFoundError: it was deleted meanwhile.
-            CheckpointCorrupt: a part is not what the manifest says.
-        """
         if (self._work / name).exists():
             return
         complete = (folder / MANIFEST_NAME).is_file()
@@ -273,7 +260,7 @@ class _Copying:
                 raise CheckpointCorrupt("a part does not match the manifest", given=wanted.name)
 
     def _try(self, source: Path, name: str) -> None:
-        """Copy a file that may go away meanwhile."""
+        """Copy a file that may be deleted meanwhile."""
         try:
             self.file(source, name)
         except FileNotFoundError:
@@ -282,7 +269,7 @@ class _Copying:
             self.left_out.append(f"{name}: {error.strerror}")
 
     def file(self, source: Path, name: str, *, private: bool = False) -> Entry:
-        """Copy one file to the disk, or share it with the backup before; return its entry."""
+        """Copy one file, or link it to the previous backup; return its entry."""
         target = self._work / name
         target.parent.mkdir(parents=True, exist_ok=True)
         status = source.stat()
@@ -294,7 +281,7 @@ class _Copying:
         if known and unchanged and self._before and link(self._before / name, target):
             entry = known
         else:
-            # The hub's own grow: the last line may be half written.
+            # The hub appends to its own .jsonl files, so the last line may be incomplete.
             lines = source.suffix == ".jsonl" and f"/{ARTIFACTS}" not in name
             nbytes, digest = copy(source, target, whole_lines=lines)
             entry = Entry(name, nbytes, digest, status.st_mtime_ns)
@@ -305,12 +292,7 @@ class _Copying:
 
 
 def copy_database(source: Path, target: Path) -> None:
-    """Copy an SQLite file that others may be writing, as of one instant; check the copy.
-
-    Raises:
-        HubError: it cannot be read, or is damaged.
-        StorageFull: no room is left.
-    """
+    """Copy an SQLite file in use as of one instant, and check it; raises HubError, StorageFull."""
     try:
         with (
             contextlib.closing(
@@ -318,7 +300,8 @@ def copy_database(source: Path, target: Path) -> None:
             ) as reader,
             contextlib.closing(sqlite3.connect(target, isolation_level=None)) as writer,
         ):
-            reader.backup(writer)  # all pages in one step: one instant, and writers go on
+            # all pages in one step: a consistent copy that does not block writers
+            reader.backup(writer)
             writer.execute("PRAGMA journal_mode=DELETE")
             (verdict,) = writer.execute("PRAGMA integrity_check(1)").fetchone()
     except sqlite3.Error as error:
@@ -336,19 +319,17 @@ def copy_database(source: Path, target: Path) -> None:
 
 
 def _jobs_in(database: Path) -> list[str]:
-    """Return the jobs that a database knows."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
         return [job for (job,) in connection.execute("SELECT job FROM jobs ORDER BY job")]
 
 
 def _blobs_in(database: Path) -> list[str]:
-    """Return the blobs that somebody holds in a database."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
         return blobs_held_in(connection)
 
 
 def _put_in_place(work: Path, target: Path, taken: float) -> Path:
-    """Give a finished backup its name."""
+    """Rename a finished backup to its time, with a suffix if that name is taken."""
     base = calendar.strftime("%Y%m%d-%H%M%S", calendar.localtime(taken))
     path, number = target / base, 2
     while path.exists():
@@ -359,7 +340,6 @@ def _put_in_place(work: Path, target: Path, taken: float) -> Path:
 
 
 def _sweep(target: Path, clock: Clock) -> None:
-    """Delete what interrupted backups left a day ago."""
     for path in target.glob(f"{_UNFINISHED}*"):
         with contextlib.suppress(OSError):
             if clock.wall() - path.stat().st_mtime > _STALE_S:
@@ -367,8 +347,8 @@ def _sweep(target: Path, clock: Clock) -> None:
 
 
 def _prune(target: Path, *, keep: int) -> None:
-    """Delete all but the newest backups."""
     found = [(listing.taken, p) for p in target.glob("[!.]*") if (listing := read_listing(p))]
     for _, path in sorted(found)[:-keep]:
-        (path / LIST).unlink()  # first: what is half deleted is no backup
+        # first, so that a half-deleted backup is not taken for a complete one
+        (path / LIST).unlink()
         shutil.rmtree(path, ignore_errors=True)

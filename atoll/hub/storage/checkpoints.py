@@ -1,4 +1,4 @@
-"""Publishes checkpoints: the manifest is written last, when every part of a round has arrived."""
+"""Publishes checkpoints: the manifest is written last, after every part of a round arrived."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from atoll.wire.part_header import read_score, read_stamp
 from atoll.wire.retention import Keep
 
 Row = tuple[str, int, ManifestPart]
-"""Who delivered a part, at which step, and the part."""
+"""Sender, step, and part."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +54,7 @@ CREATE TABLE IF NOT EXISTS checkpoint_parts (
 
 
 def newest_complete(folder: Path) -> int:
-    """Return the highest round of a complete checkpoint in a job's folder, or -1.
-
-    Complete: the manifest can be read and every part it names is there in its full size.
-    """
+    """Return the newest round with a readable manifest and all parts in full size, or -1."""
     for round_ in sorted(_published(folder), reverse=True):
         if _is_complete(folder / checkpoint_folder(round_)):
             return round_
@@ -65,10 +62,9 @@ def newest_complete(folder: Path) -> int:
 
 
 def prune(folder: Path, *, keep: Keep) -> list[int]:
-    """Delete the complete checkpoints that are not kept; return the rounds deleted.
+    """Delete the checkpoints before the newest complete one that `keep` does not retain.
 
-    Folders without a manifest that are older than the newest complete one go too; the newest
-    complete checkpoint always stays.
+    Returns their rounds. Older folders without a manifest are deleted too.
     """
     newest = newest_complete(folder)
     kept = keep.rounds({r: s for r, s in _scores(folder).items() if r <= newest}) | {newest}
@@ -76,12 +72,12 @@ def prune(folder: Path, *, keep: Keep) -> list[int]:
 
 
 def abandon(folder: Path, *, after: int) -> list[int]:
-    """Delete every checkpoint of later rounds; return the rounds deleted."""
+    """Delete every checkpoint after round `after`; return the deleted rounds."""
     return _delete(folder, [round_ for round_ in _folders(folder) if round_ > after])
 
 
 class Checkpoints:
-    """Answers CheckpointPart."""
+    """Handles CheckpointPart messages."""
 
     def __init__(
         self,
@@ -99,31 +95,29 @@ class Checkpoints:
         self._events = events
         self._rounds = rounds
         self._clock = clock
+        # Publishing awaits between reading the parts and writing the manifest: a second part must
+        # not publish too, and `begin` must not delete the folder meanwhile.
         self._lock = asyncio.Lock()
         self._mixed: set[tuple[str, int]] = set()
-        """Rounds of which people were told that parts of two attempts met."""
+        """Rounds for which an event about parts of two attempts was raised."""
         self._copies = Replicator(events=events, folder=jobs.folder)
 
     async def restart(self) -> None:
-        """Go on with the copies that an earlier life of the hub did not finish."""
+        """Resume the copies that were unfinished when the hub stopped."""
         for job in self._jobs.list():
             self._copy(job.job)
 
     async def close(self) -> None:
-        """End what runs beside the hub; it goes on at the next start."""
+        """Stop copying; unfinished copies resume at the next start."""
         await self._copies.close()
 
     async def forget(self, job: str) -> None:
-        """End what works on the checkpoints of a job that is deleted."""
+        """Stop all work on the checkpoints of a deleted job."""
         self._mixed = {one for one in self._mixed if one[0] != job}
         await self._copies.forget(job)
 
     async def begin(self, job: str, *, resume_round: int) -> None:
-        """Forget everything that an earlier attempt of a job delivered after a checkpoint.
-
-        Called when a job goes on from that checkpoint: what came later is of a future that will
-        not be. Parts of it that are still on their way are told apart by their stamps.
-        """
+        """Forget parts and checkpoints after `resume_round`, from which the job resumes."""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -135,14 +129,13 @@ class Checkpoints:
             folder = self._jobs.folder(job)
             gone = await asyncio.to_thread(abandon, folder, after=resume_round)
         if gone:
-            text = f"checkpoints of rounds {gone} are given up: it goes on from {resume_round}"
+            text = f"checkpoints of rounds {gone} are abandoned: it continues from {resume_round}"
             await self._events.add(job, "checkpoints-abandoned", text)
 
     async def deliver(self, job: str, member: str, part: CheckpointPart) -> bool:
-        """Record a part that lies in the job's folder; return whether all are there now.
+        """Record an uploaded part; return whether the checkpoint is complete now.
 
-        Raises:
-            CheckpointCorrupt: the file is not there, or is not the one described.
+        Raises CheckpointCorrupt if the file is missing or differs from its description.
         """
         name = part.name
         if name not in (SHARED_PART, member_part(member)):
@@ -171,7 +164,7 @@ class Checkpoints:
         return await self._publish(job, part.round)
 
     async def member_gone(self, job: str) -> None:
-        """Publish what waited only for a member that is not expected any more."""
+        """Publish checkpoints that waited only for a member that is no longer expected."""
 
         def find(connection: sqlite3.Connection) -> list[tuple[int]]:
             return connection.execute(
@@ -182,11 +175,11 @@ class Checkpoints:
             await self._publish(job, round_)
 
     async def newest(self, job: str) -> int:
-        """Return the round of the newest complete checkpoint of a job, or -1."""
+        """Return the round of a job's newest complete checkpoint, or -1."""
         return await asyncio.to_thread(newest_complete, self._jobs.folder(job))
 
     async def _publish(self, job: str, round_: int) -> bool:
-        """Write the manifest if nothing is missing; return whether it is there."""
+        """Write the manifest if no part is missing; return whether it exists."""
         async with self._lock:
             manifest_path = f"{checkpoint_folder(round_)}/{MANIFEST_NAME}"
             if await self._files.stat(job, manifest_path) is not None:
@@ -214,11 +207,7 @@ class Checkpoints:
         return True
 
     async def _of_one_state(self, job: str, round_: int, rows: list[Row]) -> list[Row]:
-        """Return the parts that belong to the shared part; none while that is missing.
-
-        Parts of an abandoned attempt at the same round carry another stamp. They wait to be
-        replaced, and never get into a manifest beside parts of the present one.
-        """
+        """Return the parts with the shared part's stamp; others are of an abandoned attempt."""
         names = [part.name for _, _, part in rows]
         if SHARED_PART not in names:
             return []
@@ -242,13 +231,11 @@ class Checkpoints:
         return self._jobs.folder(job) / checkpoint_folder(round_) / name
 
     def _copy(self, job: str) -> None:
-        """Have the job's checkpoints copied to where its file says, if it does."""
         url = self._jobs.get(job).spec.checkpoint.to
         if url:
             self._copies.wake(job, url)
 
     async def _awaited(self, job: str, round_: int) -> set[str]:
-        """Return the members of that committed round that still live."""
         record = self._jobs.get(job)
         live = {m.member for m in record.members.values() if m.live}
         return live & set(await self._rounds.store.members_of(job, round_) or live)
@@ -283,19 +270,16 @@ class Checkpoints:
 
 
 def _folders(folder: Path) -> list[int]:
-    """Return the rounds that have a folder, ascending."""
     paths = (folder / "checkpoints").glob("round-*")
     rounds = {round_of(path.name) for path in paths if path.is_dir()}
     return sorted(round_ for round_ in rounds if round_ is not None)
 
 
 def _published(folder: Path) -> list[int]:
-    """Return the rounds whose manifest exists."""
     return [round_ for round_ in _folders(folder) if _manifest(folder, round_).is_file()]
 
 
 def _scores(folder: Path) -> dict[int, float | None]:
-    """Return the held-out loss of every published checkpoint, by round."""
     scores: dict[int, float | None] = {}
     for round_ in _published(folder):
         try:
@@ -306,7 +290,7 @@ def _scores(folder: Path) -> dict[int, float | None]:
 
 
 def _delete(folder: Path, rounds: list[int]) -> list[int]:
-    """Delete folders of checkpoints; the manifest first, so that none looks complete by half."""
+    """Delete checkpoints, manifest first, so that a partial one never looks complete."""
     for round_ in rounds:
         _manifest(folder, round_).unlink(missing_ok=True)
         shutil.rmtree(folder / checkpoint_folder(round_), ignore_errors=True)
@@ -318,7 +302,6 @@ def _manifest(folder: Path, round_: int) -> Path:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return whether the manifest reads and its parts are there."""
     try:
         manifest = decode_manifest((folder / MANIFEST_NAME).read_bytes())
         return all((folder / p.name).stat().st_size == p.nbytes for p in manifest.parts)

@@ -1,8 +1,6 @@
-"""Files of jobs: streamed to disk, checked by SHA-256, put in place by one atomic rename.
+"""Files of jobs: streamed to `.incoming/`, flushed, checked by SHA-256, then renamed atomically.
 
-A file is either the old one or the whole new one, whatever happens in between: bytes go to
-`.incoming/` first, are flushed to the disk, and only then get their name. The hash of a file that
-came over the wire is remembered, so that a reader can check what it got.
+The hash of a received file is remembered, so that a reader can verify its copy.
 """
 
 from __future__ import annotations
@@ -33,10 +31,9 @@ CREATE TABLE IF NOT EXISTS files (
 """
 
 MAX_FILE_BYTES = 64 * 2**30
-"""Largest file that is accepted."""
 
 ARTIFACTS = "artifacts/"
-"""Below it lies what processes left behind, as `artifacts/MEMBER/PATH`."""
+"""Folder of the files that processes left, as `artifacts/MEMBER/PATH`."""
 
 MAX_LISTED = 10_000
 _MAX_DEPTH = 8
@@ -45,15 +42,15 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class FileInfo(msgspec.Struct, frozen=True):
-    """One file of a job."""
+    """A file of a job."""
 
     name: str
-    """Path inside the job's folder, with slashes."""
+    """Path in the job's folder, with slashes."""
     nbytes: int
     sha256: str
-    """Empty where it was not asked for or the file still grows."""
+    """Empty if not requested or the file still grows."""
     modified: float
-    """Seconds since 1970."""
+    """Unix time."""
 
 
 FileList = list[FileInfo]
@@ -66,18 +63,14 @@ class Files:
         self._database = database
         self._jobs_dir = jobs_dir
         self._gone: set[str] = set()
-        """Jobs that were deleted in this life of the hub; files of theirs may be on their way."""
+        """Deleted jobs; uploads of their files may still be in progress."""
         self._incoming = jobs_dir / ".incoming"
         self._incoming.mkdir(parents=True, exist_ok=True)
         for leftover in self._incoming.iterdir():
             leftover.unlink()
 
     def path(self, job: str, name: str) -> Path:
-        """Return where a file of a job lies.
-
-        Raises:
-            ConfigError: the name leaves the job's folder or has unusual characters.
-        """
+        """Return the path of a job's file; raises ConfigError if it leaves the folder."""
         parts = name.split("/")
         folder = self._jobs_dir / job
         path = folder.joinpath(*parts)
@@ -96,17 +89,11 @@ class Files:
     async def put(
         self, job: str, name: str, chunks: AsyncIterator[bytes], *, sha256: str = ""
     ) -> FileInfo:
-        """Store what `chunks` yields; the file appears whole or not at all.
-
-        Args:
-            job: Whose file it is.
-            name: Path inside the job's folder.
-            chunks: The bytes.
-            sha256: What they must hash to, in hexadecimal; empty: not checked.
+        """Store the bytes atomically; an empty `sha256` is not checked.
 
         Raises:
-            StorageFull: no room is left; an older file of that name stays as it was.
-            WireError: the bytes hash to something else, or are too many.
+            StorageFull: no space is left; an existing file of that name is intact.
+            WireError: the hash differs, or the file is too large.
         """
         path = self.path(job, name)
         temporary = self._incoming / new_token()
@@ -116,7 +103,7 @@ class Files:
                     temporary, chunks, sha256=sha256, max_bytes=MAX_FILE_BYTES
                 )
                 status = await asyncio.to_thread(upload.put_in_place, temporary, path)
-            if job in self._gone:  # deleted while the file was on its way
+            if job in self._gone:  # deleted while the file was uploaded
                 await asyncio.to_thread(_remove_folder, self._jobs_dir / job)
                 raise HubError("the job was deleted meanwhile", given=f"{name} of {job}")
         finally:
@@ -131,7 +118,7 @@ class Files:
         return FileInfo(name, status.st_size, hexdigest, status.st_mtime)
 
     async def write(self, job: str, name: str, data: bytes) -> FileInfo:
-        """Store bytes that the hub made itself."""
+        """Store bytes that the hub itself made."""
 
         async def once() -> AsyncIterator[bytes]:
             yield data
@@ -139,7 +126,7 @@ class Files:
         return await self.put(job, name, once())
 
     async def stat(self, job: str, name: str) -> FileInfo | None:
-        """Return what a file is, with its hash, or None when there is none."""
+        """Return a file's description with its hash, or None if it does not exist."""
         path = self.path(job, name)
         try:
             status = await asyncio.to_thread(path.stat)
@@ -147,7 +134,7 @@ class Files:
             return None
         if not path.is_file():
             return None
-        if name.endswith(".jsonl") and not name.startswith(ARTIFACTS):  # it grows
+        if name.endswith(".jsonl") and not name.startswith(ARTIFACTS):  # still grows
             return FileInfo(name, status.st_size, "", status.st_mtime)
         row = await self._database.read(
             lambda connection: connection.execute(
@@ -165,19 +152,15 @@ class Files:
         return await asyncio.to_thread(lambda: list(_walk(folder)))
 
     def expect_none(self, job: str) -> None:
-        """Take no file of a job from now on: it is being deleted."""
+        """Refuse further files of a job that is being deleted."""
         self._gone.add(job)
 
     async def size(self, job: str) -> FolderSize:
-        """Return how much lies in a job's folder."""
+        """Return the size of a job's folder."""
         return await asyncio.to_thread(_measure, self.path(job, "job.toml").parent)
 
     async def remove(self, job: str) -> None:
-        """Delete a job's folder with everything in it; what is gone already does not matter.
-
-        Raises:
-            HubError: something in it cannot be deleted; says what.
-        """
+        """Delete a job's folder, if it exists; raises HubError if something cannot be deleted."""
         folder = self.path(job, "job.toml").parent
         try:
             await asyncio.to_thread(_remove_folder, folder)
@@ -185,17 +168,16 @@ class Files:
             raise HubError(
                 "files of a deleted job cannot be removed yet",
                 given=str(error),
-                remedy=f"see who uses {folder} and who owns it; the hub tries again by itself",
+                remedy=f"check which program uses {folder}, and its permissions; the hub retries",
             ) from error
 
 
 class FolderSize(msgspec.Struct, frozen=True):
-    """How much lies in the folder of a job."""
+    """Size of the folder of a job."""
 
     files: int = 0
     nbytes: int = 0
     checkpoint_bytes: int = 0
-    """Of these, below `checkpoints/`."""
 
 
 def _measure(folder: Path) -> FolderSize:
@@ -211,7 +193,7 @@ def _measure(folder: Path) -> FolderSize:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Delete a folder, durably; a file that comes in meanwhile goes too."""
+    """Delete a folder durably; retries, because files may be added meanwhile."""
     if folder.is_symlink():
         folder.unlink()
     for last in (False, False, True):
@@ -228,7 +210,6 @@ def _remove_folder(folder: Path) -> None:
 
 
 def _walk(folder: Path) -> Iterator[FileInfo]:
-    """Yield what lies in a folder, at most `MAX_LISTED` files."""
     found = 0
     for path in sorted(folder.rglob("*")):
         with contextlib.suppress(FileNotFoundError):

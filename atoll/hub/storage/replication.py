@@ -1,8 +1,7 @@
-"""Runs the program that copies checkpoints to where `[checkpoint] to` says, beside the hub.
+"""Runs the process that copies checkpoints to `[checkpoint] to`.
 
-It is a process of its own because drivers of object stores block, and because the hub imports
-nothing of checkpoints. It notes what it has copied in the job's folder, so it can be killed at any
-time and started again.
+It is a separate process because object-store drivers block and the hub must not import the
+checkpoint package. It records its progress in the job's folder, so it may be killed at any time.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
 
 
 class Replicator:
-    """At most one copying process for each job."""
+    """At most one copying process per job."""
 
     def __init__(
         self,
@@ -38,7 +37,6 @@ class Replicator:
         folder: Callable[[str], Path],
         command: tuple[str, ...] = COMMAND,
     ) -> None:
-        """`folder` gives a job's folder."""
         self._events = events
         self._folder = folder
         self._command = command
@@ -49,7 +47,7 @@ class Replicator:
         self._trouble: dict[str, str] = {}
 
     def wake(self, job: str, url: str) -> None:
-        """Copy whatever of a job is complete and not copied yet; returns at once."""
+        """Start copying all complete checkpoints that are not copied yet; returns at once."""
         self._again[job] = url
         if job not in self._running:
             self._running.add(job)
@@ -57,7 +55,7 @@ class Replicator:
             self._of_job[job] = task
 
     async def forget(self, job: str) -> None:
-        """End the copying of a job that is deleted; what was copied stays where it is."""
+        """Stop copying for a deleted job; existing copies stay."""
         self._again.pop(job, None)
         task = self._of_job.pop(job, None)
         if task is not None:
@@ -66,11 +64,11 @@ class Replicator:
         self._trouble.pop(job, None)
 
     async def close(self) -> None:
-        """End every process; what is missing is copied after the next `wake`."""
+        """Stop every process; the rest is copied after the next `wake`."""
         await self._tasks.close()
 
     async def _keep(self, job: str) -> None:
-        """Run the process as often as something new is complete, and again when it failed."""
+        """Run the process while there is something new, with increasing pauses after failures."""
         pause_s = FIRST_PAUSE_S
         try:
             while job in self._again:
@@ -86,7 +84,6 @@ class Replicator:
             self._of_job.pop(job, None)
 
     async def _run(self, job: str, url: str) -> int:
-        """Run the process once; return its exit status."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -112,7 +109,7 @@ class Replicator:
                 await process.wait()
 
     async def _tell(self, job: str, line: bytes) -> None:
-        """Make an event of a report; the same trouble is told once."""
+        """Turn a report into an event; a repeated failure is reported once."""
         try:
             report: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
             kind, round_ = str(report.get("type", "")), report.get("round")

@@ -1,10 +1,8 @@
-"""Makes a hub's folders from a backup, and tells the records that time has passed since.
+"""Restores a hub from a backup and reconciles its records with the time since.
 
-The hub that was lost went on for a while after its backup was taken. Its members have seen rounds,
-attempts and launches that the restored record does not know. Two things keep the two histories
-apart: attempts (epochs) go on far above any number that the lost hub can have used, and every
-attempt that was open in the backup counts as aborted. Members that stand on later rounds tell so
-when they join, and the record follows them.
+Members may know rounds and attempts that the restored database does not. Therefore attempt numbers
+(epochs) continue far above any that the lost hub can have used, and every open attempt counts as
+aborted. Members at later rounds report this when they join, and the record follows them.
 """
 
 from __future__ import annotations
@@ -41,10 +39,10 @@ from atoll.wire.states import JobState
 log = logging.getLogger(__name__)
 
 RESTORED = "restored.json"
-"""In the data folder: which backup it was made from."""
+"""Written to the data folder: the `Origin` of a restored hub."""
 
 EPOCHS_AHEAD = 1_000_000
-"""Attempts of rounds that a lost hub can have made after its backup, at the very most."""
+"""Upper bound of the attempts that a lost hub can have made after its backup."""
 
 REASON = "the hub was restored from a backup"
 
@@ -62,11 +60,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 def find(folder: Path) -> tuple[Path, Listing]:
-    """Return the backup that a folder is, or the newest one in it.
-
-    Raises:
-        ConfigError: there is no complete backup.
-    """
+    """Return the backup at `folder`, or the newest one in it; raises ConfigError."""
     chosen = folder if (folder / LIST).is_file() else newest(folder)
     listing = read_listing(chosen) if chosen else None
     if chosen is None or listing is None:
@@ -79,26 +73,17 @@ def find(folder: Path) -> tuple[Path, Listing]:
 
 
 def restore(folder: Path, *, data: Path, jobs: Path, clock: Clock) -> Listing | None:
-    """Make the data folder and the job folders of a hub from a backup.
+    """Create the data and job folders of a hub from a backup, or the newest in `folder`.
 
-    The database appears last, by one rename: what was interrupted can simply be begun again. Files
-    of jobs that are there already stay. Asked again with the same backup it does nothing, so that
-    a service may always be started with the same words.
-
-    Args:
-        folder: A backup, or a folder of backups, of which the newest is taken.
-        data: Data folder of the hub to be; must not have a database yet.
-        jobs: Folder of its runs.
-        clock: Whence the time comes.
-
-    Returns:
-        The list of the backup, or None when this data was made from a backup in `folder` before.
+    The database appears last, so an interrupted restore can be repeated. Existing job files are
+    kept. Returns None without changes if `data` was restored from `folder` before, so that a
+    service can always start with the same arguments.
 
     Raises:
         ConfigError: there is no complete backup.
-        CheckpointCorrupt: a file of the backup is damaged; nothing was put in place.
-        HubError: the data folder is in use by another hub's data.
-        StorageFull: no room is left.
+        CheckpointCorrupt: a file of the backup is damaged; nothing was restored.
+        HubError: the data folder belongs to another hub.
+        StorageFull: no space is left.
     """
     if (data / DATABASE).exists():
         _check_made_before(folder, data)
@@ -117,7 +102,7 @@ def restore(folder: Path, *, data: Path, jobs: Path, clock: Clock) -> Listing | 
 
 
 def _check_made_before(folder: Path, data: Path) -> None:
-    """Accept data that was made from a backup in this folder; refuse any other."""
+    """Raise HubError unless the data was restored from a backup in this folder."""
     try:
         origin = msgspec.json.decode((data / RESTORED).read_bytes(), type=Origin)
     except (OSError, msgspec.MsgspecError):
@@ -125,19 +110,15 @@ def _check_made_before(folder: Path, data: Path) -> None:
     ids = {listing.id for p in [folder, *folder.glob("*")] if (listing := read_listing(p))}
     if origin is None or origin.id not in ids:
         raise HubError(
-            "this data folder has the records of a hub already",
+            "this data folder already has the records of a hub",
             given=str(data),
             expected="an empty folder, to start from a backup",
-            remedy="start without --from to go on with them, or name another folder with --data",
+            remedy="start without --from to continue with them, or name another folder with --data",
         )
 
 
 def _verify(backup: Path, listing: Listing) -> None:
-    """Check every file of a backup against its list.
-
-    Raises:
-        CheckpointCorrupt: names the first one that is missing or damaged.
-    """
+    """Raise CheckpointCorrupt for the first file that is missing or damaged."""
     for entry in listing.files:
         path = backup / entry.name
         if not path.is_file() or path.stat().st_size != entry.nbytes:
@@ -155,7 +136,7 @@ def _verify(backup: Path, listing: Listing) -> None:
 
 
 def _put_files(backup: Path, listing: Listing, start: str, folder: Path) -> None:
-    """Copy what begins with `start` to a folder; a manifest comes after the parts that it names."""
+    """Copy the files with prefix `start`; manifests after the parts that they name."""
     names = [entry.name for entry in listing.files if entry.name.startswith(start)]
     for name in sorted(names, key=lambda name: (name.endswith("manifest.json"), name)):
         target = folder / name.removeprefix(start)
@@ -174,7 +155,6 @@ def _put_files(backup: Path, listing: Listing, start: str, folder: Path) -> None
 
 
 def _put_data(backup: Path, listing: Listing, data: Path, *, jobs: Path, now: float) -> None:
-    """Put secrets and database in place, the database last."""
     scratch = data / f".{DATABASE}.restoring"
     for leftover in data.glob(f"{scratch.name}*"):
         leftover.unlink()
@@ -188,13 +168,12 @@ def _put_data(backup: Path, listing: Listing, data: Path, *, jobs: Path, now: fl
     origin = Origin(listing.id, listing.taken, now)
     write_synced(data / RESTORED, msgspec.json.encode(origin))
     for stale in data.glob(f"{DATABASE}-*"):
-        stale.unlink()  # the log of a database that is gone must not be played into this one
+        stale.unlink()  # the write-ahead log of a previous database must not be applied to this one
     scratch.replace(data / DATABASE)
     sync_folders(data)
 
 
 def _settle(database: Path, listing: Listing, *, jobs: Path, now: float) -> None:
-    """Tell the records of a copied database that time has passed since it was taken."""
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.executescript(SCHEMA)
         connection.execute("BEGIN")
@@ -215,7 +194,7 @@ def _settle(database: Path, listing: Listing, *, jobs: Path, now: float) -> None
 
 
 def _part_histories(connection: sqlite3.Connection, job: str, round_: int, *, now: float) -> None:
-    """Abort the open attempt of a job, and let later ones have numbers that were never used."""
+    """Abort the open attempt of a job and reserve unused numbers for later ones."""
     open_attempts = connection.execute(
         "SELECT epoch, round FROM rounds WHERE job = ? AND verdict IS NULL", (job,)
     ).fetchall()
@@ -240,7 +219,7 @@ def _part_histories(connection: sqlite3.Connection, job: str, round_: int, *, no
 
 
 def _forget_missing_parts(connection: sqlite3.Connection, jobs: Path) -> None:
-    """Forget parts of checkpoints that were under way and are not in the backup."""
+    """Forget parts of checkpoints that were being uploaded and are not in the backup."""
     rows = connection.execute("SELECT job, round, name, nbytes FROM checkpoint_parts").fetchall()
     for job, round_, name, nbytes in rows:
         path = jobs / job / "checkpoints" / f"round-{round_:06d}" / name

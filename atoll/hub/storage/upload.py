@@ -1,4 +1,4 @@
-"""Bytes that arrive in chunks become a file: hashed, bounded, flushed, named by one rename."""
+"""Streams uploads into files: hashed, bounded, flushed, then renamed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import BinaryIO
 from atoll.errors import AtollError, FrameTooLarge, StorageFull, WireError
 
 _WRITE_BYTES = 1 * 2**20
-"""Bytes gathered before a thread writes them: below it, the change of threads costs more."""
+"""Bytes collected before a thread writes them; for less, switching threads costs more."""
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -22,17 +22,13 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 async def receive(
     target: Path, chunks: AsyncIterator[bytes], *, sha256: str, max_bytes: int
 ) -> tuple[str, int]:
-    """Write what `chunks` yields to `target`, flushed to the disk; return its hash and its bytes.
+    """Write the bytes to `target`, flushed to disk; return their hash and number.
 
-    Args:
-        target: The file, which is left half written when this raises.
-        chunks: The bytes.
-        sha256: What they must hash to, in hexadecimal; empty: not checked.
-        max_bytes: More are refused.
+    `target` is left incomplete on errors. An empty `sha256` is not checked.
 
     Raises:
-        WireError: the bytes hash to something else.
-        FrameTooLarge: they are too many.
+        WireError: the bytes have another hash.
+        FrameTooLarge: they are more than `max_bytes`.
     """
     hasher, total = hashlib.sha256(), 0
     with target.open("wb") as file:
@@ -54,7 +50,7 @@ async def receive(
 
 
 def put_in_place(temporary: Path, path: Path) -> os.stat_result:
-    """Give a file its name, durably, and return what it is now."""
+    """Rename a file durably and return its status."""
     fresh = not path.parent.is_dir()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.replace(path)
@@ -66,7 +62,7 @@ def put_in_place(temporary: Path, path: Path) -> os.stat_result:
 
 @contextlib.contextmanager
 def storage_full_as_error(path: Path) -> Iterator[None]:
-    """Turn the operating system's "no room" into an error a person can act on."""
+    """Translate "no space" errors of the operating system into StorageFull."""
     try:
         yield
     except OSError as error:
@@ -80,7 +76,7 @@ def storage_full_as_error(path: Path) -> Iterator[None]:
 
 
 async def _blocks(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Gather small chunks into blocks worth a trip to another thread."""
+    """Merge small chunks into blocks of at least `_WRITE_BYTES`."""
     gathered = bytearray()
     async for chunk in chunks:
         gathered += chunk
@@ -101,8 +97,8 @@ def _flush(file: BinaryIO) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    if os.name == "posix":  # elsewhere a folder cannot be flushed, and need not be
+    """Flush the directory entries of a folder to disk."""
+    if os.name == "posix":  # Windows cannot flush a folder and does not need to
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -1,5 +1,5 @@
-"""Net, HTTP: the hub's REST interface for synchronous programs.
+"""The hub's REST interface for synchronous programs.
 
-It may import the rest of net, and what net may. Start reading at `client.py`; `http.py` turns
+May import the rest of net, and what net may. Start reading at `client.py`; `http.py` turns
 responses into errors.
 """

@@ -52,11 +52,8 @@ class AccessCalls:
     def join(self, secret: str, *, name: str, info: NodeInfo, request: str = "") -> Joined:
         """Exchange a ticket's secret for a node id and a node token.
 
-        Args:
-            secret: Secret of a ticket for nodes.
-            name: Requested node id.
-            info: Description of the machine.
-            request: PEM signing request for the node's key, if the hub uses TLS.
+        `name` is the requested node id; `request` a PEM signing request for the node's key, if the
+        hub uses TLS.
 
         Raises:
             AuthError: the ticket is unknown, expired, used up or not for a node.
@@ -74,7 +71,7 @@ class AccessCalls:
         """Revoke a node; `open_tickets` of the answer could still admit it."""
         return dict(self._rest.json("POST", f"/api/nodes/{quote(node, safe='')}/revoke", json={}))
 
-    # ----------------------------------------------------------------------------- people
+    # ----------------------------------------------------------------------------- logins
 
     def log_in(self, secret: str, *, name: str) -> Login:
         """Exchange a ticket's secret for an operator's or a viewer's token.
@@ -103,14 +100,7 @@ class AccessCalls:
         valid_s: float | None = None,
         name: str = "",
     ) -> str:
-        """Return a new ticket.
-
-        Args:
-            role: `node`, `viewer` or `operator`.
-            uses: How often it may be used; None: no limit.
-            valid_s: Seconds of validity; None: no limit.
-            name: Person or machine that it is for.
-        """
+        """Return a new ticket for a `node`, `viewer` or `operator`; None: unlimited."""
         body = {"role": role, "uses": uses, "valid_s": valid_s, "name": name}
         return str(self._rest.json("POST", "/api/tickets", json=body)["ticket"])
 
@@ -119,11 +109,7 @@ class AccessCalls:
         return list(self._rest.json("GET", "/api/tickets"))
 
     def revoke_ticket(self, id: str) -> list[str]:
-        """Revoke a ticket and the logins made with it; return their names.
-
-        Raises:
-            ConfigError: there is no such ticket.
-        """
+        """Revoke a ticket and the logins made with it; return their names."""
         path = f"/api/tickets/{quote(id, safe='')}/revoke"
         return list(self._rest.json("POST", path, json={})["logged_out"])
 
@@ -138,19 +124,14 @@ class DeletionCalls:
     _rest: HttpSession
 
     def job_size(self, job: str) -> dict[str, Any]:
-        """Return what deletion would remove: `files`, `queue_items`, and the bytes of each."""
+        """Return `files`, `queue_items` and their bytes that deletion would remove."""
         return dict(self._rest.json("GET", f"{_deletion_path(job)}/size", timeout=DELETION_S))
 
     def delete_job(self, job: str, *, keep_files: bool = False) -> dict[str, Any]:
-        """Delete an ended job.
+        """Delete an ended job; with `keep_files` its folder at the hub stays.
 
-        Args:
-            job: The job's id.
-            keep_files: Keep its folder at the hub.
-
-        Returns:
-            The figures of :meth:`job_size`, and `finished`: False while files are still being
-            removed.
+        Returns the figures of :meth:`job_size`, and `finished`: False while files are being
+        removed.
 
         Raises:
             HubError: it has not ended, or there is no such job.
@@ -165,12 +146,12 @@ def _deletion_path(job: str) -> str:
 
 
 class RendezvousCalls:
-    """Calls by which the machines of an island find each other."""
+    """Calls by which the hosts of an island find each other."""
 
     _rest: HttpSession
 
     def publish_rendezvous(self, job: str, member: str, address: RendezvousAddress) -> None:
-        """Publish where follower hosts find the first machine of this member's island.
+        """Publish the address of the first host of this member's island.
 
         The hub forgets it when it restarts, and when the member is launched again.
 
@@ -186,10 +167,10 @@ class RendezvousCalls:
         )
 
     def find_rendezvous(self, job: str, member: str) -> RendezvousAddress | None:
-        """Return where follower hosts find a member's island; None: not published.
+        """Return the address of the first host of a member's island; None: not published.
 
         Raises:
-            AuthError: the token is that of neither this member nor one of its followers.
+            AuthError: the token belongs neither to this member nor to one of its followers.
         """
         absent = HubError("no rendezvous is published", given=f"{job}/{member}")
         try:
@@ -250,11 +231,7 @@ class QueueCalls:
         return self._queue("claim", claim, QueueItems, wait_s=wait_s).items
 
     def queue_ack(self, queue: str, *, lease: str) -> None:
-        """Acknowledge a leased item.
-
-        Raises:
-            HubError: the lease was lost to another claim.
-        """
+        """Acknowledge a leased item; raises HubError if the lease was lost to another claim."""
         self._queue("ack", QueueAck(queue, lease), Done)
 
     def queue_extend(self, queue: str, *, lease: str, lease_s: float) -> None:
@@ -266,7 +243,6 @@ class QueueCalls:
         self._queue("release", QueueRelease(queue, lease, reason), Done)
 
     def _queue(self, verb: str, body: Message, answer: type[M], *, wait_s: float = 0.0) -> M:
-        """Send a wire message as JSON and return its answer."""
         response = self._rest.call(
             "POST",
             f"/api/queues/{verb}",

@@ -32,7 +32,7 @@ SUBMIT_PAUSES_S = (0.5, 1.5)
 """Pauses before an unanswered submission is repeated."""
 
 SLOW_ANSWER_S = 120.0
-"""Timeout of requests that end only when a file is durable at the hub."""
+"""Timeout of requests that end when a file is durable at the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +119,16 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         batch: str = "",
         key: str = "",
     ) -> str:
-        """Submit a job and return its id; sent again when no answer comes, it is one job still.
+        """Submit a job and return its id; repetitions without an answer create one job only.
 
         Args:
             spec: The job's TOML text.
-            files: Name and text of the files that travel with it (the user's script).
-            batch: Label of the jobs that are submitted together.
-            key: What this submission is called; empty: a name that nobody else has.
+            files: Name -> text of further files, e.g. the user's script.
+            batch: Label of jobs that are submitted together.
+            key: Idempotency key; empty: a random one.
 
         Raises:
-            ConfigError: the job file is wrong, or the key is that of another job.
+            ConfigError: the job file is wrong, or the key belongs to another job.
         """
         body = {"spec": spec, "files": dict(files or {}), "batch": batch}
         body["key"] = key or new_token()
@@ -171,14 +171,10 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
     def logs(
         self, job: str, *, after: int = 0, member: str = "", wait_s: float = 0.0, tail: int = 0
     ) -> dict[str, Any]:
-        """Return {"last", "lines"} after id `after`.
+        """Return {"last", "lines"} after id `after`, of one member or all.
 
-        Args:
-            job: The job.
-            after: Id of the last known line.
-            member: Only lines of this process; empty: all.
-            wait_s: Longest wait for the first new line.
-            tail: Only the last lines, without waiting; 0: all after `after`.
+        Waits up to `wait_s` for the first new line. `tail`: only that many last lines, without
+        waiting.
         """
         params: dict[str, str | float] = {"after": after}
         if tail:
@@ -197,9 +193,7 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
     def resume(self, job: str, *, spec: str = "") -> str:
         """Resume a job from its last checkpoint; return the id of the new run.
 
-        Args:
-            job: The job.
-            spec: New job file, with other nodes or another strategy; empty: the same.
+        `spec` is a new job file, with other nodes or another strategy; empty: the same.
 
         Raises:
             ConfigError: the job file is wrong, or changes what cannot change.
@@ -216,7 +210,7 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
     def put_file(
         self, job: str, path: str, source: Path | bytes, *, progress: Progress | None = None
     ) -> str:
-        """Upload a file of a job and return its SHA-256; it appears at once as a whole.
+        """Upload a file of a job atomically and return its SHA-256.
 
         Raises:
             StorageFull: the hub's disk is full.
@@ -228,7 +222,6 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
     def _put(
         self, address: str, source: Path | bytes, sha256: str, nbytes: int, say: Progress | None
     ) -> None:
-        """Upload what was measured."""
         self._rest.call(
             "PUT",
             address,
@@ -246,11 +239,11 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         sha256: str = "",
         progress: Progress | None = None,
     ) -> str:
-        """Download a file of a job and return its SHA-256; `target` appears at once as a whole.
+        """Download a file of a job to `target` atomically and return its SHA-256.
 
         Raises:
             CheckpointMissing: the hub has no such file.
-            CheckpointCorrupt: its hash is not `sha256`, or not what the hub reports.
+            CheckpointCorrupt: its hash is not `sha256`, or not the one that the hub reports.
             StorageFull: the local disk is full.
         """
         with self._rest.stream(
@@ -308,7 +301,7 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         return True
 
     def get_blob(self, sha256: str, target: Path, *, progress: Progress | None = None) -> None:
-        """Download a blob; `target` appears at once as a whole.
+        """Download a blob to `target` atomically.
 
         Raises:
             HubError: the hub does not have it.
@@ -343,20 +336,16 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
 
 
 def _path(job: str, *parts: str) -> str:
-    """Return the path of a job's resource."""
     return "/".join(("/api/jobs", quote(job, safe=""), *(quote(part) for part in parts)))
 
 
 def _absent(job: str, path: str) -> CheckpointMissing:
-    """Return the error for a file that the hub does not have."""
     return CheckpointMissing("the hub has no such file", given=f"{path} of {job}")
 
 
 def _no_blob(sha256: str) -> HubError:
-    """Return the error for a blob that the hub does not have."""
     return HubError("the hub does not have this blob", given=sha256)
 
 
 def _hash_of(response: httpx.Response) -> str:
-    """Return the SHA-256 in a response, or an empty string."""
     return str(response.headers.get("X-Sha256", ""))

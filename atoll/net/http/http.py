@@ -1,4 +1,4 @@
-"""HTTP to the hub: turns connection failures and error bodies into errors."""
+"""HTTP calls to the hub: converts connection failures and error bodies into exceptions."""
 
 from __future__ import annotations
 
@@ -62,11 +62,7 @@ class HttpSession:
     def call(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Return a successful response with its body.
 
-        Args:
-            method: GET, PUT, ...
-            path: Path below the hub's URL.
-            options: Those of `httpx.Client.stream`: json, params, content, headers, timeout; or
-                `absent`, see `stream`.
+        `options` are those of `httpx.Client.stream`, and `absent`, see `stream`.
 
         Raises:
             HubUnreachable: no answer, or not from a hub.
@@ -80,7 +76,7 @@ class HttpSession:
     def stream(
         self, method: str, path: str, *, absent: AtollError | None = None, **options: Any
     ) -> Iterator[httpx.Response]:
-        """Yield a successful response whose body is not read yet; raises as `call` does.
+        """Yield a successful response with unread body; raises as `call` does.
 
         `absent` is raised for status 404 instead of the hub's error.
         """
@@ -95,7 +91,6 @@ class HttpSession:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: httpx.TransportError) -> AtollError:
-        """Return the error for a request without an answer."""
         by_tls = isinstance(error, httpx.ConnectError) and "ssl" in str(error).lower()
         by_proxy = isinstance(error, httpx.ProxyError | httpx.ConnectError | httpx.ConnectTimeout)
         if self._proxy and by_proxy and not by_tls:
@@ -104,7 +99,6 @@ class HttpSession:
         return unreachable(self.url, TimeoutError() if timed_out else error)
 
     def _error(self, response: httpx.Response) -> AtollError:
-        """Return the error in the body of a response."""
         response.read()
         try:
             fields = response.json()["error"]
@@ -131,7 +125,7 @@ class HttpSession:
 
 
 def _transport(endpoint: HubEndpoint, *, secure: bool) -> httpx.BaseTransport:
-    """Return the httpx transport; it ignores the environment, which was read with the endpoint."""
+    """Return the httpx transport; the environment was already read with the endpoint."""
     inner = httpx.HTTPTransport(
         verify=endpoint.context(secure=secure) or True,
         proxy=endpoint.proxy or None,

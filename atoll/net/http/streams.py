@@ -1,4 +1,4 @@
-"""Stream files to and from the hub: read, hash and write them in blocks."""
+"""Streams of files to and from the hub: read, hashed and written in blocks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ from pathlib import Path
 from atoll.errors import CheckpointCorrupt, ConfigError, StorageFull
 
 BLOCK_BYTES = 256 * 2**10
-"""Bytes of a file in memory at a time."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the total."""
 
 
 def measure(source: Path | bytes) -> tuple[str, int]:
-    """Return SHA-256 and size of an upload.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
+    """Return SHA-256 and size of an upload; raises ConfigError if the file does not exist."""
     digest, nbytes = hashlib.sha256(), 0
     for block in blocks(source):
         digest.update(block)
@@ -60,15 +55,10 @@ def with_progress(
 
 
 def write_verified(target: Path, source: Iterable[bytes], *, sha256: str) -> str:
-    """Write blocks to a file that appears at once as a whole; return its SHA-256.
-
-    Args:
-        target: The file; its folder is created.
-        source: Its content.
-        sha256: Expected hash; empty: any.
+    """Write blocks to a file atomically; return its SHA-256.
 
     Raises:
-        CheckpointCorrupt: the hash differs.
+        CheckpointCorrupt: the hash is not `sha256` (empty: any).
         StorageFull: the disk is full.
     """
     digest = hashlib.sha256()
@@ -96,7 +86,7 @@ def check_hash(name: str, found: str, *, expected: str) -> None:
             f"{name} arrived damaged",
             given=f"SHA-256 {found}",
             expected=f"SHA-256 {expected}",
-            remedy="load it again; if it stays so, the file at the hub is damaged",
+            remedy="download it again; if this repeats, the file at the hub is damaged",
         )
 
 
@@ -108,5 +98,5 @@ def _full_disk_named(target: Path) -> Iterator[None]:
         if error.errno != errno.ENOSPC:
             raise
         raise StorageFull(
-            "the disk is full", given=str(target), remedy="make room and try again"
+            "the disk is full", given=str(target), remedy="free some disk space and try again"
         ) from error

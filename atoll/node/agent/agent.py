@@ -1,11 +1,11 @@
-"""The agent of a machine: takes commands from its queue, runs processes, tells how they end.
+"""The agent of a machine: takes commands from its queue, runs processes, reports how they end.
 
-Commands come at least once: the lease of a command runs out when the machine sleeps or the agent
-dies before it acked, and the hub hands the command out again. Every launch has a token of its own,
-so one that comes again is recognised by it, acked, and otherwise ignored.
+Commands are delivered at least once: if the machine sleeps or the agent dies before the ack, the
+lease expires and the hub delivers the command again. Every launch has its own token, by which a
+repeated one is recognized, acked, and otherwise ignored.
 
-At most one process of a member runs here: an older one is killed before the next is started, also
-one that is stopped (SIGSTOP) and so would not hear that it is to end.
+At most one process of a member runs here: an older one is killed before the next is started, even
+if it is stopped (SIGSTOP) and cannot react.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.errors import AtollError, AuthError, DeadlineExceeded, HubUnreachable
-from atoll.net.endpoint import PLAIN, HubEndpoint
+from atoll.net.endpoint import HubEndpoint
 from atoll.net.http.client import HubClient
 from atoll.net.link import Link
 from atoll.node.agent.attempt import Attempt
@@ -25,6 +25,7 @@ from atoll.node.agent.log_shipping import Key, LogShipper
 from atoll.node.agent.options import Machine
 from atoll.node.agent.reports import Reports
 from atoll.node.agent.workspace import WorkspaceBuilder
+from atoll.node.identity.identity import Identity
 from atoll.node.launchers import Launchers
 from atoll.node.launchers.resources import ResourceAllocator
 from atoll.wire.limits import EXIT_LEFT
@@ -45,103 +46,94 @@ from atoll.wire.states import ProcessPhase
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 30.0
+LEASE_S = 30.0  # a command of an agent that died is delivered again after this
 WAIT_S = 20.0
-"""How long one ask for commands stays open at the hub."""
+"""How long one claim waits at the hub for a command."""
 
 LEAVE_GRACE_S = 5.0
-"""What workers get to finish or abandon their round when the machine goes away."""
+"""Time for workers to finish or abandon their round when the machine goes away."""
 
 CLEAN_S = 30.0
-"""How long commands wait for what earlier agents left to be removed."""
+"""How long commands wait for the removal of containers left by earlier agents."""
 
 KNOWN_LAUNCHES = 8
-"""Launches per member that are recognised when they come again."""
+"""Launches per member that are recognized when repeated."""
 
 
 class Agent:
-    """Runs the processes that the hub asks this machine for, until told to leave."""
+    """Runs the processes that the hub assigns to this machine, until asked to leave."""
 
     def __init__(
         self,
         link: Link,
+        identity: Identity,
         *,
-        node: str,
         home: Path,
-        hub: str,
-        token: str = "",
-        endpoint: HubEndpoint = PLAIN,
+        endpoint: HubEndpoint | None = None,
         slots: int = 1,
         gpus: int = 0,
     ) -> None:
-        """Serve on a link that is connected already.
+        """Serve on the connected link of a node; jobs get folders under ``home/jobs``.
 
-        Args:
-            link: Session of this node.
-            node: Its id.
-            home: Folder of this agent; jobs get folders under ``home/jobs``.
-            hub: URL that workers dial.
-            token: The node's own.
-            endpoint: How they reach it.
-            slots: How many processes this machine takes at once.
-            gpus: How many accelerators it has.
+        Workers, of which `slots` run at once, reach the identity's hub by `endpoint`; None: as the
+        identity says.
         """
         self._link = link
-        self._queue = f"node/{node}"
-        self._launchers = Launchers(home=home, node=node)
+        self._queue = f"node/{identity.node}"
+        self._launchers = Launchers(home=home, node=identity.node)
         self._reports = Reports(link)
         self._machine = Machine(
             jobs=home / "jobs",
-            hub=hub,
-            endpoint=endpoint,
+            hub=identity.hub,
+            endpoint=endpoint or identity.endpoint,
             reports=self._reports,
             lines=LogShipper(link),
             shares=ResourceAllocator(slots=slots, gpus=gpus),
             launcher=self._launchers.of,
-            token=token,
+            token=identity.token,
             preparer=WorkspaceBuilder(
-                home, lambda job: HubClient(hub, job, endpoint=self.endpoint)
+                home, lambda job: HubClient(identity.hub, job, endpoint=self.endpoint)
             ),
         )
         self._running: dict[Key, Attempt] = {}
         self._attempts: set[Attempt] = set()
-        """All that have not ended, also those whose place a newer one has taken."""
+        """All that have not ended, including replaced ones."""
         self._launched: dict[Key, deque[str]] = {}
         self._draining: dict[str, str] = {}
-        """Who wants this machine drained, and why; nobody: it takes work."""
+        """Source of each drain request -> its reason; empty: takes work."""
         self._offered = False
-        """The hub has been told an offer, and is told again when it may have forgotten."""
+        """Whether an offer was sent, which is repeated after a reconnect."""
         link.on_notice(self._noticed)
         link.on_reconnect(self._reconnected)
 
     @property
     def running(self) -> list[str]:
-        """The processes that run now, as ``job/member``."""
+        """Running processes, as ``job/member``."""
         return [f"{job}/{member}" for job, member in self._running]
 
     @property
     def children(self) -> set[int]:
-        """Process ids of every child that has not been seen to end."""
+        """Process ids of all children that have not been reaped."""
         own = {attempt.child for attempt in self._attempts if attempt.child is not None}
         return own | self._machine.preparer.children
 
     @property
     def draining(self) -> str:
-        """Why this machine takes no work now; empty: it does."""
+        """Why this machine takes no work; empty: it does."""
         return next(iter(self._draining.values()), "")
 
     @property
     def endpoint(self) -> HubEndpoint:
-        """How processes that start now reach the hub."""
+        """How new processes reach the hub."""
         return self._machine.endpoint
 
     @property
     def offer(self) -> Offer:
-        """What the owner of this machine gives now."""
+        """The current offer of the machine's owner."""
         return self._machine.offer
 
     async def serve(self) -> None:
-        """Take commands until cancelled.
+        """Process commands until cancelled.
 
         Raises:
             AuthError: the hub no longer knows this node.
@@ -169,15 +161,9 @@ class Agent:
         nice: int = 0,
         trusted_keys: Sequence[str] = (),
     ) -> None:
-        """Give this much of the machine from now on; what runs keeps what it has.
+        """Change the offer for new processes, and report it; drain the machine while it is paused.
 
-        The hub is told. While the offer says that it is paused, the machine is drained.
-
-        Args:
-            offer: What the owner gives.
-            endpoint: How processes that start from now on reach the hub; None: as before.
-            nice: The least niceness that the owner wants.
-            trusted_keys: Public keys of those whose images the owner trusts.
+        `endpoint` None is unchanged; `nice` is the minimum niceness.
         """
         machine = self._machine
         machine.offer, machine.nice, machine.trusted_keys = offer, nice, tuple(trusted_keys)
@@ -190,14 +176,12 @@ class Agent:
         else:
             await self.undrain(source="policy")
 
-    # --------------------------------------------------------------------------- going away
+    # ----------------------------------------------------------------------------- draining
 
     async def drain(self, reason: str, *, source: str) -> None:
-        """Take no more work, and have every process leave its round and end within 5 s.
+        """Take no more work, and let every process leave its round and end within 5 s.
 
-        Args:
-            reason: For people.
-            source: Who asks; the machine takes work again when nobody asks any more.
+        Work is taken again when no `source` requests draining any more.
         """
         news = self._draining.get(source) != reason
         self._draining[source] = reason
@@ -207,13 +191,13 @@ class Agent:
         await self._end_all(LEAVE_GRACE_S)
 
     async def undrain(self, *, source: str) -> None:
-        """Take work again, unless somebody else still wants the machine drained."""
+        """Withdraw a source's drain request."""
         if self._draining.pop(source, None) is not None and not self._draining:
             log.info("takes work again")
             self._reports.tell(Drain(draining=False))
 
     async def leave(self, *, reason: str = "the node leaves", grace_s: float | None = None) -> None:
-        """End every process, tell the hub what can be told in that time, stop all tasks."""
+        """End every process, send the last reports that fit into that time, stop all tasks."""
         self._draining.setdefault("leave", reason)
         if self._link.connected:
             self._reports.tell(Drain(draining=True, reason=reason))
@@ -223,7 +207,7 @@ class Agent:
         await self._machine.lines.close(timeout_s=0.5)
 
     def kill_all(self) -> None:
-        """Kill every process now, e.g. because a person has asked twice."""
+        """Kill every process now, e.g. on a second signal."""
         for attempt in self._attempts:
             attempt.kill()
 
@@ -232,17 +216,16 @@ class Agent:
         await asyncio.gather(*(a.stop(grace_s=grace_s, leaving=True) for a in attempts))
 
     def _noticed(self, body: Message) -> None:
-        """Hear from the hub that a person wants this machine drained, or not any more."""
         if not isinstance(body, Drain):
             return
         if body.draining:
-            reason = body.reason or "a person asked for it"
+            reason = body.reason or "requested by a user"
             self._reports.spawn(self.drain(reason, source="person"))
         else:
             self._reports.spawn(self.undrain(source="person"))
 
     def _reconnected(self) -> None:
-        """Tell what the hub, which may be another process now, has perhaps never heard."""
+        """Repeat the state that a restarted hub may not know."""
         if self._offered:
             self._reports.tell(Offering(self.offer))
         if self._draining:
@@ -256,7 +239,7 @@ class Agent:
         return answer.items if isinstance(answer, QueueItems) else []
 
     async def _obey(self, item: QueueItem) -> None:
-        """Do one command, then ack it; a command that cannot be done is reported, not retried."""
+        """Execute one command, then ack it; an impossible command is reported, not retried."""
         try:
             command = unpack_command(item.payload)
         except AtollError as error:
@@ -264,7 +247,7 @@ class Agent:
         else:
             if isinstance(command, Launch):
                 self._launch(command)
-                await asyncio.sleep(0)  # what it tells first is on its way before the ack
+                await asyncio.sleep(0)  # so that its first report is sent before the ack
             else:
                 self._stop(command)
         ack = QueueAck(self._queue, item.lease)
@@ -274,7 +257,7 @@ class Agent:
         key = (command.job, command.member)
         launched = self._launched.setdefault(key, deque(maxlen=KNOWN_LAUNCHES))
         if command.token in launched:
-            return  # said before
+            return  # a repeated delivery
         launched.append(command.token)
         if self._draining:
             log.info("%s %s is not started: %s", *key, self.draining)
@@ -298,5 +281,5 @@ class Agent:
         if attempt is None:
             return
         if command.attempt and command.attempt != attempt.command.attempt:
-            return  # it was meant for an older process, and comes late
+            return  # late: it was meant for an older process
         self._reports.spawn(attempt.stop(grace_s=command.grace_s))

@@ -1,4 +1,4 @@
-"""What a process leaves behind that is to be kept: files that match the job's patterns."""
+"""Artifacts: files of an ended process that match the job's patterns."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 MAX_FILES = 1_000
 MAX_BYTES = 8 * 2**30
-"""Bytes of all artifacts of one process."""
+"""Total size of the artifacts of one process."""
 
 _MAX_LOOKED_AT = 200_000
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MAX_DEPTH = 6
-"""Of the path below the folder; the hub allows two more."""
+"""Of a path below the folder; the hub allows two more levels."""
 
 
 async def collect(
@@ -36,17 +36,10 @@ async def collect(
     client: Callable[[], HubClient],
     on_line: Callable[[str], None],
 ) -> list[str]:
-    """Send the artifacts of a process that has ended to the hub; return their names there.
+    """Upload the artifacts of an ended process; return their names at the hub. May be cancelled.
 
-    They become files of the job, ``artifacts/MEMBER/PATH``. What cannot be sent is told line by
-    line; it is no reason for a job to fail. Links are not followed. May be cancelled.
-
-    Args:
-        spec: The job; its patterns are those of `.gitignore` files.
-        prepared: Where the process worked.
-        command: Which process of which job.
-        client: Makes a client of the hub that may write artifacts: with the node's token.
-        on_line: Told what is sent and what is not.
+    They become files of the job, ``artifacts/MEMBER/PATH``; patterns are those of `.gitignore`
+    files. Failures are reported in the log and do not fail the job. Links are not followed.
     """
     if not spec.job.artifacts:
         return []
@@ -82,20 +75,19 @@ def _collect(
                 total += nbytes
     except (AtollError, OSError) as error:
         log.warning("artifacts of %s %s: %s", command.job, command.member, error)
-        say(f"{names.pop()} and what comes after it is not sent: {error}")
+        say(f"{names.pop()} and the following files are not sent: {error}")
         return names
     say(f"{len(names)} files, {total / 1e6:.1f} MB")
     return names
 
 
 def _choose(folder: Path, rules: Rules, say: Callable[[str], None]) -> list[tuple[str, Path, int]]:
-    """Return the files to send, in the order of their names."""
     found: list[tuple[str, Path, int]] = []
     total = 0
     for name, path, nbytes in sorted(_files(folder, rules)):
         parts = name.split("/")
         if len(parts) > _MAX_DEPTH or not all(_PLAIN.fullmatch(part) for part in parts):
-            say(f"{name!r} is left out: its name is not plain, or it lies too deep")
+            say(f"{name!r} is left out: unsupported characters in its name, or nested too deeply")
         elif len(found) == MAX_FILES or total + nbytes > MAX_BYTES:
             say(f"{name!r} is left out: {MAX_FILES} files and {MAX_BYTES} bytes are the limit")
         else:
@@ -105,7 +97,7 @@ def _choose(folder: Path, rules: Rules, say: Callable[[str], None]) -> list[tupl
 
 
 def _files(folder: Path, rules: Rules) -> Iterator[tuple[str, Path, int]]:
-    """Yield the files that match, without following a link."""
+    """Yield matching files, without following links."""
     looked_at = 0
     todo = [folder]
     while todo:

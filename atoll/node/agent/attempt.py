@@ -1,4 +1,4 @@
-"""One launch of a member on this machine, from the command to the report of its end."""
+"""One launch of a member on this machine, from the command to the report of its exit."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from atoll.wire.states import ProcessPhase
 log = logging.getLogger(__name__)
 
 PROGRAMS = ("command", "container")
-"""Kinds of job whose programs need not know of the hub."""
+"""Kinds of job with programs that need not register with the hub."""
 
 EXIT_FAILED = 1
-"""What is told of a process that could not be started."""
+"""Reported exit status of a process that could not be started."""
 
 ARTIFACTS_S = 120.0
-"""How long the artifacts of a process may take to the hub."""
+"""Time limit for uploading the artifacts of a process."""
 
 LAST_LINES_S = 5.0
-"""How long the hub may take for the last lines before it is told of the end."""
+"""How long the last lines may delay the report of the exit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +48,21 @@ class _Begun:
 
 
 class Attempt:
-    """Is prepared, runs, ends; can be stopped at any time."""
+    """Prepares, runs and ends one process; can be stopped at any time."""
 
     def __init__(self, command: Launch, machine: Machine, *, former: Attempt | None) -> None:
-        """Do nothing yet: see `run`.
-
-        Args:
-            command: Which process.
-            machine: What it shares with others.
-            former: The process whose place it takes, and which must be gone before it starts.
-        """
+        """Start the preparation; see `run`. `former` must be gone before this process starts."""
         self.command = command
         self.stopping = False
-        """It was asked to end."""
         self.leaving = False
-        """It was asked because this machine goes away, not because its job ends."""
+        """Stopped because this machine goes away, not because its job ends."""
         self.replaced = False
         """A newer process of the same member takes its place."""
         self._machine = machine
         self._former = former
         self._process: Process | None = None
         self._said: deque[str] = deque(maxlen=TAIL_LINES)
-        self._told = machine.reports.process(command, ProcessPhase.STARTING)
+        self._reported = machine.reports.process(command, ProcessPhase.STARTING)
         self._line = machine.lines.open(self.key)
         self._beginning = machine.reports.spawn(self._begin())
         self._begun: _Begun | None = None
@@ -77,7 +70,7 @@ class Attempt:
         self._collected.set()
         """Cleared while artifacts of a failed process are sent."""
         self._unbegun = Exit(-signal.SIGTERM, None, [])
-        """How it ended that never began: stopped, unless it failed."""
+        """Exit of a process that never started: stopped, unless it failed."""
 
     @property
     def key(self) -> Key:
@@ -86,18 +79,17 @@ class Attempt:
 
     @property
     def child(self) -> int | None:
-        """Id of the child process that runs now, if any."""
+        """Id of the running child process, if any."""
         process = self._process
         return process.pid if process is not None and process.child else None
 
     async def run(self) -> None:
-        """Run the process to its end and report to the hub how it ended.
+        """Run the process to its end and report its exit to the hub.
 
-        A clean exit is reported when the artifacts are at the hub, so that a job that is done has
-        them. A failure is reported at once, because the other members wait for this one until the
-        hub drops it; a second report follows when the artifacts are there.
-
-        The end of a process that a newer one has replaced is not reported.
+        A clean exit is reported after the upload of the artifacts, so that a finished job has them.
+        A failure is reported at once, because the other members wait for this one until the hub
+        drops it; a second report follows the upload. The exit of a replaced process is not
+        reported.
         """
         lines = self._machine.lines
         try:
@@ -108,7 +100,8 @@ class Attempt:
                 await self._collect(pending)
                 pending = None
             await lines.flush(self.key, timeout_s=LAST_LINES_S)
-            await asyncio.wait([self._told])
+            # Reports are independent tasks: the hub must learn of the start before the exit.
+            await asyncio.wait([self._reported])
             if not self.replaced:
                 await self._report(ended, collecting=pending is not None)
             if pending:
@@ -122,7 +115,7 @@ class Attempt:
         await lines.end(self.key, timeout_s=LAST_LINES_S)
 
     def _leaves_artifacts(self) -> _Begun | None:
-        """Return the process if its artifacts are wanted; a newer launch then waits for them."""
+        """Return the process if its artifacts are wanted; a newer launch waits for the upload."""
         begun = self._begun
         if begun is None or not begun.order.spec.job.artifacts:
             return None
@@ -144,7 +137,7 @@ class Attempt:
         await asyncio.wait([report])
 
     async def stop(self, *, grace_s: float, leaving: bool = False) -> None:
-        """Have it end, or never begin; kill it when it has not ended after `grace_s`."""
+        """Let it end, or never start; kill it after `grace_s`."""
         self.stopping = True
         self.leaving = self.leaving or leaving
         if self._process is None:
@@ -154,24 +147,20 @@ class Attempt:
             await self._process.stop(grace_s=grace_s)
 
     async def replace(self) -> None:
-        """Kill it, and wait until it is gone and its artifacts are sent, for a newer process.
-
-        Both work in the same folder.
-        """
+        """Kill it and wait for the upload of its artifacts: its successor uses the same folder."""
         self.replaced = True
         log.info("%s %s is killed: a newer process takes its place", *self.key)
         await self.stop(grace_s=0.0)
         await self._collected.wait()
 
     def kill(self) -> None:
-        """End it now, without waiting."""
+        """Kill it without waiting."""
         self.stopping = True
         self._beginning.cancel()
         if self._process is not None:
             self._process.kill()
 
     async def _live(self) -> Exit:
-        """Return how it ended."""
         machine = self._machine
         await asyncio.wait([self._beginning])
         begun = self._begun
@@ -184,7 +173,6 @@ class Attempt:
             machine.shares.give_back(begun.order.caps)
 
     async def _collect(self, begun: _Begun) -> None:
-        """Send what it has left behind to the hub, if that does not take too long."""
         order, client = begun.order, self._machine.client
         work = collect(order.spec, begun.prepared, order.command, client, self._line)
         try:
@@ -193,27 +181,24 @@ class Attempt:
             self._line(f"[artifacts] given up after {ARTIFACTS_S:.0f} s: not all are at the hub")
 
     async def _begin(self) -> None:
-        """Prepare and start it, or note why it cannot be."""
+        """Prepare and start the process, or record why it cannot be started."""
         try:
             if self._former is not None:
                 await self._former.replace()
                 self._former = None
             await self._start()
-        except Exception as error:  # the agent lives on, whatever is wrong with one job
+        except Exception as error:  # a faulty job must not end the agent
             if isinstance(error, AtollError):
-                told = error
+                cause = error
                 log.error("%s %s was not started: %s", *self.key, error)
             else:
                 log.exception("%s %s was not started", *self.key)
-                told = JobError(
+                cause = JobError(
                     f"{self.command.member} was not started",
                     given=f"{type(error).__name__}: {error}",
-                    remedy="the log of the node's agent tells more",
+                    remedy="see the log of the node's agent",
                 )
-            self._collected = asyncio.Event()
-        self._collected.set()
-        """Cleared while artifacts of a failed process are sent."""
-        self._unbegun = Exit(EXIT_FAILED, told, list(self._said))
+            self._unbegun = Exit(EXIT_FAILED, cause, list(self._said))
 
     async def _start(self) -> None:
         machine, command, member = self._machine, self.command, self.command.member
@@ -254,16 +239,15 @@ class Attempt:
             process, member=member, limit_bytes=caps.memory_bytes, limit_from=caps.memory_from
         )
         if is_follower(member) or (not is_reducer(member) and spec.kind in PROGRAMS):
-            self._told = machine.reports.spawn(self._tell_running(self._told))
+            self._reported = machine.reports.spawn(self._tell_running(self._reported))
 
     async def _tell_running(self, starting: asyncio.Task[None]) -> None:
-        """Tell that a process runs which never says so itself."""
+        """Report `running` for processes that do not register with the hub."""
         await asyncio.wait([starting])
         job, member = self.key
         body = ProcessState(job, member, ProcessPhase.RUNNING, attempt=self.command.attempt)
-        await self._machine.reports.told(body)
+        await self._machine.reports.deliver(body)
 
     def _say(self, line: str) -> None:
-        """Put a line about the preparation among those that the process prints."""
         self._said.append(line)
         self._line(line)

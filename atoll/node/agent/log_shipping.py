@@ -1,7 +1,7 @@
-"""What processes print, on its way to the hub: one bounded queue per member, each line once.
+"""Output of processes on its way to the hub: one bounded queue per member, each line once.
 
-Lines are numbered per member over all its attempts, because the hub keeps one count for each
-member and agent. A member that has ended and whose lines have all arrived costs one number.
+Lines are numbered per member over all its attempts, because the hub keeps one count per member and
+agent. Of a member that has ended, with all lines shipped, only that number is kept.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from atoll.wire.messages import Acked, LogLines, Message
 log = logging.getLogger(__name__)
 
 WAITING_LINES = 20_000
-"""Lines of one process that wait while the hub is away; all of them are in its file anyway."""
+"""Lines of one process that wait while the hub is unreachable; its output file has all of them."""
 
 Key = tuple[str, str]
-"""Job and member."""
 
 
 class _LineLink:
-    """A link on which lines that the hub refuses count as told.
+    """A link on which lines that the hub refuses count as shipped.
 
-    They are of a process whose place another machine has taken; nobody wants them, ever.
+    They come from a process that was replaced on another machine, and are never wanted again.
     """
 
     def __init__(self, link: Link) -> None:
@@ -56,19 +55,18 @@ class LogShipper:
     """Ships the lines of every process of one agent."""
 
     def __init__(self, link: Link) -> None:
-        """Ship over a link that is connected already."""
         self._link = cast(Link, _LineLink(link))
         self._outboxes: dict[Key, Outbox[str]] = {}
         self._next: dict[Key, int] = {}
-        """Number of the next line of a member that has no queue now."""
+        """Number of the next line of members without a queue."""
         self._using: dict[Key, int] = {}
 
     def __len__(self) -> int:
-        """Return for how many members something is kept beside a number."""
+        """Return the number of members with a queue."""
         return len(self._outboxes)
 
     def open(self, key: Key) -> Callable[[str], None]:
-        """Return where a new process of a member puts its lines, from any thread."""
+        """Return a thread-safe function that adds lines of a new process of a member."""
         self._using[key] = self._using.get(key, 0) + 1
         if key not in self._outboxes:
             job, member = key
@@ -83,12 +81,12 @@ class LogShipper:
         return self._outboxes[key].add
 
     async def flush(self, key: Key, *, timeout_s: float) -> bool:
-        """Wait until the hub has all lines of a member so far; return whether it has."""
+        """Wait until the hub has all lines of a member; return whether it has."""
         outbox = self._outboxes.get(key)
         return outbox is None or await outbox.flush(timeout_s=timeout_s)
 
     async def end(self, key: Key, *, timeout_s: float) -> None:
-        """A process of a member has ended: ship the rest, then forget what is not needed."""
+        """A process of a member has ended: ship the rest, then drop an unused queue."""
         complete = await self.flush(key, timeout_s=timeout_s)
         self._using[key] -= 1
         if self._using[key] == 0 and complete:
@@ -98,6 +96,6 @@ class LogShipper:
             await outbox.close(timeout_s=0.0)
 
     async def close(self, *, timeout_s: float) -> None:
-        """Ship what can be shipped in that time, then end."""
+        """Ship what is possible in that time, then stop."""
         outboxes = list(self._outboxes.values())
         await asyncio.gather(*(outbox.close(timeout_s=timeout_s) for outbox in outboxes))

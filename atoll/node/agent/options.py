@@ -1,7 +1,4 @@
-"""What an agent is started with, and what it tells of itself.
-
-What all processes on this machine share: the hub, the owner's offer, cores, memory, lines.
-"""
+"""Options and status of an agent, and the state shared by all processes on its machine."""
 
 from __future__ import annotations
 
@@ -25,37 +22,36 @@ from atoll.wire.messages import Offer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """What the person at this machine decided."""
+    """Options chosen by the person at this machine."""
 
     ticket: Ticket
     home: Path
     """Folder of this agent: identity, policy, jobs."""
     name: str = ""
-    """Start of the node's id; empty: the machine's host name."""
+    """Prefix of the node's id; empty: the host name."""
     slots: int = 1
-    """How many workers it takes at once."""
     measure: bool = True
-    """Whether speeds are measured: matmuls before joining (seconds, once), the way to the hub."""
+    """Whether to measure matmuls before joining (once a day), and the bandwidth to the hub."""
     notices: PreemptionNotices = field(default_factory=PreemptionNotices)
-    """Where a notice would appear that this machine is about to be taken away."""
+    """Where notices of preemption appear."""
     policy: Path | None = None
-    """The owner's policy; None: `node.toml` in the home, if it is there."""
+    """The owner's policy; None: `node.toml` in the home, if it exists."""
     policy_options: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the policy that win over its file."""
+    """Keys that override the policy file."""
     proxy: str = ""
-    """URL of the proxy to the hub; empty: as the environment says, or as before; `direct`: none."""
+    """URL of the proxy to the hub; empty: from the environment, or unchanged; `direct`: none."""
     machine: Path = Path("/")
-    """Below which the sensors look for the files of this machine."""
+    """Root of the system files that sensors read."""
 
     def policy_file(self) -> OwnerPolicyFile:
-        """Return the policy that is in force, to be read."""
+        """Return the owner's policy file, not yet read."""
         path = self.policy or self.home / FILE
         return OwnerPolicyFile(path, options=self.policy_options, needed=self.policy is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What the agent is doing, for one line on a screen."""
+    """One-line status of the agent."""
 
     node: str
     connected: bool
@@ -63,39 +59,34 @@ class Status:
     sent_bytes: int
     received_bytes: int
     draining: str = ""
-    """Why it takes no work now."""
     paused: str = ""
-    """Why its owner's policy has it take no work now."""
+    """Why the owner's policy pauses work now."""
     policy: tuple[str, ...] = ()
-    """The policy in words, a line each."""
+    """The policy in words, one line each."""
 
 
 @dataclass(kw_only=True)
 class Machine:
-    """The machine as the processes on it see it."""
+    """State of the machine shared by its processes."""
 
     jobs: Path
-    """Folder below which each process has its own, `JOB/MEMBER`."""
+    """Parent of the process folders, `JOB/MEMBER`."""
     hub: str
-    """URL that workers dial."""
+    """URL for workers."""
     endpoint: HubEndpoint
-    """How they reach it."""
+    """How workers reach the hub."""
     token: str
-    """The node's own."""
     reports: Reports
     lines: LogShipper
     shares: ResourceAllocator
     launcher: Callable[[str], Launcher]
-    """Returns the launcher of a name: `process` or `container`."""
+    """Returns a launcher by name: `process` or `container`."""
     preparer: WorkspaceBuilder
     watch: MemoryWatch = field(default_factory=MemoryWatch)
     offer: Offer = field(default_factory=Offer)
-    """What the owner gives now."""
     nice: int = 0
-    """The least niceness that the owner wants."""
     trusted_keys: Sequence[str] = ()
-    """Public keys whose images the owner trusts."""
 
     def client(self) -> HubClient:
-        """Return a client of the hub for this node; to be closed."""
+        """Return a client of the hub for this node; the caller closes it."""
         return HubClient(self.hub, self.token, endpoint=self.endpoint)

@@ -1,7 +1,4 @@
-"""What the agent tells the hub, however long the hub is away.
-
-The figures of a node's heartbeat.
-"""
+"""The agent's reports to the hub, and the statistics in a node's heartbeat."""
 
 from __future__ import annotations
 
@@ -26,41 +23,40 @@ from atoll.wire.states import ProcessPhase
 log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 60.0
-"""How long one report waits for its answer before it is made anew."""
+"""How long one report waits for its answer before it is sent again."""
 
 LAST_REPORTS_S = 1.0
-"""What the last reports get when the agent ends."""
+"""Time for the last reports when the agent ends."""
 
 _REFUSALS = (AuthError, ConfigError, WireError)
-"""Answers to a report that sending it again cannot change."""
+"""Answers to a report that make repeating it useless."""
 
 
 class Reports:
-    """Tells the hub in tasks of its own; keeps every task of the agent until it has ended."""
+    """Sends reports in background tasks; owns every task of the agent until it has ended."""
 
     def __init__(self, link: Link) -> None:
-        """Tell over a link that is connected already."""
         self._link = link
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do some work in a task that `close` ends."""
+        """Start a task that `close` cancels."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def tell(self, body: Message) -> asyncio.Task[None]:
-        """Tell the hub something, in a task of its own."""
-        return self.spawn(self.told(body))
+        """Report something in a background task."""
+        return self.spawn(self.deliver(body))
 
     def process(self, command: Launch, state: ProcessPhase, **more: Any) -> asyncio.Task[None]:
-        """Tell the hub how a process fares, in a task of its own."""
+        """Report the state of a process in a background task."""
         job, member, attempt = command.job, command.member, command.attempt
         return self.tell(ProcessState(job, member, state, attempt=attempt, **more))
 
-    async def told(self, body: Message) -> None:
-        """Tell the hub, however long it is away; only a refusal ends the trying."""
+    async def deliver(self, body: Message) -> None:
+        """Report something, for as long as the hub is unreachable; only a refusal ends it."""
         waits = backoff()
         while self._link.failed is None:
             try:
@@ -69,14 +65,14 @@ class Reports:
             except DeadlineExceeded:
                 continue
             except _REFUSALS as error:
-                log.warning("the hub was not told %s: %s", body, error)
+                log.warning("the hub refused %s: %s", body, error)
                 return
             except AtollError as error:
                 log.warning("the hub could not take %s: %s", body, error)
                 await asyncio.sleep(next(waits))
 
     async def close(self) -> None:
-        """Give the last reports a moment, then end every task."""
+        """Wait briefly for the last reports, then cancel every task."""
         pending = [task for task in self._tasks if not task.done()]
         if pending and self._link.connected:
             await asyncio.wait(pending, timeout=LAST_REPORTS_S)
@@ -91,24 +87,21 @@ class Reports:
 
 
 class HeartbeatStats:
-    """Measures the machine whenever it is called; quick, and never loads torch."""
+    """Measures the machine whenever it is called; fast, and never loads torch."""
 
     def __init__(self, home: Path, *, gpus: Gpus | None = None, root: Path = Path("/")) -> None:
-        """Measure the disk of `home`; sensors look below `root`."""
+        """Measure the disk of `home`; sensors read below `root`."""
         self._home = home
         self._gpus = gpus or Gpus()
         self._battery = Battery(root)
         self.counters: LinkCounters | None = None
-        """Those of the link to the hub, as soon as there is one."""
+        """Of the link to the hub, once there is one."""
         self.up_bps = 0.0
         self.down_bps = 0.0
-        """Measured speed of the way to the hub; 0: not measured yet."""
+        """Measured bandwidth to the hub; 0: not measured yet."""
 
     def __call__(self) -> dict[str, float]:
-        """Return shares in percent, sizes in bytes, speeds in bits per second.
-
-        What this machine does not have, or what is not known yet, is left out.
-        """
+        """Return percentages, sizes in bytes, and bits per second; omits unknown values."""
         memory = psutil.virtual_memory()
         figures = {
             "cpu_percent": psutil.cpu_percent(interval=None),

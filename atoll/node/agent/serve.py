@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
+from atoll.config import cache
 from atoll.errors import AuthError, Revoked
 from atoll.net.proxies import DIRECT, proxy_of
 from atoll.node.agent.options import NodeOptions, Status
@@ -31,20 +32,20 @@ def run_node(
     on_ready: Callable[[Identity], None] = lambda _: None,
     on_status: Callable[[Status], None] = lambda _: None,
 ) -> None:
-    """Join the hub and serve it until SIGINT or SIGTERM; the second of them hurries.
+    """Join the hub and serve it until SIGINT or SIGTERM; a second signal kills processes.
 
     Raises:
         HubUnreachable: no hub answers.
         AuthError: the ticket is unknown or used up.
-        Revoked: an operator has shut this machine out.
-        VersionMismatch: the hub is of another version.
-        ConfigError: the owner's policy is wrong.
+        Revoked: an operator has revoked this machine.
+        VersionMismatch: the hub has another version.
+        ConfigError: the owner's policy is invalid.
     """
     try:
         with _interruptible():
-            options.policy_file().read()  # a mistake in it is told before anything else
-            compute = probe.measure_compute() if options.measure else None
+            options.policy_file().read()  # report an invalid policy before anything else
             gpus = Gpus()
+            compute = probe.known_compute(cache(), gpus) if options.measure else None
             info = probe.node_info(
                 options.home,
                 slots=options.slots,
@@ -66,7 +67,7 @@ def run_node(
                 asyncio.run(serving.run(known=trusted))
                 return
             except Revoked:
-                raise  # a person has shut this machine out: its old ticket must not let it in
+                raise  # an operator revoked this machine: its old ticket must not admit it again
             except AuthError:
                 if not (trusted or served.once):
                     raise
@@ -78,7 +79,7 @@ def run_node(
 
 
 class _Served:
-    """Notes that the hub has taken this node in, then passes it on."""
+    """Records that the hub has accepted this node, then calls `on_ready`."""
 
     def __init__(self, on_ready: Callable[[Identity], None]) -> None:
         self.once = False
@@ -91,9 +92,9 @@ class _Served:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGTERM end what runs inside as Ctrl+C does.
+    """Let SIGTERM raise KeyboardInterrupt inside.
 
-    Without a handler of its own process 1 of a container would not even hear the signal.
+    Process 1 of a container ignores signals without a handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -112,14 +113,13 @@ def _interruptible() -> Iterator[None]:
 
 
 def _enter(options: NodeOptions, info: NodeInfo) -> Identity:
-    """Join with the ticket."""
     proxy = proxy_of(options.proxy, hub=options.ticket.url)
     me = enter_cluster(options.ticket, home=options.home, name=options.name, info=info, proxy=proxy)
     return _keep_proxy(options, me)
 
 
 def _keep_proxy(options: NodeOptions, me: Identity) -> Identity:
-    """Keep the proxy that a person asked for, but none that only the environment names."""
+    """Store an explicitly chosen proxy, but not one from the environment."""
     asked = "" if options.proxy == DIRECT else options.proxy
     if me.proxy != asked:
         me = dataclasses.replace(me, proxy=asked)

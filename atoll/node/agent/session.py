@@ -1,4 +1,4 @@
-"""One session of an agent with its hub: everything that runs at the same time, and its end."""
+"""One session of an agent with its hub: its concurrent tasks, and its end."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import msgspec
 
 from atoll.clock import RealClock
 from atoll.net.endpoint import HubEndpoint
+from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.link import Link
 from atoll.net.proxies import proxy_of
@@ -36,19 +37,19 @@ from atoll.node.processes.threads import run_abandonable
 from atoll.wire.messages import NodeInfo
 
 RETURN_TIMEOUT_S = 30 * 86_400.0
-"""How long a machine that has joined before waits for its hub to come back."""
+"""How long a machine that has joined before waits for its hub."""
 
 CONNECT_TIMEOUT_S = 20.0
 
 REAP_S = 1.0
-"""Pause between two looks at orphans, as process 1 of a container."""
+"""Interval of reaping orphans, as process 1 of a container."""
 
 PACE_FILE = "pace"
-"""File in the home by which all processes of this node keep to one limit of bandwidth."""
+"""File in the home through which the processes of this node share a bandwidth limit."""
 
 
 class AgentSession:
-    """Connects and serves until a signal comes or the hub turns this node away for good."""
+    """Connects and serves until a signal arrives or the hub rejects this node permanently."""
 
     def __init__(
         self,
@@ -60,9 +61,8 @@ class AgentSession:
         on_ready: Callable[[Identity], None],
         on_status: Callable[[Status], None],
     ) -> None:
-        """Open nothing yet."""
         me = dataclasses.replace(me, proxy=proxy_of(options.proxy, hub=me.hub, kept=me.proxy))
-        # Its number is of the clock since the machine was started, which may have been since then.
+        # It holds a time of the monotonic clock, which is invalid after a reboot.
         (options.home / PACE_FILE).unlink(missing_ok=True)
         self._options = options
         self._me = me
@@ -77,13 +77,13 @@ class AgentSession:
     async def run(self, *, known: bool) -> None:
         """Serve to the end.
 
-        A machine that has joined before (`known`) waits for a hub that is away: both may have
-        been restarted.
+        A machine that has joined before (`known`) waits for an unreachable hub: both may have been
+        restarted.
 
         Raises:
             HubUnreachable: no hub answers.
             AuthError: the hub does not know this node.
-            ConfigError: the owner's policy is wrong.
+            ConfigError: the owner's policy is invalid.
         """
         leaving, hurry = asyncio.Event(), asyncio.Event()
         _on_signals(lambda: hurry.set() if leaving.is_set() else leaving.set())
@@ -95,10 +95,8 @@ class AgentSession:
         self._figures.counters = link.counters
         agent = Agent(
             link,
-            node=self._me.node,
+            self._me,
             home=self._options.home,
-            hub=self._me.hub,
-            token=self._me.token,
             endpoint=endpoint,
             slots=self._options.slots,
             gpus=self._info.gpus,
@@ -108,7 +106,7 @@ class AgentSession:
         await _together(self._tasks(agent, link, leaving), agent, link, hurry)
 
     def _endpoint(self, policy: OwnerPolicy) -> HubEndpoint:
-        """Return the way to the hub, with the owner's limits."""
+        """Return the endpoint of the hub, with the owner's bandwidth limits."""
         endpoint = self._me.endpoint
         if not policy.capped:
             return endpoint
@@ -130,15 +128,13 @@ class AgentSession:
         known: bool,
         leaving: asyncio.Event,
     ) -> Link | None:
-        """Return the open session; None: this machine was told to leave before there was one."""
+        """Return the open session; None: this machine was asked to leave before it opened."""
         info = msgspec.structs.replace(self._info, offer=policy.offer(paused=pause.text))
         connecting = asyncio.create_task(
             open_link(
                 self._me.hub,
-                session=self._me.node,
-                token=self._me.token,
+                make_hello(self._me.node, self._me.token, info=info),
                 endpoint=endpoint,
-                info=info,
                 stats=self._figures,
                 timeout_s=RETURN_TIMEOUT_S if known else CONNECT_TIMEOUT_S,
                 patient=known,
@@ -154,7 +150,6 @@ class AgentSession:
         return connecting.result()
 
     async def _offer(self, agent: Agent, policy: OwnerPolicy, pause: Pause) -> None:
-        """Have the agent give what the owner wants it to give now."""
         offer = policy.offer(paused=pause.text)
         if self._manners.error:
             said = f"the policy has a mistake, what was valid before holds: {self._manners.error}"
@@ -169,7 +164,7 @@ class AgentSession:
     def _tasks(
         self, agent: Agent, link: Link, leaving: asyncio.Event
     ) -> list[Coroutine[Any, Any, Any]]:
-        """Return everything that runs until the first of it ends."""
+        """Return the tasks that run until the first of them ends."""
         tasks: list[Coroutine[Any, Any, Any]] = [
             agent.serve(),
             _watch(link),
@@ -185,11 +180,10 @@ class AgentSession:
         return tasks
 
     async def _measure(self, agent: Agent) -> None:
-        """Measure the way to the hub now and then."""
         me, metered = self._me, Metered()
 
         def keep(speed: Bandwidth) -> None:
-            endpoint = agent.endpoint  # short trials pass a limit by as much as its burst
+            endpoint = agent.endpoint  # short trials exceed a limit by its burst
             self._figures.up_bps = min(speed.up_bps, endpoint.upload_bps or speed.up_bps)
             self._figures.down_bps = min(speed.down_bps, endpoint.download_bps or speed.down_bps)
 
@@ -204,7 +198,6 @@ class AgentSession:
         await watch.run()
 
     async def _show(self, agent: Agent, link: Link) -> None:
-        """Tell once a second what the agent is doing."""
         while True:
             status = Status(
                 node=self._me.node,
@@ -223,7 +216,7 @@ class AgentSession:
 async def _together(
     work: list[Coroutine[Any, Any, Any]], agent: Agent, link: Link, hurry: asyncio.Event
 ) -> None:
-    """Run everything until the first ends, then leave in order and raise what ended it."""
+    """Run all tasks until the first ends, then leave in order and raise its error."""
     tasks = [asyncio.create_task(part) for part in work]
     hurrying = asyncio.create_task(_hurry(agent, hurry))
     try:
@@ -232,7 +225,7 @@ async def _together(
         for task in tasks:
             task.cancel()
         await agent.leave()
-        await link.close(timeout_s=1.0)
+        await link.close(timeout_s=1.0)  # after `leave`, which still reports over the link
         hurrying.cancel()
         await asyncio.gather(*tasks, hurrying, return_exceptions=True)
     for task in done:
@@ -240,13 +233,12 @@ async def _together(
 
 
 async def _hurry(agent: Agent, hurry: asyncio.Event) -> None:
-    """Kill what still runs when a second signal comes."""
     await hurry.wait()
     agent.kill_all()
 
 
 async def _heed(agent: Agent, notices: PreemptionNotices) -> None:
-    """Drain the machine while a notice says that it will be taken away."""
+    """Drain the machine while a preemption notice exists."""
     if not notices:
         await asyncio.Event().wait()
     while True:
@@ -259,7 +251,7 @@ async def _heed(agent: Agent, notices: PreemptionNotices) -> None:
 
 
 async def _bury(agent: Agent) -> None:
-    """Bury orphans, if this is process 1; else the system does."""
+    """Reap orphans if this is process 1; otherwise the system does."""
     if os.getpid() != 1:
         await asyncio.Event().wait()
     while True:
@@ -268,15 +260,13 @@ async def _bury(agent: Agent) -> None:
 
 
 def _on_signals(leave: Callable[[], None]) -> None:
-    """Call `leave` on the loop when this process is asked to end."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        if sys.platform == "win32":  # its loops have no signal handlers of their own
+        if sys.platform == "win32":  # event loops there do not support signal handlers
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(leave))
         else:
             loop.add_signal_handler(number, leave)
 
 
 async def _watch(link: Link) -> None:
-    """End with the error of a link that failed for good."""
     raise await link.wait_failed()

@@ -1,4 +1,4 @@
-"""What a process of a job finds when it starts: its code, and a Python that has its packages."""
+"""The workspace of a process: its code, and a Python with its packages."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from atoll.node.processes.file_locks import FileLock
 from atoll.wire.messages import Launch
 
 FOLDER = "code"
-"""Where the code lies in the folder of a process."""
 
 MAX_REQUIREMENTS_BYTES = 256 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where a process works, and with which Python."""
+    """Working folder and Python of a process."""
 
     folder: Path
     python: Path
 
 
 class WorkspaceBuilder:
-    """Prepares processes on one machine; packs and environments are kept in the agent's home."""
+    """Prepares workspaces; code and environments are cached in the agent's home."""
 
     def __init__(
         self,
@@ -44,45 +43,34 @@ class WorkspaceBuilder:
         max_venv_bytes: int = MAX_VENV_BYTES,
         build_s: float = BUILD_S,
     ) -> None:
-        """Make nothing yet.
+        """Cache code in ``home/code`` and environments in ``home/venvs``, up to the given sizes.
 
-        Args:
-            home: Folder of the agent; packs lie under ``home/code``, environments under
-                ``home/venvs``.
-            client: Makes a client of the hub with a token.
-            max_code_bytes: Above it, the packs that were not used for longest are deleted.
-            max_venv_bytes: The same for environments.
-            build_s: How long an environment may take to build.
+        `client` returns a client of the hub for a token; `build_s` limits the build of an
+        environment.
         """
         self._client = client
         self._code = CodeCache(home / "code", max_bytes=max_code_bytes)
         self._venvs = Venvs(home / "venvs", max_bytes=max_venv_bytes, build_s=build_s)
         self._held: dict[Path, FileLock] = {}
-        """Environments that processes use, by the folders they work in."""
+        """Locks of environments in use, by working folder."""
 
     @property
     def children(self) -> set[int]:
-        """Processes that build something just now."""
+        """Process ids of running builds."""
         return self._venvs.children
 
     async def prepare(
         self, command: Launch, spec: JobSpec, *, directory: Path, on_line: Callable[[str], None]
     ) -> Workspace:
-        """Fetch the code of a job and build its environment, or find them in the cache.
+        """Fetch the code of a job and build its environment, unless they are cached.
 
-        May be cancelled: what it started is killed, and nothing half is left.
-
-        Args:
-            command: Which process of which job.
-            spec: The job.
-            directory: The process's own folder; the code goes to ``directory/code``, where a
-                former copy is deleted.
-            on_line: Told how it goes.
+        May be cancelled: what it started is killed, and nothing incomplete is left. The code
+        replaces ``directory/code``.
 
         Raises:
-            ConfigError: the job itself is wrong: its pack, or its requirements.
+            ConfigError: the job's code or requirements are invalid.
             JobError: building its environment took too long, or the network failed.
-            HubError: the hub does not have its code, or is away.
+            HubError: the hub does not have its code, or is unreachable.
             StorageFull: this machine's disk is full.
         """
         here = Path(sys.executable)
@@ -112,7 +100,7 @@ class WorkspaceBuilder:
         return Workspace(folder, use.python)
 
     def release(self, prepared: Workspace) -> None:
-        """Tell that a process has ended: its environment may be deleted when room is needed."""
+        """Unlock the environment of an ended process, so that it may be deleted."""
         self._let_go(prepared.folder)
 
     def _let_go(self, folder: Path) -> None:
@@ -122,10 +110,10 @@ class WorkspaceBuilder:
 
 
 def _read(folder: Path, name: str) -> str:
-    """Return the text of the file of requirements.
+    """Return the text of the requirements file.
 
     Raises:
-        ConfigError: there is none, or it is no text.
+        ConfigError: it is missing, or not text.
     """
     path = folder / name
     try:

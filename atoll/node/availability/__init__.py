@@ -1,5 +1,4 @@
-"""Node, availability: the owner's policy: when and how much of the machine may be used.
+"""The owner's policy: when and how much of the machine may be used.
 
-It may import node/processes and launchers.
-Start reading at `policy.py`, then `watch.py`.
+May import node/processes and launchers. Start reading at `policy.py`, then `watch.py`.
 """

@@ -1,14 +1,16 @@
-"""What the owner of a machine lets the cluster have of it, and when: `node.toml`.
+"""The policy of a machine's owner: how much the cluster may use, and when.
 
-    cores = 4                         # at most
-    memory_gb = 8
-    upload_mbps = 20
-    kinds = ["trainer", "container"]  # nobody else's scripts
-    quiet_hours = ["mon-fri 09:00-17:00"]
-    pause_on_battery = true
+File `node.toml`:
 
-Every key can also be given to `atoll join`, which then wins over the file. The file is read again
-when it changes; a mistake in it leaves what was valid before in force.
+  cores = 4                         # at most
+  memory_gb = 8
+  upload_mbps = 20
+  kinds = ["trainer", "container"]  # no scripts of other people
+  quiet_hours = ["mon-fri 09:00-17:00"]
+  pause_on_battery = true
+
+Every key is also an option of `atoll join`, which overrides the file. The file is read again when
+it changes; while it is invalid the previous policy stays in force.
 """
 
 from __future__ import annotations
@@ -30,62 +32,61 @@ from atoll.wire.session_messages import KINDS
 log = logging.getLogger(__name__)
 
 FILE = "node.toml"
-"""Name of the policy in the home of a node."""
+"""Name of the policy file in the home of a node."""
 
 SIGNED = "signed"
-"""Kind of containers whose image one of the owner's keys has signed."""
+"""Kind of containers with an image signed by one of the owner's keys."""
 
 GB = 10**9
 MBPS = 1e6
 
 LEAST_MBPS = 0.5
-"""Below it one piece of a tensor takes so long that the session would be taken for dead."""
+"""Below this one chunk of a tensor takes so long that the session would be considered dead."""
 
 _ONE_OR_MANY = ("kinds", "labels", "mounts", "trusted_keys", "quiet_hours")
-"""Keys that also take one text instead of a list."""
+"""Keys that accept a string instead of a list."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnerPolicy:
-    """What a machine's owner allows. Zero means no limit."""
+    """Limits set by a machine's owner. Zero: no limit."""
 
     cores: float = 0.0
-    """Processor cores for all work together."""
+    """For all work together."""
     memory_gb: float = 0.0
-    """Memory in GB (10^9 bytes) for all work together."""
+    """GB (10^9 bytes) for all work together."""
     disk_gb: float = 0.0
-    """Disk in GB for all work together."""
+    """GB for all work together."""
     upload_mbps: float = 0.0
-    """Megabits per second from this machine to the hub, for each process."""
+    """Megabits per second to the hub, for each process."""
     download_mbps: float = 0.0
-    """Megabits per second from the hub to this machine, for each process."""
+    """Megabits per second from the hub, for each process."""
     nice: int = 0
-    """Niceness of the work, 0 to 19; the higher, the more it gives way to the owner."""
+    """Niceness of the work, 0 to 19; higher yields more to the owner."""
     kinds: list[str] = dataclasses.field(default_factory=lambda: list(KINDS))
     """Kinds of job: `trainer`, `script`, `command`, `container`, `signed`."""
     labels: list[str] = dataclasses.field(default_factory=list)
-    """Words that jobs can ask for in `[needs]`."""
+    """Words that jobs can require in `[needs]`."""
     mounts: list[str] = dataclasses.field(default_factory=list)
-    """Folders of this machine that containers may mount."""
+    """Host folders that containers may mount."""
     trusted_keys: list[str] = dataclasses.field(default_factory=list)
-    """Public keys (base64) whose signature under an image makes it a `signed` one."""
+    """Public keys (base64) of signatures that make an image `signed`."""
     quiet_hours: list[str] = dataclasses.field(default_factory=list)
     """Hours without work, e.g. `22:00-07:00` or `mon-fri 09:00-17:00`, in local time."""
     pause_on_battery: bool = False
-    """Take no work on battery."""
     battery_percent: float = 100.0
     """With `pause_on_battery`: only while the charge is at or below this."""
     pause_on_metered: bool = False
-    """Take no work on a network that is paid by volume."""
+    """Pause on a network that is paid by volume."""
     pause_when_active: float = 0.0
-    """Take no work until the owner has not touched the machine for so many minutes."""
+    """Pause until the machine has been idle for so many minutes."""
     pause_on_lid_close: bool = True
-    """Take no work while the lid is closed (and no other screen is there)."""
+    """Pause while the lid is closed and no other screen is attached."""
     pause_on_sleep: bool = True
-    """Give work back before the machine sleeps."""
+    """Return work before the machine sleeps."""
 
     def offer(self, *, paused: str = "") -> Offer:
-        """Return what the hub is told of it; `paused` says why it takes no work just now."""
+        """Return the offer sent to the hub; `paused` says why it takes no work now."""
         return Offer(
             cores=self.cores,
             memory_bytes=round(self.memory_gb * GB),
@@ -101,12 +102,12 @@ class OwnerPolicy:
 
     @property
     def capped(self) -> bool:
-        """Whether its owner limits how much is sent or received."""
+        """Whether the bandwidth is limited."""
         return bool(self.upload_mbps or self.download_mbps)
 
 
 def describe_policy(policy: OwnerPolicy) -> list[str]:
-    """Return the policy for people, a line each; empty when there is nothing to say."""
+    """Return the policy for people, one line each; empty if nothing is limited."""
     limits = (
         (policy.cores, f"{policy.cores:g} cores"),
         (policy.memory_gb, f"{policy.memory_gb:g} GB of memory"),
@@ -127,7 +128,7 @@ def describe_policy(policy: OwnerPolicy) -> list[str]:
 
 
 def _pauses(policy: OwnerPolicy) -> list[str]:
-    """Return when it takes no work; sleep and lid are so for everybody and not worth a line."""
+    """Return when it takes no work, except for sleep and lid, which are the defaults."""
     lines = [f"no work {span}" for span in policy.quiet_hours]
     if policy.pause_on_battery:
         low = policy.battery_percent < 100
@@ -142,12 +143,7 @@ def _pauses(policy: OwnerPolicy) -> list[str]:
 def read_policy(
     text: str, *, name: str = FILE, options: Mapping[str, Any] | None = None
 ) -> OwnerPolicy:
-    """Return the policy that TOML text and options describe; options win.
-
-    Args:
-        text: Content of the file.
-        name: How the file is called in messages.
-        options: Further keys, as the command line gave them; None values are left out.
+    """Return the policy from TOML text and options, which take precedence unless None.
 
     Raises:
         ConfigError: names the key, its line, and the nearest known key.
@@ -163,16 +159,15 @@ def read_policy(
     policy = dataclasses.replace(from_file, **changes)
     if policy.kinds == [SIGNED] and not policy.trusted_keys:
         raise ConfigError(
-            f"{name} lets nothing run",
+            f"{name} allows no job",
             given=f'kinds = ["{SIGNED}"] without trusted_keys',
-            expected="the public keys of those whose images may run",
+            expected="the public keys of trusted signers",
             remedy="make one: atoll sign key NAME",
         )
     return policy
 
 
 def _policy_of(given: Mapping[str, Any], *, text: str, name: str) -> OwnerPolicy:
-    """Return the policy of a table, every mistake with its key and line."""
     values: dict[str, Any] = {}
     known = [field.name for field in dataclasses.fields(OwnerPolicy)]
     for key, value in given.items():
@@ -188,7 +183,6 @@ def _policy_of(given: Mapping[str, Any], *, text: str, name: str) -> OwnerPolicy
 
 
 def _check(policy: OwnerPolicy, key: str, *, where: str) -> None:
-    """Refuse a value that cannot work."""
     value = getattr(policy, key)
     if key == "kinds":
         for kind in value:
@@ -210,7 +204,7 @@ def _check(policy: OwnerPolicy, key: str, *, where: str) -> None:
 
 
 def _parse_key(text: str) -> object:
-    """Return a trusted key; few owners name any, so few agents load what reads them."""
+    """Parse a trusted key; imported lazily, because few owners use any."""
     from atoll.node.identity.image_signatures import read_public
 
     return read_public(text)
@@ -222,7 +216,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
 }
 
 _MOST = 1e12
-"""More than any machine has of anything; infinity is no number that a person means."""
+"""Excludes infinity."""
 
 _RANGES = {
     "nice": (0.0, 19.0, "0 to 19"),
@@ -230,11 +224,11 @@ _RANGES = {
     "upload_mbps": (LEAST_MBPS, _MOST, f"at least {LEAST_MBPS:g}, or 0 for no limit"),
     "download_mbps": (LEAST_MBPS, _MOST, f"at least {LEAST_MBPS:g}, or 0 for no limit"),
 }
-"""Least, most, and how that is said."""
+"""Minimum, maximum, and their description."""
 
 
 def _line_of(key: str, text: str) -> int:
-    """Return the line on which a key of TOML text is set; 1 where it cannot be found."""
+    """Return the line on which a key of TOML text is set; 1 if it is not found."""
     pattern = re.compile(rf"""\s*\[*\s*["']?{re.escape(key)}["']?\s*[.=\]]""")
     for number, line in enumerate(text.splitlines(), start=1):
         if pattern.match(line):
@@ -243,31 +237,25 @@ def _line_of(key: str, text: str) -> int:
 
 
 class OwnerPolicyFile:
-    """The file of a policy, together with the options that win over it."""
+    """A policy file, with the options that override it."""
 
     def __init__(
         self, path: Path, *, options: Mapping[str, Any] | None = None, needed: bool = False
     ) -> None:
-        """Read nothing yet.
-
-        Args:
-            path: The file.
-            options: Keys from the command line.
-            needed: A person named this file, so it must be there.
-        """
+        """Prepare to read `path`; with `needed` the file must exist."""
         self.path = path
         self._options = dict(options or {})
         self._needed = needed
         self._stamp: object = None
         self._policy: OwnerPolicy | None = None
         self.error = ""
-        """What is wrong with the file as it is now, while an older policy is in force."""
+        """Error in the current file, while an older policy is in force."""
 
     def read(self) -> OwnerPolicy:
-        """Return the policy; the file is read again when it has changed.
+        """Return the policy; reads the file again if it has changed.
 
         Raises:
-            ConfigError: the first reading failed. Later mistakes are kept in `error`.
+            ConfigError: the first reading failed. Later errors are kept in `error`.
         """
         stamp = self._stamp_now()
         if self._policy is not None and stamp == self._stamp:
@@ -302,7 +290,7 @@ class OwnerPolicyFile:
             if not self._needed:
                 return ""
             raise ConfigError(
-                "there is no such policy", given=str(self.path), expected="a TOML file"
+                "the policy file does not exist", given=str(self.path), expected="a TOML file"
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(

@@ -1,8 +1,7 @@
-"""Whether this machine is about to be taken away: a file that appears, or an address that says so.
+"""Preemption notices: a file that appears, or a URL that answers.
 
-Clouds announce the end of a spot machine half a minute to two minutes ahead, under an address that
-only the machine itself can read, or through an agent of theirs that can touch a file. Both kinds
-are asked every second or so; what follows from the answer is the agent's affair.
+Clouds announce the end of a spot machine 30 seconds to two minutes in advance, at a URL that only
+the machine itself can read, or through an agent that can create a file. Both are polled.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from atoll.errors import ConfigError
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""Pause between two looks."""
 
 ANSWER_TIMEOUT_S = 2.0
 
@@ -27,7 +25,7 @@ _NOT_YET = frozenset({b"FALSE", b"NONE"})
 """Bodies of a 200 by which some services say that there is no notice."""
 
 _HEADERS = {"Metadata-Flavor": "Google", "Metadata": "true"}
-"""Metadata services answer only those who send theirs; others do not mind them."""
+"""Required by the metadata services of Google and Azure; ignored by others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +33,31 @@ class PreemptionNotices:
     """Where a preemption notice would appear."""
 
     file: Path | None = None
-    """A notice is there while this file is."""
+    """A notice exists while this file does."""
     url: str = ""
-    """A notice is there while this answers 200 (with any body but FALSE or NONE)."""
+    """A notice exists while this answers 200 (with any body but FALSE or NONE)."""
 
     def __bool__(self) -> bool:
-        """Return whether there is anything to look at."""
+        """Return whether any source is configured."""
         return self.file is not None or bool(self.url)
 
     def read(self) -> str | None:
-        """Return why this machine goes away, "" if it does not, None if it cannot be told now.
-
-        May take up to `ANSWER_TIMEOUT_S`.
-        """
+        """Return the reason of a notice, "" without one, None if unknown; takes up to 2 s."""
         if self.file is not None and self.file.exists():
             return f"the file {self.file} is there"
         if not self.url:
             return ""
-        told = _ask(self.url)
-        if told is None:
+        answer = _ask(self.url)
+        if answer is None:
             return None
-        return f"{self.url} gave notice" if told else ""
+        return f"{self.url} gave notice" if answer else ""
 
 
 def check_url(url: str) -> str:
-    """Return the address of a notice as given.
-
-    Raises:
-        ConfigError: it is not one that can be asked.
-    """
+    """Return the URL of a notice as given; raises ConfigError if it is not http(s)."""
     if url and not url.startswith(("http://", "https://")):
         raise ConfigError(
-            "the address of the preemption notice cannot be asked",
+            "the URL of the preemption notice is not valid",
             given=url,
             expected="http://... or https://...",
         )
@@ -74,8 +65,8 @@ def check_url(url: str) -> str:
 
 
 def _ask(url: str) -> bool | None:
-    """Return whether there is a notice; None: nobody answered, which says nothing either way."""
-    # No proxy: the address means something on this machine only.
+    """Return whether there is a notice; None without an answer."""
+    # No proxy: the address is valid on this machine only.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, headers=_HEADERS)
     try:
@@ -86,5 +77,5 @@ def _ask(url: str) -> bool | None:
         refused.close()
         return None if refused.code >= 500 else False
     except (OSError, ValueError) as error:
-        log.debug("the address of the preemption notice did not answer: %s", error)
+        log.debug("the URL of the preemption notice did not answer: %s", error)
         return None

@@ -1,9 +1,7 @@
-"""Hours of the week in which a machine takes no work, in its own local time.
+"""Quiet hours, in local time; and the node's own check of what its owner allows.
 
-The second lock: what the owner of this machine does not allow is refused, whoever asks.
-
-The hub places jobs by the offers of nodes and so should not ask for it. A hub that is wrong,
-or was taken over, gets no further than this.
+The hub places jobs by the offers of nodes. The check here does not depend on that, in case the hub
+is faulty or was taken over.
 """
 
 from __future__ import annotations
@@ -32,17 +30,16 @@ DAY_MINUTES = 24 * 60
 
 @dataclass(frozen=True, slots=True)
 class QuietHours:
-    """One span of every week; one that ends at or before its start ends on the day after."""
+    """A weekly span; one that ends at or before its start ends on the following day."""
 
     days: frozenset[int]
-    """Days on which it begins; 0 is Monday."""
+    """Weekdays on which it begins; 0 is Monday."""
     start_minute: int
-    """Minute of the day."""
     end_minute: int
     """Minute of the day, 1440 for midnight."""
 
     def end_of(self, now: datetime.datetime) -> datetime.datetime | None:
-        """Return when the span ends that `now` (local time) lies in; None: it is not quiet."""
+        """Return the end of the span that contains `now` (local time), or None."""
         minute = now.hour * 60 + now.minute
         overnight = self.end_minute <= self.start_minute
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -58,7 +55,7 @@ class QuietHours:
 
 
 def _later(midnight: datetime.datetime, *, days: int, minutes: int) -> datetime.datetime:
-    """Return a time on the clock of a later day; days of 23 or 25 hours do not matter."""
+    """Return a wall-clock time on a later day; days of 23 or 25 hours need no special case."""
     if minutes == DAY_MINUTES:
         days, minutes = days + 1, 0
     day = midnight.date() + datetime.timedelta(days=days)
@@ -66,11 +63,7 @@ def _later(midnight: datetime.datetime, *, days: int, minutes: int) -> datetime.
 
 
 def parse_quiet_hours(text: str) -> QuietHours:
-    """Return the span that a person wrote.
-
-    Raises:
-        ConfigError: it is not of the form of `FORM`.
-    """
+    """Parse a span of the form `FORM`; raises ConfigError for any other."""
     wrong = ConfigError("these quiet hours cannot be read", given=repr(text), expected=FORM)
     match = _SPAN.fullmatch(text.strip().lower())
     if match is None:
@@ -83,14 +76,14 @@ def parse_quiet_hours(text: str) -> QuietHours:
 
 
 def _minute(clock: str) -> int | None:
-    """Return the minute of the day of HH:MM; None: there is no such time."""
+    """Return the minute of the day of HH:MM, or None if invalid."""
     hour, minute = (int(part) for part in clock.split(":"))
     total = hour * 60 + minute
     return total if minute < 60 and total <= DAY_MINUTES else None
 
 
 def _days(text: str | None) -> frozenset[int]:
-    """Return the days of e.g. `mon-fri` or `sat,sun`; empty where a name is unknown."""
+    """Return the days of e.g. `mon-fri` or `sat,sun`; empty if a name is unknown."""
     if text is None:
         return frozenset(range(7))
     found: set[int] = set()
@@ -107,19 +100,13 @@ def _days(text: str | None) -> frozenset[int]:
 def check_allowed(
     spec: JobSpec, *, member: str, offer: Offer, trusted_keys: Sequence[str] = ()
 ) -> list[Mount]:
-    """Return the mounts of a process; refuse one that the owner's offer does not cover.
+    """Return the mounts of a process, after checking it against the owner's offer.
 
-    A reducer is Atoll's own program, whatever the job is, and always allowed.
-
-    Args:
-        spec: The job.
-        member: Which process of it.
-        offer: What the owner gives.
-        trusted_keys: Public keys of those whose images the owner trusts.
+    A reducer is Atoll's own program and always allowed.
 
     Raises:
         NotAllowed: the kind of job, its image or a mount is not covered.
-        ConfigError: a mount is written wrongly, or the parts of the job contradict each other.
+        ConfigError: a mount is malformed, or parts of the job contradict each other.
     """
     if is_reducer(member):
         return []
@@ -137,7 +124,7 @@ def check_allowed(
     mounts = parse_mounts(spec.launch.mounts, allowed=offer.mounts)
     if kind == "container" and spec.job.requirements:
         raise ConfigError(
-            "a container brings its own packages",
+            "a container has its own packages",
             given=f"requirements = {spec.job.requirements!r}",
             expected="an image that contains what the job needs",
             remedy="leave requirements out of [job], or build them into the image",

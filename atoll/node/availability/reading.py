@@ -1,4 +1,4 @@
-"""What the sensors of a machine say at one moment."""
+"""Readings of a machine's sensors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What is known of the machine; None: it has no such thing, or cannot tell."""
+    """State of the machine; None: not applicable or unknown."""
 
     on_battery: bool | None = None
     battery_percent: float | None = None
     metered: bool | None = None
     """The network is paid by volume."""
     idle_s: float | None = None
-    """Seconds since somebody touched the machine."""
+    """Seconds since the last input."""
     lid_closed: bool | None = None
     sleeping: bool | None = None
     """The machine is about to sleep."""
@@ -26,12 +26,12 @@ class Sensor(Protocol):
     """One source of readings; a read may take a second or two and runs in a thread."""
 
     def read(self) -> Reading:
-        """Return what it knows; never raises."""
+        """Return the known values; never raises."""
         ...
 
 
 def combine_sensors(readings: Iterable[Reading]) -> Reading:
-    """Return one reading of several; of those that say the same thing the last one counts."""
+    """Merge readings; later values take precedence."""
     known: dict[str, object] = {}
     for reading in readings:
         for field in dataclasses.fields(Reading):

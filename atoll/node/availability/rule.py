@@ -1,4 +1,4 @@
-"""Whether a machine takes work now: a pure rule, and what keeps it from changing its mind."""
+"""Whether a machine takes work now: a pure rule, with hysteresis."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from atoll.node.availability.quiet_hours import parse_quiet_hours
 from atoll.node.availability.reading import Reading
 
 BEGIN_S = 3.0
-"""So long a reason must last before work is given back: a plug is sometimes pulled by mistake."""
+"""How long a reason must last before work is returned: plugs are sometimes pulled by mistake."""
 
 END_S = 30.0
-"""So long every reason must be gone before work is taken again."""
+"""How long every reason must be gone before work is taken again."""
 
 RECHARGED_PERCENT = 5.0
-"""So much above the limit a battery must be before work goes on."""
+"""Charge above the limit that a battery needs before work is taken again."""
 
 AT_ONCE = ("sleep", "quiet hours")
-"""What begins and ends without a doubt."""
+"""Reasons without hysteresis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,9 @@ WORK = Pause()
 def decide(
     policy: OwnerPolicy, reading: Reading, now: datetime.datetime, *, before: Pause = WORK
 ) -> Pause:
-    """Return why this moment is no good one for work.
+    """Return why the machine should take no work at the local time `now`.
 
-    Args:
-        policy: What the owner wants.
-        reading: What the sensors say.
-        now: Local time.
-        before: What was said last; a battery that was too low must recharge a little first.
+    `before` is the last decision: a low battery must first recharge a little.
     """
     if policy.pause_on_sleep and reading.sleeping:
         return Pause("sleep", "the machine goes to sleep")
@@ -65,7 +61,6 @@ def decide(
 
 
 def _is_low(policy: OwnerPolicy, reading: Reading, before: Pause) -> bool:
-    """Return whether the charge is at or below the owner's limit."""
     if reading.battery_percent is None or policy.battery_percent >= 100:
         return True
     margin = RECHARGED_PERCENT if before.cause == "battery" else 0.0
@@ -79,7 +74,6 @@ def _battery_text(policy: OwnerPolicy, reading: Reading) -> str:
 
 
 def _moment(end: datetime.datetime, now: datetime.datetime) -> str:
-    """Return a time within a week for people."""
     return end.strftime("%H:%M" if end.date() - now.date() <= _ONE_DAY else "%A %H:%M")
 
 
@@ -90,17 +84,17 @@ class Hysteresis:
     """Follows decisions without flapping: reasons must last, and must be gone for a while."""
 
     def __init__(self) -> None:
-        """Begin as a machine that takes work."""
+        """Start as a machine that takes work."""
         self._first = True
         self.pause = WORK
-        """What holds now."""
+        """The decision in force."""
         self._other_since: float | None = None
-        """Since when (monotonic) the opposite of what holds has been said."""
+        """Monotonic time since which the readings demand the opposite."""
 
     def follow(
         self, policy: OwnerPolicy, reading: Reading, *, now: datetime.datetime, monotonic: float
     ) -> Pause:
-        """Return what holds after these readings."""
+        """Return the decision in force after these readings."""
         said = decide(policy, reading, now, before=self.pause)
         first, self._first = self._first, False
         if bool(said.cause) == bool(self.pause.cause):

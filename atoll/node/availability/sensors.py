@@ -1,14 +1,6 @@
-"""All sensors of a machine together, each read no more often than it is worth.
+"""Sensors of a machine: battery, activity of the owner, lid, metered network.
 
-Whether the machine runs on its battery, and how full that is.
-
-The small programs of the system that sensors ask.
-
-How long nobody has touched the machine.
-
-Whether the lid is closed while no other screen is there.
-
-Whether the network is paid by volume, as NetworkManager has been told or guesses.
+They read files of the system or run its small programs, no more often than useful.
 """
 
 from __future__ import annotations
@@ -30,14 +22,14 @@ SUPPLIES = Path("sys/class/power_supply")
 
 
 class Battery:
-    """Reads the kernel's power supplies; psutil where there are none of its kind."""
+    """Reads the kernel's power supplies, or psutil without them."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        """Look below `root`, e.g. a copy of /sys made for a test."""
+        """Read below `root`, e.g. a copy of /sys made for a test."""
         self._root = root
 
     def read(self) -> Reading:
-        """Return whether it runs on battery, and the charge in percent; nothing without one."""
+        """Return whether it runs on battery, and the charge in percent; empty without a battery."""
         folder = self._root / SUPPLIES
         if folder.is_dir():
             return _from_files(folder)
@@ -45,11 +37,10 @@ class Battery:
 
 
 def _from_files(folder: Path) -> Reading:
-    """Return what the files of the power supplies say."""
     mains, draining, levels = False, False, []
     for supply in sorted(folder.iterdir()):
         kind = _word(supply / "type")
-        if kind == "battery" and _word(supply / "scope") != "device":  # not that of a mouse
+        if kind == "battery" and _word(supply / "scope") != "device":  # e.g. of a mouse
             level = _number(supply / "capacity")
             if level is not None:
                 levels.append(level)
@@ -63,7 +54,7 @@ def _from_files(folder: Path) -> Reading:
 
 
 def _from_psutil() -> Reading:
-    """Return what the system tells psutil (macOS, Windows)."""
+    """Return what psutil reports (macOS, Windows)."""
     sensor = getattr(psutil, "sensors_battery", None)  # some systems have none
     try:
         found = sensor() if sensor is not None else None
@@ -75,7 +66,7 @@ def _from_psutil() -> Reading:
 
 
 def _word(path: Path) -> str:
-    """Return the text of a small file, lower case; empty when it cannot be read."""
+    """Return the text of a small file in lower case; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip().lower()
     except OSError:
@@ -83,7 +74,6 @@ def _word(path: Path) -> str:
 
 
 def _number(path: Path) -> float | None:
-    """Return the number in a small file."""
     try:
         return float(_word(path))
     except ValueError:
@@ -96,18 +86,18 @@ TIMEOUT_S = 2.0
 
 
 class Commands:
-    """Runs programs found in a search path; one that is not there says nothing."""
+    """Runs programs found in a search path; a missing one returns nothing."""
 
     def __init__(self, path: str | None = None) -> None:
-        """Search `path` (folders as in PATH); None: where the system finds programs."""
+        """Search `path` (folders as in PATH); None: the system's."""
         self._path = path
 
     def find(self, name: str) -> str | None:
-        """Return where a program is."""
+        """Return the path of a program, or None."""
         return shutil.which(name, path=self._path)
 
     def ask(self, name: str, *arguments: str) -> str:
-        """Return what a program prints; empty when it is not there, fails or takes too long."""
+        """Return a program's output; empty if it is missing, fails or takes too long."""
         program = self.find(name)
         if program is None:
             return ""
@@ -139,11 +129,11 @@ class Commands:
 _HID_IDLE = re.compile(r'"HIDIdleTime"\s*=\s*(\d+)')
 
 DEVICES = ("dev/pts/[0-9]*", "dev/tty[0-9]*", "dev/input/event*", "dev/input/mouse*")
-"""Files whose time of last access is that of a key or a mouse."""
+"""Files with an access time that is the time of the last input."""
 
 
 class Activity:
-    """Asks whatever knows; the latest touch that anything has seen counts."""
+    """Combines all sources of the time of the last input; the latest counts."""
 
     def __init__(
         self,
@@ -152,31 +142,30 @@ class Activity:
         commands: Commands | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Look below `root`, ask through `commands`."""
         self._root = root
         self._commands = commands or Commands()
         self._clock = clock or RealClock()
 
     def read(self) -> Reading:
-        """Return the seconds since the last touch."""
+        """Return the seconds since the last input."""
         idle = [seconds for seconds in self._sources() if seconds is not None]
         return Reading(idle_s=max(0.0, min(idle))) if idle else Reading()
 
     def _sources(self) -> Iterator[float | None]:
         screen = self._from_screen()
         yield screen
-        if screen is None:  # what the desktop tells of itself is coarser
+        if screen is None:  # the desktop's own report is coarser
             yield self._from_login_manager()
         yield self._from_mac()
         yield self._from_devices()
 
     def _from_screen(self) -> float | None:
-        """Return what the X server says, in milliseconds."""
+        """Return the X server's answer, which is in milliseconds."""
         answer = self._commands.ask("xprintidle").strip()
         return int(answer) / 1000 if answer.isdigit() else None
 
     def _from_login_manager(self) -> float | None:
-        """Return what desktops have told the login manager; some never tell it anything."""
+        """Return the login manager's answer; some desktops never inform it."""
         words = self._commands.logind("IdleHint", "IdleSinceHint")
         if len(words) != 2 or not words[1].isdigit() or int(words[1]) == 0:
             return None
@@ -185,12 +174,12 @@ class Activity:
         return self._clock.wall() - int(words[1]) / 1e6
 
     def _from_mac(self) -> float | None:
-        """Return what macOS says, in nanoseconds."""
+        """Return the answer of macOS, which is in nanoseconds."""
         found = _HID_IDLE.search(self._commands.ask("ioreg", "-c", "IOHIDSystem", "-d", "4"))
         return int(found[1]) / 1e9 if found else None
 
     def _from_devices(self) -> float | None:
-        """Return the time since terminals and input devices were last read."""
+        """Return the seconds since terminals and input devices were last read."""
         touched = []
         for pattern in DEVICES:
             for path in self._root.glob(pattern):
@@ -205,12 +194,11 @@ class Lid:
     """Reads the kernel's button, or asks the login manager."""
 
     def __init__(self, *, root: Path = Path("/"), commands: Commands | None = None) -> None:
-        """Look below `root`, ask through `commands`."""
         self._root = root
         self._commands = commands or Commands()
 
     def read(self) -> Reading:
-        """Return whether the lid is closed; a docked machine's lid says nothing about its use."""
+        """Return whether the lid is closed; always open on a docked machine."""
         closed = self._from_files()
         if closed is None:
             words = self._commands.logind("LidClosed")
@@ -230,14 +218,13 @@ class Lid:
 
 
 _YES, _NO = ("1", "3"), ("2", "4")
-"""What NetworkManager's property says: yes and guessed yes, no and guessed no."""
+"""Values of NetworkManager's property: yes and guessed yes, no and guessed no."""
 
 
 class Metered:
-    """Asks NetworkManager; other systems tell nothing."""
+    """Asks NetworkManager; unknown on other systems."""
 
     def __init__(self, commands: Commands | None = None) -> None:
-        """Ask through these commands."""
         self._commands = commands or Commands()
 
     def read(self) -> Reading:
@@ -256,14 +243,14 @@ class Metered:
 
 
 SLOW_S = 10.0
-"""Pause between two readings of a sensor that starts a program."""
+"""Interval between readings of a sensor that starts a program."""
 
 ABSENT_S = 300.0
-"""The same of one that had nothing to say: this machine has no lid, or no such program."""
+"""The same for a sensor without a value: this machine has no lid, or no such program."""
 
 
 class Sensors:
-    """Reads what a policy asks for."""
+    """Reads the sensors that a policy needs."""
 
     def __init__(
         self,
@@ -272,7 +259,6 @@ class Sensors:
         commands: Commands | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Look below `root`, ask through `commands`."""
         commands = commands or Commands()
         self._clock = clock or RealClock()
         self._battery = Battery(root)
@@ -282,7 +268,7 @@ class Sensors:
         self._kept: dict[Sensor, tuple[float, Reading]] = {}
 
     def read(self, policy: OwnerPolicy) -> Reading:
-        """Return what the policy needs to know; takes up to some seconds, in a thread."""
+        """Return the values that the policy needs; may take seconds, so call it in a thread."""
         readings = [self._battery.read()] if policy.pause_on_battery else []
         if policy.pause_on_lid_close:
             readings.append(self._recent(self._lid))
@@ -293,12 +279,11 @@ class Sensors:
         return combine_sensors(readings)
 
     def read_all(self) -> Reading:
-        """Return everything that can be known now."""
+        """Return all values."""
         sensors: list[Sensor] = [self._battery, self._lid, self._metered, self._activity]
         return combine_sensors(sensor.read() for sensor in sensors)
 
     def _recent(self, sensor: Sensor) -> Reading:
-        """Return a sensor's reading, not older than it is worth."""
         now = self._clock.monotonic()
         until, reading = self._kept.get(sensor, (now, Reading()))
         if now >= until:

@@ -1,8 +1,8 @@
-"""Hears that the machine is about to sleep, and asks it to wait until work has been given back.
+"""Detects that the machine is about to sleep, and delays it until work has been returned.
 
-The login manager (logind) tells it over the system's message bus, and lets programs delay sleep by
-a few seconds. Where there is no such bus, sleep is noticed afterwards, by the link to the hub,
-whose clock has jumped.
+The login manager (logind) announces sleep on the system's message bus, and lets programs delay it
+by a few seconds. Without such a bus, sleep is noticed afterwards by the link to the hub, from the
+jump of the clock.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from atoll.node.processes import process_tree
 log = logging.getLogger(__name__)
 
 AGAIN_S = 60.0
-"""Pause before a listener that has ended is started again."""
+"""Pause before an ended listener is restarted."""
 
 LASTED_S = 5.0
-"""A listener that ends sooner found no message bus: it is not tried again."""
+"""A listener that ends sooner found no message bus and is not restarted."""
 
 _SIGNAL = "PrepareForSleep"
 _VALUE = re.compile(r"\b(true|false)\b")
@@ -55,10 +55,10 @@ class SleepWatch:
         self._commands = commands or Commands()
         self._lock: asyncio.subprocess.Process | None = None
         self.sleeping = False
-        """The machine is about to sleep, or has not said yet that it is awake again."""
+        """The machine is about to sleep, or has not announced that it is awake."""
 
     async def run(self) -> None:
-        """Listen until cancelled; returns when this machine tells nobody about sleep."""
+        """Listen until cancelled; returns if this machine does not announce sleep."""
         loop = asyncio.get_running_loop()
         for name, *arguments in _LISTENERS:
             program = self._commands.find(name)
@@ -72,16 +72,15 @@ class SleepWatch:
                 if loop.time() - started < LASTED_S:
                     break
                 await asyncio.sleep(AGAIN_S)
-        log.debug("this machine does not tell when it will sleep")
+        log.debug("this machine does not announce when it will sleep")
 
     async def release(self) -> None:
-        """Let the machine sleep: the work has been given back."""
+        """Let the machine sleep after the work was returned."""
         lock, self._lock = self._lock, None
         if lock is not None:
             await _end(lock)
 
     async def _listen(self, program: str, arguments: list[str]) -> None:
-        """Follow what a listener prints, until it ends."""
         listener = await asyncio.create_subprocess_exec(
             program,
             *arguments,
@@ -112,7 +111,7 @@ class SleepWatch:
             self._on_change()
 
     async def _take_lock(self) -> None:
-        """Hold the lock, if there is a login manager to ask for it."""
+        """Hold the lock, if there is a login manager."""
         program = self._commands.find(_LOCK[0])
         if self._lock is None and program is not None:
             self._lock = await asyncio.create_subprocess_exec(
@@ -125,11 +124,10 @@ class SleepWatch:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a child and wait for it."""
     if process.stdin is not None:
         process.stdin.close()
     if process.returncode is None:
-        # Not process.terminate(): it would look for the exit status itself, before asyncio can.
+        # Not process.terminate(): it would reap the exit status before asyncio can.
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGTERM)
     await process.wait()

@@ -1,4 +1,4 @@
-"""Follows the owner's policy and the state of the machine, and tells when something changes."""
+"""Follows the owner's policy and the state of the machine, and reports changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from atoll.node.availability.sleep import SleepWatch
 from atoll.node.processes.threads import run_abandonable
 
 LOOK_S = 1.0
-"""Pause between two looks."""
 
 Act = Callable[[OwnerPolicy, Pause], Awaitable[None]]
 
@@ -32,7 +31,6 @@ class AvailabilityWatch:
         clock: Clock | None = None,
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
     ) -> None:
-        """Read nothing yet; `now` is local time."""
         self._file = file
         self._senses = senses or Sensors()
         self._clock = clock or RealClock()
@@ -43,14 +41,14 @@ class AvailabilityWatch:
 
     @property
     def error(self) -> str:
-        """What is wrong with the policy's file, while an older policy is in force."""
+        """Error in the policy's file, while an older policy is in force."""
         return self._file.error
 
     async def look(self) -> tuple[OwnerPolicy, Pause]:
-        """Return what the owner wants, and whether work pauses.
+        """Return the policy, and whether work is paused.
 
         Raises:
-            ConfigError: the policy is wrong and there was no right one before.
+            ConfigError: the policy is invalid and there was no valid one before.
         """
         policy = self._file.read()
         reading = await run_abandonable(lambda: self._senses.read(policy))
@@ -62,15 +60,15 @@ class AvailabilityWatch:
         return policy, pause
 
     async def follow(self, act: Act) -> None:
-        """Call `act` now and whenever policy, pause or error have changed, until cancelled."""
+        """Call `act` now and whenever policy, pause or error change, until cancelled."""
         listening = asyncio.create_task(self._sleep.run())
-        told: tuple[OwnerPolicy, Pause, str] | None = None
+        reported: tuple[OwnerPolicy, Pause, str] | None = None
         try:
             while True:
                 self._news.clear()
                 policy, pause = await self.look()
-                if (policy, pause, self.error) != told:
-                    told = policy, pause, self.error
+                if (policy, pause, self.error) != reported:
+                    reported = policy, pause, self.error
                     await act(policy, pause)
                 if pause.cause == "sleep":
                     await self._sleep.release()

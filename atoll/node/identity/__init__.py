@@ -1,5 +1,4 @@
-"""Node, identity: how a machine joins a hub, and proves who it is.
+"""How a machine joins a hub and authenticates itself.
 
-It may import errors, ids, net and wire.
-Start reading at `join.py`.
+May import errors, ids, net and wire. Start reading at `join.py`.
 """

@@ -1,4 +1,4 @@
-"""Finds the hubs that announce themselves on the same network (DNS-SD)."""
+"""Discovery of hubs on the local network (DNS-SD)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 SERVICE = "_atoll._tcp.local."
 
 FIND_S = 3.0
-"""How long answers are waited for."""
+"""How long to wait for answers."""
 
 DIAL_S = 0.5
-"""How long each address of a hub is tried."""
+"""Time limit per address of a hub."""
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{40}")
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9_.-]+)*")
@@ -32,7 +32,7 @@ _LINE = re.compile(r"[^\x20-\x7e]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundHub:
-    """A hub as it announces itself; none of it is proven."""
+    """A hub as it announces itself, unauthenticated."""
 
     name: str
     host: str
@@ -44,19 +44,19 @@ class FoundHub:
 
     @property
     def mark(self) -> str:
-        """What tickets of this hub end with."""
+        """Suffix of this hub's tickets."""
         return self.fingerprint or ("tls" if self.secure else "")
 
     def ticket(self, secret: str) -> Ticket:
-        """Return the ticket of this hub with a secret."""
+        """Return this hub's ticket with a secret."""
         return Ticket(self.host, self.port, secret, prefix=self.prefix, mark=self.mark)
 
 
 def find_hubs(*, timeout_s: float = FIND_S) -> list[FoundHub]:
-    """Return the hubs that answer in time, by name, each by an address that can be dialled.
+    """Return the hubs that answer in time, by name, each with a reachable address.
 
     Raises:
-        ConfigError: the package that finds them is not installed, or there is no network.
+        ConfigError: the package `zeroconf` is not installed, or there is no network.
     """
     try:
         from zeroconf import ServiceBrowser, ServiceListener, Zeroconf
@@ -70,7 +70,7 @@ def find_hubs(*, timeout_s: float = FIND_S) -> list[FoundHub]:
     names: set[str] = set()
 
     class Listener(ServiceListener):
-        """Notes the names of what is announced."""
+        """Collects the announced names."""
 
         def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
             names.add(name)
@@ -98,7 +98,6 @@ def find_hubs(*, timeout_s: float = FIND_S) -> list[FoundHub]:
 
 
 def _asked(zeroconf: Zeroconf, names: list[str]) -> list[FoundHub]:
-    """Return what each of the announced services says of itself."""
     found = []
     for name in names:
         info = zeroconf.get_service_info(SERVICE, name, timeout=2000)
@@ -110,9 +109,9 @@ def _asked(zeroconf: Zeroconf, names: list[str]) -> list[FoundHub]:
 
 
 def first_reachable(addresses: Sequence[str], port: int) -> str:
-    """Return the first address on which somebody listens; empty: none of them.
+    """Return the first address that accepts connections, or an empty text.
 
-    A hub may have addresses that mean something only to itself, e.g. of its containers.
+    A hub may have addresses that only itself can reach, e.g. of its containers.
     """
     for address in addresses:
         with contextlib.suppress(OSError):
@@ -122,9 +121,9 @@ def first_reachable(addresses: Sequence[str], port: int) -> str:
 
 
 def read_service(info: ServiceInfo) -> FoundHub | None:
-    """Return the hub that a service describes; None where it makes no sense.
+    """Return the hub that a service describes, or None if it is invalid.
 
-    Anybody on the network can announce anything: every field is checked and bounded.
+    Anyone on the network can announce anything: every field is checked and bounded.
     """
     fields = {
         key.decode("utf-8", "replace"): (value or b"").decode("utf-8", "replace")[:200]

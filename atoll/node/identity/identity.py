@@ -1,4 +1,4 @@
-"""Who this machine is: the node id and token that it got for a join ticket."""
+"""The identity of this machine: the node id and token that it received for a ticket."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _FILE = "node.json"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a machine keeps of its first join."""
+    """What a machine keeps from its first join."""
 
     hub: str
     """URL of the hub, http(s)://HOST:PORT[/PREFIX]."""
     node: str
-    """Its node id, the address of its session."""
+    """Node id, the address of its session."""
     token: str
     ca: str = ""
     """PEM file of the hub's certificate authority."""
     certificate: str = ""
-    """PEM file of this machine's own certificate."""
+    """PEM file of this machine's certificate."""
     key: str = ""
-    """PEM file of its key."""
+    """PEM file of its private key."""
     proxy: str = ""
     """URL of the proxy to the hub."""
 
     @property
     def endpoint(self) -> HubEndpoint:
-        """How the hub is reached."""
+        """How to reach the hub."""
         return HubEndpoint(ca=self.ca, certificate=self.certificate, key=self.key, proxy=self.proxy)
 
 
 def load_identity(home: Path, *, hub: str) -> Identity | None:
-    """Return what this machine is to that hub, or None when it never joined it."""
+    """Return this machine's identity at a hub, or None if it never joined."""
     try:
         known = json.loads((home / _FILE).read_text(encoding="utf-8"))
         return Identity(**known[hub])
@@ -47,7 +47,7 @@ def load_identity(home: Path, *, hub: str) -> Identity | None:
 
 
 def save_identity(home: Path, identity: Identity) -> None:
-    """Keep the identity, readable by the owner alone; identities at other hubs stay."""
+    """Store the identity, readable by the owner only; identities at other hubs stay."""
     try:
         known = json.loads((home / _FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -57,7 +57,7 @@ def save_identity(home: Path, identity: Identity) -> None:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Replace a file in one move, readable by its owner alone.
+    """Replace a file atomically, readable by its owner only.
 
     Raises:
         StorageFull: the disk has no room.

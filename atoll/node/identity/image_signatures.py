@@ -1,8 +1,7 @@
-"""Signatures of container images: who trusts a key runs what its holder has signed, no more.
+"""Signatures of container images, with which owners restrict containers to trusted images.
 
-What is signed is the text `NAME@sha256:DIGEST` of a pinned image, with Ed25519. The digest names
-one content for ever, so the signature needs no registry that is trusted. It says nothing about
-the command, the mounts or the network of a job.
+The signed text is `NAME@sha256:DIGEST` of a pinned image, with Ed25519. The digest fixes the
+content, so the registry need not be trusted. Command, mounts and network of a job are not signed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from atoll.errors import ConfigError, NotAllowed
 
 PREFIX = "ed25519:"
-"""How a public key in a policy starts."""
+"""Prefix of a public key in a policy."""
 
 _PINNED = re.compile(r"[^@\s]+@sha256:[0-9a-f]{64}")
 
@@ -32,7 +31,7 @@ def is_pinned(image: str) -> bool:
 
 
 def make_key(path: Path) -> str:
-    """Make a private key in a new file that its owner alone can read; return the public key.
+    """Create a private key in a new file, readable by its owner only; return the public key.
 
     Raises:
         ConfigError: the file exists, or cannot be written.
@@ -57,11 +56,7 @@ def make_key(path: Path) -> str:
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:
-    """Return the private key in a file.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the private key in a file; raises ConfigError if there is none."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
@@ -78,33 +73,29 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 
 
 def public_text(key: Ed25519PrivateKey) -> str:
-    """Return the line for `trusted_keys` that stands for a key."""
+    """Return a key's line for `trusted_keys`."""
     raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     return PREFIX + base64.b64encode(raw).decode("ascii")
 
 
 def sign_image(image: str, *, key: Ed25519PrivateKey) -> str:
-    """Return the signature of a pinned image, as base64.
-
-    Raises:
-        ConfigError: the image is not pinned, and so may change any time.
-    """
+    """Return the signature of an image, as base64; raises ConfigError if it is not pinned."""
     if not is_pinned(image):
         raise ConfigError(
             "an image that is not pinned cannot be signed",
             given=image,
             expected="NAME@sha256:DIGEST",
-            remedy="docker image inspect --format '{{index .RepoDigests 0}}' NAME tells it",
+            remedy="docker image inspect --format '{{index .RepoDigests 0}}' NAME prints it",
         )
     return base64.b64encode(key.sign(image.encode("utf-8"))).decode("ascii")
 
 
 def check_image(image: str, *, signature: str, trusted_keys: Sequence[str]) -> None:
-    """Refuse an image that none of the trusted keys has signed.
+    """Check that one of the trusted keys has signed an image.
 
     Raises:
-        NotAllowed: it is not pinned, has no signature, or nobody trusted made the signature.
-        ConfigError: a trusted key is none.
+        NotAllowed: it is not pinned, or has no signature of a trusted key.
+        ConfigError: a trusted key is malformed.
     """
     remedy = "sign it with a key that the owner trusts: atoll sign image NAME@sha256:... --key FILE"
     if not is_pinned(image):
@@ -117,7 +108,7 @@ def check_image(image: str, *, signature: str, trusted_keys: Sequence[str]) -> N
     keys = [read_public(text) for text in trusted_keys]
     if not any(_signed(image, signature, key) for key in keys):
         raise NotAllowed(
-            "nobody whom this machine's owner trusts has signed the image",
+            "the image is not signed by a key that this machine's owner trusts",
             given=f"{image}, {'another signature' if signature else 'no signature'}",
             expected=f"a signature by one of {len(keys)} trusted keys"
             if keys
@@ -127,11 +118,7 @@ def check_image(image: str, *, signature: str, trusted_keys: Sequence[str]) -> N
 
 
 def read_public(text: str) -> Ed25519PublicKey:
-    """Return the public key that a line of `trusted_keys` stands for.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Parse a line of `trusted_keys`; raises ConfigError if it is malformed."""
     try:
         if not text.startswith(PREFIX):
             raise ValueError("it has another form")
@@ -139,7 +126,7 @@ def read_public(text: str) -> Ed25519PublicKey:
         return Ed25519PublicKey.from_public_bytes(raw)
     except (ValueError, binascii.Error) as error:
         raise ConfigError(
-            "a trusted key is no key",
+            "a trusted key is not valid",
             given=f"{text} ({error})",
             expected=f"{PREFIX}BASE64, as `atoll sign key` prints it",
         ) from error

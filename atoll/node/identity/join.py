@@ -1,4 +1,4 @@
-"""How a machine becomes a node: a ticket is exchanged for an identity, which is kept."""
+"""How a machine becomes a node: it exchanges a ticket for an identity."""
 
 from __future__ import annotations
 
@@ -17,24 +17,19 @@ from atoll.wire.messages import NodeInfo
 log = logging.getLogger(__name__)
 
 CERTIFICATE_CHECK_S = 3_600.0
-"""Pause between two looks at how long the own certificate is still valid."""
+"""Interval of checks of the certificate's remaining life."""
 
 
 def enter_cluster(
     ticket: Ticket, *, home: Path, name: str, info: NodeInfo, proxy: str = ""
 ) -> Identity:
-    """Exchange a ticket for a node id, its token and its certificate, and keep them.
+    """Exchange a ticket for a node id, its token and its certificate, and store them in `home`.
 
-    Args:
-        ticket: What the hub printed.
-        home: Folder of this agent.
-        name: Wished start of the id; empty: the machine's host name.
-        info: What this machine is.
-        proxy: URL of the proxy to the hub; empty: none.
+    The id starts with `name`, by default the host name.
 
     Raises:
         HubUnreachable: no hub answers.
-        AuthError: the ticket is unknown or used up, or another hub answers than the ticket's.
+        AuthError: the ticket is unknown or used up, or another hub answers.
     """
     ca = tls_identity.pin(ticket, home=home, proxy=proxy)
     folder = tls_identity.folder_of(ticket.url, home=home)
@@ -61,10 +56,10 @@ def enter_cluster(
 
 
 def known_hub(ticket: Ticket, *, home: Path) -> Identity | None:
-    """Return what this machine is to a ticket's hub, or None when it has to join.
+    """Return this machine's identity at a ticket's hub, or None if it has to join.
 
-    An identity counts no more when the ticket names another authority than the one that was
-    pinned, and when its certificate has ended.
+    An identity is invalid if the ticket names another authority than the pinned one, or if its
+    certificate has expired.
     """
     me = identity.load_identity(home, hub=ticket.url)
     if me is None:
@@ -77,12 +72,10 @@ def known_hub(ticket: Ticket, *, home: Path) -> Identity | None:
 
 
 def renew_if_due(me: Identity) -> bool:
-    """Get a new certificate when little of the present one's life is left; return whether.
+    """Renew the certificate if little of its life is left; return whether it was renewed.
 
-    It is for the same key and takes the place of the old file: the next connection shows it.
-
-    Raises:
-        AtollError: the hub did not give one.
+    It keeps its key and replaces the file, which the next connection uses. Raises AtollError if the
+    hub did not issue it.
     """
     if not me.certificate or tls_identity.life_left(me.certificate)[1] > tls_identity.RENEW_AT:
         return False
@@ -94,7 +87,7 @@ def renew_if_due(me: Identity) -> bool:
 
 
 async def keep_certificate(me: Identity, *, every_s: float = CERTIFICATE_CHECK_S) -> None:
-    """Renew the own certificate whenever it is time, until cancelled."""
+    """Renew the certificate when it is due, until cancelled."""
     while True:
         try:
             if await asyncio.to_thread(renew_if_due, me):

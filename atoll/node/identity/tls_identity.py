@@ -1,4 +1,4 @@
-"""How a machine comes to trust a hub, and the hub it: a pinned authority, and a key of its own."""
+"""Mutual trust of machine and hub: a pinned authority, and the machine's own key."""
 
 from __future__ import annotations
 
@@ -18,25 +18,22 @@ from atoll.net.proxies import unreachable
 from atoll.node.identity.identity import write_secret
 
 FOLDER = "tls"
-"""Below the agent's home."""
 
 FINGERPRINT_DIGITS = 40
 MAX_CA_BYTES = 64 * 1024
 RENEW_AT = 1 / 3
-"""Share of a certificate's life that is left when it is renewed."""
+"""Remaining share of a certificate's life at which it is renewed."""
 
 
 def pin(ticket: Ticket, *, home: Path, proxy: str = "", timeout_s: float = 20.0) -> str:
-    """Fetch the authority of a ticket's hub, compare it with the ticket, and keep it.
+    """Fetch the authority of a ticket's hub, verify its fingerprint, and store it.
 
-    The connection itself proves nothing; the fingerprint does.
-
-    Returns:
-        Path of the PEM file; empty where the ticket names no authority.
+    The connection itself is unauthenticated; only the fingerprint counts. Returns the path of the
+    PEM file, or an empty text if the ticket names no authority.
 
     Raises:
         HubUnreachable: no hub answers.
-        AuthError: what answers is another hub, or somebody in between.
+        AuthError: another hub answers, or a man in the middle.
     """
     if not ticket.fingerprint:
         return ""
@@ -69,14 +66,13 @@ def pin(ticket: Ticket, *, home: Path, proxy: str = "", timeout_s: float = 20.0)
             "what answers there is not the hub of this ticket",
             given=f"an authority with fingerprint {found}" if der else "no certificate authority",
             expected=ticket.fingerprint,
-            remedy="ask for a fresh ticket; if it says the same, somebody is in between",
+            remedy="ask for a fresh ticket; if this repeats, the connection may be intercepted",
         )
-    write_secret(path, ssl.DER_cert_to_PEM_cert(der))  # this one certificate, and no other
+    write_secret(path, ssl.DER_cert_to_PEM_cert(der))  # only the verified certificate
     return str(path)
 
 
 def _read(response: httpx.Response) -> str:
-    """Return a body of bounded size."""
     content = b""
     for block in response.iter_bytes():
         content += block
@@ -86,7 +82,7 @@ def _read(response: httpx.Response) -> str:
 
 
 def fingerprint_of(path: Path) -> str:
-    """Return the fingerprint of an authority that is kept, or an empty text."""
+    """Return the fingerprint of a stored authority, or an empty text."""
     try:
         der = ssl.PEM_cert_to_DER_cert(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError):
@@ -95,14 +91,14 @@ def fingerprint_of(path: Path) -> str:
 
 
 def folder_of(hub: str, *, home: Path) -> Path:
-    """Return where keys and certificates for one hub are kept."""
+    """Return the folder of keys and certificates for a hub."""
     parts = urlsplit(hub)
     digest = hashlib.sha256(hub.encode()).hexdigest()[:8]
     return home / FOLDER / f"{safe_name(parts.netloc)}-{digest}"
 
 
 def make_key(path: Path) -> None:
-    """Make a private key that only the owner of this machine can read."""
+    """Create a private key, readable by its owner only."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -116,11 +112,7 @@ def make_key(path: Path) -> None:
 
 
 def signing_request(path: Path) -> str:
-    """Return the PEM request by which the owner of a key asks for a certificate.
-
-    Raises:
-        ConfigError: the key cannot be read.
-    """
+    """Return the PEM signing request for a key; raises ConfigError if it cannot be read."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -130,16 +122,16 @@ def signing_request(path: Path) -> str:
     except (OSError, ValueError) as error:
         raise _broken(path, error) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise _broken(path, ValueError("it is no P-256 key"))
+        raise _broken(path, ValueError("it is not a P-256 key"))
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     signed = request.sign(key, hashes.SHA256())
     return signed.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def life_left(path: str) -> tuple[float, float]:
-    """Return seconds that a certificate is still valid, and what share of its life that is.
+    """Return the seconds for which a certificate is still valid, and their share of its life.
 
-    A file that is no certificate has no life left.
+    Both are 0 for a file that is not a certificate.
     """
     from cryptography import x509
 

@@ -1,5 +1,5 @@
-"""Supervisors: they start the ranks of an island on its machines and end them together.
+"""Supervisors of islands: they start the ranks on all hosts and end them together.
 
-May import what node may, and loads no torch.
-Start with rank_supervisor.py; follower.py is its part on further machines.
+May import what node may, and loads no torch. Start reading at `rank_supervisor.py`; `follower.py`
+is the supervisor on further hosts.
 """

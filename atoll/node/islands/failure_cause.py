@@ -1,4 +1,4 @@
-"""How the ranks of an island ended, and which of them was the cause. No I/O but reading."""
+"""How the ranks of an island ended, and which of them was the cause."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from atoll.node.processes.exits import explain_exit
 from atoll.wire.limits import DEAD_AFTER_S, EXIT_LEFT, EXIT_REPLACED, HEARTBEAT_S
 
 GOOD = frozenset({0, EXIT_LEFT, EXIT_REPLACED})
-"""Exit statuses of a process that has done what it was to do."""
+"""Exit statuses of success."""
 
 PORT_TAKEN = "EADDRINUSE"
-"""What torch says when another process has taken the port of the first rank."""
+"""torch's error if another process has taken the port of rank 0."""
 
 
 def error_file(rank: int) -> str:
-    """Return the name of the file where a rank leaves its error for the island's supervisor."""
+    """Return the name of the file in which a rank stores its error for the supervisor."""
     return f"error-{rank}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How one rank ended by itself."""
+    """Exit of one rank."""
 
     rank: int
     code: int
     """As of `subprocess`: negative for a signal."""
     error: AtollError | None = None
-    """What it wrote into its file."""
+    """From its error file."""
     oom_kills: int = 0
-    """How many processes the kernel of its machine killed for want of memory while it ran."""
+    """Processes on its host that the kernel killed for lack of memory while it ran."""
     follower: str = ""
-    """Which follower host reported it, e.g. `w0.1 on far`; empty: it ran on the first machine."""
+    """The follower host that reported it, e.g. `w0.1 on far`; empty: the first host."""
     lost: bool = False
-    """How it ended is unknown: its machine does not answer any more."""
+    """The exit is unknown: its host does not answer any more."""
 
     @classmethod
     def read(cls, rank: int, code: int, *, folder: Path, oom_kills: int = 0) -> RankExit:
-        """Return the end of a rank, with the error that it wrote down if it did."""
+        """Return the exit of a rank, with the error from its file, if any."""
         error = None
         if code > 0:
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -53,14 +53,7 @@ class RankExit:
 
     @classmethod
     def of_lost_machine(cls, follower: str, *, had: range, ranks: int, why: str) -> RankExit:
-        """Return the end of the first rank of a machine that does not answer any more.
-
-        Args:
-            follower: Its name.
-            had: The ranks there.
-            ranks: Of the island.
-            why: How that was noticed.
-        """
+        """Return the exit of the first of a lost host's ranks `had`, of `ranks` in the island."""
         numbers = f"rank {had[0]}" if len(had) == 1 else f"ranks {had[0]} to {had[-1]}"
         error = RankLost(
             "a machine of an island is gone",
@@ -72,31 +65,27 @@ class RankExit:
 
     @property
     def good(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether it succeeded."""
         return self.code in GOOD
 
     @property
     def follows(self) -> bool:
-        """Whether it failed only because another one is gone."""
+        """Whether it failed only because another rank was lost."""
         return isinstance(self.error, RankLost) and not self.lost
 
     @property
     def port_taken(self) -> bool:
-        """Whether it failed because the port of the island was taken meanwhile."""
+        """Whether it failed because another process took the island's port."""
         return self.error is not None and PORT_TAKEN in str(self.error.given)
 
     @property
     def status(self) -> int:
-        """The same as the exit status of a process that was not itself killed by the signal."""
+        """As an exit status: a signal becomes 128 plus its number."""
         return self.code if self.code >= 0 else 128 - self.code
 
 
 def root_cause(ends: Sequence[RankExit]) -> RankExit:
-    """Return the end, among those that are not good, to which the others are due.
-
-    Args:
-        ends: In the order in which they happened; not all are good.
-    """
+    """Return the failed exit that caused the others; `ends` are in order of occurrence."""
     bad = [end for end in ends if not end.good]
     return next((end for end in bad if not end.follows), bad[0])
 
@@ -104,13 +93,9 @@ def root_cause(ends: Sequence[RankExit]) -> RankExit:
 def explain(
     end: RankExit, *, member: str, phases: Mapping[int, RankPhase], timeout_s: float
 ) -> AtollError:
-    """Return the error of an island of which one rank has failed.
+    """Return the error of an island from the exit of the causing rank and the startup progress.
 
-    Args:
-        end: Of the rank that was the cause.
-        member: Which member the island is.
-        phases: How far each of its ranks has come at its start.
-        timeout_s: How long they wait for each other.
+    Ranks wait `timeout_s` for each other.
     """
     ranks = len(phases)
     if end.follows and on_the_way(phases):
@@ -118,7 +103,7 @@ def explain(
             f"the ranks of {member} did not begin together",
             given=describe(phases),
             expected=f"that none waits longer than timeout_s = {timeout_s:g} in [island]",
-            remedy="look at the last lines of the rank that is behind: atoll logs; a machine that "
+            remedy="see the last lines of the rank that is behind: atoll logs; a machine that "
             "is only slow needs a longer timeout_s",
         )
     where = f" ({end.follower})" if end.follower else ""
@@ -133,7 +118,7 @@ def explain(
 
 
 def died(end: RankExit, error: AtollError) -> bool:
-    """Return whether a rank is gone through no fault of the program: killed, or out of memory."""
+    """Return whether a rank was killed or ran out of memory, without a fault of the program."""
     if end.lost or isinstance(error, OutOfMemory):
         return True
     return end.code < 0 and end.code != -signal.SIGTERM

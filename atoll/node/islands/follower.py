@@ -1,8 +1,8 @@
-"""The supervisor on a follower host: starts and ends ranks as the first machine's supervisor says.
+"""The supervisor on a follower host: runs ranks on behalf of the first host's supervisor.
 
-It loads no torch and is no member of the job. It asks the hub only for the address of its leader.
-It runs until the node agent ends it: when its leader is gone it kills its ranks and waits for the
-next one.
+It loads no torch and is not a member of the job. It asks the hub only for the address of its
+leader. It runs until the node agent ends it: when its leader is lost it kills its ranks and waits
+for the next one.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from atoll.wire.limits import EXIT_LEFT
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Pause between two requests for the address of the rendezvous server."""
+"""Interval of requests for the address of the rendezvous server."""
 HUB_TIMEOUT_S = 5.0
 HOME_S = 10.0
-"""How long the ranks may take to end after rank 0."""
+"""Time for the ranks to end after rank 0."""
 PHASES_S = 1.0
-"""Pause between two looks how far the ranks here have come at their start."""
+"""Interval of checks of the ranks' startup progress."""
 LEAVE_S = 60.0
-"""How long the first rank may take to leave when this machine is asked to."""
+"""Time for rank 0 to leave when this host is asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,17 @@ class _LeaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """The leader is gone."""
+    """The leader was lost."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A rank on this machine has ended."""
+    """A rank on this host has ended."""
 
     start: int
-    """Of which start it was."""
+    """Number of its start."""
     end: RankExit
 
 
@@ -80,18 +80,14 @@ _News: TypeAlias = Word | _End | _LeaveRequest | _Lost
 def serve_island(
     environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str] = PROGRAM
 ) -> int:
-    """Be a further machine of an island until asked to leave; return the exit status.
+    """Serve as a follower host until asked to leave; return the exit status.
 
-    Call it in the main thread: ranks die with the thread that started them.
-
-    Args:
-        environment: Set by the node agent.
-        spec: The job.
-        program: What every rank runs.
+    Call it in the main thread: ranks die with the thread that started them. Every rank runs
+    `program`.
 
     Raises:
-        JobError: the first machine is there and cannot be reached.
-        AuthError: the hub does not know this process any more.
+        JobError: the first host runs but cannot be reached.
+        AuthError: the hub no longer knows this process.
     """
     asked = threading.Event()
     serving: list[FollowerSupervisor] = []
@@ -124,7 +120,7 @@ def serve_island(
 
 
 class FollowerSupervisor:
-    """The ranks on this machine, under one leader."""
+    """The ranks on this host, under one leader."""
 
     def __init__(
         self,
@@ -134,14 +130,6 @@ class FollowerSupervisor:
         *,
         program: Sequence[str],
     ) -> None:
-        """Start nothing yet.
-
-        Args:
-            environment: Set by the node agent.
-            spec: The job.
-            link: The connection with the leader.
-            program: What every rank runs.
-        """
         self._environment, self._spec = environment, spec
         self._link, self._program = link, program
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
@@ -151,7 +139,7 @@ class FollowerSupervisor:
         self._live: set[int] = set()
         self._patience: float | None = None
         self._phases: dict[int, RankPhase] = {}
-        """As the leader knows them."""
+        """As last reported to the leader."""
         self._ready = True
 
     def ask(self) -> None:
@@ -159,10 +147,9 @@ class FollowerSupervisor:
         self._news.put(_LeaveRequest())
 
     def serve(self) -> bool:
-        """Do what the leader says until it is gone, or this process is asked to leave.
+        """Obey the leader until it is lost, or this process is asked to leave.
 
-        Returns:
-            Whether it has started ranks for this leader, who needs it no more then.
+        Returns whether ranks were started, after which this leader needs it no more.
         """
         self._link.run(self._news.put, lambda why: self._news.put(_Lost(why)))
         try:
@@ -178,7 +165,7 @@ class FollowerSupervisor:
         return self._started
 
     def _next(self) -> _News | None:
-        """Return what happens next; None: ranks have had time enough to end."""
+        """Return the next event; None: the time for ranks to end is over."""
         while True:
             left_s = None if self._patience is None else self._patience - time.monotonic()
             look_s = None if self._ready else PHASES_S
@@ -191,7 +178,7 @@ class FollowerSupervisor:
                 self._send_phases()
 
     def _send_phases(self) -> None:
-        """Report to the leader how far the ranks here have come, if that has changed."""
+        """Report the startup progress of the ranks to the leader, if it has changed."""
         phases = self._local.phases() if self._local is not None else {}
         if phases != self._phases:
             self._phases = phases
@@ -209,7 +196,7 @@ class FollowerSupervisor:
             self._patience = time.monotonic() + HOME_S
         elif isinstance(news, _LeaveRequest):
             self._asked = True
-            if self._live:  # the first rank must save what they have together
+            if self._live:  # rank 0 has to save their common state first
                 self._link.send(Leaving())
                 self._patience = time.monotonic() + LEAVE_S
         elif news is None or isinstance(news, Kill):
@@ -240,7 +227,6 @@ class FollowerSupervisor:
             self._send_end(RankExit(ranks[0], 1, error))
 
     def _send_end(self, end: RankExit) -> None:
-        """Report to the leader how a rank has ended."""
         self._live.discard(end.rank)
         self._send_phases()
         level = logging.INFO if end.good else logging.WARNING
@@ -255,8 +241,7 @@ class FollowerSupervisor:
         self._link.send(ended)
 
     def _kill(self) -> None:
-        """Kill what still lives; returns when it is gone."""
-        self._number, self._patience = -1, None  # how it ends is no news any more
+        self._number, self._patience = -1, None  # ignore the exits that follow
         if self._local is not None:
             self._local.close()
             self._local = None
@@ -264,7 +249,6 @@ class FollowerSupervisor:
 
 
 def _places(start: Start) -> list[RankPlace]:
-    """Return the places of the ranks on this machine."""
     return [
         RankPlace(
             start.first + local,

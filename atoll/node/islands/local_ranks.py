@@ -1,4 +1,4 @@
-"""The ranks of an island that run on this machine: started, listened to, killed together.
+"""The ranks of an island on this host: started, monitored and killed together.
 
 No rank outlives the process that started it: the kernel kills them with it, and they are in its
 process group, which the node agent kills in the end.
@@ -38,11 +38,11 @@ GONE_S = 5.0
 PROGRAM = (sys.executable, "-m", "atoll.node.worker")
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-"""Variables that set the network interface of communication libraries."""
+"""Environment variables for the network interface of communication libraries."""
 
 
 class LocalRanks:
-    """The ranks of one start on this machine. Only for the main thread, which they live as long as.
+    """The ranks of one start on this host. Use it in the main thread only.
 
     A process that dies with its parent dies with the thread that started it.
     """
@@ -50,12 +50,10 @@ class LocalRanks:
     def __init__(
         self, folder: Path, *, program: Sequence[str], on_end: Callable[[RankExit], None]
     ) -> None:
-        """Start nothing yet.
+        """Prepare to run `program` as every rank.
 
-        Args:
-            folder: Where each rank leaves its error.
-            program: What every rank runs.
-            on_end: Called with every end, in a thread of its own.
+        Each rank stores its error in `folder`; `on_end` is called with every exit, on its own
+        thread.
         """
         self._folder, self._program, self._on_end = folder, program, on_end
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
@@ -63,16 +61,7 @@ class LocalRanks:
         self._oom_kills = count_oom_kills()
 
     def start(self, places: Sequence[RankPlace], *, own_address: str, **more: str) -> None:
-        """Start ranks.
-
-        Args:
-            places: Which ones.
-            own_address: The address by which they meet the others.
-            more: Variables of theirs.
-
-        Raises:
-            JobError: the machine cannot.
-        """
+        """Start ranks that meet at `own_address`, with additional variables; raises JobError."""
         defaults = _defaults(len(places), own_address)
         for place in places:
             with suppress(OSError):
@@ -88,11 +77,11 @@ class LocalRanks:
                 ) from error
 
     def phases(self) -> dict[int, RankPhase]:
-        """Return how far each rank here has come at its start."""
+        """Return the startup progress of each rank."""
         return {rank: RankPhase.read(self._folder, rank) for rank in self._ranks}
 
     def ask(self, rank: int) -> None:
-        """Ask a rank to leave; ranks stopped by SIGSTOP are continued, or they would not react."""
+        """Ask a rank to leave; continues ranks stopped by SIGSTOP, which would not react."""
         process_tree.wake(
             one for popen in self._ranks.values() for one in process_tree.tree(popen.pid)[:1]
         )
@@ -100,7 +89,7 @@ class LocalRanks:
             self._ranks[rank].send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Kill what still lives, and everything it started; returns when all is gone."""
+        """Kill all ranks and everything they started, and wait until they are gone."""
         families = [one for popen in self._ranks.values() for one in process_tree.tree(popen.pid)]
         process_tree.signal_tree([*families, *process_tree.group_mates()], number=process_tree.KILL)
         deadline = time.monotonic() + GONE_S
@@ -134,10 +123,10 @@ class LocalRanks:
 
 
 def _defaults(ranks: int, address: str) -> dict[str, str]:
-    """Return environment variables for ranks; those already set win.
+    """Return default environment variables for ranks; existing ones take precedence.
 
-    Gloo would look up this machine's name and may find an interface that others can dial, or that
-    they cannot; numeric libraries would take all cores for every rank.
+    Gloo would otherwise resolve the host name, perhaps to an unreachable interface, and numeric
+    libraries would use all cores in every rank.
     """
     names = INTERFACES[:1] if is_loopback(address) else INTERFACES
     interface = interface_of(address)
@@ -146,7 +135,7 @@ def _defaults(ranks: int, address: str) -> dict[str, str]:
 
 
 def _pass_on(rank: int, stream: io.BufferedReader) -> None:
-    """Copy the output of a rank, line by line; all ranks but 0 are marked with `[rank N]`."""
+    """Copy the output of a rank, line by line, with the mark `[rank N]` for ranks above 0."""
     mark = b"[rank %d] " % rank if rank else b""
     with stream:
         for line in read_lines(stream):

@@ -1,11 +1,9 @@
 """The supervisor of an island: starts the ranks of a member and ends them together.
 
-It loads no torch. When a rank dies the island ends: the other ranks wait for it in collectives. The
-hub launches the member again as it does any other, and the new ranks take the committed state over
-from the other members.
-
-If an island has several machines, the supervisor on the first one leads those on the others: it
-sends them what to start, receives how their ranks end, and decides for all.
+It loads no torch. When a rank dies the island ends, because the other ranks wait for it in
+collectives. The hub launches the member again, and the new ranks recover the committed state from
+the other members. If an island has several hosts, the supervisor on the first one leads those on
+the others: it tells them which ranks to start, receives their exits, and decides for all.
 """
 
 from __future__ import annotations
@@ -38,32 +36,27 @@ from atoll.wire.limits import EXIT_LEFT
 log = logging.getLogger(__name__)
 
 HERE = "127.0.0.1"
-PORT_TRIES = 3
+PORT_TRIES = 3  # another process may take the port before rank 0 listens
 SETTLE_S = 1.0
-"""After a rank that only noticed the loss of another one: time for that one's end to arrive, so
-that the error names the cause."""
+"""Wait after the exit of a rank that only noticed the loss of another one, so that the error names
+the cause."""
 HOME_S = 10.0
-"""After the end of rank 0: how long the others may take to end."""
+"""Time for the other ranks to end after rank 0."""
 SLOW_START_S = 30.0
-"""Pause between two lines about the rank that is behind: a start takes seconds, or a download."""
+"""Interval of messages about slow ranks at the start, which may include downloads."""
 LEAVE_S = 60.0
-"""How long rank 0 may take to leave when it is asked; the node agent waits less long."""
+"""Time for rank 0 to leave when asked; the node agent's own limit is shorter."""
 
 
 def supervise(
     environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str] = PROGRAM
 ) -> int:
-    """Run the ranks of an island to their end; return the member's exit status.
+    """Run the ranks of an island, each with `program`, to their end; return the exit status.
 
     Call it in the main thread: ranks die with the thread that started them.
 
-    Args:
-        environment: Set by the node agent.
-        spec: The job.
-        program: What every rank runs.
-
     Raises:
-        JobError: a machine cannot start so many processes, or the others cannot dial this one.
+        JobError: a host cannot start so many processes, or the others cannot reach this one.
     """
     history = RestartHistory.read(environment.directory)
     news: NewsQueue = queue.SimpleQueue()
@@ -90,7 +83,6 @@ def _run_ranks(
     environment: WorkerEnvironment, spec: JobSpec, rendezvous: Rendezvous, history: RestartHistory,
     program: Sequence[str], news: NewsQueue, asked: threading.Event,
 ) -> int:  # fmt: skip
-    """Run the ranks of an island to their end."""
     folder = environment.directory
     for number in range(PORT_TRIES):
         with free_port(rendezvous.address) as port:
@@ -124,7 +116,7 @@ def _run_ranks(
 
 
 class RankSupervisor:
-    """The ranks of one start, on all machines."""
+    """The ranks of one start, on all hosts."""
 
     def __init__(
         self,
@@ -136,15 +128,9 @@ class RankSupervisor:
         news: NewsQueue,
         asked: threading.Event,
     ) -> None:
-        """Keep what a start needs; see `start`.
+        """Prepare start `number`, in which every rank runs `program`.
 
-        Args:
-            environment: Set by the node agent.
-            rendezvous: Which ranks there are, and on which machines.
-            number: Of this start.
-            program: What every rank runs.
-            news: Where events of this start arrive.
-            asked: Set when this process is asked to leave.
+        `news` receives its events; `asked` is set when this process is asked to leave.
         """
         self._environment, self._rendezvous, self._number = environment, rendezvous, number
         self._news, self._asked = news, asked
@@ -156,7 +142,7 @@ class RankSupervisor:
         runs = rendezvous.runs
         self._own = runs[0]
         self._remote = dict(zip(rendezvous.followers, runs[1:], strict=True))
-        """Which ranks each follower host has."""
+        """Ranks of each follower host."""
         self._ends: list[RankExit] = []
         self._remote_phases: dict[int, RankPhase] = {}
         self._began, self._starting = time.monotonic(), True
@@ -165,15 +151,7 @@ class RankSupervisor:
     # ------------------------------------------------------------------------- starting
 
     def start(self, spec: JobSpec, *, port: int) -> None:
-        """Start all ranks.
-
-        Args:
-            spec: The job.
-            port: Where the first rank is to listen.
-
-        Raises:
-            JobError: this machine cannot.
-        """
+        """Start all ranks; rank 0 listens on `port`. Raises JobError if this host cannot."""
         rendezvous, shape = self._rendezvous, self._rendezvous.shape
         machines = 1 + len(self._remote)
         on = f" on {machines} machines" if machines > 1 else ""
@@ -202,9 +180,9 @@ class RankSupervisor:
     # -------------------------------------------------------------------------- watching
 
     def wait(self) -> RankExit:
-        """Return the end that decides how the island has ended; others may still live.
+        """Return the exit that decides about the island; other ranks may still run.
 
-        That is the first rank's, unless one has failed by itself before.
+        It is that of rank 0, unless another rank has failed by itself before.
         """
         patience: float | None = None
         while True:
@@ -222,19 +200,19 @@ class RankSupervisor:
                 self._finish()
                 return end
             if end.good or asked:
-                continue  # rank 0 decides what that means
+                continue  # the exit of rank 0 decides
             if not (end.follows and self._live):
                 return self._cause()
             patience = patience or time.monotonic() + SETTLE_S
 
     @property
     def phases(self) -> dict[int, RankPhase]:
-        """How far each rank has come at its start."""
+        """Startup progress of each rank."""
         unknown = {rank: RankPhase() for rank in range(self._rendezvous.shape.ranks)}
         return unknown | self._remote_phases | self._local.phases()
 
     def _say_who_is_behind(self) -> None:
-        """Log where the ranks stand, as long as not all are ready."""
+        """Log the startup progress until all ranks are ready."""
         phases = self.phases
         self._starting = not started(phases)
         if on_the_way(phases):
@@ -242,11 +220,7 @@ class RankSupervisor:
             log.warning("the island has not begun after %.0f s: %s", waited_s, describe(phases))
 
     def _get(self, deadline: float | None) -> object:
-        """Return what happens next; say now and then who is behind while the ranks start.
-
-        Raises:
-            queue.Empty: nothing happened before the deadline.
-        """
+        """Return the next event, or raise queue.Empty at the deadline; logs a slow start."""
         while True:
             slow_s = SLOW_START_S if self._starting else None
             try:
@@ -257,11 +231,7 @@ class RankSupervisor:
                 self._say_who_is_behind()
 
     def _next_end(self, deadline: float | None) -> RankExit | None:
-        """Wait for one more rank to end, and return how; None: the island was asked to leave.
-
-        Raises:
-            TimeoutError: none did.
-        """
+        """Return the next exit, or None if the island is asked to leave; raises TimeoutError."""
         while True:
             try:
                 news = self._get(deadline)
@@ -287,7 +257,7 @@ class RankSupervisor:
                 return end
 
     def _end_in(self, news: object) -> RankExit | None:
-        """Return the end that an event reports, if it is of this start."""
+        """Return the exit that an event reports, if it belongs to this start."""
         end: RankExit | None = None
         if isinstance(news, LocalExit) and news.start == self._number:
             end, gone = news.end, range(news.end.rank, news.end.rank + 1)
@@ -312,13 +282,12 @@ class RankSupervisor:
         return end
 
     def _cause(self) -> RankExit:
-        """Return the end that was the cause; a first rank that did not leave is killed now."""
+        """Return the causing exit; a rank 0 that did not leave counts as killed."""
         if all(end.good for end in self._ends):
             return RankExit(0, -process_tree.KILL)
         return root_cause(self._ends)
 
     def _finish(self) -> None:
-        """Wait a while for the others to end after rank 0."""
         for follower in self._remote:
             follower.link.send(Finish())
         deadline = time.monotonic() + HOME_S
@@ -329,7 +298,7 @@ class RankSupervisor:
     # ---------------------------------------------------------------------------- ending
 
     def close(self) -> None:
-        """Kill what still lives; returns when all of it on this machine is gone."""
+        """Kill all ranks, and wait until those on this host are gone."""
         for follower in self._remote:
             follower.link.send(Kill())
         self._local.close()
@@ -337,11 +306,10 @@ class RankSupervisor:
 
 @contextmanager
 def free_port(address: str = HERE) -> Iterator[int]:
-    """Yield a port of this machine that the system gives to no other process meanwhile.
+    """Yield a port of this host that the system assigns to no other process meanwhile.
 
-    A socket that is bound but does not listen keeps it, while a process that names it can still
-    listen there. Systems that do not let two sockets share a port so get one that was free just
-    now.
+    A socket that is bound but does not listen reserves it, while a process that names the port
+    can still listen there. Systems without that behaviour get a port that was free just now.
     """
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

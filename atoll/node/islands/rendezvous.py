@@ -1,4 +1,4 @@
-"""Wait for the machines of an island, and decide which ranks each of them gets."""
+"""Waits for the hosts of an island, and decides which ranks each of them gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from atoll.config import JobSpec, MeshShape, dealt
+from atoll.config import JobSpec, MeshShape, split_ranks
 from atoll.node.islands.failure_cause import RankExit
 from atoll.node.islands.rendezvous_server import Follower, FollowerNews, RendezvousServer
 from atoll.node.islands.restart_history import RestartHistory
@@ -17,19 +17,19 @@ from atoll.node.islands.restart_history import RestartHistory
 log = logging.getLogger(__name__)
 
 FOLLOWERS_S = 30.0
-"""With `on_loss = "shrink"`: how long an island that has worked before waits for lost machines."""
+"""With `on_loss = "shrink"`: how long a restarted island waits for lost hosts."""
 FIRST_FOLLOWERS_S = 300.0
-"""The same for one that was never started: machines may have to fetch code and packages first."""
+"""The same for the first start: hosts may have to fetch code and packages."""
 SAY_S = 10.0
-"""Pause between two lines about what is waited for."""
+"""Interval of messages while waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalExit:
-    """A rank on this machine has ended."""
+    """A rank on this host has ended."""
 
     start: int
-    """Of which start it was."""
+    """Number of its start."""
     end: RankExit
 
 
@@ -44,18 +44,17 @@ NewsQueue: TypeAlias = "queue.SimpleQueue[News]"
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The ranks of one start and the machines they are dealt to."""
+    """The ranks of one start and their hosts."""
 
     shape: MeshShape
     address: str
-    """Where the first rank will listen."""
+    """Where rank 0 will listen."""
     followers: tuple[Follower, ...] = ()
-    """The further machines."""
 
     @property
     def runs(self) -> list[range]:
-        """The ranks of each machine, the first one's first."""
-        return dealt(self.shape.ranks, machines=1 + len(self.followers))
+        """The ranks of each host, starting with the first."""
+        return split_ranks(self.shape.ranks, machines=1 + len(self.followers))
 
 
 def gather(
@@ -67,18 +66,10 @@ def gather(
     news: NewsQueue,
     is_asked: Callable[[], bool],
 ) -> Rendezvous | None:
-    """Wait for the machines of an island; return how it starts, or None when asked to leave.
+    """Wait for the hosts of an island; return how it starts, or None when asked to leave.
 
-    With `on_loss = "wait"` it starts with all of them only. With `shrink` those that are not there
-    in time are left out, if the rest can hold one whole model.
-
-    Args:
-        server: Where they connect.
-        spec: The job.
-        history: Ranks that were lost before.
-        first: The island starts for the first time.
-        news: Events; those before the start are dropped.
-        is_asked: Whether this process was asked to leave.
+    With `on_loss = "wait"` it starts only with all hosts. With `shrink` late hosts are left out, if
+    the rest can hold one whole model. Events before the start are dropped.
     """
     began = said = time.monotonic()
     patience_s = FIRST_FOLLOWERS_S if first else FOLLOWERS_S

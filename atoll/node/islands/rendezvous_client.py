@@ -1,4 +1,4 @@
-"""How a further machine of an island finds the first one, and what it says when it cannot."""
+"""How a follower host finds the first host of its island, and reports when it cannot."""
 
 from __future__ import annotations
 
@@ -20,49 +20,43 @@ from atoll.wire.messages import RendezvousAddress
 log = logging.getLogger(__name__)
 
 SAY_S = 10.0
-"""Pause between two lines about what is waited for."""
+"""Interval of messages while waiting."""
 REFUSED_S = 60.0
-"""How long the hub may refuse this process before it takes that for the truth."""
+"""How long the hub may reject this process before the error is raised."""
 DIAL_S = 3.0
-"""How long one address of the first machine may take to answer."""
+"""Time limit per address of the first host."""
 NO_WAY_S = 30.0
-"""How long an address may be published, and renewed, and yet not be reached."""
+"""How long a renewed address may be unreachable before the error is raised."""
 
 
 class RendezvousClient:
-    """Finds the first machine of an island."""
+    """Finds the first host of an island."""
 
     def __init__(self, environment: WorkerEnvironment, client: HubClient) -> None:
-        """Look nowhere yet.
-
-        Args:
-            environment: Set by the node agent.
-            client: The hub.
-        """
         self._environment, self._client = environment, client
         self._member, _ = member_of_follower(environment.member)
         self._over = ""
-        """The key of a server whose leader is gone."""
+        """Key of a server with a lost leader."""
         self.key = ""
-        """Of the server that `look` has connected to."""
+        """Key of the server that `look` has connected to."""
         self._newest: RendezvousAddress | None = None
         self._failing_since: float | None = None
-        """When the present server was first dialled without success."""
+        """When connecting to the current server first failed."""
         self._renewals = 0
-        """How often it was renewed since: so the first machine lives."""
+        """How often its address was renewed since, which shows that the first host is alive."""
         self._refused_since: float | None = None
         self._said = 0.0
 
     def pass_by(self, key: str) -> None:
-        """Ignore that server from now on: the process that opened it has ended."""
+        """Ignore that server from now on: its process has ended."""
         self._over = key
 
     def look(self) -> SupervisorLink | None:
-        """Return a connection with the first machine if it can be had now.
+        """Return a connection with the first host if there is one now.
 
         Raises:
-            JobError: it lives and cannot be reached.
-            AuthError: the hub does not know this process any more.
+            JobError: it is alive but unreachable.
+            AuthError: the hub no longer knows this process.
         """
         address = self._ask()
         if address is None or _key(address) == self._over:
@@ -89,7 +83,6 @@ class RendezvousClient:
         return None
 
     def _ask(self) -> RendezvousAddress | None:
-        """Return the address at the hub; None: there is none, or the hub does not answer now."""
         now = time.monotonic()
         try:
             address = self._client.find_rendezvous(self._environment.job, self._member)
@@ -116,11 +109,7 @@ class RendezvousClient:
             raise
 
     def _failed(self, tried: Sequence[str]) -> None:
-        """Note that the first machine was not reached.
-
-        Raises:
-            JobError: not for a long time, while it renews its address.
-        """
+        """Note a failure; raises JobError if it lasts while the address is being renewed."""
         now = time.monotonic()
         self._failing_since = self._failing_since or now
         self._say(f"the first machine of {self._member} is not reached: {'; '.join(tried)}")
@@ -129,7 +118,7 @@ class RendezvousClient:
         place = hub_address(f"http://{self._newest.dial.split()[0]}") if self._newest else None
         own = address_towards(place.host, place.port) if place else ""
         raise JobError(
-            "no way to the first machine of this island",
+            "the first machine of this island is unreachable",
             given=f"{self._environment.member} on {platform.node()} "
             f"({own or 'no address of its own'}) dialled {'; '.join(tried)}",
             expected="machines of one island reach each other at any port of one network",
@@ -138,7 +127,7 @@ class RendezvousClient:
         )
 
     def _say(self, text: str) -> None:
-        """Say what is waited for, now and then."""
+        """Log a message, at most once per `SAY_S`."""
         now = time.monotonic()
         if now >= self._said + SAY_S:
             self._said = now

@@ -1,8 +1,8 @@
-"""The rendezvous of an island: its follower hosts connect here to the first machine.
+"""The rendezvous of an island: its follower hosts connect to the first host.
 
-The server listens on a free port and publishes address and secret at the hub, which gives them to
-the follower hosts of this member only. A connection that cannot prove the secret is closed; each
-handshake has a thread of its own, so that a silent one delays no other.
+The server listens on a free port and publishes address and secret at the hub, which sends them only
+to the follower hosts of this member. A connection that cannot prove the secret is closed; each
+handshake has its own thread, so that a silent one does not delay others.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from atoll.wire.messages import RendezvousAddress
 log = logging.getLogger(__name__)
 
 RENEW_S = 3.0
-"""Pause between two publications while follower hosts are missing: the hub may have restarted, and
-a new secret shows follower hosts that this machine lives."""
+"""Interval of publications while follower hosts are missing: the hub may have restarted, and a new
+secret shows follower hosts that this host is alive."""
 HUB_TIMEOUT_S = 5.0
 MOST_HANDSHAKES = 32
-"""Handshakes that may run at once; further connections are closed."""
+"""Concurrent handshakes; further connections are closed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Follower:
-    """A follower host that is connected."""
+    """A connected follower host."""
 
     part: int
-    """Its number among the machines of the island: 1, 2, ..."""
+    """Its number among the hosts of the island: 1, 2, ..."""
     name: str
-    """Of its process and its machine, for people: `w0.1 on far`."""
+    """Its process and host, for people: `w0.1 on far`."""
     link: SupervisorLink
 
 
@@ -54,7 +54,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A follower host is gone."""
+    """A follower host was lost."""
 
     follower: Follower
     why: str
@@ -72,7 +72,7 @@ FollowerNews: TypeAlias = Joined | Left | Received
 
 
 class RendezvousServer:
-    """Accepts the follower hosts of one member; use it with `with`."""
+    """Accepts the follower hosts of one member; a context manager."""
 
     def __init__(
         self,
@@ -81,12 +81,9 @@ class RendezvousServer:
         machines: int,
         on_news: Callable[[FollowerNews], None],
     ) -> None:
-        """Open nothing yet.
+        """Prepare to serve an island of `machines` hosts, this one included.
 
-        Args:
-            environment: Set by the node agent.
-            machines: How many the island has, this one included.
-            on_news: Called with every event, in threads of the server.
+        `on_news` is called with every event, on threads of the server.
         """
         self._environment = environment
         self._member = environment.member
@@ -96,16 +93,13 @@ class RendezvousServer:
         self._addresses: Sequence[str] = ()
         self._listener: socket.socket | None = None
         self._followers: dict[int, Follower] = {}
+        # Handshakes and lost connections change `_followers` on their own threads.
         self._lock = threading.Lock()
         self._handshakes = threading.BoundedSemaphore(MOST_HANDSHAKES)
         self._closed = threading.Event()
 
     def __enter__(self) -> RendezvousServer:
-        """Listen, and publish the address at the hub from now on.
-
-        Raises:
-            JobError: no other machine can reach this one.
-        """
+        """Listen and publish the address; raises JobError if this host is unreachable."""
         self._addresses = meeting_addresses(self._environment.hub)
         try:
             if not self._addresses:
@@ -113,7 +107,7 @@ class RendezvousServer:
             self._listener = _listen(self._addresses)
         except OSError as error:
             raise JobError(
-                "the first machine of an island cannot be dialled by the others",
+                "the first machine of an island is unreachable for the others",
                 given=f"hub {self._environment.hub}, own addresses {self._addresses} ({error})",
                 remedy="look at the network of this machine, or set machines = 1 in [island]",
             ) from error
@@ -122,7 +116,6 @@ class RendezvousServer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the server and every connection."""
         self._closed.set()
         if self._listener is not None:
             with suppress(OSError):
@@ -132,28 +125,28 @@ class RendezvousServer:
             follower.link.close()
 
     def followers(self) -> dict[int, Follower]:
-        """Return the follower hosts that are connected, by number."""
+        """Return the connected follower hosts, by number."""
         with self._lock:
             return dict(sorted(self._followers.items()))
 
     def missing(self) -> list[str]:
-        """Return the names of the follower hosts that are missing."""
+        """Return the names of missing follower hosts."""
         here, slot = self.followers(), slot_of(self._member)
         return [follower_id(slot, part) for part in self._parts if part not in here]
 
     def meeting_address(self) -> str:
-        """Return the address of this machine at which the ranks are to meet.
+        """Return the address of this host at which the ranks meet.
 
-        It is one that a follower host has dialled; one on this very machine can use any of them.
+        It is one that a follower host has reached; followers on this host can use any of them.
         """
         found = [follower.link.own_address for follower in self.followers().values()]
         found += self._addresses[:1]
         return next((one for one in found if not is_loopback(one)), found[0])
 
-    # ------------------------------------------------------------------------- at the hub
+    # ------------------------------------------------------------------------ publication
 
     def _renew(self, listener: socket.socket) -> None:
-        """Publish the address at the hub, again and again while follower hosts are missing."""
+        """Publish the address at the hub repeatedly while follower hosts are missing."""
         from atoll.net.http.client import HubClient  # an island on one machine asks no hub
 
         port = int(listener.getsockname()[1])
@@ -183,7 +176,7 @@ class RendezvousServer:
             except OSError:
                 if self._closed.is_set():
                     return
-                self._closed.wait(0.1)  # e.g. no more files: do not spin
+                self._closed.wait(0.1)  # e.g. too many open files: do not spin
                 continue
             if not self._handshakes.acquire(blocking=False):
                 sock.close()
@@ -191,7 +184,6 @@ class RendezvousServer:
             threading.Thread(target=self._receive, args=(sock, address), daemon=True).start()
 
     def _receive(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        """Do the handshake of a connection."""
         try:
             name, machine, link = receive(sock, secret=self._secret)
             part = self._part_of(name)
@@ -204,11 +196,7 @@ class RendezvousServer:
         self._add(Follower(part, f"{name} on {machine}", link))
 
     def _part_of(self, name: str) -> int:
-        """Return the number of a follower host.
-
-        Raises:
-            WireError: it is no follower host of this island.
-        """
+        """Return the number of a follower host; raises WireError if the name is invalid."""
         with suppress(ValueError):
             if is_follower(name):
                 member, part = member_of_follower(name)
@@ -223,7 +211,7 @@ class RendezvousServer:
         with self._lock:
             former = self._followers.get(follower.part)
             self._followers[follower.part] = follower
-        if former is not None:  # launched again before the end of the other was noticed
+        if former is not None:  # launched again before the loss of the other was noticed
             former.link.close()
             self._on_news(Left(former, "a newer process has taken its place"))
         log.info("%s has connected", follower.name)
@@ -244,7 +232,7 @@ class RendezvousServer:
 
 
 def _listen(addresses: Sequence[str]) -> socket.socket:
-    """Listen on a free port, at one address or on all of this machine."""
+    """Listen on a free port, at one address or on all of this host."""
     six = any(":" in address for address in addresses)
     family = socket.AF_INET6 if six else socket.AF_INET
     if len(addresses) == 1:

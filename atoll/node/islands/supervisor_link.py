@@ -1,7 +1,7 @@
 """The TCP connection between two supervisors of one island.
 
-Both know a secret that the hub gives only to processes of their own job. Each proves it to the
-other first; every later message carries an HMAC over its content and number, so that it cannot be
+Both know a secret that the hub sends only to processes of their job. Each proves it to the other
+first; every later message carries an HMAC over its content and number, so that it cannot be
 changed, repeated or added. Messages are not encrypted: they only say which ranks to start and how
 they ended. The job itself comes from the hub.
 """
@@ -25,9 +25,9 @@ from atoll.island.start_phase import RankPhase
 from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, MAX_CONTROL_BYTES
 
 HANDSHAKE_S = 5.0
-"""How long the other side may take to prove that it knows the secret."""
+"""Time for the other side to prove that it knows the secret."""
 STRANGER_BYTES = 1024
-"""Longest frame before that."""
+"""Largest frame before that."""
 CODE_BYTES = hashlib.sha256().digest_size
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """From a follower host: connected, no ranks running."""
 
     machine: str
-    """The name of its machine, for people."""
+    """Host name, for people."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
@@ -50,7 +50,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     number: int
     """Of this start: late messages of an earlier start carry another number."""
     mesh: tuple[int, int, int, int]
-    """How many ranks each axis has at this start."""
+    """Ranks along each axis at this start."""
     first: int
     count: int
     machine: int
@@ -79,7 +79,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class Phases(msgspec.Struct, frozen=True, kw_only=True, tag="phases"):
-    """From a follower host: how far its ranks have come at their start."""
+    """From a follower host: startup progress of its ranks."""
 
     number: int
     ranks: dict[int, RankPhase]
@@ -107,35 +107,32 @@ class _Proof(msgspec.Struct, frozen=True):
 
 
 class SupervisorLink:
-    """One authenticated connection. `send` and `close` may be called from any thread."""
+    """One authenticated connection. `send` and `close` are thread-safe."""
 
     def __init__(self, sock: socket.socket, *, key: bytes, leads: bool) -> None:
-        """Take a connection over; see `greet` and `receive`.
+        """Take ownership of a socket; see `greet` and `receive`.
 
-        Args:
-            sock: It belongs to this object from now on.
-            key: Of this connection alone.
-            leads: This is the leader's side.
+        `key` belongs to this connection alone; `leads` is True on the leader's side.
         """
         self._sock = sock
         self._key = key
         self._mine, self._theirs = (b"leader", b"follower") if leads else (b"follower", b"leader")
         self._sent = self._received = 0
+        # Number, code and frame MUST go together: heartbeats are sent by another thread.
         self._lock = threading.Lock()
         self._closed = threading.Event()
         sock.settimeout(DEAD_AFTER_S)
 
     @property
     def own_address(self) -> str:
-        """The address of this side."""
+        """The local address."""
         return str(self._sock.getsockname()[0])
 
     def run(self, on_word: Callable[[Word], None], on_gone: Callable[[str], None]) -> None:
         """Start the threads that read and that send heartbeats.
 
-        Args:
-            on_word: Called with every word of the other side.
-            on_gone: Called once with the reason when it is gone; not after `close`.
+        `on_word` gets every message; `on_gone` is called once with the reason of a lost connection,
+        but not after `close`.
         """
         for work in (self._beat, lambda: self._read(on_word, on_gone)):
             threading.Thread(target=work, name="supervisor-link", daemon=True).start()
@@ -149,11 +146,11 @@ class SupervisorLink:
             _write(self._sock, code + body)
 
     def receive(self) -> Word:
-        """Return the next word; only before `run`.
+        """Return the next message; only before `run`.
 
         Raises:
-            WireError: it is none of the other side's.
-            OSError: the connection is broken, or nothing came for too long.
+            WireError: it is not authentic, or malformed.
+            OSError: the connection is broken, or silent for too long.
         """
         frame = _read_frame(self._sock, most_bytes=MAX_CONTROL_BYTES)
         code, body = frame[:CODE_BYTES], frame[CODE_BYTES:]
@@ -183,7 +180,7 @@ class SupervisorLink:
                 if not isinstance(word, Beat):
                     on_word(word)
         except TimeoutError:
-            why = f"no word for {DEAD_AFTER_S:.0f} s"
+            why = f"no message for {DEAD_AFTER_S:.0f} s"
         except (OSError, WireError) as error:
             why = str(error)
         if not self._closed.is_set():
@@ -192,17 +189,12 @@ class SupervisorLink:
 
 
 def greet(sock: socket.socket, *, secret: str, name: str) -> SupervisorLink:
-    """Prove to the leader that this follower host knows the secret; return the connection.
-
-    Args:
-        sock: The connection.
-        secret: What both know.
-        name: The follower host's, e.g. `w0.1`.
+    """Authenticate to the leader as follower host `name`, e.g. `w0.1`; return the connection.
 
     Raises:
-        AuthError: who listens there does not know the secret.
-        WireError: it says something else.
-        OSError: it says nothing, or the connection is broken.
+        AuthError: the listening process does not know the secret.
+        WireError: its answer is malformed.
+        OSError: it does not answer, or the connection is broken.
     """
     deadline = time.monotonic() + HANDSHAKE_S
     hello = _Hello(name, secrets.token_hex(16))
@@ -216,16 +208,12 @@ def greet(sock: socket.socket, *, secret: str, name: str) -> SupervisorLink:
 
 
 def receive(sock: socket.socket, *, secret: str) -> tuple[str, str, SupervisorLink]:
-    """Let a process that has connected prove itself; return its name, machine and connection.
-
-    Args:
-        sock: The connection.
-        secret: What both know.
+    """Authenticate a connecting process; return its name, host and connection.
 
     Raises:
         AuthError: it does not know the secret.
-        WireError: it says something else.
-        OSError: it says nothing, or the connection is broken.
+        WireError: its messages are malformed.
+        OSError: it does not answer, or the connection is broken.
     """
     deadline = time.monotonic() + HANDSHAKE_S
     hello = _read_message(sock, _Hello, deadline=deadline)

@@ -1,7 +1,6 @@
-"""Node, launchers: start the processes of a job, as plain processes or in containers.
+"""Launchers: start the processes of a job, as plain processes or in containers.
 
-It may import node/processes and identity.
-Start reading at `launcher.py`, the interface.
+May import node/processes and identity. Start reading at `launcher.py`, the interface.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def available() -> list[str]:
-    """Return the launchers that work on this machine; asks the daemon for containers: blocks."""
+    """Return the launchers that work on this machine; blocks while it asks the container daemon."""
     return ["process", "container"] if daemon_available() else ["process"]
 
 
@@ -27,12 +26,6 @@ class Launchers:
     """The launchers of one agent, by name."""
 
     def __init__(self, *, home: Path, node: str) -> None:
-        """Ask no daemon yet.
-
-        Args:
-            home: Folder of the agent.
-            node: Id of this machine.
-        """
         self._containers = ContainerLauncher(home=home, node=node)
         self._table: dict[str, Launcher] = {
             "process": ProcessLauncher(),
@@ -40,17 +33,13 @@ class Launchers:
         }
 
     def of(self, name: str) -> Launcher:
-        """Return a launcher.
-
-        Raises:
-            ConfigError: there is none of that name.
-        """
+        """Return a launcher; raises ConfigError if the name is unknown."""
         if name not in self._table:
             raise unknown("launcher", name, self._table)
         return self._table[name]
 
     def clean(self) -> None:
-        """Remove what earlier agents of this home left; blocks. Children die with their agent."""
+        """Remove containers of earlier agents of this home; blocks. Children died with them."""
         if not daemon_available():
             return
         try:

@@ -1,4 +1,4 @@
-"""Programs in containers of Docker or Podman: started, listened to, ended, removed."""
+"""Programs in containers of Docker or Podman."""
 
 from __future__ import annotations
 
@@ -40,45 +40,39 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LAST_LINES_S = 5.0
-"""How long the output of a container that has ended is still waited for."""
+"""How long to wait for the output of an ended container."""
 
 SIGNALS_FROM = 128
-"""Exit statuses above it stand for signals."""
+"""Exit statuses above this stand for signals."""
 
-LAST_SIGNAL = 64
+LAST_SIGNAL = 64  # the highest signal number of Linux
 GB = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A container that runs, and what there is to know of it."""
+    """A running container."""
 
     client: DockerClient
     container: Container
     stream: CancellableStream
-    """What it prints; to be closed."""
+    """Its output; to be closed."""
     image: ImageFacts
     oom_kills: int
-    """How many processes the kernel had killed for want of memory before the start."""
+    """The kernel's count of out-of-memory kills before the start."""
 
 
 class ContainerLauncher:
-    """Starts containers, labelled so that the next agent of this home finds what is left over."""
+    """Starts containers, labelled so that the next agent of this home can find orphans."""
 
     def __init__(self, *, home: Path, node: str) -> None:
-        """Ask no daemon yet.
-
-        Args:
-            home: Folder of the agent.
-            node: Id of this machine.
-        """
         self._home = home_label(home)
         self._node = node
         self._agent = secrets.token_hex(8)
-        """Tells containers of this very agent from those of one before it."""
+        """Distinguishes containers of this agent from those of earlier ones."""
 
     async def start(self, order: Order, on_line: LineHandler) -> ContainerProcess:
-        """Start a container; its image is pulled first where the job says so.
+        """Start a container, after pulling its image if the job asks for that.
 
         Raises:
             ConfigError: image, program or network cannot work.
@@ -88,7 +82,7 @@ class ContainerLauncher:
         try:
             await in_thread(lambda wanted: started.append(self._start(order, on_line, wanted)))
         except asyncio.CancelledError:
-            for late in started:  # it was there just before nobody wanted it any more
+            for late in started:  # it started just before the cancellation
                 _close(late.stream)
                 await asyncio.to_thread(_remove, late.client, late.container)
             raise
@@ -120,7 +114,7 @@ class ContainerLauncher:
             raise
 
     def remove_orphans(self) -> int:
-        """Remove the containers that earlier agents of this home left; return how many; blocks.
+        """Remove containers left by earlier agents of this home; return their number; blocks.
 
         Raises:
             AtollError: no daemon answers, or it refuses.
@@ -142,10 +136,10 @@ class ContainerLauncher:
 
 
 class ContainerProcess:
-    """A running container. Made by :class:`ContainerLauncher`, on an event loop."""
+    """A running container, created by :class:`ContainerLauncher` on an event loop."""
 
     def __init__(self, order: Order, started: _Started, on_line: LineHandler) -> None:
-        """Listen to a container that has just been started; two threads wait for what it does."""
+        """Monitor a container that has just started, on two threads."""
         self._order = order
         self._image = started.image
         self._client = started.client
@@ -163,21 +157,21 @@ class ContainerProcess:
 
     @property
     def name(self) -> str:
-        """What it is called on this machine."""
+        """Its name on this machine."""
         return f"container {self._container.name}"
 
     @property
     def pid(self) -> int | None:
-        """The process id of its first process, where the daemon runs on this very system."""
+        """Id of its first process, if the daemon runs on this system."""
         return self._pid
 
     @property
     def child(self) -> bool:
-        """It is a child of the daemon."""
+        """False: it is a child of the daemon."""
         return False
 
     async def wait(self) -> Exit:
-        """Return how it ended, after its last line was read; then it is removed."""
+        """Return its exit after its last line was read; then remove it."""
         end = await asyncio.shield(self._end)
         await asyncio.wait([self._read_all], timeout=LAST_LINES_S)
         try:
@@ -189,7 +183,7 @@ class ContainerProcess:
             await asyncio.wait([asyncio.ensure_future(removing)], timeout=GONE_S)
 
     async def stop(self, *, grace_s: float) -> None:
-        """Ask it to end by the signal that its image names; kill it after `grace_s`."""
+        """Send the image's stop signal; kill it after `grace_s`."""
         if self._end.done():
             return
         if grace_s > 0:
@@ -206,20 +200,20 @@ class ContainerProcess:
             self._signal("SIGKILL")
 
     def fail(self, error: AtollError) -> None:
-        """Kill it because of an error, which `wait` then tells."""
+        """Kill it because of an error, which `wait` then returns."""
         if not self._end.done():
             self._failure = error
             self.kill()
 
     def _signal(self, name: str) -> None:
-        """Send it a signal, from a thread: the daemon may take its time."""
+        """Send it a signal, on a thread, because the daemon may be slow."""
         threading.Thread(target=self._send, args=(name,), daemon=True).start()
 
     def _send(self, name: str) -> None:
         try:
             with describe_daemon("a container cannot be signalled", given=name):
                 self._container.kill(signal=name)
-        except AtollError as error:  # mostly: it has just ended
+        except AtollError as error:  # usually because it has just ended
             log.debug("%s %s: %s", *self._order.key, error)
 
     def _listen(
@@ -239,7 +233,9 @@ class ContainerProcess:
     def _await_end(self, loop: asyncio.AbstractEventLoop) -> None:
         end: int | AtollError
         try:
-            with describe_daemon("the daemon no longer tells of a container", given=self.name):
+            with describe_daemon(
+                "the container daemon no longer lists a container", given=self.name
+            ):
                 end = _status(int(self._container.wait()["StatusCode"]))
         except AtollError as error:
             end = JobError(error.what, given=str(error.given), remedy=error.remedy)
@@ -248,7 +244,7 @@ class ContainerProcess:
     async def _explain(self, code: int) -> AtollError | None:
         if code == 0:
             return None
-        # The daemon may hear of the end before it hears why: the kernel's own count knows, too.
+        # The daemon may learn of the exit before its cause, which the kernel's count shows.
         oom_kills = count_oom_kills() - self._oom_kills if self._pid is not None else 0
         killed_so = code == -signal.SIGKILL and oom_kills > 0
         if killed_so or await asyncio.to_thread(self._was_out_of_memory):
@@ -273,7 +269,7 @@ class ContainerProcess:
 
 
 class _Blocks:
-    """What a container prints, as the end of a pipe."""
+    """A container's output, with the interface of a pipe."""
 
     def __init__(self, stream: Iterator[bytes]) -> None:
         self._stream = stream
@@ -284,16 +280,16 @@ class _Blocks:
 
 
 def home_label(home: Path) -> str:
-    """Return what stands for the home of an agent in labels; a path may be private."""
+    """Return the label of an agent's home: a hash, because a path may be private."""
     return hashlib.sha256(str(home.resolve()).encode("utf-8")).hexdigest()[:16]
 
 
 def _run(
     client: DockerClient, options: dict[str, Any], wanted: StillWanted
 ) -> tuple[Container, CancellableStream]:
-    """Make and start a container, with an init process where the daemon has one.
+    """Create and start a container, with an init process if the daemon has one.
 
-    An init makes signals and orphans inside work as outside.
+    With an init, signals and orphans behave inside as they do outside.
     """
     import docker.errors
 
@@ -311,7 +307,7 @@ def _run_once(
 ) -> tuple[Container, CancellableStream]:
     container = client.containers.create(**options)
     try:
-        # Attached before the start: no line is missed.
+        # Attach before the start, so that no line is missed.
         stream = container.attach(stdout=True, stderr=True, stream=True, logs=False)
         try:
             container.start()
@@ -327,9 +323,9 @@ def _run_once(
 
 
 def _close(stream: CancellableStream) -> None:
-    """Close the connection to what a container prints.
+    """Close the connection to a container's output.
 
-    The library's own close raises where the daemon has closed it already, and leaves the socket.
+    The library's own close raises if the daemon has closed it already, and leaks the socket.
     """
     with contextlib.suppress(OSError, AttributeError):
         stream.close()
@@ -337,7 +333,7 @@ def _close(stream: CancellableStream) -> None:
 
 
 def _remove(client: DockerClient, container: Container) -> None:
-    """Remove a container, dead or alive, and be done with its daemon; blocks."""
+    """Remove a container in any state, and close the client; blocks."""
     try:
         with describe_daemon("a container cannot be removed", given=str(container.name)):
             container.remove(force=True, v=True)
@@ -348,12 +344,12 @@ def _remove(client: DockerClient, container: Container) -> None:
 
 
 def _is_rootless(client: DockerClient) -> bool:
-    with describe_daemon("the daemon does not describe itself", given="docker info"):
+    with describe_daemon("the container daemon does not report its version", given="docker info"):
         return any("rootless" in option for option in client.info().get("SecurityOptions") or [])
 
 
 def _local_pid(container: Container) -> int | None:
-    """Return the process id if it means that container in this system's own table."""
+    """Return the process id if it denotes that container on this system."""
     pid = int(container.attrs.get("State", {}).get("Pid") or 0)
     if not pid or not sys.platform.startswith("linux"):
         return None
@@ -364,7 +360,7 @@ def _local_pid(container: Container) -> int | None:
 
 
 def _status(code: int) -> int:
-    """Return an exit status as of `subprocess`: negative for a signal."""
+    """Return an exit status as in `subprocess`: negative for a signal."""
     if SIGNALS_FROM < code <= SIGNALS_FROM + LAST_SIGNAL:
         return SIGNALS_FROM - code
     return code

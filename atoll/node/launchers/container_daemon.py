@@ -1,9 +1,7 @@
-"""The daemon that runs containers: found, asked, and its refusals put into words.
+"""The container daemon: connecting, pulling images, and its errors.
 
-Docker and Podman speak the same API. Its client library is the extra `docker`; it is imported
-when a container is asked for, not before.
-
-Images of containers: looked up, pulled when the job says so, with the progress told.
+Docker and Podman have the same API. Its client library is the extra `docker`, imported only when a
+container is needed.
 """
 
 from __future__ import annotations
@@ -29,17 +27,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 60.0
-"""How long the daemon may take for one answer."""
+"""Time limit for one answer of the daemon."""
 
 LOOK_TIMEOUT_S = 3.0
-"""The same when it is only asked whether it is there."""
+"""The same for a check whether it runs."""
 
 _OWN_FAULT = (400, 404)
-"""Answers that a daemon gives to what cannot work: no such image, program or folder."""
+"""Statuses for faults of the job: no such image, program or folder."""
 
 
 def connect(*, timeout_s: float = ANSWER_TIMEOUT_S) -> DockerClient:
-    """Return a client of the first daemon that answers; to be closed.
+    """Return a client of the first daemon that answers; the caller closes it.
 
     Raises:
         JobError: the client library is not installed, or no daemon answers.
@@ -61,12 +59,12 @@ def connect(*, timeout_s: float = ANSWER_TIMEOUT_S) -> DockerClient:
     raise JobError(
         "no daemon for containers answers on this machine",
         given="; ".join(reasons) or "no socket of Docker or Podman is there",
-        remedy="start Docker or `podman system service`, or tell its address by DOCKER_HOST",
+        remedy="start Docker or `podman system service`, or give its address in DOCKER_HOST",
     )
 
 
 def daemon_available() -> bool:
-    """Return whether a daemon for containers answers."""
+    """Return whether a container daemon answers."""
     if not config.container_hosts():
         return False
     try:
@@ -78,7 +76,7 @@ def daemon_available() -> bool:
 
 
 def _knock(host: str) -> None:
-    """Raise OSError if nobody listens at a socket of this machine, sooner than the library."""
+    """Raise OSError if a local socket has no listener, faster than the library."""
     if host.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as door:
             door.connect(host.removeprefix("unix://"))
@@ -86,18 +84,18 @@ def _knock(host: str) -> None:
 
 @contextlib.contextmanager
 def describe_daemon(what: str, *, given: str) -> Iterator[None]:
-    """Turn what the daemon or the way to it raises into an error for people.
+    """Convert errors of the daemon, or of the connection to it.
 
     Raises:
-        ConfigError: it is the job's own fault.
-        JobError: it is the daemon's.
+        ConfigError: the job's fault.
+        JobError: the daemon's fault.
     """
     try:
         yield
     except _failures() as error:
         response = getattr(error, "response", None)
         if response is not None:
-            response.close()  # of a stream that nobody will read
+            response.close()  # its stream will not be read
         code = getattr(error, "status_code", None)
         kind = ConfigError if code in _OWN_FAULT else JobError
         text = getattr(error, "explanation", None) or str(error)
@@ -105,7 +103,6 @@ def describe_daemon(what: str, *, given: str) -> Iterator[None]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return everything that a call to a daemon may raise."""
     import docker.errors
     import requests
 
@@ -121,7 +118,7 @@ def _remedy(text: str, code: int | None) -> str:
 
 
 TELL_EVERY_S = 5.0
-"""Pause between two lines about one pull."""
+"""Interval of messages about one pull."""
 
 MB = 10**6
 
@@ -135,20 +132,14 @@ def find_image(
 ) -> Image:
     """Return the image of a job, pulled as `[launch] pull` says; blocks.
 
-    Args:
-        client: The daemon.
-        launch: Which image, and when it is pulled.
-        on_line: Told how the pull gets on.
-        wanted: Ends the pull when it is not any more.
-
     Raises:
-        ConfigError: there is no such image, or it is not here and must not be pulled.
+        ConfigError: the image does not exist, or is not here and must not be pulled.
         JobError: the pull failed otherwise.
     """
     import docker.errors
 
     name = launch.image
-    with describe_daemon("the image cannot be had", given=name):
+    with describe_daemon("the image is not available", given=name):
         if launch.pull != "always":
             try:
                 return client.images.get(name)
@@ -171,24 +162,24 @@ def _pull(
 
     repository, tag = parse_repository_tag(name)
     on_line(f"pulls the image {name}")
-    progress, told = _Progress(), time.monotonic()
+    progress, reported_at = _Progress(), time.monotonic()
     try:
         with contextlib.closing(_events(client, repository, tag or "latest")) as events:
             for event in events:
-                wanted.check()  # the daemon gives a pull up when nobody listens any more
+                wanted.check()  # the daemon abandons a pull when its connection is closed
                 if "error" in event:
                     raise _refused(name, str(event["error"]))
                 progress.note(event)
-                if time.monotonic() >= told + TELL_EVERY_S:
+                if time.monotonic() >= reported_at + TELL_EVERY_S:
                     on_line(f"pulls the image {name}: {progress}")
-                    told = time.monotonic()
+                    reported_at = time.monotonic()
     except docker.errors.APIError as error:
         raise _refused(name, str(error.explanation or error)) from error
     on_line(f"has pulled the image {name}: {progress}")
 
 
 def _refused(name: str, text: str) -> ConfigError | JobError:
-    """Return the error for a pull that failed; whether it is the job's own fault is in the text."""
+    """Return the error of a failed pull; its text tells whether it is the job's fault."""
     missing = any(
         word in text for word in ("not found", "unknown", "denied", "unauthorized", "invalid")
     )
@@ -202,7 +193,7 @@ def _refused(name: str, text: str) -> ConfigError | JobError:
 def _events(
     client: DockerClient, repository: str, tag: str
 ) -> Generator[dict[str, Any], None, None]:
-    """Yield what the daemon tells of a pull; the connection ends with the iteration."""
+    """Yield the daemon's events of a pull; the connection ends with the iteration."""
     responses: list[requests.Response] = []
 
     def keep(response: requests.Response, *_: Any, **__: Any) -> None:
@@ -218,14 +209,14 @@ def _events(
 
 
 class _Progress:
-    """How far the layers of an image are."""
+    """Progress of an image's layers."""
 
     def __init__(self) -> None:
         self._layers: dict[str, tuple[int, int]] = {}
         self._done: set[str] = set()
 
     def note(self, event: dict[str, Any]) -> None:
-        """Take in what the daemon tells."""
+        """Update from an event of the daemon."""
         layer, status = event.get("id", ""), event.get("status", "")
         if status.startswith(("Pulling fs layer", "Waiting")):
             self._layers.setdefault(layer, (0, 0))
@@ -239,9 +230,8 @@ class _Progress:
                 self._done.add(layer)
 
     def __str__(self) -> str:
-        """Return it in words."""
         if not self._layers:
-            return "all of it was here"
+            return "already present"
         here = sum(current for current, _ in self._layers.values()) / MB
         total = sum(total for _, total in self._layers.values()) / MB
         size = f", {here:.0f} of {total:.0f} MB" if total >= MB else ""

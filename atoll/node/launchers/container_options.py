@@ -1,7 +1,7 @@
-"""What a container is made with: program, user, folders, network and limits; no daemon is asked.
+"""Options of a container: program, user, folders, network and limits. Does not call the daemon.
 
-Every container: no capabilities, no new privileges by set-uid programs, a bound on the number of
-processes, a bounded log at the daemon, and the process's own folder at the same path as outside.
+Every container has no capabilities, no new privileges through set-uid programs, a limit on
+processes, a bounded log at the daemon, and the process's folder at the same path as outside.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from atoll.errors import ConfigError
 from atoll.node.launchers.launcher import OOM_SCORE, Order
 
 PYTHON_LABEL = "atoll.python"
-"""Label of images that contain Atoll: the path of the Python that has it."""
+"""Label of images that contain Atoll: the path of its Python."""
 
 NOBODY = 65534
-"""User and group inside, where the agent is root and the image names no user."""
+"""User and group inside, if the agent is root and the image names no user."""
 
 MAX_PROCESSES = 4096
-"""More at once than any training needs, and few enough that the machine survives."""
+"""More than any training needs, and few enough to protect the machine."""
 
 SHARED_MEMORY_BYTES = 2**30
-"""Size of /dev/shm, which data loaders use; what is in it counts as the container's memory."""
+"""Size of /dev/shm, which data loaders use; its content counts as the container's memory."""
 
 DEFAULT_SHARES = 1024
 NICE_STEP = 1.25
-"""By how much one step of niceness lowers the weight of a process in the kernel's scheduler."""
+"""Factor by which one step of niceness lowers a process's weight in the kernel's scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What an image says about itself."""
+    """Properties of an image."""
 
     user: str = ""
     python: str = ""
-    """Path of the Python that has Atoll, in images that have it."""
+    """Path of the Python with Atoll, if the image has one."""
     stop_signal: str = "SIGTERM"
 
 
 def image_facts(attributes: Mapping[str, Any]) -> ImageFacts:
-    """Return what an image's attributes, as the daemon tells them, say."""
+    """Parse an image's attributes from the daemon."""
     config = attributes.get("Config") or {}
     labels = config.get("Labels") or {}
     return ImageFacts(
@@ -58,16 +58,10 @@ def image_facts(attributes: Mapping[str, Any]) -> ImageFacts:
 def container_options(
     order: Order, image: ImageFacts, *, user: str, labels: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the arguments of the daemon's client for the container of a process.
+    """Return the arguments with which the daemon's client creates a container.
 
-    Args:
-        order: The process.
-        image: Its image.
-        user: Who it runs as (see `container_user`); empty: whom the image names.
-        labels: By which the container is found again.
-
-    Raises:
-        ConfigError: its network does not reach the hub.
+    `user` is the result of `container_user`; `labels` are for finding the container again. Raises
+    ConfigError if its network does not reach the hub.
     """
     launch, caps = order.spec.launch, order.caps
     _check_network(launch.network, order.variables["ATOLL_HUB"])
@@ -107,10 +101,10 @@ def container_options(
 
 
 def container_user(image: ImageFacts, *, rootless: bool) -> str:
-    """Return who a program is inside its container; empty: whom the image names.
+    """Return the user of a program inside its container; empty: the image's user.
 
-    Without a user of the image's own it is the agent's user, so that its files are the owner's,
-    and never the machine's root. Root inside a rootless daemon is the owner already.
+    If the image names none it is the agent's user, so that its files belong to the owner, and never
+    the machine's root. Root inside a rootless daemon is already the owner.
     """
     if image.user or rootless or not hasattr(os, "getuid"):
         return ""
@@ -120,17 +114,13 @@ def container_user(image: ImageFacts, *, rootless: bool) -> str:
 
 
 def make_writable(directory: Path, *, user: str) -> None:
-    """Let the user of a container write in its folder and in what the agent has put there.
+    """Let the user of a container write in its folder and to the files there.
 
-    Where the owner cannot be changed, everybody may write; for that case the folder of all jobs
-    is closed to other users of this machine.
-
-    Args:
-        directory: The folder of the process.
-        user: As given to the container, e.g. `65534:65534`, or the name that an image tells.
+    If the owner cannot be changed, all users may write; therefore the parent folder is closed to
+    other users of this machine. `user` is e.g. `65534:65534`, or a name from the image.
     """
     if not hasattr(os, "getuid"):
-        return  # the daemon runs in a machine of its own and minds no owners
+        return  # the daemon runs in a virtual machine and ignores owners
     jobs = directory.parents[1]
     jobs.chmod(0o700)
     uid, _, gid = user.partition(":")
@@ -146,11 +136,11 @@ def make_writable(directory: Path, *, user: str) -> None:
 
 
 def _check_network(network: str, hub: str) -> None:
-    """Refuse a network of its own where the hub listens on this machine's loopback only."""
+    """Reject a separate network if the hub listens on this machine's loopback only."""
     if network != "bridge" or not _is_loopback(urlsplit(hub).hostname or ""):
         return
     raise ConfigError(
-        "a container with a network of its own cannot reach this hub",
+        "a container with its own network cannot reach this hub",
         given=f"network = {network!r} in [launch], and the hub is at {hub}",
         expected="a hub that listens on an address of its machine, or the machine's own network",
         remedy='set network = "host" in [launch], or start the hub with --host ADDRESS',
@@ -165,7 +155,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _environment(order: Order, user: str) -> dict[str, str]:
-    """Return the container's environment; users whom the image does not know need a home."""
+    """Return the container's environment; users unknown to the image need a home."""
     home = {"HOME": str(order.directory), "USER": "atoll", "LOGNAME": "atoll"} if user else {}
     return {**home, **order.environment}
 

@@ -1,4 +1,4 @@
-"""The folder of one process: the job file, the job's files, and what tells a worker about them."""
+"""The folder of one process: the job file, the job's files, and the worker's environment."""
 
 from __future__ import annotations
 
@@ -16,21 +16,15 @@ from atoll.wire.messages import Launch
 def lay_out(command: Launch, *, directory: Path, hub: str, endpoint: HubEndpoint) -> dict[str, str]:
     """Write the job file and the user's files; return ATOLL_* for the process.
 
-    Args:
-        command: Which member of which job.
-        directory: The process's own folder; it is made.
-        hub: URL of the hub.
-        endpoint: How it is reached.
-
     Raises:
-        ConfigError: a file's name would lie outside the folder.
+        ConfigError: a file's name points outside the folder.
         StorageFull: the disk of this machine has no room.
-        JobError: nothing can be written there for another reason.
+        JobError: the folder cannot be written for another reason.
     """
     for name in command.files:
         if Path(name).name != name:
             raise ConfigError(
-                "a file of the job has a name that is not plain",
+                "a file of the job has an unsupported name",
                 given=repr(name),
                 expected="a file name without a folder",
             )
@@ -46,7 +40,7 @@ def lay_out(command: Launch, *, directory: Path, hub: str, endpoint: HubEndpoint
         raise kind(
             "the folder of a process cannot be written",
             given=f"{directory} on {platform.node()} ({error.strerror or error})",
-            remedy="look at the disk of that machine and at who may write there",
+            remedy="check the disk space and permissions of that machine",
         ) from error
     worker = config.WorkerEnvironment(
         hub=hub,

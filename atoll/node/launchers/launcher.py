@@ -1,7 +1,4 @@
-"""The seam between the agent and what runs a program: an order goes in, a process comes out.
-
-Folders of this machine that a container sees: only those that the owner has listed.
-"""
+"""The interface between the agent and its launchers: an order goes in, a process comes out."""
 
 from __future__ import annotations
 
@@ -20,22 +17,22 @@ _FORM = "HOST:CONTAINER or HOST:CONTAINER:ro, both absolute and without .."
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One folder of the machine inside a container."""
+    """One host folder inside a container."""
 
     source: Path
-    """Where it is on the machine, all links resolved."""
+    """Path on the host, with links resolved."""
     target: str
     read_only: bool
 
 
 def parse_mounts(wanted: Sequence[str], *, allowed: Sequence[str]) -> list[Mount]:
-    """Return the mounts that a job asks for.
+    """Parse and check the mounts of a job.
 
-    A folder is allowed when, with all links resolved, it is one of the owner's or lies below one.
-    An owner's entry that ends in ``:ro`` gives its folder for reading only.
+    A folder is allowed if, with links resolved, it is one of the owner's or below one. An owner's
+    entry that ends in ``:ro`` allows reading only.
 
     Raises:
-        ConfigError: a mount is written wrongly, or its folder does not exist.
+        ConfigError: a mount is malformed, or its folder does not exist.
         NotAllowed: the owner has not listed it.
     """
     return [_parse(text, allowed) for text in wanted]
@@ -45,13 +42,13 @@ def _parse(text: str, allowed: Sequence[str]) -> Mount:
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
     if mode not in ("", "ro", "rw") or not _is_plain(source) or not _is_plain(target):
-        raise ConfigError("a mount is written wrongly", given=repr(text), expected=_FORM)
+        raise ConfigError("a mount is not valid", given=repr(text), expected=_FORM)
     read_only = mode == "ro"
     try:
         real = Path(source).resolve(strict=True)
     except (OSError, RuntimeError):
         real = None
-    # Whoever may not have a folder does not learn whether it exists.
+    # The same error in both cases: it must not reveal whether a forbidden folder exists.
     if real is None or not any(_covers(entry, real, read_only=read_only) for entry in allowed):
         raise NotAllowed(
             "this machine's owner does not allow a mount",
@@ -65,7 +62,7 @@ def _parse(text: str, allowed: Sequence[str]) -> Mount:
 
 
 def _is_plain(path: str) -> bool:
-    """Return whether a path is absolute and never goes up."""
+    """Return whether a path is absolute and without `..`."""
     pure = PurePosixPath(path)
     return pure.is_absolute() and ".." not in pure.parts and pure != PurePosixPath("/")
 
@@ -82,29 +79,29 @@ def _covers(entry: str, real: Path, *, read_only: bool) -> bool:
 
 
 GONE_S = 5.0
-"""How long the end of a process that was killed is waited for."""
+"""How long to wait for the end of a killed process."""
 
 
 OOM_SCORE = 500
-"""Added to a job's badness when the system runs out of memory: it ends before its owner's work."""
+"""Added to a job's badness, so that the kernel kills it before the owner's programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceCaps:
-    """What one process may have of the machine; zero and empty mean: no limit."""
+    """Limits of one process; zero and empty: no limit."""
 
     cpus: tuple[int, ...] = ()
-    """The cores that it runs on."""
+    """Cores that it may run on."""
     cores: float = 0.0
-    """How much of them, for launchers that can share out parts of a core."""
+    """Share of them, for launchers that support fractions of a core."""
     threads: int = 0
-    """Threads that numeric libraries are told to use."""
+    """Threads of numeric libraries."""
     nice: int = 0
     memory_bytes: int = 0
     memory_from: str = ""
-    """Who set the limit of memory, for people."""
+    """Origin of the memory limit, for people."""
     gpus: tuple[int, ...] | None = None
-    """Which accelerators it sees; None: all."""
+    """Visible accelerators; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +113,12 @@ class Order:
     directory: Path
     """The process's own folder on this machine; ATOLL_DIRECTORY."""
     folder: Path
-    """Where it works: `directory`, or the job's code below it."""
+    """Working directory: `directory`, or the job's code below it."""
     python: Path
-    """The Python of its environment."""
     variables: dict[str, str]
     """ATOLL_* for its environment."""
     caps: ResourceCaps = field(default_factory=ResourceCaps)
     mounts: tuple[Mount, ...] = ()
-    """Folders of this machine that a container sees."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -132,7 +127,7 @@ class Order:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What is added to its environment: the job's `[launch] env`, threads, then ATOLL_*."""
+        """Additional variables: the job's `[launch] env`, threads, then ATOLL_*."""
         threads = {name: str(self.caps.threads) for name in THREADS if self.caps.threads}
         own = dict(line.partition("=")[::2] for line in self.spec.launch.env)
         return {**threads, **own, **self.variables}
@@ -145,45 +140,45 @@ THREADS = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-"""Variables by which numeric libraries are told how many threads to use."""
+"""Variables for the number of threads of numeric libraries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended."""
+    """Exit of a process."""
 
     code: int
     """Exit status; negative: the signal that killed it."""
     error: AtollError | None
-    """What it failed of; None when it ended well."""
+    """Cause of a failure; None: success."""
     tail: list[str]
-    """Last lines it printed."""
+    """Its last lines of output."""
 
 
 class Process(Protocol):
-    """A program that has been started."""
+    """A started program."""
 
     @property
     def name(self) -> str:
-        """What it is called on this machine, e.g. `process 4711`."""
+        """Its name on this machine, e.g. `process 4711`."""
         ...
 
     @property
     def pid(self) -> int | None:
-        """Its process id on this machine; None: it has none that could be seen here."""
+        """Its process id on this machine; None: not visible here."""
         ...
 
     @property
     def child(self) -> bool:
-        """Whether this process has started it and so must bury it."""
+        """Whether this process is the parent and must reap it."""
         ...
 
     async def wait(self) -> Exit:
-        """Return how it ended, after its last line was read and nothing of it is left."""
+        """Return its exit, after its last line was read and nothing of it is left."""
         ...
 
     async def stop(self, *, grace_s: float) -> None:
-        """Ask it to end; kill it and everything it started when it has not after `grace_s`."""
+        """Ask it to end; kill it and everything it started after `grace_s`."""
         ...
 
     def kill(self) -> None:
@@ -191,23 +186,17 @@ class Process(Protocol):
         ...
 
     def fail(self, error: AtollError) -> None:
-        """Kill it because of an error, which `wait` then tells."""
+        """Kill it because of an error, which `wait` then returns."""
         ...
 
 
 class Launcher(Protocol):
-    """Starts programs in one way."""
+    """Starts programs."""
 
     async def start(self, order: Order, on_line: LineHandler) -> Process:
-        """Start the program that an order describes.
+        """Start the program of an order; leaves nothing behind if cancelled or failed.
 
-        Cancelled, it leaves nothing behind.
-
-        Args:
-            order: Which program, where, with what limits.
-            on_line: Called with every line it prints, in another thread.
-
-        Raises:
-            AtollError: it cannot be started; nothing is left behind.
+        `on_line` is called with every line of output, on another thread. Raises AtollError if the
+        program cannot be started.
         """
         ...

@@ -1,7 +1,7 @@
-"""Watches the memory of whole trees of processes, and ends what goes beyond its limit.
+"""Watches the memory of process trees, and ends those that exceed their limit.
 
-Two looks a second: a short spike passes unseen, and a program that asks for far too much at once
-may meet the system's own killer first. A container's limit is the kernel's and has no such gap.
+It samples twice per second: a short spike is missed, and a program that requests far too much at
+once may be killed by the kernel first. The limit of a container is enforced by the kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GB = 10**9
 
 
 class Watched(Protocol):
-    """What the watch needs of a process."""
+    """A process as seen by the watch."""
 
     @property
     def pid(self) -> int | None:
@@ -45,28 +45,23 @@ class _Entry:
     limit_bytes: int
     limit_from: str
     family: dict[int, psutil.Process] = field(default_factory=dict)
-    """All that it started, also those that have left its tree by starting anew."""
+    """All processes that it started, including those that have left its tree."""
     used_bytes: int = 0
     failed: bool = False
 
 
 class MemoryWatch:
-    """Watches processes with a limit each, and what all of them may use together."""
+    """Watches processes with individual limits and a common one."""
 
     def __init__(self, *, interval_s: float = INTERVAL_S) -> None:
-        """Watch nothing yet.
-
-        Args:
-            interval_s: Pause between two looks.
-        """
         self._interval_s = interval_s
         self._entries: list[_Entry] = []
         self._task: asyncio.Task[None] | None = None
         self.total_bytes = 0
-        """What the owner gives to all work together; 0: no limit. May be changed any time."""
+        """Limit of all processes together; 0: none. May be changed at any time."""
 
     def add(self, process: Watched, *, member: str, limit_bytes: int, limit_from: str) -> None:
-        """Watch a process until `remove`; to be called on the loop."""
+        """Watch a process until `remove`; call it on the loop."""
         if process.pid is None:
             return
         self._entries.append(_Entry(process, member, limit_bytes, limit_from))
@@ -74,13 +69,13 @@ class MemoryWatch:
             self._task = asyncio.create_task(self._run(), name="memory-watch")
 
     def remove(self, process: Watched) -> None:
-        """Watch a process no more, and kill what it left behind."""
+        """Stop watching a process, and kill what it left behind."""
         for entry in [entry for entry in self._entries if entry.process is process]:
             self._entries.remove(entry)
             _kill(entry)
 
     async def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         self._entries.clear()
         if self._task is not None:
             self._task.cancel()
@@ -120,17 +115,17 @@ def _end(entry: _Entry, limit_bytes: int, source: str) -> None:
 
 
 def _kill(entry: _Entry) -> None:
-    """Kill what is left of a family; `send_signal` sees to it that a number is not another's."""
+    """Kill the rest of a family; `send_signal` checks that a process id was not reused."""
     for process in entry.family.values():
         with contextlib.suppress(psutil.Error):
             process.send_signal(process_tree.KILL)
 
 
 def _measure(entries: list[_Entry], *, total_bytes: int) -> None:
-    """Measure the memory of every entry, sharing one look at the table of processes.
+    """Measure the memory of every entry with one scan of the process table.
 
-    Resident memory is quick to read but counts shared pages for each of their users: what seems
-    to be above a limit is measured again, exactly.
+    Resident memory is fast to read but counts shared pages once per user; values above a limit are
+    measured again, exactly.
     """
     children: defaultdict[int, list[psutil.Process]] = defaultdict(list)
     for process in psutil.process_iter():
@@ -146,7 +141,7 @@ def _measure(entries: list[_Entry], *, total_bytes: int) -> None:
 
 
 def _follow(entry: _Entry, children: dict[int, list[psutil.Process]]) -> None:
-    """Add to the family of an entry what its members have started; drop who has ended."""
+    """Add the descendants of an entry to its family; drop ended processes."""
     root = entry.process.pid
     if root is not None and root not in entry.family:
         with contextlib.suppress(psutil.Error):
@@ -169,7 +164,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 def _proportional(process: psutil.Process) -> int:
-    """Return its memory with shared pages divided among their users, where the system tells."""
+    """Return its memory with shared pages divided among their users, if available."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
         line = next((line for line in text.splitlines() if line.startswith("Pss:")), "")

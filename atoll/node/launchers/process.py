@@ -1,4 +1,4 @@
-"""Programs as children of the agent: listened to, ended with everything they started."""
+"""Programs as children of the agent, ended with everything they started."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from atoll.node.processes.output import TAIL_LINES, LineHandler, read_output
 log = logging.getLogger(__name__)
 
 LAST_LINES_S = 5.0
-"""How long the output of a process that has ended is still waited for."""
+"""How long to wait for the output of an ended process."""
 
 _NO_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.E2BIG)
 
 PROCESS_FILE = "process.json"
-"""Which process works in a folder, for an agent that comes after a crash."""
+"""Names the process in a folder, for an agent restarted after a crash."""
 
 
 class ProcessLauncher:
-    """Starts programs as children, in a session and process group of their own."""
+    """Starts programs as children, each in its own session and process group."""
 
     async def start(self, order: Order, on_line: LineHandler) -> ChildProcess:
-        """Start a program; to be called on the loop of the main thread.
+        """Start a program; call it on the loop of the main thread.
 
         Raises:
-            ConfigError: there is no such program.
+            ConfigError: the program does not exist.
             JobError: the machine cannot start it.
         """
         await asyncio.to_thread(_end_former, order.directory)
@@ -70,15 +70,15 @@ class ProcessLauncher:
 
 
 class ChildProcess:
-    """A running child. Make it with :class:`ProcessLauncher`, on an event loop."""
+    """A running child, created by :class:`ProcessLauncher` on an event loop."""
 
     def __init__(
         self, order: Order, *, popen: subprocess.Popen[bytes], on_line: LineHandler
     ) -> None:
-        """Listen to a process that has just been started.
+        """Monitor a process that has just started.
 
-        Two threads of its own wait for its output and for its end: the pipe may outlive the
-        process when something that it started still holds it.
+        Two threads wait for its output and for its exit, because its descendants may hold the pipe
+        open after its exit.
         """
         self._order = order
         self._popen = popen
@@ -93,7 +93,7 @@ class ChildProcess:
 
     @property
     def name(self) -> str:
-        """What it is called on this machine."""
+        """Its name on this machine."""
         return f"process {self.pid}"
 
     @property
@@ -103,23 +103,23 @@ class ChildProcess:
 
     @property
     def child(self) -> bool:
-        """It is a child of the agent."""
+        """True: the agent reaps it."""
         return True
 
     async def wait(self) -> Exit:
-        """Return how it ended, after its last line was read and its whole group is gone."""
+        """Return its exit, after its last line was read and its whole group is gone."""
         code = await asyncio.shield(self._code)
-        process_tree.kill_group(self.pid)  # children that it left behind hold the pipe open
+        process_tree.kill_group(self.pid)  # its children would hold the pipe open
         await asyncio.wait([self._read_all], timeout=LAST_LINES_S)
         return Exit(code, self._failure or self._explain(code), list(self._tail))
 
     async def stop(self, *, grace_s: float) -> None:
-        """Ask it to end; kill it and everything it started when it has not after `grace_s`."""
+        """Ask it to end; kill it and everything it started after `grace_s`."""
         if self._code.done():
             return
         family = process_tree.tree(self.pid)
         process_tree.signal_tree(family[:1], number=signal.SIGTERM)
-        process_tree.wake(family[:1])  # a stopped process hears of it only when it runs again
+        process_tree.wake(family[:1])  # a stopped process reacts only when it is continued
         await asyncio.wait([self._code], timeout=grace_s)
         if not self._code.done():
             log.info("%s %s did not end in %.1f s: killed", *self._order.key, grace_s)
@@ -134,7 +134,7 @@ class ChildProcess:
             process_tree.signal_tree(process_tree.tree(self.pid), number=process_tree.KILL)
 
     def fail(self, error: AtollError) -> None:
-        """Kill it because of an error, which `wait` then tells."""
+        """Kill it because of an error, which `wait` then returns."""
         if not self._code.done():
             self._failure = error
             self.kill()
@@ -151,14 +151,13 @@ class ChildProcess:
         tell(loop, self._code, self._popen.wait())
 
     def _explain(self, code: int) -> AtollError | None:
-        """Return why it failed."""
         if code == 0:
             return None
         return explain(self._order, code, oom_kills=count_oom_kills() - self._oom_kills)
 
 
 def explain(order: Order, code: int, *, oom_kills: int) -> AtollError:
-    """Return why a program failed: what it wrote down itself, or what its exit status says."""
+    """Return why a program failed, from its error file or its exit status."""
     with contextlib.suppress(OSError, ValueError):
         return from_dict(json.loads((order.directory / ERROR_FILE).read_text("utf-8")))
     member, program = order.command.member, ""
@@ -168,7 +167,7 @@ def explain(order: Order, code: int, *, oom_kills: int) -> AtollError:
 
 
 def argv(order: Order) -> list[str]:
-    """Return the words of the program that an order asks for; no shell reads them."""
+    """Return the command line of an order's program; it is run without a shell."""
     job = order.spec.job
     if is_reducer(order.command.member):
         return [str(order.python), "-m", "atoll.reducer"]
@@ -178,7 +177,7 @@ def argv(order: Order) -> list[str]:
 
 
 def _not_started(program: str, error: OSError | ValueError) -> ConfigError | JobError:
-    """Return the error for a program that did not start: the job's own fault, or the machine's."""
+    """Return the error of a program that did not start: the job's fault, or the machine's."""
     if isinstance(error, ValueError) or error.errno in _NO_PROGRAM:
         return ConfigError(
             "a program of a job cannot be started",
@@ -194,9 +193,9 @@ def _not_started(program: str, error: OSError | ValueError) -> ConfigError | Job
 
 
 def _environment(order: Order) -> dict[str, str]:
-    """Return the whole environment of a child: the agent's, then what the order adds.
+    """Return the whole environment of a child: the agent's and the order's.
 
-    The folder of its Python comes first in PATH, so that `python` means the job's own.
+    The folder of its Python comes first in PATH, so that `python` is the job's own.
     """
     environment = config.extended_environment(order.environment)
     if order.spec.kind == "rl":
@@ -215,7 +214,7 @@ def _environment(order: Order) -> dict[str, str]:
 
 
 def _before_program(caps: ResourceCaps) -> Callable[[], None] | None:
-    """Return what a child runs before its program: its limits, inherited by all it starts."""
+    """Return the function that sets a child's limits, which all its descendants inherit."""
     if os.name != "posix":
         return None
     die_with_parent = process_tree.die_with_parent()
@@ -234,7 +233,7 @@ def _before_program(caps: ResourceCaps) -> Callable[[], None] | None:
 
 
 def _note(directory: Path, pid: int) -> None:
-    """Write down which process works in a folder; a folder that is full loses the note only."""
+    """Record which process works in a folder; ignored if the disk is full."""
     started = process_tree.started_at(pid)
     if started is not None:
         with contextlib.suppress(OSError):
@@ -243,14 +242,14 @@ def _note(directory: Path, pid: int) -> None:
 
 
 def _end_former(directory: Path) -> None:
-    """Kill the process that an agent which crashed may have left in a folder, stopped or not."""
+    """Kill a process that a crashed agent may have left in a folder."""
     try:
         former = json.loads((directory / PROCESS_FILE).read_text("utf-8"))
         pid, started = int(former["pid"]), float(former["started"])
     except (OSError, ValueError, KeyError, TypeError):
         return
     if process_tree.started_at(pid) != started:
-        return  # gone; another process may have its number by now
+        return  # gone; its process id may have been reused
     log.warning("process %d still works in %s: killed", pid, directory)
     family = process_tree.tree(pid)
     process_tree.signal_tree(family, number=process_tree.KILL)

@@ -1,4 +1,4 @@
-"""Shares out cores, accelerators and memory of one machine among the processes that run on it."""
+"""Divides cores, accelerators and memory of one machine among its processes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,10 @@ LARGEST_NICE = 19
 
 
 class ResourceAllocator:
-    """Who has what. The job's `[needs]` and the owner's offer are limits, whichever is less."""
+    """Allocations of a machine, limited by the job's `[needs]` and the owner's offer."""
 
     def __init__(self, *, slots: int, gpus: int, cpus: Sequence[int] | None = None) -> None:
-        """Share a machine.
-
-        Args:
-            slots: How many processes it takes at once.
-            gpus: How many accelerators it has.
-            cpus: Its cores that may be used; None: those that this process may use.
-        """
+        """Allocate for `slots` processes at once; `cpus` None: those that this process may use."""
         self._slots = max(1, slots)
         self._gpus = gpus
         self._cpus = list(usable_cpus() if cpus is None else cpus)
@@ -34,9 +28,9 @@ class ResourceAllocator:
         self._gpu_users: Counter[int] = Counter()
 
     def take(self, spec: JobSpec, *, member: str, offer: Offer, nice: int) -> ResourceCaps:
-        """Return what a new process may have; it is taken until `give_back`.
+        """Allocate the limits of a new process, until `give_back`.
 
-        The reducer is no member: `[needs]` do not speak of it.
+        The reducer is not a member, so `[needs]` do not apply to it.
         """
         needs = spec.needs if not is_reducer(member) else type(spec.needs)()
         ranks = 1 if is_reducer(member) else spec.mesh.ranks // spec.island.machines
@@ -58,7 +52,7 @@ class ResourceAllocator:
         return caps
 
     def give_back(self, caps: ResourceCaps) -> None:
-        """The process that had them has ended."""
+        """Release the allocation of an ended process."""
         self._cpu_users.subtract(caps.cpus)
         self._gpu_users.subtract(caps.gpus or ())
 
@@ -72,7 +66,7 @@ class ResourceAllocator:
         return share, f"the owner of this machine, for each of {self._slots}" if share else ""
 
     def _choose_cpus(self, cores: float, *, allowed: float) -> tuple[int, ...]:
-        """Return the cores with the fewest users; the owner's limit leaves some to nobody."""
+        """Return the cores with the fewest users, below the owner's limit."""
         if not cores:
             return ()
         cpus = self._cpus[: math.ceil(allowed)] if allowed else self._cpus
@@ -80,7 +74,7 @@ class ResourceAllocator:
         return tuple(sorted(sorted(cpus, key=lambda cpu: self._cpu_users[cpu])[:count]))
 
     def _choose_gpus(self, ranks: int) -> tuple[int, ...] | None:
-        """Return one accelerator for each rank of several processes; a process alone sees all."""
+        """Return one accelerator per rank; None (all) for a machine with one slot."""
         if self._gpus == 0 or self._slots == 1:
             return None
         by_users = sorted(range(self._gpus), key=lambda gpu: self._gpu_users[gpu])
@@ -95,13 +89,10 @@ def usable_cpus() -> list[int]:
 
 
 def _threads(spec: JobSpec, cores: float) -> int:
-    """Return the threads of numeric libraries; programs that are not ours use all they may.
+    """Return the threads of numeric libraries; programs other than Atoll's own may use all cores.
 
-    `[job] threads` is one unless it is given, which is meant for Atoll's own workers.
-
-    Args:
-        spec: The job.
-        cores: Those of one process: the ranks of an island share the cores of their member.
+    `[job] threads` defaults to one, which is meant for Atoll's workers. `cores` are those of one
+    process: the ranks of an island share the cores of their member.
     """
     ours = spec.kind in ("trainer", "rl", "script")
     wanted = spec.job.threads if ours or spec.job.threads > 1 else 0

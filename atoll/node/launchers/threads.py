@@ -1,4 +1,4 @@
-"""From threads that wait for a process back to the event loop."""
+"""Results of threads that wait for a process, delivered to the event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], value: T) -> None:
-    """Set a future of the loop from another thread; the loop may be gone already."""
+    """Set a future of the loop from another thread; ignored if the loop is closed."""
 
     def tell_here() -> None:
         if not future.done():

@@ -1,5 +1,4 @@
-"""Node, machine: what a machine has: cores, accelerators, interfaces and bandwidth.
+"""Properties of a machine: cores, accelerators, interfaces and bandwidth.
 
-It may import node/processes.
-Start reading at `probe.py`.
+May import node/processes. Start reading at `probe.py`.
 """

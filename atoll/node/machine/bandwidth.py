@@ -1,4 +1,4 @@
-"""How fast the way to the hub is: measured at the start, every hour, and on another network."""
+"""Bandwidth to the hub: measured at the start, every hour, and after a change of the network."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from atoll.node.processes.threads import run_abandonable
 log = logging.getLogger(__name__)
 
 SIZES = (16 * 2**10, 128 * 2**10, 1 * 2**20)
-"""Bytes of one try after the other, each way: 2.3 MB in all, over slow lines only the first."""
+"""Bytes of successive transfers per direction: 2.3 MB in all, on slow links only the first."""
 
 MOST_S = 1.0
-"""Seconds for one direction; a larger try is made only if it will fit into what is left."""
+"""Time limit per direction; a larger transfer starts only if it will fit."""
 
 EVERY_S = 3600.0
 
 LOOK_S = 15.0
-"""Pause between two looks at whether it is time, or the network another one."""
+"""Interval of checks whether a measurement is due or the network has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,7 @@ class Bandwidth:
 def measure_bandwidth(
     client: HubClient, *, monotonic: Callable[[], float] = time.monotonic
 ) -> Bandwidth:
-    """Return the speed of both directions; takes about 2 s at most, and 2.3 MB.
-
-    Raises:
-        HubUnreachable: the hub does not answer.
-    """
+    """Measure both directions, with 2.3 MB in about 2 s at most; raises HubUnreachable."""
     return Bandwidth(
         up_bps=_direction(client.upload_bps, monotonic),
         down_bps=_direction(client.download_bps, monotonic),
@@ -52,7 +48,7 @@ def measure_bandwidth(
 
 
 def _direction(transfer: Callable[[int], float], monotonic: Callable[[], float]) -> float:
-    """Return the speed of the largest transfer for which there was time."""
+    """Return the speed of the largest transfer that fits into the time limit."""
     transfer(1)  # opens the connection
     started = monotonic()
     transfer(1)
@@ -70,7 +66,7 @@ def _direction(transfer: Callable[[int], float], monotonic: Callable[[], float])
 
 
 def own_address(url: str) -> str:
-    """Return this machine's address towards a hub; empty: there is no way. Nothing is sent."""
+    """Return this machine's local address on the route to a hub, or ""; nothing is sent."""
     place = hub_address(url)
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(
@@ -84,7 +80,7 @@ def own_address(url: str) -> str:
 
 
 class BandwidthWatch:
-    """Measures again when it is time."""
+    """Repeats the measurement when it is due."""
 
     def __init__(
         self,
@@ -96,15 +92,9 @@ class BandwidthWatch:
         on_speed: Callable[[Bandwidth], None],
         clock: Clock | None = None,
     ) -> None:
-        """Measure nothing yet.
+        """Prepare to measure while the network is free and not metered.
 
-        Args:
-            url: The hub.
-            open_client: Opens a client of it.
-            is_free: Whether nothing else uses the network now; called on the loop.
-            is_metered: Whether it costs money now; called in a thread.
-            on_speed: Gets each result; called on the loop.
-            clock: Source of time.
+        `is_free` and `on_speed` are called on the loop, `is_metered` in a thread.
         """
         self._url = url
         self._open_client = open_client
@@ -125,15 +115,14 @@ class BandwidthWatch:
             await asyncio.sleep(LOOK_S)
 
     async def _measure(self) -> bool:
-        """Return whether that is done for now."""
         try:
             speed = await run_abandonable(self._measured)
         except AtollError as error:
-            log.info("the speed of the way to the hub was not measured: %s", error)
+            log.info("the bandwidth to the hub was not measured: %s", error)
             return False
         if speed is not None:
             log.info(
-                "the way to the hub: %.1f Mbit/s up, %.1f down",
+                "bandwidth to the hub: %.1f Mbit/s up, %.1f down",
                 speed.up_bps / 1e6,
                 speed.down_bps / 1e6,
             )

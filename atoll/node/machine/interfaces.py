@@ -1,4 +1,4 @@
-"""By which address and interface of this machine the others of an island meet it."""
+"""Addresses and interfaces of this machine for the other hosts of an island."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import psutil
 from atoll.net.proxies import at_address, hub_address
 
 MOST = 6
-"""Addresses that are told at most: they are dialled one after the other."""
+"""Addresses published at most: they are tried one after the other."""
 
 TRY_S = 1.0
 
 ELSEWHERE = "192.0.2.1"
-"""An address that is nobody's (RFC 5737): the way to it is the way to everywhere."""
+"""A documentation address (RFC 5737), used to find the interface of the default route."""
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address is one by which no other machine comes here."""
+    """Return whether other machines cannot reach this address."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -28,14 +28,14 @@ def is_loopback(address: str) -> bool:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return this machine's address towards another; empty: there is no way. Nothing is sent."""
+    """Return this machine's local address on the route to a host, or ""; nothing is sent."""
     from atoll.node.machine.bandwidth import own_address
 
     return own_address(f"http://{at_address(host, port)}")
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface that has an address; empty: it is not of this machine."""
+    """Return the name of the interface with an address, or ""."""
     if is_loopback(address):
         return {"linux": "lo", "darwin": "lo0"}.get(sys.platform, "")
     for name, found in psutil.net_if_addrs().items():
@@ -45,15 +45,11 @@ def interface_of(address: str) -> str:
 
 
 def meeting_addresses(hub: str) -> list[str]:
-    """Return the addresses of this machine at which others of a job may dial it, the best first.
+    """Return the addresses at which other hosts may reach this one, the best first.
 
-    It is the one by which this machine reaches the hub, or, where only a proxy knows the way to
-    that, any other network. A hub on this very machine is reached by
-    loopback, which says nothing of where others are: then those follow at which the hub itself
-    answers, since by them the others come to it.
-
-    Args:
-        hub: URL of the hub.
+    It is the local address on the route to the hub or, if only a proxy can reach that, on the
+    default route. If the hub runs on this machine, addresses on which the hub listens are appended,
+    since peers can reach those.
     """
     place = hub_address(hub)
     towards = address_towards(place.host, place.port) or address_towards(ELSEWHERE, 80)
@@ -63,7 +59,7 @@ def meeting_addresses(hub: str) -> list[str]:
 
 
 def _own_addresses() -> list[str]:
-    """Return the IPv4 addresses of this machine besides loopback."""
+    """Return the IPv4 addresses of this machine except loopback."""
     return [
         one.address
         for addresses in psutil.net_if_addrs().values()
@@ -73,7 +69,6 @@ def _own_addresses() -> list[str]:
 
 
 def _answers(address: str, port: int) -> bool:
-    """Return whether anybody listens there; of one's own machine one hears at once."""
     try:
         with socket.create_connection((address, port), timeout=TRY_S):
             return True

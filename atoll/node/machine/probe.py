@@ -1,10 +1,8 @@
-"""What a machine is and offers, measured without loading torch into the agent.
-
-The accelerators of a machine as NVIDIA's management library sees them, where it is installed.
-"""
+"""Hardware and software of a machine, measured without loading torch into the agent."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
@@ -15,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,10 +30,9 @@ log = logging.getLogger(__name__)
 
 
 class Gpus:
-    """Asks the library; without it, or without an accelerator, there are none."""
+    """Accelerators according to NVIDIA's management library (NVML); empty without it."""
 
     def __init__(self) -> None:
-        """Open the library."""
         self._library: Any = None
         self._handles: list[Any] = []
         try:
@@ -47,15 +45,15 @@ class Gpus:
             self._library = library
         except ImportError:
             return
-        except Exception as error:  # the library has one class of errors, and it is not imported
-            log.debug("no accelerators can be asked: %s", error)
+        except Exception as error:  # the library's error class may not be importable
+            log.debug("accelerators cannot be queried: %s", error)
 
     def __len__(self) -> int:
         return len(self._handles)
 
     @property
     def name(self) -> str:
-        """Name of the first one; empty: there is none."""
+        """Name of the first one, or ""."""
         if not self._handles:
             return ""
         name = self._library.nvmlDeviceGetName(self._handles[0])
@@ -77,7 +75,7 @@ class Gpus:
             busy = [library.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu in self._handles]
             used = [library.nvmlDeviceGetMemoryInfo(gpu).used for gpu in self._handles]
         except Exception as error:  # e.g. the driver was updated under it
-            log.warning("the accelerators cannot be asked any more: %s", error)
+            log.warning("accelerators can no longer be queried: %s", error)
             self._handles = []
             return {}
         return {
@@ -90,20 +88,23 @@ MATMUL_TIMEOUT_S = 60.0
 """Importing torch from a cold disk alone can take half of this."""
 
 
+REUSED_S = 86_400.0
+"""How long a trial counts: a service that restarts joins at once, a slower clock shows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What a short trial in another process found."""
+    """Result of a short trial in another process."""
 
     gflops: float = 0.0
-    """Billions of multiplications and additions per second, fp32 matmul; 0: not measured."""
+    """Billions of floating-point operations per second in fp32 matmuls; 0: not measured."""
     gpu: str = ""
     """Name of the first accelerator that torch can use."""
     gpus: int = 0
-    """How many torch can use."""
+    """Accelerators that torch can use."""
     gpu_memory_bytes: int = 0
     """Memory of the first one."""
     error: str = ""
-    """Why nothing was measured."""
 
 
 def node_info(
@@ -114,14 +115,9 @@ def node_info(
     gpus: Gpus | None = None,
     launchers: Sequence[str] = ("process",),
 ) -> NodeInfo:
-    """Return the description of this machine that the hub shows and places jobs by.
+    """Return the description of this machine for the hub; the disk is that of `home`.
 
-    Args:
-        home: Folder of the agent, on the disk that counts.
-        slots: How many processes it takes at once.
-        compute: What a trial found, if there was one.
-        gpus: Its accelerators, for when there was no trial.
-        launchers: How it can start processes.
+    The trial's accelerators (`compute`) take precedence over NVML's (`gpus`).
     """
     compute = compute or Compute()
     gpus = gpus or Gpus()
@@ -144,7 +140,7 @@ def node_info(
 
 
 def torch_version() -> str:
-    """Return the installed torch's version without importing it; empty when there is none."""
+    """Return the version of torch without importing it, or ""."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -152,7 +148,7 @@ def torch_version() -> str:
 
 
 def usable_cores() -> int:
-    """Return the cores this process may run on (a container may have fewer than the machine)."""
+    """Return the number of cores that this process may run on, e.g. in a container."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -165,8 +161,38 @@ def existing(path: Path) -> Path:
     return path
 
 
+def known_compute(folder: Path, gpus: Gpus) -> Compute:
+    """Return what a trial of the last day found on this machine, or try now and keep that.
+
+    Args:
+        folder: Where it is kept, one for all agents of a user.
+        gpus: The machine's accelerators; if they, torch or the cores change, it is tried anew.
+    """
+    path = folder / "compute.json"
+    hardware = [platform.node(), usable_cores(), len(gpus), gpus.name]
+    machine = [*hardware, sys.executable, torch_version()]
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or damaged
+        if 0 <= time.time() - path.stat().st_mtime < REUSED_S:
+            kept = json.loads(path.read_bytes())
+            if kept["machine"] == machine:
+                return Compute(**kept["compute"])
+    found = measure_compute()
+    if found.error:
+        return found
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+            json.dump({"machine": machine, "compute": dataclasses.asdict(found)}, file)
+        os.replace(file.name, path)  # agents that start together each write a whole file
+    except OSError as error:
+        log.info(
+            "the result of the matmul trial cannot be saved, the next start repeats it: %s", error
+        )
+    return found
+
+
 def measure_compute(*, timeout_s: float = MATMUL_TIMEOUT_S) -> Compute:
-    """Return the matmul speed and the accelerator, tried out in a process of its own."""
+    """Measure matmul speed and accelerator in a child process."""
     if not torch_version():
         return Compute(error="torch is not installed")
     try:
@@ -186,7 +212,7 @@ def measure_compute(*, timeout_s: float = MATMUL_TIMEOUT_S) -> Compute:
 
 
 def trial(*, seconds: float = 0.4, size: int = 512) -> Compute:
-    """Return the speed of fp32 matmuls of `size` x `size` in this process; imports torch."""
+    """Measure fp32 matmuls of `size` x `size` in this process; imports torch."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""Programs that build something for a job: listened to, and ended with all they started."""
+"""Programs that build something for a job, ended with everything they started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.node.processes import process_tree
 OnLine = Callable[[str], None]
 
 _KEPT_LINES = 200
-_TOLD_LINES = 12
+_LAST_LINES = 12
 _MAX_LINE = 2000
 
 
@@ -27,29 +27,29 @@ class BuildFailed(Exception):
 
 
 class Build:
-    """Runs one program after the other."""
+    """Runs programs in sequence."""
 
     def __init__(self, *, on_line: OnLine) -> None:
-        """Run nothing yet; `on_line` gets what the programs print."""
+        """Pass the programs' output to `on_line`."""
         self.pid = 0
-        """The program that runs now; 0: none."""
+        """The running program; 0: none."""
         self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
     def output(self) -> str:
-        """Return the last part of what was printed."""
+        """Return the last part of the output."""
         return "\n".join(self._lines)
 
     def last_lines(self) -> str:
         """Return the last lines, for an error."""
-        told = [line for line in self._lines if line.strip()][-_TOLD_LINES:]
-        return "\n" + "\n".join(told) if told else "it printed nothing"
+        lines = [line for line in self._lines if line.strip()][-_LAST_LINES:]
+        return "\n" + "\n".join(lines) if lines else "it printed nothing"
 
     async def run(self, command: list[str], *, cwd: Path) -> None:
-        """Run a program to its end; when this is cancelled, kill it and all that it started.
+        """Run a program to its end; on cancellation kill it and everything it started.
 
         Raises:
-            Failed: it ended with another status than 0.
+            BuildFailed: it ended with a status other than 0.
             OSError: it cannot be started.
         """
         cwd.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class Build:
 
 
 def _before_program() -> Callable[[], None] | None:
-    """Return what the child does first: it dies with the agent, and is nice to the machine."""
+    """Return the function by which a child dies with the agent and runs at low priority."""
     die = process_tree.die_with_parent()
     if die is None:
         return None

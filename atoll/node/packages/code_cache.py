@@ -1,4 +1,4 @@
-"""Packs of code that this machine has fetched: each once, checked, the oldest deleted first."""
+"""Cache of code archives: each fetched once, verified, the least recently used deleted first."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ log = logging.getLogger(__name__)
 MAX_CACHE_BYTES = 4 * 2**30
 
 AWAY_S = 60.0
-"""How long the hub may be away while a pack is fetched."""
+"""How long the hub may be unreachable while an archive is fetched."""
 
 _STALE_S = 24 * 3600.0
-"""Age at which what a crash left half fetched is deleted."""
+"""Age at which files left by a crash are deleted."""
 
 
 class CodeCache:
-    """Packs in one folder, which several agents of this machine may share."""
+    """Archives in one folder, which several agents of this machine may share."""
 
     def __init__(self, folder: Path, *, max_bytes: int = MAX_CACHE_BYTES) -> None:
-        """Make nothing yet."""
         self._folder = folder
         self._max_bytes = max_bytes
         self._lock = folder / "lock"
@@ -40,23 +39,17 @@ class CodeCache:
     async def unpack(
         self, sha256: str, target: Path, *, client: Callable[[], HubClient]
     ) -> tuple[int, bool]:
-        """Put a fresh copy of some code in place of a folder.
+        """Replace a folder by a fresh copy of some code, fetched with a client if necessary.
 
-        Args:
-            sha256: Which pack.
-            target: The folder; what was there is deleted.
-            client: Makes a client of the hub, for the case that the pack is not here.
-
-        Returns:
-            How many files it has, and whether it had to be fetched.
+        Returns the number of files, and whether it was fetched.
 
         Raises:
-            ConfigError: the pack is not one that may be unpacked.
-            HubError: the hub does not have it, or is away.
+            ConfigError: the archive must not be unpacked.
+            HubError: the hub does not have it, or is unreachable.
             StorageFull: the disk is full.
         """
         lock = FileLock(self._lock)
-        await lock.lock(shared=True)  # nothing is deleted from here on
+        await lock.lock(shared=True)  # `_trim` needs it exclusively, so nothing is deleted
         try:
             count, fetched = await in_thread(
                 lambda wanted: self._unpack(sha256, target, client, wanted)
@@ -84,13 +77,13 @@ class CodeCache:
         return _unpack(path, target), fetched
 
     def _trim(self, *, keep: str) -> None:
-        """Delete the packs that were not used for longest, unless somebody unpacks just now."""
+        """Delete the least recently used archives, unless an agent is unpacking."""
         lock = FileLock(self._lock)
         if not lock.try_lock(shared=False):
             return
         try:
             found = [(path.stat(), path) for path in self._folder.glob("*.tar.gz")]
-            for left in self._folder.glob(".*"):  # of an agent that was killed while it fetched
+            for left in self._folder.glob(".*"):  # of an agent killed during a download
                 if time.time() - left.stat().st_mtime > _STALE_S:
                     left.unlink()
             total = sum(status.st_size for status, _ in found)
@@ -102,7 +95,7 @@ class CodeCache:
                     total -= status.st_size
                     log.info("code %s was not used for longest: deleted", path.name[:12])
         except OSError as error:
-            log.warning("packs of code cannot be tidied: %s", error)
+            log.warning("old packs of code cannot be deleted: %s", error)
         finally:
             lock.release()
 
@@ -112,26 +105,25 @@ def _unpack(path: Path, target: Path) -> int:
         shutil.rmtree(target)
     try:
         return unpack(path, target)
-    except WireError as error:  # its hash is right: whoever submitted the job made it so
+    except WireError as error:  # its hash is right, so it was submitted like this
         raise ConfigError(
             error.what, given=error.given, expected=error.expected, remedy=error.remedy
         ) from error
 
 
 def _is_whole(path: Path, sha256: str) -> bool:
-    """Return whether a pack is here, as it was when it was made."""
     try:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
                 return True
     except OSError:
         return False
-    log.warning("%s is damaged: fetched anew", path)
+    log.warning("%s is damaged: downloading it again", path)
     return False
 
 
 def _fetch(hub: HubClient, sha256: str, path: Path, wanted: StillWanted) -> None:
-    """Fetch a pack; a hub that is away may come back."""
+    """Fetch an archive; retries while the hub is unreachable."""
     deadline = time.monotonic() + AWAY_S
     for wait_s in backoff():
         try:
@@ -145,6 +137,6 @@ def _fetch(hub: HubClient, sha256: str, path: Path, wanted: StillWanted) -> None
                 "the code of the job arrived damaged",
                 given=error.given,
                 expected=error.expected,
-                remedy="if it stays so, it is damaged at the hub: restore the hub from a backup",
+                remedy="if this repeats, it is damaged at the hub: restore the hub from a backup",
             ) from error
         wanted.wait(wait_s)

@@ -1,10 +1,9 @@
-"""Python environments of jobs: built from their requirements, once for all that have the same.
+"""Python environments of jobs, built once per set of requirements.
 
-An environment sees, after its own packages, those of the agent: atoll and torch are there without
-being installed again. pip leaves alone what is there in a version that will do. The key of an
-environment is a hash of everything that decides what is in it; an entry is good when its
-`ready.json` is there, which is written last. It is locked by whoever builds it (alone) and by the
-agents whose processes use it (shared), so none is built twice or deleted under a process.
+An environment sees the agent's packages after its own, so atoll and torch are not installed again;
+pip keeps packages with a suitable version. The key is a hash of everything that determines the
+content. An entry is valid if its `ready.json` exists, which is written last. Builders lock it
+exclusively, agents with running processes share it, so that none is built twice or deleted in use.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 MAX_CACHE_BYTES = 20 * 2**30
 
 BUILD_S = 3600.0
-"""How long a build may take: a GPU's libraries are gigabytes."""
+"""Time limit of a build: a GPU's libraries are gigabytes."""
 
 _READY = "ready.json"
 _SOURCE = "source"
@@ -56,20 +55,19 @@ _NETWORK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class VenvRecipe:
-    """What an environment is made of."""
+    """Inputs of an environment."""
 
     requirements: str
-    """Text of the file."""
+    """Text of the requirements file."""
     name: str
-    """Where the file lies in the code."""
+    """Path of that file in the code."""
     code: str
-    """Hash of the code."""
     folder: Path
     """A fresh copy of the code, for requirements that refer to it."""
 
     @property
     def alone(self) -> bool:
-        """Whether the text says everything: it refers to no file of the code."""
+        """Whether the requirements refer to no file of the code."""
         text = re.sub(r"\\\n", "", self.requirements)
         lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
         return all(
@@ -80,7 +78,7 @@ class VenvRecipe:
         )
 
     def key(self) -> str:
-        """Return what tells this environment from others; reads what the agent has installed."""
+        """Return the hash that identifies this environment; reads the agent's packages."""
         parts = [
             self.requirements, "" if self.alone else f"{self.code} {self.name}", sys.version,
             sys.prefix, *_site_folders(), *_base_packages(),
@@ -90,7 +88,7 @@ class VenvRecipe:
 
 @dataclass(frozen=True, slots=True)
 class VenvUse:
-    """An environment in use; it is not deleted before `lock` is released."""
+    """An environment in use; it is not deleted until `lock` is released."""
 
     python: Path
     lock: FileLock
@@ -102,7 +100,6 @@ class Venvs:
     def __init__(
         self, folder: Path, *, max_bytes: int = MAX_CACHE_BYTES, build_s: float = BUILD_S
     ) -> None:
-        """Build nothing yet."""
         self._folder = folder
         self._max_bytes = max_bytes
         self._build_s = build_s
@@ -110,14 +107,14 @@ class Venvs:
 
     @property
     def children(self) -> set[int]:
-        """Processes of the builds under way."""
+        """Process ids of running builds."""
         return {build.pid for build in self._builds if build.pid}
 
     async def use(self, recipe: VenvRecipe, *, on_line: OnLine) -> VenvUse:
-        """Return the environment of a recipe, built if it is not there yet.
+        """Return the environment of a recipe, built if necessary.
 
         Raises:
-            ConfigError: pip says that the requirements cannot be met.
+            ConfigError: pip cannot satisfy the requirements.
             JobError: it took too long, or the network failed.
             StorageFull: the disk is full.
         """
@@ -143,7 +140,6 @@ class Venvs:
             raise
 
     async def _build(self, recipe: VenvRecipe, folder: Path, on_line: OnLine) -> None:
-        """Build an environment; what is not ready afterwards is not there."""
         build = Build(on_line=on_line)
         self._builds.add(build)
         try:
@@ -153,7 +149,7 @@ class Venvs:
             raise JobError(
                 "the environment of the job was not ready in time",
                 given=f"{self._build_s:.0f} s; the last lines: {build.last_lines()}",
-                remedy="see whether this machine reaches the package index",
+                remedy="check that this machine reaches the package index",
             ) from None
         except OSError as error:
             raise StorageFull(
@@ -162,7 +158,7 @@ class Venvs:
         finally:
             self._builds.discard(build)
             if not (folder / _READY).is_file():
-                # Not in a thread: this may be a task that is being cancelled.
+                # Not in a thread: this task may be in the middle of a cancellation.
                 shutil.rmtree(folder, ignore_errors=True)
 
     async def _install(self, recipe: VenvRecipe, folder: Path, build: Build) -> None:
@@ -190,16 +186,15 @@ class Venvs:
         scratch.replace(folder / _READY)
 
     async def _run(self, build: Build, command: list[str], *, cwd: Path) -> None:
-        """Run one step of a build; tell why it failed."""
         try:
             await build.run(command, cwd=cwd)
         except BuildFailed as failure:
             raise _explain(failure, build) from failure
 
     def _trim(self, *, keep: Path) -> None:
-        """Delete the environments that were not used for longest and that nobody uses."""
+        """Delete the least recently used environments that are not locked."""
         found = []
-        for left in self._folder.glob(".*"):  # of an agent that was killed while it deleted
+        for left in self._folder.glob(".*"):  # of an agent killed during a deletion
             shutil.rmtree(left, ignore_errors=True)
         for ready in self._folder.glob(f"*/{_READY}"):
             with contextlib.suppress(OSError, ValueError, KeyError):
@@ -212,7 +207,7 @@ class Venvs:
             lock = FileLock(self._folder / f"{folder.name}.lock")
             if folder == keep or not lock.try_lock(shared=False):
                 continue
-            # Under another name first: half of one is none. It fails where it is in use (Windows).
+            # Renamed first, so that none is half deleted. Fails if it is in use (Windows).
             away = folder.with_name(f".{folder.name}")
             with contextlib.suppress(OSError):
                 folder.rename(away)
@@ -223,13 +218,12 @@ class Venvs:
 
 
 def _explain(failure: BuildFailed, build: Build) -> AtollError:
-    """Return why a step of a build failed, for the person whose job it is."""
     lines = build.last_lines()
     if _NETWORK.search(build.output()):
         return JobError(
             "the environment of the job could not be built: the network failed",
             given=lines,
-            remedy="see whether this machine reaches the package index",
+            remedy="check that this machine reaches the package index",
         )
     return ConfigError(
         "the environment of the job cannot be built",
@@ -239,18 +233,15 @@ def _explain(failure: BuildFailed, build: Build) -> AtollError:
 
 
 def _python(folder: Path) -> Path:
-    """Return the interpreter of an environment."""
     windows = sys.platform == "win32"
     return folder / ("Scripts/python.exe" if windows else "bin/python")
 
 
 def _site_packages(folder: Path) -> Path:
-    """Return where an environment has its packages."""
     return Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
 
 
 def _site_folders() -> list[str]:
-    """Return the folders with the agent's own packages."""
     own = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     user = site.getusersitepackages()
     found = dict.fromkeys([*own, *([user] if user in sys.path else [])])
@@ -258,20 +249,18 @@ def _site_folders() -> list[str]:
 
 
 def _pth() -> str:
-    """Return the file by which an environment sees the agent's packages, after its own.
+    """Return the .pth file that adds the agent's packages after the environment's own.
 
-    `addsitedir` also obeys the `.pth` files there: packages may be installed as links.
+    `addsitedir` also follows the `.pth` files there: packages may be installed as links.
     """
     lines = [f"import site; site.addsitedir({folder!r})" for folder in _site_folders()]
     return "\n".join([*lines, str(Path(atoll.__file__).resolve().parents[1]), ""])
 
 
 def _base_packages() -> list[str]:
-    """Return the agent's packages with their versions."""
     distributions = importlib.metadata.distributions(path=_site_folders())
     return sorted({f"{found.name}=={found.version}" for found in distributions})
 
 
 def _bytes_in(folder: Path) -> int:
-    """Return the bytes of all files below a folder."""
     return sum(path.lstat().st_size for path in folder.rglob("*"))

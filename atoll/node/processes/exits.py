@@ -1,4 +1,4 @@
-"""What the exit status of a process means, in words for the person who waits for it."""
+"""Errors that explain the exit status of a process."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from pathlib import Path
 from atoll.errors import AtollError, JobError, OutOfMemory, ScriptError
 
 ERROR_FILE = "error.json"
-"""Where a worker leaves its error, in case the hub could not be told."""
+"""File in which a worker stores its error, in case it could not report it to the hub."""
 
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
-"""Signals by which a program ends of its own fault."""
+"""Signals caused by a fault of the program itself."""
 
 
 def explain_exit(code: int, *, member: str, oom_kills: int, program: str = "") -> AtollError:
-    """Return the error that an exit status stands for.
+    """Return the error for an exit status, as in `subprocess` (negative for a signal).
 
-    Args:
-        code: As of `subprocess`: negative for a signal.
-        member: Whose process it was.
-        oom_kills: How many processes the kernel killed for want of memory meanwhile.
-        program: The job's own program, whose failures are its own; empty: a worker of ours.
+    `oom_kills` counts processes that the kernel killed for lack of memory meanwhile. `program` is
+    the job's own program, responsible for its failures; empty for a worker of Atoll.
     """
     if program and (code > 0 or _signal_name(-code) in _CRASHES):
         ended = f"exit status {code}" if code > 0 else f"signal {-code} ({_signal_name(-code)})"
@@ -52,7 +49,7 @@ def explain_exit(code: int, *, member: str, oom_kills: int, program: str = "") -
 
 
 def count_oom_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory since it started."""
+    """Return the number of out-of-memory kills since the kernel started."""
     try:
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:

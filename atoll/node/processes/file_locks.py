@@ -1,4 +1,4 @@
-"""Locks between processes of a machine: the system frees them however their holder ends."""
+"""Locks between processes of a machine, released by the system when their holder ends."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ _POLL_S = 0.1
 
 
 class FileLock:
-    """A lock on a file of no content; for many at once (shared) or for one alone.
+    """A shared or exclusive lock on an empty file.
 
-    Where the system knows no shared locks (Windows) those are always free: there, files that are
-    in use cannot be deleted anyway.
+    Windows has no shared locks: there they always succeed, and files in use cannot be deleted.
     """
 
     def __init__(self, path: Path) -> None:
-        """Lock nothing yet."""
         self._path = path
         self._handle = -1
 
     def try_lock(self, *, shared: bool) -> bool:
-        """Return whether the lock could be had at once."""
+        """Return whether the lock was acquired at once."""
         self.release()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -37,7 +35,7 @@ class FileLock:
         return True
 
     async def lock(self, *, shared: bool, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for the lock; `on_wait` is called once if it cannot be had at once."""
+        """Wait for the lock; `on_wait` is called once if it is not free."""
         while not self.try_lock(shared=shared):
             if on_wait is not None:
                 on_wait()
@@ -45,9 +43,9 @@ class FileLock:
             await asyncio.sleep(_POLL_S)
 
     def release(self) -> None:
-        """Let go; without a lock it does nothing."""
+        """Release the lock, if it is held."""
         if self._handle >= 0:
-            os.close(self._handle)  # which ends the lock
+            os.close(self._handle)  # this releases the lock
             self._handle = -1
 
 

@@ -1,4 +1,4 @@
-"""What a process prints: cut into lines, passed on, kept in a file of bounded size."""
+"""Output of a process: split into lines, passed on, and kept in a file of bounded size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TAIL_LINES = 40
 """Last lines kept for the report of a failure."""
 
 MAX_OUTPUT_BYTES = 64 * 2**20
-"""Size at which the output file is turned over, once; twice this is the most a process keeps."""
+"""Size at which the output file is rotated, with one old file kept."""
 
 LineHandler = Callable[[str], None]
 
@@ -26,18 +26,14 @@ class Readable(Protocol):
     """The reading end of a pipe."""
 
     def read1(self, size: int = -1, /) -> bytes:
-        """Return what is there, waiting for the first byte; empty at the end."""
+        """Return what is available, waiting for the first byte; empty at the end."""
         ...
 
 
 def read_output(stream: Readable, path: Path, on_line: LineHandler, tail: deque[str]) -> None:
-    """Pass on what a process prints, line by line, until its last holder closes the pipe.
+    """Pass on a process's output until the pipe is closed.
 
-    Args:
-        stream: Its output.
-        path: The file that keeps it.
-        on_line: Called with every line, in the thread that reads.
-        tail: Gets every line too.
+    Every line goes to `tail` and to `on_line`, on the calling thread; all bytes go to the file.
     """
     with OutputFile(path) as output:
         for line in read_lines(stream, on_block=output.write):
@@ -49,19 +45,16 @@ def read_output(stream: Readable, path: Path, on_line: LineHandler, tail: deque[
 def read_lines(
     stream: Readable, *, on_block: Callable[[bytes], None] = lambda block: None
 ) -> Iterator[bytes]:
-    """Yield what a process prints, without the ends of lines, until the pipe is closed.
+    """Yield the lines of a process's output, until the pipe is closed.
 
-    A carriage return ends a line too: progress bars would otherwise be one endless line.
-
-    Args:
-        stream: Its output.
-        on_block: Called with everything as it was read.
+    A carriage return also ends a line, or a progress bar would be one endless line. `on_block` gets
+    the raw bytes.
     """
     rest = b""
     while block := stream.read1(65536):
         on_block(block)
         *lines, rest = (rest + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        if len(rest) > 4 * MAX_LOG_LINE:  # no end of line in sight: cut it here
+        if len(rest) > 4 * MAX_LOG_LINE:  # bounds the memory of an endless line
             lines, rest = [*lines, rest], b""
         yield from lines
     if rest:
@@ -69,10 +62,9 @@ def read_lines(
 
 
 class OutputFile:
-    """The file with everything a process printed; turned over when it grows too large."""
+    """The file with a process's output, rotated when it grows too large."""
 
     def __init__(self, path: Path) -> None:
-        """Open nothing yet."""
         self._path = path
         self._file: BinaryIO | None = None
 
@@ -97,7 +89,7 @@ class OutputFile:
             self._file = None
 
     def write(self, block: bytes) -> None:
-        """Append; a full disk loses the copy in the file, never the process."""
+        """Append a block; if the disk is full, only this copy is lost."""
         if self._file is None:
             return
         try:

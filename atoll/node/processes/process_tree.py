@@ -1,4 +1,4 @@
-"""Children that never outlive their parent, and whole trees of processes that end together."""
+"""Children that never outlive their parent, and process trees that end together."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collections.abc import Callable, Collection, Iterable
 
 import psutil
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 KILL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
-"""The signal that nothing can refuse (Windows knows one kind of end only)."""
+"""The signal that cannot be ignored (on Windows the only one)."""
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return what a child runs before its program so that it dies with its parent.
+    """Return the function that a child runs before its program so that it dies with its parent.
 
     Linux only (PR_SET_PDEATHSIG); elsewhere None, and :func:`watch_parent` inside the child does
     the same within a second. The parent is the *thread* that starts the child, so that thread
@@ -28,19 +28,19 @@ def die_with_parent() -> Callable[[], None] | None:
     """
     if not sys.platform.startswith("linux"):
         return None
-    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: after the fork is too late
+    libc = ctypes.CDLL(None, use_errno=True)  # not after the fork, where loading is unsafe
     parent = os.getpid()
 
     def before_program() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, KILL)
-        if os.getppid() != parent:  # it died between the fork and the line above
+        if os.getppid() != parent:  # it died between the fork and prctl
             os._exit(1)
 
     return before_program
 
 
 def watch_parent(*, interval_s: float = 1.0) -> None:
-    """End this process when its parent is gone, where the kernel does not do it."""
+    """End this process when its parent is gone, if the kernel does not do it."""
     if sys.platform.startswith("linux"):
         return
     parent = os.getppid()
@@ -54,7 +54,7 @@ def watch_parent(*, interval_s: float = 1.0) -> None:
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """Return a process and everything it started, parents first; empty when it is gone."""
+    """Return a process and its descendants, parents first; empty if it is gone."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -72,13 +72,13 @@ def signal_tree(processes: Iterable[psutil.Process], *, number: int) -> None:
 
 
 def wake(processes: Iterable[psutil.Process]) -> None:
-    """Let processes that were stopped (SIGSTOP) run again, so that they see other signals."""
+    """Continue processes that were stopped (SIGSTOP), so that they react to other signals."""
     if hasattr(signal, "SIGCONT"):
         signal_tree(processes, number=signal.SIGCONT)
 
 
 def started_at(pid: int) -> float | None:
-    """Return when a process began, which tells it from later ones of its number; None: gone."""
+    """Return a process's start time, which detects a reused process id; None: gone."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
@@ -87,16 +87,12 @@ def started_at(pid: int) -> float | None:
 
 
 def await_end(processes: Iterable[psutil.Process], *, timeout_s: float) -> None:
-    """Wait until processes have ended, whoever's children they are."""
+    """Wait until processes have ended, children or not."""
     psutil.wait_procs(list(processes), timeout=timeout_s)
 
 
 def reap(*, own: Collection[int]) -> None:
-    """Bury children that nobody waits for: process 1 of a container inherits all orphans.
-
-    Args:
-        own: Children that somebody waits for.
-    """
+    """Reap orphans, which process 1 of a container inherits, except the children in `own`."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
             if child.pid not in own and child.status() == psutil.STATUS_ZOMBIE:
@@ -104,9 +100,9 @@ def reap(*, own: Collection[int]) -> None:
 
 
 def group_mates() -> list[psutil.Process]:
-    """Return the others in the process group that this process leads; none if it leads none.
+    """Return the other processes of the group that this process leads, if it leads one.
 
-    Among them are those whose parent has died, which no tree shows.
+    They include orphans, which are in no tree.
     """
     if not hasattr(os, "getpgid") or os.getpgrp() != os.getpid():
         return []
@@ -119,7 +115,7 @@ def group_mates() -> list[psutil.Process]:
 
 
 def kill_group(pid: int) -> None:
-    """Kill what is left of the process group that `pid` led."""
+    """Kill the rest of the process group led by `pid`."""
     if hasattr(os, "killpg"):
         try:
             os.killpg(pid, KILL)

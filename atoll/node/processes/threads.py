@@ -1,7 +1,4 @@
-"""Blocking looks at the machine or the network that nobody waits for when the agent ends.
-
-Blocking work beside the event loop that ends soon when nobody wants it any more.
-"""
+"""Blocking work beside the event loop, which does not delay the end of the agent."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ T = TypeVar("T")
 
 
 async def run_abandonable(work: Callable[[], T]) -> T:
-    """Return what `work` returns, done in a thread of its own.
+    """Return the result of `work`, run on its own thread.
 
-    When this is cancelled the work is left alone, and its result is dropped: unlike the threads of
-    the event loop's pool, this one does not hold up the end of the process.
+    On cancellation the work continues and its result is dropped. Unlike threads of the event loop's
+    pool, this one does not delay the end of the process.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
@@ -36,7 +33,7 @@ async def run_abandonable(work: Callable[[], T]) -> T:
         error: BaseException | None = None
         try:
             value = work()
-        except Exception as failure:  # handed over to whoever waits
+        except Exception as failure:  # raised by the awaiting task
             error = failure
         with contextlib.suppress(RuntimeError):  # the loop is gone
             loop.call_soon_threadsafe(settle, value, error)
@@ -46,15 +43,15 @@ async def run_abandonable(work: Callable[[], T]) -> T:
 
 
 ENDING_S = 5.0
-"""How long the end of work that nobody wants any more is waited for."""
+"""How long to wait for the end of abandoned work."""
 
 
 class Abandoned(Exception):
-    """Ends the work from inside: whoever asked for it was cancelled."""
+    """Raised inside the work after its cancellation."""
 
 
 class StillWanted:
-    """Tells the work whether it is still wanted."""
+    """Tells the work whether it was cancelled."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -64,18 +61,18 @@ class StillWanted:
         self._ended.set()
 
     def check(self, *_: object) -> None:
-        """Raise Unwanted if the work is to end; takes what callbacks of progress are given."""
+        """Raise Abandoned after a cancellation; accepts the arguments of progress callbacks."""
         if self._ended.is_set():
             raise Abandoned
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep; raise Unwanted as soon as the work is to end."""
+        """Sleep; raise Abandoned on a cancellation."""
         if self._ended.wait(timeout_s):
             raise Abandoned
 
 
 async def in_thread(work: Callable[[StillWanted], T]) -> T:
-    """Run `work` in a thread; when this is cancelled, ask it to end and wait a while for that."""
+    """Run `work` in a thread; on cancellation ask it to end and wait a while for that."""
     wanted = StillWanted()
     task = asyncio.ensure_future(asyncio.to_thread(work, wanted))
     try:

@@ -1,1 +1,1 @@
-"""Robust rules: each makes one vector of many, some of which may be wrong on purpose."""
+"""Robust aggregation rules, which tolerate contributions that are wrong on purpose."""

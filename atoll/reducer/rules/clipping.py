@@ -1,8 +1,8 @@
-"""Centred clipping: nobody moves the result further than tau.
+"""Centred clipping: no contribution moves the result further than tau.
 
 Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimization"
-(https://arxiv.org/abs/2012.10333), algorithm 2: v += 1/n sum (x_i - v) min(1, tau / |x_i - v|), a
-few times over; v starts at what the last round came to.
+(https://arxiv.org/abs/2012.10333), algorithm 2: v += 1/n sum (x_i - v) min(1, tau / |x_i - v|),
+repeated; v starts at the last round's result.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from atoll.reducer.rules.distances import Squares, distances_from
 def centred_clipping(squares: Squares, *, radius: float, rounds: int) -> list[float]:
     """Return factors of the start v and of the n contributions; they add up to 1.
 
-    Args:
-        squares: Squared distances, (n + 1) x (n + 1), the start first.
-        radius: tau: how far one contribution may pull.
-        rounds: How often v moves.
+    `squares` are (n + 1) x (n + 1) with the start first; `radius` is tau, `rounds` the iterations.
     """
     n = len(squares) - 1
     factors = [1.0] + [0.0] * n

@@ -1,8 +1,7 @@
-"""Distances between contributions: all that Krum, clipping and the geometric median look at.
+"""Distances between contributions, the only input of Krum, clipping and the geometric median.
 
-Each of these rules gives back a weighted sum of the contributions. Which one follows from the
-distances alone, so a rule is a function from an n x n matrix to n factors, and the vectors are read
-twice, however many rounds the rule goes.
+Each of these rules returns factors of a weighted sum, computed from the n x n distances alone. The
+vectors are therefore read twice, however many iterations a rule makes.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ class Points(Protocol):
     """n vectors that are read strip by strip."""
 
     def __len__(self) -> int:
-        """Return their number."""
+        """Return n."""
 
     def strips(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield where a strip is, and all vectors there, (n, w)."""
+        """Yield the columns of a strip and all vectors there, (n, w)."""
 
 
 Squares = Sequence[Sequence[float]]
@@ -30,11 +29,9 @@ Squares = Sequence[Sequence[float]]
 
 
 def squared_distances(rows: Points, *, anchor: Tensor | None = None) -> list[list[float]]:
-    """Return the squared distances between all rows, summed in double precision.
+    """Return the squared distances between all rows of finite values, summed in fp64.
 
-    Args:
-        rows: n contributions of finite values.
-        anchor: A further point, (P,), which then comes first; its distances are row 0.
+    An `anchor`, (P,), is inserted as row 0.
     """
     first = 0 if anchor is None else 1
     total = torch.zeros(len(rows) + first, len(rows) + first, dtype=torch.float64)
@@ -48,7 +45,7 @@ def squared_distances(rows: Points, *, anchor: Tensor | None = None) -> list[lis
 
 
 def distances_from(squares: Squares, factors: Sequence[float]) -> list[float]:
-    """Return how far each point is from the weighted mean of all; the factors add up to 1."""
+    """Return the distance of each point from the weighted mean of all; the factors add up to 1."""
     to_mean = [math.fsum(f * s for f, s in zip(factors, row, strict=True)) for row in squares]
     spread = 0.5 * math.fsum(f * s for f, s in zip(factors, to_mean, strict=True))
     return [math.sqrt(max(0.0, square - spread)) for square in to_mean]

@@ -1,7 +1,7 @@
-"""The geometric median: the point from which the distances to all contributions add up to least.
+"""The geometric median: the point with the least sum of distances to all contributions.
 
-Found by Weiszfeld's iteration, smoothed as in Pillutla et al. 2019, "Robust Aggregation for
-Federated Learning" (https://arxiv.org/abs/1912.13445), algorithm 2.
+Weiszfeld's iteration, smoothed as in Pillutla et al. 2019, "Robust Aggregation for Federated
+Learning" (https://arxiv.org/abs/1912.13445), algorithm 2.
 """
 
 from __future__ import annotations
@@ -10,24 +10,20 @@ from atoll.reducer.rules.distances import Squares, distances_from
 
 ROUNDS = 200
 EXACT = 1e-9
-"""The iteration ends when no factor moves further than this."""
+"""Largest change of a factor at which the iteration ends."""
 SMOOTHING = 1e-6
-"""Distances below this share of the mean distance count as that much."""
+"""Lower bound of a distance, as a share of the mean distance."""
 
 
 def geometric_median(squares: Squares) -> list[float]:
-    """Return the factors of the contributions, which add up to 1.
-
-    Args:
-        squares: Squared distances, n x n.
-    """
+    """Return the factors of the contributions, which add up to 1, from their squared distances."""
     n = len(squares)
     factors = [1.0 / n] * n
     for _ in range(ROUNDS):
         away = distances_from(squares, factors)
         least = SMOOTHING * sum(away) / n
         if least == 0.0:
-            return factors  # all are one point
+            return factors  # all contributions are equal
         pulls = [1.0 / max(far, least) for far in away]
         total = sum(pulls)
         before, factors = factors, [pull / total for pull in pulls]

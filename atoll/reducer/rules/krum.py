@@ -1,9 +1,9 @@
-"""Krum and multi-Krum: trust whoever stands closest to the others.
+"""Krum and multi-Krum: select the contributions closest to the others.
 
 Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent"
 (https://arxiv.org/abs/1703.02757), section 4. A contribution's score is the sum of its squared
-distances to the n - f - 2 nearest others. Differs from the paper: multi-Krum takes the n - f best
-where it is not told how many, so that with f = 0 it is the mean.
+distances to the n - f - 2 nearest others. Differs from the paper: multi-Krum averages the n - f
+best by default, so that with f = 0 it is the mean.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from atoll.reducer.rules.distances import Squares
 
 
 def krum(squares: Squares, *, bad: int, best: int, ties: Sequence[bytes]) -> list[float]:
-    """Return factors that average the `best` contributions with the lowest scores.
+    """Return factors that average the `best` contributions (1 for Krum) with the lowest scores.
 
-    Args:
-        squares: Squared distances, n x n, n >= 2 * bad + 3.
-        bad: How many members may be wrong.
-        best: How many are averaged, 1 for Krum.
-        ties: Decides between equal scores, so that the order of members does not.
+    `squares` are n x n squared distances, n >= 2 * bad + 3. `ties` order equal scores,
+    independently of the order of members.
     """
     n = len(squares)
     nearest = n - bad - 2

@@ -14,7 +14,7 @@ from typing import Any
 
 from atoll.checkpoint import save_weights
 from atoll.config import JobSpec
-from atoll.config.rl_roles import Seat, seats
+from atoll.config.rl_roles import MemberRole, member_roles
 from atoll.errors import AtollError, DataError, DeadlineExceeded
 from atoll.rl.actor.collector import Collector
 from atoll.rl.actor.learners import make_actor_learner
@@ -142,7 +142,7 @@ END_SAVE_S = 60.0
 class Actor:
     """One actor of one policy."""
 
-    def __init__(self, spec: JobSpec, run: Run, seat: Seat) -> None:
+    def __init__(self, spec: JobSpec, run: Run, role: MemberRole) -> None:
         """Make the environments and the policy.
 
         Raises:
@@ -150,10 +150,10 @@ class Actor:
         """
         rl = spec.rl
         self._spec, self._rl, self._run = spec, rl, run
-        index = next(i for i, policy in enumerate(rl.policies) if policy.name == seat.policy)
+        index = next(i for i, policy in enumerate(rl.policies) if policy.name == role.policy)
         self._table = rl.policies[index]
-        number = seats(rl)[: run.slot].count(seat)
-        self._share = -(-seat.steps // self._table.actors)
+        number = member_roles(rl)[: run.slot].count(role)
+        self._share = -(-role.steps // self._table.actors)
         """Environment steps of this actor: its share of the policy's."""
         self._columns = VectorEnv(
             self._table, count=rl.environments, seed=run.seed, policy=index, actor=number,
@@ -164,21 +164,21 @@ class Actor:
         self._side: ActorChannel | None = None
         if rl.has_critic or rl.pool:
             self._side = ActorChannel(
-                run, rl=rl, policy=seat.policy, member=run.member, job=run.job,
+                run, rl=rl, policy=role.policy, member=run.member, job=run.job,
                 stopping=lambda: run.stopping,
             )  # fmt: skip
             task = spec_named(task, self._side.policy)
         self._task = task
         self._collector = Collector(
             self._columns, task, actor=run.member,
-            seed=seed_for(run.seed, "actions", seat.policy, number),
+            seed=seed_for(run.seed, "actions", role.policy, number),
         )  # fmt: skip
         self._service: ServiceValues | None = None
         if self._side is not None and rl.values == "service":
             self._service = ServiceValues(run, rl=rl, member=run.member, job=run.job)
         self._learner = make_actor_learner(
             task, rl, side=self._side, service=self._service, total_steps=self._share,
-            seed=lambda purpose: seed_for(run.seed, purpose, seat.policy),
+            seed=lambda purpose: seed_for(run.seed, purpose, role.policy),
         )  # fmt: skip
         self._metrics = ActorMetrics()
         self._told_at: dict[str, float] = {}
@@ -222,7 +222,7 @@ class Actor:
         if self._side is not None:
             self._side.load_state_dict(state["side"])
         log.info(
-            "goes on after %d environment steps, %d updates", self._collector.steps,
+            "continues after %d environment steps, %d updates", self._collector.steps,
             self._learner.version,
         )  # fmt: skip
 
@@ -245,7 +245,7 @@ class Actor:
             deadline = time.monotonic() + START_S
             while not self._learner.catch_up() and not run.stopping:
                 if time.monotonic() > deadline:
-                    run.tell("no-critic", f"nothing was heard of the critic for {START_S:.0f} s")
+                    run.tell("no-critic", f"the critic has been silent for {START_S:.0f} s")
                     break
                 time.sleep(0.05)
 

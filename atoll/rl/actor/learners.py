@@ -180,7 +180,7 @@ class FollowerLearner:
             self._version = load_snapshot(self._policy, found)
             self._heard = True
         except AtollError as error:
-            log.warning("the learner's policy cannot be used, the last one stays: %s", error)
+            log.warning("the learner's policy cannot be used, the last one is kept: %s", error)
         return self._heard
 
     def learn(self, trajectory: Trajectory) -> dict[str, float]:

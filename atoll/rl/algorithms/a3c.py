@@ -96,12 +96,10 @@ class A3c(TrainedPolicy):
         if own is not None:
             values, cut_values = (part.detach() for part in own)
         else:
-            assert valued is not None, "without own values somebody else's are needed"
+            assert valued is not None, "values of another critic are needed"
             values, cut_values = valued.values, valued.cut_values
-        advantages, returns = n_step(
-            trajectory.rewards, values[:-1], trajectory.next_values(values, cut_values),
-            trajectory.terminated, trajectory.ended, gamma=self.task.gamma,
-        )  # fmt: skip
+        steps = trajectory.with_values(values, cut_values)
+        advantages, returns = n_step(steps, gamma=self.task.gamma)
         self.check_advantages(advantages)
         rate = self.begin()
         log_probabilities, entropy = self.policy.evaluate(trajectory)

@@ -159,7 +159,7 @@ class ImpalaLearner:
         """Correct a trajectory to its policy before the update."""
         learner = self._learner(trajectory.policy)
         batch = OffPolicyBatch.of(trajectory, valued, learner.policy)
-        chances = learner.policy.over(batch.prepared, batch.hidden, batch.ended)
+        chances = learner.policy.over(batch.prepared, batch.hidden, batch.steps.ended)
         log_ratios = chances.log_probability(batch.actions) - batch.before
         targets, advantages = self._vtrace(learner, batch, log_ratios)
         learner.check_advantages(advantages)
@@ -178,7 +178,7 @@ class ImpalaLearner:
             for part in self._parts(learner, look.batch)
         ]
         log_ratios = torch.cat([look.log_ratios.flatten() for look in looks])
-        values = torch.cat([look.batch.values.flatten() for look in looks])
+        values = torch.cat([look.batch.steps.values.flatten() for look in looks])
         targets = torch.cat([look.targets.flatten() for look in looks])
         return {
             "policy_loss": float(torch.stack(losses).mean()),
@@ -195,7 +195,7 @@ class ImpalaLearner:
         return order.tensor_split(max(1, min(self.rl.minibatches, batch.count)))
 
     def _step(self, learner: TrainedPolicy, part: OffPolicyBatch) -> Tensor:
-        chances = learner.policy.over(part.prepared, part.hidden, part.ended)
+        chances = learner.policy.over(part.prepared, part.hidden, part.steps.ended)
         log_probabilities = chances.log_probability(part.actions)
         with torch.no_grad():
             _, advantages = self._vtrace(learner, part, log_probabilities - part.before)
@@ -211,8 +211,7 @@ class ImpalaLearner:
         self, learner: TrainedPolicy, batch: OffPolicyBatch, log_ratios: Tensor
     ) -> tuple[Tensor, Tensor]:
         return vtrace(
-            log_ratios, batch.rewards, batch.values, batch.next_values,
-            batch.terminated, batch.ended, gamma=learner.task.gamma,
+            log_ratios, batch.steps, gamma=learner.task.gamma,
             lam=self.rl.gae_lambda, rho_clip=self.rl.rho_clip, c_clip=self.rl.c_clip,
         )  # fmt: skip
 

@@ -3,20 +3,16 @@
 Losses and figures of an update take tensors of one shape and any floating dtype; the caller
 averages.
 
-Advantages take tensors [T, B] of any floating dtype and go backward in time over each column:
-
-* `values[t]` is V(s_t), `next_values[t]` is V of what followed step t: the next state, or the last
-  one of a truncated episode (`Trajectory.next_values`).
-* `terminated[t]`: nothing followed, the bootstrapped value counts as zero.
-* `gamma` and `lam` may be tensors that broadcast, e.g. [B]: one number for each column.
-* `ended[t]`: t + 1 belongs to another episode (terminated or truncated), so that nothing flows back
-  across; a truncated episode still bootstraps from `next_values[t]`.
+Advantages go backward in time over each column of `ValuedSteps`; `gamma` and `lam` may be tensors
+that broadcast, e.g. [B]: one number for each column.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from atoll.rl.trajectory import ValuedSteps
 
 
 def clipped_policy_loss(log_ratios: Tensor, advantages: Tensor, *, clip: float) -> Tensor:
@@ -85,52 +81,31 @@ def standardised(advantages: Tensor) -> Tensor:
     return (advantages - advantages.mean()) / (deviation + 1e-8)
 
 
-def gae(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    terminated: Tensor,
-    ended: Tensor,
-    *,
-    gamma: float | Tensor,
-    lam: float | Tensor,
-) -> tuple[Tensor, Tensor]:
+def gae(steps: ValuedSteps, *, gamma: float | Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]:
     """Return advantages and targets of the value, each [T, B].
 
     High-Dimensional Continuous Control Using Generalized Advantage Estimation, eq. 16
     (https://arxiv.org/abs/1506.02438): δ_t = r_t + γ V(s_{t+1}) - V(s_t), A_t = δ_t + γλ A_{t+1};
     the target is A_t + V(s_t).
     """
-    errors = rewards + gamma * next_values * (~terminated) - values
-    advantages = backward_sum(errors, (gamma * lam) * (~ended).to(errors.dtype))
-    return advantages, advantages + values
+    errors = steps.rewards + gamma * steps.next_values * (~steps.terminated) - steps.values
+    advantages = backward_sum(errors, (gamma * lam) * (~steps.ended).to(errors.dtype))
+    return advantages, advantages + steps.values
 
 
-def n_step(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    terminated: Tensor,
-    ended: Tensor,
-    *,
-    gamma: float | Tensor,
-) -> tuple[Tensor, Tensor]:
+def n_step(steps: ValuedSteps, *, gamma: float | Tensor) -> tuple[Tensor, Tensor]:
     """Return advantages and n-step returns: rewards to the end of the stretch, then the value.
 
     Asynchronous Methods for Deep Reinforcement Learning, algorithm S3
     (https://arxiv.org/abs/1602.01783): R_t = r_t + γ R_{t+1}, bootstrapped at the end; GAE with
     λ = 1.
     """
-    return gae(rewards, values, next_values, terminated, ended, gamma=gamma, lam=1.0)
+    return gae(steps, gamma=gamma, lam=1.0)
 
 
 def vtrace(
     log_ratios: Tensor,
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    terminated: Tensor,
-    ended: Tensor,
+    steps: ValuedSteps,
     *,
     gamma: float | Tensor,
     lam: float | Tensor = 1.0,
@@ -148,11 +123,7 @@ def vtrace(
 
     Args:
         log_ratios: ln π(a|s) - ln μ(a|s) of the learner's and of the acting policy.
-        rewards: See the module, like the rest.
-        values: V(s_t).
-        next_values: V of what followed.
-        terminated: Nothing followed.
-        ended: What followed is of another episode.
+        steps: Rewards, and the values of the learner's policy.
         gamma: Discount per step.
         lam: λ of the traces.
         rho_clip: ρ̄, the largest weight of a temporal difference: it decides what is learned.
@@ -160,14 +131,15 @@ def vtrace(
     """
     ratios = log_ratios.exp()
     rho, trace = ratios.clamp(max=rho_clip), lam * ratios.clamp(max=c_clip)
-    discount = gamma * (~terminated).to(values.dtype)
-    errors = rho * (rewards + discount * next_values - values)
-    goes_on = (~ended).to(values.dtype)
+    values = steps.values
+    discount = gamma * (~steps.terminated).to(values.dtype)
+    errors = rho * (steps.rewards + discount * steps.next_values - values)
+    goes_on = (~steps.ended).to(values.dtype)
     corrections = backward_sum(errors, gamma * trace * goes_on)  # v_s - V_s
     following = torch.zeros_like(corrections)
     following[:-1] = corrections[1:]
-    next_targets = next_values + goes_on * following
-    return values + corrections, rho * (rewards + discount * next_targets - values)
+    next_targets = steps.next_values + goes_on * following
+    return values + corrections, rho * (steps.rewards + discount * next_targets - values)
 
 
 def backward_sum(terms: Tensor, factors: Tensor) -> Tensor:

@@ -141,9 +141,7 @@ class Ppo(TrainedPolicy):
             LossNotFinite: the update made the policy so.
         """
         advantages, targets = gae(
-            trajectory.rewards, valued.values[:-1],
-            trajectory.next_values(valued.values, valued.cut_values),
-            trajectory.terminated, trajectory.ended,
+            trajectory.with_values(valued.values, valued.cut_values),
             gamma=self.task.gamma, lam=self.rl.gae_lambda,
         )  # fmt: skip
         self.check_advantages(advantages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.rl.algorithms.losses import gae, vtrace
 from atoll.rl.nets.policy import Policy
-from atoll.rl.trajectory import Trajectory, ValuedTrajectory
+from atoll.rl.trajectory import Trajectory, ValuedSteps, ValuedTrajectory
 
 
 class Evaluates(Protocol):
@@ -55,19 +55,12 @@ def own_targets(
             torch.full((width,), gammas[t.policy])
             for width, t in zip(widths, some, strict=True)
         ])  # fmt: skip
-        following = [
-            t.next_values(valued[i].values, valued[i].cut_values)
+        steps = [
+            t.with_values(valued[i].values, valued[i].cut_values)
             for i, t in zip(chosen, some, strict=True)
         ]
-        _, targets = gae(
-            torch.cat([t.rewards for t in some], 1),
-            torch.cat([valued[i].values[:-1] for i in chosen], 1),
-            torch.cat(following, 1),
-            torch.cat([t.terminated for t in some], 1),
-            torch.cat([t.ended for t in some], 1),
-            gamma=gamma,
-            lam=lam,
-        )
+        together = ValuedSteps(*(torch.cat(parts, 1) for parts in zip(*steps, strict=True)))
+        _, targets = gae(together, gamma=gamma, lam=lam)
         for i, part in zip(chosen, torch.split(targets, widths, dim=1), strict=True):
             out[i] = part
     return [part for part in out if part is not None]
@@ -99,11 +92,7 @@ def corrected_targets(
     ratios = torch.zeros_like(acted) if policy is None else policy.evaluate(trajectory)[0] - acted
     targets, _ = vtrace(
         ratios,
-        trajectory.rewards,
-        valued.values[:-1],
-        trajectory.next_values(valued.values, valued.cut_values),
-        trajectory.terminated,
-        trajectory.ended,
+        trajectory.with_values(valued.values, valued.cut_values),
         gamma=gamma,
         lam=lam,
         rho_clip=rho_clip,
@@ -121,11 +110,7 @@ class OffPolicyBatch:
     actions: Tensor
     before: Tensor
     """ln μ of the actions, by the policy that acted."""
-    rewards: Tensor
-    values: Tensor
-    next_values: Tensor
-    terminated: Tensor
-    ended: Tensor
+    steps: ValuedSteps
     hidden: Tensor | None
     """[B, H], the state of a recurrent policy before the first step."""
 
@@ -136,21 +121,21 @@ class OffPolicyBatch:
             prepared = policy.prepared(trajectory.observations[:-1])
         return cls(
             prepared=prepared, actions=trajectory.actions, before=trajectory.log_probabilities,
-            rewards=trajectory.rewards, values=valued.values[:-1],
-            next_values=trajectory.next_values(valued.values, valued.cut_values),
-            terminated=trajectory.terminated, ended=trajectory.ended, hidden=trajectory.hidden,
+            steps=trajectory.with_values(valued.values, valued.cut_values),
+            hidden=trajectory.hidden,
         )  # fmt: skip
 
     @property
     def count(self) -> int:
         """Number of columns."""
-        return self.rewards.shape[1]
+        return self.actions.shape[1]
 
     def columns(self, which: Tensor) -> OffPolicyBatch:
         """Return these columns of the batch."""
-        parts: dict[str, Tensor | None] = {}
-        for field in fields(self):
-            whole: Tensor | None = getattr(self, field.name)
-            axis = 0 if field.name == "hidden" else 1
-            parts[field.name] = None if whole is None else whole.index_select(axis, which)
-        return OffPolicyBatch(**parts)  # type: ignore[arg-type]
+        return OffPolicyBatch(
+            prepared=self.prepared.index_select(1, which),
+            actions=self.actions.index_select(1, which),
+            before=self.before.index_select(1, which),
+            steps=ValuedSteps(*(part.index_select(1, which) for part in self.steps)),
+            hidden=None if self.hidden is None else self.hidden.index_select(0, which),
+        )

@@ -79,7 +79,7 @@ class TrainedPolicy:
         """
         if not all(math.isfinite(value) for value in told.values()):
             raise LossNotFinite(
-                "an update of a policy went to numbers that are not finite",
+                "an update made a policy's parameters not finite",
                 given=f"policy {self.task.policy}, update {self.version + 1}: "
                 + ", ".join(f"{name} {value:.4g}" for name, value in told.items()),
                 remedy="lower lr in [rl], or normalise observations",

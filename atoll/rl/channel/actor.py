@@ -138,7 +138,7 @@ class ActorChannel:
             raise DeadlineExceeded(
                 "an actor could not send its last experience", given=f"{timeout_s:.0f} s",
                 expected=f"the hub takes all of {self.actor}",
-                remedy="look whether the hub is there; the saved state of the actor has the rest",
+                remedy="check that the hub runs; the saved state of the actor has the rest",
             )  # fmt: skip
         self._tell({"kind": "done", "sequence": self.sequence})
 

@@ -78,14 +78,14 @@ class ActorRegistry:
             try:
                 self._hear(entry.value)
             except (AtollError, KeyError, TypeError, AttributeError, ValueError) as error:
-                log.warning("an announcement makes no sense and is passed over: %s", error)
+                log.warning("a malformed announcement is ignored: %s", error)
         for actor in [actor for actor in self._policies if actor not in self._opened]:
             self._on_actor(actor)
             self._opened.add(actor)
 
     def _hear(self, said: dict[str, Any]) -> None:
         if said["format"] != 1:
-            log.warning("an actor speaks another version: %r", said["format"])
+            log.warning("an actor uses another version: %r", said["format"])
             return
         actor, policy = str(said["actor"]), str(said["policy"])
         with self._lock:
@@ -94,7 +94,7 @@ class ActorRegistry:
                 return
             spec = TaskSpec.from_json(said["spec"])
             if len(self._policies) >= MOST_ACTORS and actor not in self._policies:
-                log.warning("there are %d actors already; %s is not heard", MOST_ACTORS, actor)
+                log.warning("there are %d actors already; %s is refused", MOST_ACTORS, actor)
                 return
             known = self.tasks.setdefault(policy, spec)
             if known != spec:

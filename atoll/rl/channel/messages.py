@@ -103,15 +103,15 @@ def metadata_of(message: Any, kind: str) -> dict[str, Any]:
         found = (about["format"], about["kind"])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise DataError(
-            "a message makes no sense", given=f"{type(error).__name__}: {error}"[:200],
+            "a message is malformed", given=f"{type(error).__name__}: {error}"[:200],
             expected=f"a {kind} that another member sent",
         ) from error  # fmt: skip
     if found != (FORMAT, kind):
         raise DataError(
-            "this message is another one than expected",
+            "unexpected message",
             given=f"{found[1]!r} in format {found[0]!r}",
             expected=f"{kind!r} in format {FORMAT}",
-            remedy="let all members of a pool run the same version of atoll",
+            remedy="run the same version of atoll on all members of a pool",
         )
     return dict(about)
 
@@ -134,7 +134,7 @@ def _header(about: Mapping[str, Any]) -> dict[str, Any]:
         value, kind = about.get(name), kinds.get(name, int)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise DataError(
-                "a trajectory does not say whose it is", given=f"{name} = {value!r}"[:200],
+                "a trajectory lacks its policy or actor", given=f"{name} = {value!r}"[:200],
                 expected=f"{name} as {kind.__name__}",
             )  # fmt: skip
         if kind is int and not 0 <= value < 2**62:
@@ -214,7 +214,7 @@ def _check_fits(trajectory: Trajectory, spec: TaskSpec, who: str) -> None:
             raise _wrong(who, "an action out of range", f"0 to {spec.actions.sizes}, exclusive")
 
 
-def _wrong(who: str, given: str, expected: str = "what the same version sends") -> DataError:
+def _wrong(who: str, given: str, expected: str = "a message of the same version") -> DataError:
     return DataError(
         "a trajectory does not fit", given=f"{who}: {given}"[:400], expected=expected,
         remedy="it was dropped and counted; nothing else is affected",
@@ -257,5 +257,5 @@ def decode_snapshot(message: object) -> dict[str, Tensor]:
     """
     metadata_of(message, KIND)
     if not isinstance(message, Mapping) or not all(isinstance(t, Tensor) for t in message.values()):
-        raise DataError("weights from a topic make no sense", given=type(message).__name__)
+        raise DataError("weights from a topic are malformed", given=type(message).__name__)
     return without_metadata(message)

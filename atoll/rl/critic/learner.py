@@ -91,7 +91,7 @@ class CriticLearner:
             ConfigError: nothing was published yet, or the policy is not known.
         """
         if self._answering is None:
-            raise ConfigError("this critic has published nothing yet", expected="a moment's time")
+            raise ConfigError("this critic has published nothing yet", expected="a short wait")
         return self._answering.of(trajectory)
 
     @property

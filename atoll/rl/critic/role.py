@@ -132,7 +132,7 @@ class CriticRole:
         self._side.load_state_dict(state["side"])
         self._learned = int(state["learned"])
         self._marks = deque([(time.monotonic(), self._learned)])
-        log.info("goes on after %d updates", self._learner.version)
+        log.info("continues after %d updates", self._learner.version)
 
     def _welcome(self) -> None:
         """Add the policies that were announced."""
@@ -142,7 +142,7 @@ class CriticRole:
                 self._learner.add_policy(spec)
             except ConfigError as error:
                 self._refused.add(spec.policy)
-                self._run.tell("policy-refused", f"policy {spec.policy} is not heard: {error}")
+                self._run.tell("policy-refused", f"policy {spec.policy} is refused: {error}")
             else:
                 self._refused.discard(spec.policy)
                 self._run.tell("policy-joined", f"policy {spec.policy}: {spec.task}")

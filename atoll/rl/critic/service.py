@@ -69,7 +69,7 @@ class ServiceValues:
             DeadlineExceeded: the critic did not answer in time.
             DataError: the answer does not fit the trajectory.
         """
-        began, why = time.monotonic(), "no answer came"
+        began, why = time.monotonic(), "no answer arrived"
         deadline, message = began + self._timeout_s, encode_trajectory(trajectory)
         while time.monotonic() < deadline:
             found = self._ask(message, deadline)
@@ -82,9 +82,9 @@ class ServiceValues:
             why = str(about["refused"])  # the critic may not know this policy yet
             time.sleep(min(AGAIN_S, max(0.0, deadline - time.monotonic())))
         raise DeadlineExceeded(
-            "the critic did not tell what states are worth",
+            "the critic did not answer a request for values",
             given=f"{self._actor} waited {self._timeout_s:.0f} s: {why}",
-            remedy="the actor leaves this update out; look whether the critic runs: atoll status",
+            remedy="the actor skips this update; check that the critic runs: atoll status",
         )
 
     def _ask(self, message: Mapping[str, Tensor], deadline: float) -> Any:
@@ -150,7 +150,7 @@ class ValueService:
             actor, number = str(who["actor"]), str(who["ask"])
         except (AtollError, KeyError, TypeError, ValueError) as error:
             self.refused += 1
-            log.warning("a question for values makes no sense: %s", error)
+            log.warning("a request for values is malformed: %s", error)
             return
         answer = self._worth(message, number)
         if actor not in self._topics:
@@ -167,7 +167,7 @@ class ValueService:
             valued = self._of(decode_trajectory(message, None))
         except (AtollError, KeyError, RuntimeError) as error:
             self.refused += 1
-            log.warning("values could not be told: %s: %s", type(error).__name__, error)
+            log.warning("values could not be computed: %s: %s", type(error).__name__, error)
             return with_metadata({}, "answer", ask=number, refused=str(error)[:500])
         self.compute_s = [*self.compute_s[-999:], time.monotonic() - began]
         self.answered += 1

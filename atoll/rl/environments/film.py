@@ -190,5 +190,5 @@ def _no_pictures(table: PolicyTable, why: str, *, remedy: str | None = None) -> 
     return ConfigError(
         f"policy {table.name} cannot be recorded", given=f"env = {table.env!r}: {why}",
         expected='an environment with render_mode "rgb_array"',
-        remedy=remedy or "let the factory take render_mode and hand it on, or set record = false",
+        remedy=remedy or "let the factory accept render_mode and pass it on, or set record = false",
     )  # fmt: skip

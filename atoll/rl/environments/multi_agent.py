@@ -29,7 +29,7 @@ def is_parallel(environment: Any) -> bool:
     if hasattr(environment, "agent_iter"):
         raise ConfigError(
             "agents that take turns are not supported", given=str(environment),
-            expected="an environment whose agents act at the same time",
+            expected="an environment with agents that act at the same time",
             remedy="name its parallel_env, e.g. mpe2.simple_spread_v3:parallel_env",
         )  # fmt: skip
     return True
@@ -97,7 +97,7 @@ class ManyAgents:
                 f"agents of {self._name} do not end together",
                 given=f"{', '.join(gone)} of {self.agents} ended",
                 expected="an episode that is over for all of them at once",
-                remedy="let the environment keep an agent that is out, with an observation of "
+                remedy="let the environment keep a finished agent, with an observation of "
                 "zeros and no reward, until all are",
             )
         return (

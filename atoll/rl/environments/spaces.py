@@ -68,8 +68,8 @@ class TaskSpec:
             return cls(**{**rest, "actions": Actions(**actions)})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
-                "this is no description of a task", given=repr(text[:200]),
-                expected="what another member of the same version sent",
+                "this is not a description of a task", given=repr(text[:200]),
+                expected="a message of the same version",
             ) from error  # fmt: skip
 
 

@@ -241,7 +241,7 @@ class VectorEnv:
         log.warning(
             "policy %s: the episode of environment %d %s; a new one starts", self._name, e,
             f"is longer than {LONGEST} steps and was not saved" if too_long else
-            "came out differently when it was lived again, so the environment does not depend on "
+            "differed when it was replayed, so the environment does not depend on "
             "seed and actions alone",
         )  # fmt: skip
 
@@ -298,7 +298,7 @@ class VectorEnv:
             "an environment raised",
             given=f"policy {self._name}, step {step}, environment {e}, episode "
             f"{self._episodes[e]} (seed {self._seed(e)}): {type(error).__name__}: {error}",
-            remedy="mend the environment: this episode can be repeated by its seed",
+            remedy="fix the environment: this episode can be repeated with its seed",
         )
 
 

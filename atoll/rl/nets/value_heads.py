@@ -108,7 +108,7 @@ class ValueHeads:
                 given=f"a joint state of shape {spec.state} for {spec.agents} agents",
                 expected=f"shape {first.state} for {first.agents} agents, as policy "
                 f"{first.policy!r} has",
-                remedy='use critic = "pooled", or let all policies live in one environment',
+                remedy='use critic = "pooled", or the same environment for all policies',
             )
         return int(torch.Size(spec.state).numel()) + spec.agents
 
@@ -146,8 +146,8 @@ class ValueHeads:
             kind, specs = found["kind"], [json.dumps(spec) for spec in found["specs"]]
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointCorrupt(
-                "these are no weights of a critic", given=", ".join(sorted(tensors))[:200],
-                expected="what another member of the same version published",
+                "these are not the weights of a critic", given=", ".join(sorted(tensors))[:200],
+                expected="a message of the same version",
             ) from error  # fmt: skip
         if kind != self.kind:
             raise CheckpointCorrupt(

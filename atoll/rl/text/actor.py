@@ -12,7 +12,7 @@ from typing import Any
 from atoll.checkpoint import save_weights
 from atoll.checkpoint.format.weights import describe
 from atoll.config import JobSpec
-from atoll.config.rl_roles import Seat
+from atoll.config.rl_roles import MemberRole
 from atoll.errors import AtollError, DataError
 from atoll.rl.actor.actor import ActorMetrics
 from atoll.rl.channel.actor import ActorChannel
@@ -48,12 +48,12 @@ class TextActor:
         ConfigError: prompts do not fit into the model.
     """
 
-    def __init__(self, spec: JobSpec, run: Run, seat: Seat, beginning: StartModel) -> None:
-        rl, name = spec.rl, seat.policy
-        self._rl, self._run, self._seat, self._beginning = rl, run, seat, beginning
+    def __init__(self, spec: JobSpec, run: Run, role: MemberRole, beginning: StartModel) -> None:
+        rl, name = spec.rl, role.policy
+        self._rl, self._run, self._role, self._beginning = rl, run, role, beginning
         self._policy = LanguagePolicy(
             name, beginning.tasks[name], copy.deepcopy(beginning.model), beginning.wording, rl,
-            episodes=seat.steps, seed=run.seed,
+            episodes=role.steps, seed=run.seed,
         )  # fmt: skip
         self._critic: TextCritic | None = None
         """The own value model, or a copy of the pooled one."""
@@ -101,9 +101,9 @@ class TextActor:
         """Return this policy's task for the critic: text of a vocabulary."""
         model = self._policy.model.config
         return TaskSpec(
-            policy=self._seat.policy, task=self._seat.env, observation=(model.context,),
+            policy=self._role.policy, task=self._role.env, observation=(model.context,),
             actions=Actions(kind=DISCRETE, sizes=(model.vocab_size,)), gamma=self._rl.gamma,
-            env=self._seat.env,
+            env=self._role.env,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------- rounds
@@ -131,7 +131,7 @@ class TextActor:
         deadline = time.monotonic() + START_S
         while not self._follow(side) and not self._run.stopping:
             if time.monotonic() > deadline:
-                self._run.tell("no-critic", f"no value model was heard of for {START_S:.0f} s")
+                self._run.tell("no-critic", f"no value model has answered for {START_S:.0f} s")
                 break
             time.sleep(0.05)
 
@@ -143,7 +143,7 @@ class TextActor:
         try:
             self._critic.load_snapshot(weights)
         except AtollError as error:
-            log.warning("the value model cannot be used, the last one stays: %s", error)
+            log.warning("the value model cannot be used, the last one is kept: %s", error)
         return True
 
     def _report(self, episodes: Episodes, told: Mapping[str, float]) -> None:
@@ -170,7 +170,7 @@ class TextActor:
             self._critic.load_state_dict(state["critic"])
         if self._side is not None:
             self._side.load_state_dict(state["side"])
-        log.info("goes on after %d updates", self._policy.learner.version)
+        log.info("continues after %d updates", self._policy.learner.version)
 
     def _state(self) -> dict[str, Any]:
         """Return everything that the next batch and update depend on."""
@@ -197,7 +197,7 @@ class TextActor:
         if over:
             after, texts = self._policy.examine(EXAMINED, temperature=self._rl.temperature)
         result = {
-            "role": "actor", "policy": self._seat.policy, "env": self._seat.env,
+            "role": "actor", "policy": self._role.policy, "env": self._role.env,
             **self._metrics.result(), "staleness": {}, "queue_wait_s": 0.0, "sent_bytes": 0,
             "gif": "", "score_before": self._before, "score_after": after, "texts": texts[:SHOWN],
         }  # fmt: skip
@@ -217,7 +217,7 @@ class TextActor:
 
     def _leave_behind(self) -> None:
         """Publish the model in a file for `start` of another job, or for `atoll generate`."""
-        run, name, model = self._run, self._seat.policy, self._policy.model
+        run, name, model = self._run, self._role.policy, self._policy.model
         about = describe(
             "gpt", options=dataclasses.asdict(model.config),
             tokenizer=self._beginning.wording.tokenizer.to_json(),

@@ -38,7 +38,7 @@ def check_text(spec: JobSpec) -> None:
             )  # fmt: skip
     if spec.model.name != "gpt":
         raise ConfigError(
-            "only the built-in GPT can learn by rewards", given=f'name = "{spec.model.name}"',
+            "only the built-in GPT can learn from rewards", given=f'name = "{spec.model.name}"',
             expected='name = "gpt" in [model]',
         )  # fmt: skip
     for policy in rl.policies:

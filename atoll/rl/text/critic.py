@@ -169,7 +169,7 @@ class TextCritic:
     def _who(self, episodes: Episodes) -> Tensor:
         if episodes.policy not in self.policies:
             raise DataError(
-                "nobody told the value model of this policy", given=episodes.policy,
+                "the value model has no policy of this name", given=episodes.policy,
                 expected=", ".join(self.policies),
             )  # fmt: skip
         return torch.full((len(episodes.tokens),), self.policies.index(episodes.policy))

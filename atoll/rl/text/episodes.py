@@ -152,7 +152,7 @@ def decode_episodes(message: Mapping[str, Tensor], spec: TaskSpec | None) -> Epi
         value = about.get(name)
         if not isinstance(value, kind) or isinstance(value, bool) or str(value).startswith("-"):
             raise DataError(
-                "completions do not say whose they are", given=f"{name} = {value!r}"[:200],
+                "completions lack their policy or actor", given=f"{name} = {value!r}"[:200],
                 expected=f"{name} as {kind.__name__}",
             )  # fmt: skip
         header[name] = value
@@ -216,7 +216,7 @@ def _narrow(ids: Tensor) -> Tensor:
     return ids.to(torch.int32)
 
 
-def _wrong(who: str, given: str, expected: str = "what the same version sends") -> DataError:
+def _wrong(who: str, given: str, expected: str = "a message of the same version") -> DataError:
     return DataError(
         "completions do not fit", given=f"{who}: {given}"[:400], expected=expected,
         remedy="they were dropped and counted; nothing else is affected",

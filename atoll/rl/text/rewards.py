@@ -11,6 +11,7 @@ from atoll.rl.text.episodes import Episodes
 from atoll.rl.text.prompts import Prompts, Wording
 from atoll.rl.text.sampler import Written
 from atoll.rl.text.tasks import TextTask
+from atoll.rl.trajectory import ValuedSteps
 
 
 def scores(task: TextTask, prompts: Prompts, written: Written, wording: Wording) -> Tensor:
@@ -28,7 +29,7 @@ def scores(task: TextTask, prompts: Prompts, written: Written, wording: Wording)
         found.append(0.0 if text is None else float(task.reward(prompt, text)))
         if not -1e30 < found[-1] < 1e30:
             raise DataError(
-                "a task's reward is no finite number",
+                "a task's reward is not a finite number",
                 given=f"{found[-1]} for {prompt + (text or '')!r}",
                 expected="a finite number",
                 remedy="look at the task's reward",
@@ -74,9 +75,8 @@ def token_advantages(
     following = torch.zeros_like(values)
     following[:, :-1] = values[:, 1:]
     last = torch.arange(values.shape[1]) >= episodes.lengths[:, None] - 1
-    advantages, targets = gae(
-        episodes.rewards.T, values.T, following.T, last.T, last.T, gamma=gamma, lam=lam
-    )
+    steps = ValuedSteps(episodes.rewards.T, values.T, following.T, last.T, last.T)
+    advantages, targets = gae(steps, gamma=gamma, lam=lam)
     return advantages.T * mask, targets.T * mask
 
 

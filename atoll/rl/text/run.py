@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.config import JobSpec
-from atoll.config.rl_roles import ACTOR, Seat, seats
+from atoll.config.rl_roles import ACTOR, MemberRole, member_roles
 from atoll.rl.critic.role import CriticRole
 from atoll.rl.text.actor import TextActor
 from atoll.rl.text.compatibility import check_text
@@ -22,21 +22,21 @@ def run_text_job(spec: JobSpec, run: Run) -> dict[str, Any]:
         AtollError: the role failed.
     """
     check_text(spec)
-    seat = seats(spec.rl)[run.slot]
+    role = member_roles(spec.rl)[run.slot]
     beginning = shared_start_model(spec, run)
     if beginning is None:
-        return _nothing(seat)
-    if seat.role == ACTOR:
-        return TextActor(spec, run, seat, beginning).run()
+        return _nothing(role)
+    if role.role == ACTOR:
+        return TextActor(spec, run, role, beginning).run()
     names = [policy.name for policy in spec.rl.policies]
     critic = TextCritic(names, beginning.model, spec.rl, seed=run.seed)
     return CriticRole(spec, run, TextCriticLearner(critic), decode=decode_episodes).run()
 
 
-def _nothing(seat: Seat) -> dict[str, Any]:
+def _nothing(role: MemberRole) -> dict[str, Any]:
     """Return the figures of a member that was stopped before it could begin."""
     return {
-        "role": seat.role, "policy": seat.policy, "env": seat.env, "env_steps": 0, "episodes": 0,
+        "role": role.role, "policy": role.policy, "env": role.env, "env_steps": 0, "episodes": 0,
         "return_first": None, "return_last": None, "return_best": None, "updates": 0,
         "dropped": {}, "staleness": {}, "queue_wait_s": 0.0, "sent_bytes": 0, "gif": "",
     }  # fmt: skip

@@ -121,7 +121,7 @@ def start_model(spec: JobSpec) -> StartModel:
         model, tokenizer = load_model(Path(rl.start).expanduser())
         if not isinstance(model, GPT):
             raise ConfigError(
-                "only the built-in GPT can learn by rewards",
+                "only the built-in GPT can learn from rewards",
                 given=f"start = {rl.start!r}, a {type(model).__name__}",
                 expected="weights of the model gpt",
             )

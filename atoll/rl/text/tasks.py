@@ -52,7 +52,7 @@ class Brackets:
     ) -> None:
         if len(kinds) < 2 or len(kinds) % 2 or not kinds.isprintable():
             raise ConfigError(
-                "brackets come in pairs", given=f"kinds = {kinds!r}", expected='e.g. "()[]"'
+                "brackets must be paired", given=f"kinds = {kinds!r}", expected='e.g. "()[]"'
             )
         _check_sizes(least, most, flawed)
         self._closing = dict(zip(kinds[::2], kinds[1::2], strict=True))
@@ -167,7 +167,7 @@ def make_task(env: str, options: Mapping[str, Any]) -> TextTask:
     name = env.removeprefix(PREFIX)
     if name == env:
         raise ConfigError(
-            "this is no task for a language model", given=env, expected=f"{PREFIX}NAME"
+            "this is not a task for a language model", given=env, expected=f"{PREFIX}NAME"
         )
     factory = _entry_point(name) if ":" in name else TASKS.get(name)
     if factory is None:
@@ -182,7 +182,7 @@ def make_task(env: str, options: Mapping[str, Any]) -> TextTask:
     missing = [part for part in ("prompt", "reward", "example") if not hasattr(task, part)]
     if missing:
         raise ConfigError(
-            "this is no task for a language model", given=f"{name} without {', '.join(missing)}",
+            "this is not a task for a language model", given=f"{name} without {', '.join(missing)}",
             expected="an object with prompt, reward and example",
         )  # fmt: skip
     return task
@@ -209,5 +209,7 @@ def _check_sizes(least: int, most: int, flawed: float) -> None:
         )  # fmt: skip
     if not 0 <= flawed <= 1:
         raise ConfigError(
-            "this is no share of wrong examples", given=f"flawed = {flawed}", expected="0 to 1"
+            "the share of wrong examples is out of range",
+            given=f"flawed = {flawed}",
+            expected="0 to 1",
         )

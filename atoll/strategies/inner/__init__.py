@@ -1,5 +1,5 @@
-"""How the ranks of one member compute a step: shards, copies, tensor and pipeline parallelism.
+"""How the ranks of one member compute a step: shards, replicas, tensor and pipeline parallelism.
 
-May import what strategies may; knows no network and no hub.
-Start with base.py (what a rank has), worker.py (what it does), leader.py (how rank 0 leads).
+May import what strategies may; knows no network and no hub. Start reading at `base.py` (a rank's
+part of a model), then `worker.py` (its commands) and `leader.py` (how rank 0 leads).
 """

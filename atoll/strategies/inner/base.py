@@ -1,7 +1,4 @@
-"""One rank's part of a model that is spread over an island: what every inner strategy makes.
-
-Which rows of an island's batch a rank computes on, and in which parts.
-"""
+"""The interface of a rank's part of a model, and the rows of the batch that the rank computes."""
 
 from __future__ import annotations
 
@@ -21,17 +18,17 @@ from atoll.errors import ConfigError
 class Parts(Protocol):
     """A rank's part of a model, ready to train.
 
-    Built by `spread` on every rank from the same whole model. Names are those of the whole model.
+    Every rank builds it from the same whole model; names are those of the whole model.
     """
 
     mesh: DeviceMesh
     """All four axes of `atoll.config.AXES`."""
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return what of the whole model's trained parameters is here, in the model's order.
+        """Return the trained parameters on this rank, in the model's order.
 
-        A plain tensor is the whole parameter; a DTensor says by its placements which part it is. A
-        parameter that is on no rank of this pipeline stage is missing.
+        A plain tensor is the whole parameter; the placements of a DTensor describe its part.
+        Parameters of other pipeline stages are missing.
         """
         ...
 
@@ -40,10 +37,10 @@ class Parts(Protocol):
         ...
 
     def untrained(self) -> Mapping[str, Tensor]:
-        """Return what else of the model's state is here, by name.
+        """Return the rest of the model's state on this rank, by name.
 
-        Frozen parameters, as trained ones lie, and saved buffers that are no floating-point
-        numbers, equal on all ranks that have them.
+        These are frozen parameters, laid out as trained ones, and saved buffers that are not
+        floating-point, equal on all ranks that have them.
         """
         ...
 
@@ -52,57 +49,55 @@ class Parts(Protocol):
     ) -> Tensor:
         """Compute gradients of a batch; collective.
 
-        Afterwards gradients are those of the mean loss over the whole batch, times `scale`, on
-        every rank: reduced over ranks that hold the same parameter, summed over accumulated parts.
+        Afterwards every rank has the gradients of the mean loss over the whole batch, times
+        `scale`: reduced over ranks with the same parameter, summed over accumulation steps.
 
         Args:
-            inputs: The island's whole batch, (rows, ...); each rank takes its rows by itself.
-            targets: What belongs to it, (rows, ...).
+            inputs: The island's whole batch, (rows, ...); each rank selects its rows.
+            targets: Its targets, (rows, ...).
             scale: Of the loss, against underflow in half precision.
-            summed: Whether the ranks add up the loss; else the caller does, with what else it has.
+            summed: Whether the loss is summed over the ranks; otherwise the caller does that.
 
         Returns:
-            The mean loss over the whole batch without `scale`, a scalar on every rank; if it is not
-            `summed`, this rank's share: the shares of all ranks are the mean.
+            The mean loss over the whole batch without `scale`, a scalar on every rank; if not
+            `summed`, this rank's share, of which the sum over all ranks is the mean.
 
         Raises:
-            ConfigError: the rows cannot be dealt out evenly.
+            ConfigError: the rows cannot be divided evenly.
         """
         ...
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of a whole batch without gradients, on every rank; collective.
 
-        The rows need not be divisible: what is missing is filled up and does not count.
+        Any number of rows is allowed: missing ones are padded and have weight 0.
         """
         ...
 
     def train(self, mode: bool) -> None:
-        """Switch dropout and the like on or off."""
+        """Switch between training and evaluation mode."""
         ...
 
 
-dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 DATA_AXES = ("replicate", "shard")
-"""Axes of a mesh whose ranks see different rows."""
+"""Mesh axes along which ranks have different rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """One rank's share of every batch: a stretch of its rows, in parts done one after the other.
+    """One rank's rows of every batch, in parts computed one after the other.
 
-    Ranks of one pipeline or one tensor group have the same share.
+    All ranks of one pipeline or tensor group have the same rows.
     """
 
     rank: int = 0
-    """Number among the ranks that see different rows."""
+    """Number among the ranks with different rows."""
     ranks: int = 1
     accumulate: int = 1
-    """Parts of the share, whose gradients are summed."""
     microbatches: int = 1
-    """Parts of such a part, for a pipeline."""
+    """Microbatches per accumulation step, for a pipeline."""
 
     @classmethod
     def of(cls, mesh: DeviceMesh, *, accumulate: int = 1, microbatches: int = 1) -> Rows:
@@ -116,36 +111,24 @@ class Rows:
 
     @property
     def parts(self) -> int:
-        """Parts that a batch has over all ranks: its rows have to be a multiple."""
+        """Parts of a batch over all ranks; the number of rows MUST be a multiple."""
         return self.ranks * self.accumulate * self.microbatches
 
     def check(self, rows: int) -> None:
-        """Raise if a batch of so many rows cannot be dealt out evenly.
-
-        Raises:
-            ConfigError: with the numbers and the nearest that work.
-        """
+        """Raise ConfigError, naming the nearest valid numbers, if the rows do not divide evenly."""
         check_rows(
             rows, ranks=self.ranks, accumulate=self.accumulate, microbatches=self.microbatches
         )
 
     def share(self, *batch: Tensor) -> tuple[Tensor, ...]:
-        """Return this rank's rows of every tensor, without a copy.
-
-        Raises:
-            ConfigError: the rows cannot be dealt out evenly, or differ in number.
-        """
+        """Return this rank's rows of every tensor, without a copy; raises as :meth:`check`."""
         rows = _rows(batch)
         self.check(rows)
         each = rows // self.ranks
         return tuple(t[self.rank * each : (self.rank + 1) * each] for t in batch)
 
     def deal(self, *batch: Tensor) -> list[tuple[Tensor, ...]]:
-        """Return the accumulated parts of this rank's rows, in order.
-
-        Raises:
-            ConfigError: the rows cannot be dealt out evenly, or differ in number.
-        """
+        """Return this rank's rows by accumulation step; raises as :meth:`check`."""
         share = self.share(*batch)
         each = len(share[0]) // self.accumulate
         starts = range(0, each * self.accumulate, each)
@@ -154,8 +137,8 @@ class Rows:
     def fill(self, *batch: Tensor) -> Iterator[tuple[float, tuple[Tensor, ...]]]:
         """Yield this rank's parts of any number of rows, each with its share of the whole.
 
-        Every rank gets equally many parts. One with no rows left computes on the first row, which
-        counts nothing: its peers need it in their collectives.
+        Every rank gets the same number of parts. A rank without rows computes the first row with
+        weight 0, because its peers need it in their collectives.
         """
         rows = _rows(batch)
         parts = self.ranks * min(self.accumulate, -(-rows // self.ranks))
@@ -180,9 +163,9 @@ def _rows(batch: tuple[Tensor, ...]) -> int:
 
 
 def sum_over_data(value: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Add up a tensor in place over the ranks that see different rows; return it. Collective."""
+    """Add up a tensor in place over the ranks with different rows; return it. Collective."""
     names, sizes = mesh.mesh_dim_names or (), mesh.shape
     for axis in DATA_AXES:
-        if sizes[names.index(axis)] > 1:  # to slice a mesh takes longer than the sum
+        if sizes[names.index(axis)] > 1:  # slicing the mesh would take longer than the sum
             dist.all_reduce(value, group=mesh.get_group(axis))
     return value

@@ -1,4 +1,4 @@
-"""From a whole model to what one rank of an island trains of it."""
+"""Splits a whole model into the part that one rank of an island trains."""
 
 from __future__ import annotations
 
@@ -20,19 +20,14 @@ def split_model(
     device: torch.device,
     sample: tuple[Tensor, Tensor] | None = None,
 ) -> Parts:
-    """Return this rank's part of a model, ready to train; every rank of the mesh calls it.
+    """Return this rank's part of a model, ready to train; collective.
 
-    Args:
-        model: The whole model, equal on all ranks; it is taken over and changed.
-        options: What to do with it.
-        mesh: All four axes of `atoll.config.mesh.AXES`.
-        device: What this rank computes on.
-        sample: A few rows of (inputs, targets), on the first rank, by which a pipeline measures
-            its units to find balanced cuts; without, it goes by their size.
+    The model is equal on all ranks, and owned by the result. `sample`, a few rows of (inputs,
+    targets) on rank 0, lets a pipeline measure its units for balanced cuts; otherwise cuts go by
+    size.
 
     Raises:
-        ConfigError: the device cannot compute in the precision, or the model cannot be divided
-            like that.
+        ConfigError: the device does not support the precision, or the model cannot be split.
     """
     check_precision(options.precision, device)
     if mesh["pipeline"].size() > 1:

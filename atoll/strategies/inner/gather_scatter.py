@@ -1,10 +1,7 @@
-"""Whole tensors between the first rank and the parts of all ranks, bit for bit.
+"""Exact copies of whole tensors between rank 0 and the parts of all ranks; and heap trimming.
 
-Memory that was freed goes back to the system, where the allocator would keep it.
-
-glibc keeps freed blocks of up to 32 MB for the next time, and cannot give back those between others
-that are in use. A rank's pieces of a model come and go in blocks of a few MB: by and by as much as
-the model would be kept for nothing.
+glibc keeps freed blocks of up to 32 MB, and cannot return those between blocks in use. The pieces
+of a model have a few MB: in time, as much memory as the model needs would be kept for nothing.
 """
 
 from __future__ import annotations
@@ -21,23 +18,22 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 BUCKET_ELEMENTS = 1 << 20
-"""Small tensors travel together up to so many numbers."""
+"""Small tensors travel together up to this many elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a tensor is as a whole."""
+    """Shape and type of a whole tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def elements(self) -> int:
-        """Its numbers."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -45,19 +41,18 @@ class Kind:
 class _Bucket:
     names: tuple[str, ...]
     ranks: tuple[int, ...]
-    """Who has them, and the first rank."""
+    """Ranks with a part of these tensors, and rank 0."""
     dtype: torch.dtype
 
 
 class Subgroups:
-    """Process groups of some ranks each, made when they are first needed. Collective."""
+    """Process groups, created when first needed. Collective."""
 
     def __init__(self) -> None:
-        """Know of none."""
         self._known: dict[tuple[int, ...], Any] = {}
 
     def of(self, ranks: tuple[int, ...]) -> Any:
-        """Return the group of some ranks; every rank of the island MUST ask for it."""
+        """Return the group of some ranks; every rank of the island MUST call this."""
         if len(ranks) == dist.get_world_size():
             return None
         if ranks not in self._known:
@@ -74,13 +69,7 @@ class Transport:
     def __init__(
         self, parts: Mapping[str, Tensor], *, device: torch.device, subgroups: Subgroups
     ) -> None:
-        """Exchange with all ranks what each one has.
-
-        Args:
-            parts: What this rank has, by name.
-            device: What tensors travel on.
-            subgroups: Groups that are there already.
-        """
+        """Exchange with all ranks which parts each one has; `device` is that of the transfers."""
         self._parts, self._device = parts, device
         self._rank, ranks = dist.get_rank(), dist.get_world_size()
         own = {name: Kind(tuple(part.shape), part.dtype) for name, part in parts.items()}
@@ -88,7 +77,7 @@ class Transport:
         if ranks > 1:
             dist.all_gather_object(by_rank, own)
         self.kinds = {name: kind for found in by_rank for name, kind in found.items()}
-        """Every tensor that some rank has a part of; the same on all ranks."""
+        """Every tensor of which some rank has a part; equal on all ranks."""
         self._holders = {
             name: tuple(rank for rank, found in enumerate(by_rank) if name in found)
             for name in self.kinds
@@ -97,7 +86,7 @@ class Transport:
         self._groups = {b.ranks: subgroups.of(b.ranks) for b in self._buckets}
 
     def _packed(self) -> list[_Bucket]:
-        """Return what travels together: neighbours that the same ranks have, of one type."""
+        """Return the buckets: consecutive tensors with the same ranks and type."""
         buckets: list[_Bucket] = []
         held: list[str] = []
 
@@ -124,9 +113,9 @@ class Transport:
 
     @torch.no_grad()
     def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every whole tensor by name on the first rank, and nothing on the others.
+        """Yield every whole tensor by name on rank 0, and nothing on the others.
 
-        One at a time is in memory; all ranks MUST go through to the end. What is yielded may be the
+        One at a time is in memory; all ranks MUST iterate to the end. A yielded tensor may be the
         part itself.
         """
         for name in self.kinds:
@@ -136,7 +125,7 @@ class Transport:
 
     @torch.no_grad()
     def whole(self, name: str) -> Tensor | None:
-        """Return one whole tensor on the first rank, maybe the part itself; None on the others."""
+        """Return one whole tensor on rank 0, perhaps the part itself; None on the others."""
         part, sender = self._parts.get(name), self._holders[name][0]
         whole = None if part is None else whole_of(part, device=self._device)
         if sender and self._rank == sender and whole is not None:
@@ -149,7 +138,7 @@ class Transport:
 
     @torch.no_grad()
     def deal(self, wholes: Mapping[str, Tensor] | None) -> None:
-        """Put the first rank's whole tensors into the parts of all; others give None."""
+        """Copy rank 0's whole tensors into the parts of all ranks; others pass None."""
         for bucket in self._buckets:
             if self._rank not in bucket.ranks:
                 continue
@@ -175,9 +164,9 @@ def _views(flat: Tensor, kinds: Sequence[Kind]) -> list[Tensor]:
 
 
 def whole_of(part: Tensor, *, device: torch.device) -> Tensor | None:
-    """Return the whole tensor that a part is of, on the first rank of its mesh; collective there.
+    """Return a part's whole tensor on the first rank of its mesh; collective there.
 
-    `device` is what its mesh computes on: a part may lie in main memory. Others may get nothing.
+    `device` is that of the mesh, because a part may be in main memory. Other ranks may get None.
     """
     if not isinstance(part, DTensor):
         return part.detach()
@@ -189,7 +178,7 @@ def whole_of(part: Tensor, *, device: torch.device) -> Tensor | None:
 
 
 def _joined(part: DTensor, device: torch.device) -> Tensor | None:
-    """Do as `whole_of` for rows that are dealt out: they come straight to where they belong."""
+    """Do as `whole_of` for sharded rows, received directly into place."""
     mesh, local = part.device_mesh, local_of(part).to(device).contiguous()
     group = mesh.get_group()
     ranks = dist.get_process_group_ranks(group)
@@ -208,17 +197,12 @@ def _joined(part: DTensor, device: torch.device) -> Tensor | None:
 
 
 def local_of(part: Tensor) -> Tensor:
-    """Return this rank's own numbers of a part, sharing its memory."""
+    """Return this rank's elements of a part, sharing its memory."""
     return part._local_tensor.detach() if isinstance(part, DTensor) else part.detach()
 
 
 def local_part(whole: Tensor, *, like: Tensor) -> Tensor:
-    """Return what of a whole tensor belongs to this rank; nothing is sent.
-
-    Args:
-        whole: The same on every rank.
-        like: A part of a tensor of that shape.
-    """
+    """Return this rank's part of a tensor that is whole on every rank, without communication."""
     if not isinstance(like, DTensor):
         return whole
     everywhere = [Replicate()] * like.device_mesh.ndim
@@ -227,7 +211,7 @@ def local_part(whole: Tensor, *, like: Tensor) -> Tensor:
 
 
 def as_part(local: Tensor, *, like: Tensor) -> Tensor:
-    """Return this rank's numbers as a part that lies as another does, sharing their memory."""
+    """Return this rank's elements as a part with the layout of another, sharing their memory."""
     if not isinstance(like, DTensor):
         return local
     return DTensor.from_local(
@@ -237,29 +221,28 @@ def as_part(local: Tensor, *, like: Tensor) -> Tensor:
 
 
 LARGE_BYTES = 4 << 20
-"""Blocks from this size on go back at once. That costs a quarter of a millisecond per MB when the
-next one is touched; smaller ones are faster to keep."""
+"""Blocks from this size on are returned at once. That costs a quarter of a millisecond per MB when
+the next one is touched; smaller ones are faster to keep."""
 
 _MMAP_THRESHOLD = -3
 """M_MMAP_THRESHOLD of glibc's malloc.h."""
 
 
 def limit_heap() -> None:
-    """Let large blocks of this process go back to the system as soon as they are freed."""
+    """Return large blocks of this process to the system as soon as they are freed."""
     system = _glibc()
     if system is not None:
         system.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def trim_heap() -> None:
-    """Give back what this process has freed: for moments after much was, as it takes a while."""
+    """Return freed memory to the system; slow, so call it after much was freed."""
     system = _glibc()
     if system is not None:
         system.malloc_trim(0)
 
 
 def _glibc() -> Any:
-    """Return the C library if it is glibc."""
     if not sys.platform.startswith("linux"):
         return None
     system = ctypes.CDLL(None)

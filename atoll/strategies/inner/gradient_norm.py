@@ -1,4 +1,4 @@
-"""The length of a whole model's gradient, whose parts are on many ranks: what it is clipped by."""
+"""The norm of a whole model's gradient, with parts on many ranks, used for clipping."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from torch.distributed.tensor import DTensor
 from atoll.strategies.inner.base import Parts
 from atoll.strategies.inner.gather_scatter import local_of
 
-dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """What all ranks know of a gradient; the same numbers on each of them."""
+    """Properties of a gradient, equal on all ranks."""
 
     value: float
-    """Euclidean norm over all trained parameters, each counted once."""
+    """L2 norm over all trained parameters, each counted once."""
     finite: bool
-    """Whether every number of it is finite on every rank."""
+    """Whether every element is finite on every rank."""
     loss: float = 0.0
-    """Sum of the ranks' shares of the loss, if they were given."""
+    """Sum of the ranks' shares of the loss, if given."""
 
 
 class GradientNorm:
     """Measures gradients over all ranks.
 
-    A rank adds the squares of what it holds, and of what several ranks hold alike one of them does:
-    the first along each axis of the mesh over which the parameter is not cut. A parameter that
-    stages of a pipeline share belongs to the first of them.
+    Each rank adds the squares of its elements. Elements that several ranks hold are counted by one
+    of them: the first along each mesh axis over which the parameter is not sharded. A parameter
+    shared by pipeline stages is counted by the first of them.
     """
 
     def __init__(self, parts: Parts) -> None:
-        """Find out what counts on this rank; collective."""
+        """Determine what counts on this rank; collective."""
         self._parameters = parts.parameters()
         self._device = torch.device(parts.mesh.device_type)
         first = _first_holder(list(self._parameters), parts.mesh)
@@ -52,11 +51,7 @@ class GradientNorm:
         )
 
     def measure(self, share: Tensor | None = None) -> Length:
-        """Return the length of the gradients as they are; collective.
-
-        Args:
-            share: This rank's share of the loss, a scalar, which is added up on the way.
-        """
+        """Return norm and finiteness of the gradients, and the sum of `share`; collective."""
         counted: list[Tensor] = []
         others: list[Tensor] = []
         for name, parameter in self._parameters.items():
@@ -73,7 +68,7 @@ class GradientNorm:
 
 
 def complete(parameters: Iterable[nn.Parameter]) -> None:
-    """Let gradients lie as their parameters do: add up what is still partial; collective."""
+    """Lay out gradients like their parameters, which reduces partial ones; collective."""
     for parameter in parameters:
         gradient = parameter.grad
         if not isinstance(parameter, DTensor) or not isinstance(gradient, DTensor):
@@ -83,7 +78,7 @@ def complete(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _squares(tensors: list[Tensor], device: torch.device) -> Tensor:
-    """Return the sum of squares of all numbers; not finite if one of them is not."""
+    """Return the sum of squares; not finite if an element is not."""
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device=device)
     lengths = [length.double() for length in torch._foreach_norm(tensors)]
@@ -91,7 +86,7 @@ def _squares(tensors: list[Tensor], device: torch.device) -> Tensor:
 
 
 def _counts(parameter: nn.Parameter, mesh: DeviceMesh, *, stage: int) -> bool:
-    """Return whether this rank adds a parameter's squares for all that hold the same."""
+    """Return whether this rank counts a parameter for all ranks that hold it."""
     cut: set[str] = set()
     if isinstance(parameter, DTensor):
         axes = parameter.device_mesh.mesh_dim_names or ()
@@ -104,7 +99,7 @@ def _counts(parameter: nn.Parameter, mesh: DeviceMesh, *, stage: int) -> bool:
 
 
 def _first_holder(names: list[str], mesh: DeviceMesh) -> Mapping[str, int]:
-    """Return for every name the first stage of the pipeline that has it; collective."""
+    """Return the first pipeline stage of every name; collective."""
     stages = mesh["pipeline"].size()
     if stages == 1:
         return dict.fromkeys(names, 0)

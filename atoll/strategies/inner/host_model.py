@@ -1,10 +1,7 @@
-"""The whole model in the first rank's main memory, a copy of what the ranks train.
+"""The host model: rank 0's copy, in main memory, of the model that the ranks train.
 
-Vectors in files that are mapped into memory, for a first rank on a machine with little memory.
-
-The host model and the state of the outer strategy are needed in rounds only: they need not occupy
-memory for the hundreds of steps between two of them. In mapped files it is read when it is used,
-and the system takes the memory for something else in between. The numbers are the same to the bit.
+Host model and outer state are needed in rounds only. With vectors in memory-mapped files they do
+not occupy memory in the hundreds of steps between two rounds. The numbers are bitwise the same.
 """
 
 from __future__ import annotations
@@ -29,18 +26,13 @@ PULL, PUSH = "pull", "push"
 
 
 class HostModel:
-    """`Task.elsewhere` of an island's first rank; see :class:`atoll.task.HeldElsewhere`.
+    """`Task.elsewhere` of an island's rank 0; see :class:`atoll.task.HeldElsewhere`.
 
-    Both ways are exact, bit for bit. From the thread that trains only.
+    Copies are exact in both directions. For the training thread only.
     """
 
     def __init__(self, broadcaster: CommandBroadcaster, *, vector: Tensor | None = None) -> None:
-        """Take the host model for up to date.
-
-        Args:
-            broadcaster: The ranks that train.
-            vector: What `in_one_piece` returned for all that members agree on.
-        """
+        """Start up to date; `vector` is the result of `in_one_piece` for the shared state."""
         self._broadcaster, self._vector = broadcaster, vector
         self._old = False
 
@@ -65,7 +57,7 @@ class HostModel:
         return self._vector
 
     def spoil(self) -> None:
-        """Force the next `pull` to copy: the caller overwrites the host model's memory."""
+        """Force the next `pull` to copy, because the caller overwrites the host model's memory."""
         self._old = True
 
 
@@ -73,13 +65,9 @@ class HostModel:
 def in_one_piece(
     tensors: Sequence[Tensor], *, new: Callable[[int], Tensor] = torch.empty
 ) -> Tensor | None:
-    """Let tensors lie one behind the other in one vector, and return it; their numbers stay.
+    """Move tensors into one contiguous vector made by `new`, and return it; their values stay.
 
-    None, and nothing is moved, if they are not all of fp32 and in main memory.
-
-    Args:
-        tensors: Parameters and buffers.
-        new: Makes a vector of so many elements.
+    None, and no change, unless all of them are fp32 in main memory.
     """
     if any(t.dtype != torch.float32 or t.device.type != "cpu" for t in tensors):
         return None
@@ -96,38 +84,29 @@ LEAST_BYTES = 1 << 16
 
 
 class HostModelOnDisk:
-    """Vectors of one process; the files go with it, however it ends, where the system can."""
+    """Vectors of one process in files, which the system deletes with the process where possible."""
 
     def __init__(self, folder: Path, *, least_bytes: int = LEAST_BYTES) -> None:
-        """Put files into a folder; tensors below `least_bytes` stay where they are."""
+        """Put files into a folder; tensors below `least_bytes` stay in memory."""
         self._folder, self._least_bytes = folder, least_bytes
         self._vectors: dict[int, Tensor] = {}
         """By their storage."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that lie in files."""
+        """Bytes in files."""
         return sum(vector.nbytes for vector in self._vectors.values())
 
     def new(self, elements: int) -> Tensor:
-        """Return a float32 vector in a file of its own.
-
-        Raises:
-            StorageFull: there is no room on the disk.
-        """
+        """Return a float32 vector in its own file; raises StorageFull if the disk is full."""
         return self._mapped(elements, torch.float32)
 
     def take(self, tensors: Iterable[Tensor], *, besides: Iterable[Tensor] = ()) -> None:
-        """Move what tensors hold into files, in place, if it is large and not there yet.
+        """Move large CPU tensors into files, in place, unless they share memory with `besides`.
 
-        No other thread may use them meanwhile. Those that share their memory go on sharing it.
-
-        Args:
-            tensors: All that refer to the memory they are in; those of other devices stay.
-            besides: What shares memory with these stays.
-
-        Raises:
-            StorageFull: there is no room on the disk.
+        The tensors MUST be all that refer to their memory, and no other thread may use them
+        meanwhile. Tensors that share memory continue to share it. Raises StorageFull if the disk is
+        full.
         """
         tensors, besides = list(tensors), list(besides)
         known = {*self._vectors, *map(_key, besides)}
@@ -150,7 +129,7 @@ class HostModelOnDisk:
         self._vectors = {key: v for key, v in self._vectors.items() if key in alive}
 
     def let_go(self) -> None:
-        """Take the pages out of this process; the next use reads them from the file."""
+        """Evict the pages from this process; the next use reads them from the file."""
         if not sys.platform.startswith("linux"):
             return
         system = ctypes.CDLL(None, use_errno=True)
@@ -166,7 +145,7 @@ class HostModelOnDisk:
                 vector = torch.from_file(file.name, shared=True, size=elements, dtype=dtype)
         except OSError as error:
             raise StorageFull(
-                "the disk has no room for what an island's first rank keeps there",
+                "no disk space is left for the state of an island's first rank",
                 given=f"{self._folder}: {error.strerror}, {elements * dtype.itemsize} bytes",
                 remedy='make room, or leave out memory = "disk" in [island]',
             ) from error
@@ -175,7 +154,7 @@ class HostModelOnDisk:
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:
-    """Make a file so long that its pages are there: a full disk is an error now, not a signal."""
+    """Allocate a file's blocks: a full disk raises an error now instead of a signal later."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, nbytes)
     else:

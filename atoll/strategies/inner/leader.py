@@ -1,4 +1,4 @@
-"""One optimizer step over all ranks of an island, as its first rank leads it."""
+"""One optimizer step over all ranks of an island, led by rank 0."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from atoll.task import Task
 
 
 class IslandLeader:
-    """The ranks step together; the outer strategy has its two moments around that.
+    """Lets the ranks step together, and calls the outer strategy's hooks.
 
-    Gradients stay in the island: a method that combines those of members has nothing to see here.
+    Gradients stay in the island: a method that combines gradients of members sees none here.
     """
 
     def __init__(
@@ -29,13 +29,10 @@ class IslandLeader:
         *,
         after_round: Callable[[Outer], None] | None = None,
     ) -> None:
-        """Lead the ranks; their steps make the host model out of date.
+        """Lead the ranks.
 
-        Args:
-            broadcaster: The ranks.
-            host_model: Rank 0's copy of what they train.
-            after_round: Called with the strategy before the first step, and before the first one
-                after every round; others cannot read the state meanwhile.
+        `after_round` is called with the strategy before the first step, and before the first one
+        after every round, while no other thread can read the state.
         """
         self._broadcaster, self._host_model = broadcaster, host_model
         self._after_round, self._due = after_round, after_round is not None
@@ -43,8 +40,8 @@ class IslandLeader:
     def step(self, task: Task, batch: tuple[Tensor, Tensor], outer: Outer) -> StepResult:
         """Do one step; see :meth:`Inner.step`.
 
-        A step whose gradients overflowed in half precision is one without progress: rounds go on
-        as if it had been taken, the learning rate does not.
+        If gradients overflow in half precision the step makes no progress: it counts for rounds,
+        but not for the learning rate.
         """
         if self._due and self._after_round is not None:
             with task.gate.moving():
@@ -60,7 +57,7 @@ class IslandLeader:
         task.losses.add(done.loss if done.taken else None)
         task.overflowed, task.skipped = done.overflowed, False
         with task.gate.moving():
-            if looks_on:  # two commands, as a method may move parameters in between
+            if looks_on:  # two commands, because a method may change parameters in between
                 outer.gradients(task)
                 if done.taken:
                     self._broadcaster.call(UPDATE, lr=_rates(task))

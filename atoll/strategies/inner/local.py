@@ -1,4 +1,4 @@
-"""One optimizer step on this member alone."""
+"""One optimizer step on a single process."""
 
 from __future__ import annotations
 
@@ -19,26 +19,20 @@ from atoll.strategies.inner.units import pieces, units_of
 from atoll.task import Task
 
 LossOf = Callable[[nn.Module, Any], tuple[Tensor, int]]
-"""Returns the mean loss of a batch, and how many tokens it has."""
+"""Returns the mean loss of a batch, and its number of tokens."""
 
 
 class Local:
-    """Forward, backward, clip, step; the outer strategy's two moments in between.
+    """Forward, backward, clip, step, with the outer strategy's hooks in between.
 
-    Gradients are combined before they are clipped, as in data parallel training: the norm that
-    counts is that of the mean.
+    Gradients are combined before they are clipped, as in data parallel training: the norm of the
+    mean counts.
     """
 
     def __init__(
         self, loss_of: LossOf, *, clip: float = 0.0, options: InnerOptions | None = None
     ) -> None:
-        """Set how a step is computed.
-
-        Args:
-            loss_of: What computes losses.
-            clip: The largest gradient norm, 0 for any.
-            options: Precision, accumulation, recomputation and compilation; none: nothing of it.
-        """
+        """Configure the step; `clip` is the largest gradient norm, 0: unlimited."""
         self._loss_of, self._clip, self._options = loss_of, clip, options or InnerOptions()
         self.scaler = Scaler(self._options.precision)
         """Of the loss, against underflow in fp16."""
@@ -46,10 +40,10 @@ class Local:
         self._prepared: nn.Module | None = None
 
     def prepare(self, model: nn.Module) -> None:
-        """Change a model in place to what the options says; the first step does it otherwise.
+        """Apply the options to a model in place; otherwise the first step does it.
 
         Raises:
-            ConfigError: a word is unknown, or the device cannot compute in the precision.
+            ConfigError: an option is unknown, or the device does not support the precision.
         """
         if self._prepared is model:
             return
@@ -65,8 +59,8 @@ class Local:
     def step(self, task: Task, batch: Any, outer: Outer) -> StepResult:
         """Do one step; see :meth:`Inner.step`.
 
-        A step whose gradients overflowed in half precision is one without progress: rounds go on
-        as if it had been taken, the learning rate does not.
+        If gradients overflow in half precision the step makes no progress: it counts for rounds,
+        but not for the learning rate.
         """
         self.prepare(task.model)
         task.optimizer.zero_grad(set_to_none=True)
@@ -83,7 +77,7 @@ class Local:
             return StepResult(value, length, tokens, extend_history_hash(task, outer.sync(task)))
 
     def _backward(self, model: nn.Module, batch: Any) -> tuple[float, int]:
-        """Compute the gradients of a batch in its parts; return the mean loss and the tokens."""
+        """Compute the gradients by accumulation step; return the mean loss and the tokens."""
         parts = [batch] if self._rows.accumulate == 1 else self._rows.deal(*_tensors(batch))
         share, value, tokens = 1.0 / len(parts), 0.0, 0
         for part in parts:
@@ -94,7 +88,7 @@ class Local:
         return value, tokens
 
     def _overflowed(self, task: Task, loss: float) -> bool:
-        """Take the scale out of the gradients; zero them if they are not finite, and say so."""
+        """Unscale the gradients; if they are not finite, zero them and return True."""
         gradients = [p.grad for p in task.parameters() if p.grad is not None]
         self.scaler.unscale(gradients)
         if math.isfinite(loss) and math.isfinite(nn.utils.get_total_norm(gradients).item()):
@@ -104,7 +98,7 @@ class Local:
         return True
 
     def _update(self, task: Task, loss: float) -> float:
-        """Clip and step; return the norm of the gradient before."""
+        """Clip and step; return the gradient norm before clipping."""
         if not self.scaler.update(finite=not (task.overflowed or task.skipped)):
             if self.scaler.exhausted:
                 self._refuse_unless_finite(task, loss, math.inf)
@@ -122,7 +116,6 @@ class Local:
 
     @staticmethod
     def _refuse_unless_finite(task: Task, loss: float, norm: float) -> None:
-        """Raise before the update if it would spoil the parameters."""
         if math.isfinite(loss) and math.isfinite(norm):
             return
         what = "the loss" if not math.isfinite(loss) else "the gradient"
@@ -142,7 +135,6 @@ def language_model_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple
 
 
 def _tensors(batch: Any) -> tuple[Tensor, ...]:
-    """Return a batch as tensors, one row of each per sample."""
     if isinstance(batch, tuple | list) and all(isinstance(part, Tensor) for part in batch):
         return tuple(batch)
     raise ConfigError(

@@ -1,6 +1,6 @@
-"""Models on the meta device, which get memory piece by piece as they are cut.
+"""Models on the meta device, which get memory piece by piece as they are sharded.
 
-So only rank 0, which holds the host model, ever needs memory for the whole model.
+So only rank 0, which holds the host model, needs memory for the whole model.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ META = torch.device("meta")
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of a model whose parameters have no memory; its buffers are copied.
+    """Return a copy of a model with parameters on the meta device; buffers are copied.
 
-    A parameter in two places is one there, too.
+    Shared parameters stay shared.
     """
     known: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty_like(p, device=META), requires_grad=p.requires_grad)
@@ -28,10 +28,10 @@ def meta_copy(model: nn.Module) -> nn.Module:
 
 
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
-    """Return a model made without memory for its tensors, if it may be made like that.
+    """Return a model created on the meta device, if possible.
 
-    A model that keeps tensors which are neither parameters nor buffers is made whole: rank 0 sends
-    only what is in the state of a model.
+    A model with tensors that are neither parameters nor buffers is created normally, because rank 0
+    sends only the state of a model.
     """
     with META:
         model = make()
@@ -44,18 +44,17 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 class MetaInit:
-    """Gives memory to the meta tensors of a model."""
+    """Allocates memory for the meta tensors of a model."""
 
     def __init__(self, device: torch.device) -> None:
-        """Give memory of a device."""
         self._device = device
         self._made: dict[int, tuple[Tensor, Any]] = {}
         """By id of the meta tensor; the tensor is kept alive so that the id is not reused."""
 
     def give_memory(self, modules: Iterable[nn.Module]) -> None:
-        """Give memory to what has none in modules and below, in place; the numbers are undefined.
+        """Allocate memory for meta tensors in modules and below, in place, uninitialized.
 
-        A tensor in two places is one afterwards, too.
+        Shared tensors stay shared.
         """
         for module in modules:
             for part in module.modules():

@@ -1,17 +1,15 @@
-"""What an inner strategy is to do: numbers and words of a job file, in one value. No torch.
-
-Orders of a pipeline's work: their closed forms, and how a batch is cut for them. No torch.
+"""Options of inner strategies, and the schedules of a pipeline in closed form. No torch.
 
 Legend: p ranks in a row, v stages on each of them (chunks), m microbatches of a batch, k a rank's
-number from 0. Forward and backward of a microbatch on a stage are one unit of work each; sending is
-free. GPipe: Huang et al., https://arxiv.org/abs/1811.06965; 1F1B and interleaving: Narayanan et
-al., https://arxiv.org/abs/2104.04473.
+number from 0. Forward and backward of a microbatch on a stage take one unit of time each; transfers
+take none. GPipe: Huang et al., https://arxiv.org/abs/1811.06965; 1F1B and interleaving: Narayanan
+et al., https://arxiv.org/abs/2104.04473.
 
-    order         idle share of a rank's time     activations held at most
-    gpipe         (p-1) / (m+p-1)                 m
-    1f1b          (p-1) / (m+p-1)                 min(p-k, m)
-    interleaved   (p-1) / (v m+p-1)               min((v-1) p + 2 (p-1-k) + 1, v m), each 1/v of a
-                                                  rank's layers
+  schedule      idle share of a rank's time     most activations held
+  gpipe         (p-1) / (m+p-1)                 m
+  1f1b          (p-1) / (m+p-1)                 min(p-k, m)
+  interleaved   (p-1) / (v m+p-1)               min((v-1) p + 2 (p-1-k) + 1, v m), each 1/v of a
+                                                rank's layers
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from atoll.errors import ConfigError, unknown
 
 @dataclass(frozen=True, kw_only=True)
 class InnerOptions:
-    """How one member computes a step; see `IslandTable` and `TrainTable` for the words."""
+    """How one member computes a step; see `IslandTable` and `TrainTable` for the values."""
 
     shape: MeshShape = field(default_factory=MeshShape)
     precision: str = "fp32"
@@ -63,20 +61,14 @@ SCHEDULES = (GPIPE, ONE_EACH, INTERLEAVED)
 
 @dataclass(frozen=True, slots=True)
 class PipelineShape:
-    """An order of work and its ranks."""
+    """A schedule and its ranks."""
 
     schedule: str
     ranks: int
-    """Ranks in a row."""
     chunks: int = 1
     """Stages per rank."""
 
     def __post_init__(self) -> None:
-        """Check the word and the number of chunks.
-
-        Raises:
-            ConfigError: there is no such schedule, or it has another number of stages per rank.
-        """
         if self.schedule not in SCHEDULES:
             raise unknown("schedule of a pipeline", self.schedule, SCHEDULES)
         if self.chunks < 1 or (self.chunks > 1) != (self.schedule == INTERLEAVED):
@@ -92,25 +84,25 @@ class PipelineShape:
 
     @property
     def stages(self) -> int:
-        """Stages in all; stage s is on rank s % ranks."""
+        """Number of stages; stage s is on rank s % ranks."""
         return self.ranks * self.chunks
 
     def works_with(self, microbatches: int) -> bool:
-        """Return whether the order exists for so many microbatches."""
+        """Return whether the schedule exists for so many microbatches."""
         if self.schedule == INTERLEAVED:
             return microbatches >= 1 and microbatches % self.ranks == 0
         return microbatches >= (1 if self.schedule == GPIPE else self.ranks)
 
     def bubble(self, microbatches: int) -> float:
-        """Return the share of a rank's time that it has nothing to do, 0..1."""
+        """Return the idle share of a rank's time, 0..1."""
         return (self.ranks - 1) / (self.chunks * microbatches + self.ranks - 1)
 
     def overhead(self, microbatches: int) -> float:
-        """Return idle time in relation to the time of the work alone."""
+        """Return idle time relative to compute time."""
         return (self.ranks - 1) / (self.chunks * microbatches)
 
     def held(self, rank: int, *, microbatches: int) -> int:
-        """Return how many inputs of stages a rank has to keep at most, for backward passes."""
+        """Return the most inputs of stages that a rank keeps for backward passes."""
         if self.schedule == GPIPE:
             return microbatches
         if self.schedule == ONE_EACH:
@@ -118,7 +110,7 @@ class PipelineShape:
         return min(self._warm_up(rank, microbatches) + 1, microbatches * self.chunks)
 
     def order(self, rank: int, *, microbatches: int) -> list[Work]:
-        """Return what a rank does, one after the other."""
+        """Return a rank's work in order."""
         if self.schedule == GPIPE:
             forward = [Work(True, rank, number) for number in range(microbatches)]
             return forward + [Work(False, rank, number) for number in range(microbatches)]
@@ -137,12 +129,12 @@ class PipelineShape:
         return found
 
     def _warm_up(self, rank: int, microbatches: int) -> int:
-        """Return how many forward passes a rank of an interleaved pipeline begins with."""
+        """Return the initial forward passes of a rank of an interleaved pipeline."""
         ahead = (self.chunks - 1) * self.ranks + 2 * (self.ranks - 1 - rank)
         return min(ahead, microbatches * self.chunks)
 
     def _work(self, rank: int, step: int, *, forward: bool) -> Work:
-        """Return the forward or backward pass number `step` of a rank: p of each stage in turn."""
+        """Return pass number `step` of a rank, forward or backward: p of each stage in turn."""
         turn, place = divmod(step, self.ranks)
         rounds, chunk = divmod(turn, self.chunks)
         chunk = chunk if forward else self.chunks - 1 - chunk
@@ -159,13 +151,10 @@ class Work:
 
 
 def microbatches_of(shape: PipelineShape, *, wanted: int, rows: int) -> int:
-    """Return into how many microbatches a batch is cut; whether the rows allow it is not said.
+    """Return the number of microbatches, without checking that the rows are a multiple.
 
-    Args:
-        shape: Of the pipeline.
-        wanted: What a person wrote; 0: twice as many as there are ranks in a row, or the largest
-            number below that cuts evenly.
-        rows: That go through the pipeline at once.
+    If `wanted` is 0: twice the ranks in a row, or the largest smaller number that divides the rows.
+    `rows` go through the pipeline at once.
     """
     if wanted:
         return wanted
@@ -174,11 +163,7 @@ def microbatches_of(shape: PipelineShape, *, wanted: int, rows: int) -> int:
 
 
 def check_microbatches(shape: PipelineShape, wanted: int) -> None:
-    """Refuse a number of microbatches for which the order does not exist.
-
-    Raises:
-        ConfigError: it does not; the message has the nearest that works.
-    """
+    """Raise ConfigError, naming the nearest valid number, if the schedule does not exist for it."""
     if shape.works_with(wanted):
         return
     least = 1 if shape.schedule == GPIPE else shape.ranks

@@ -1,4 +1,4 @@
-"""Do to a model what it needs before it can be trained on a rank."""
+"""Prepares a model for training on a rank."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def parallelize(
 ) -> nn.Module:
     """Return a part of a model ready to train; collective.
 
-    In this order: cut along the tensor axis, recomputation, compilation, data parallelism. What of
-    it has no memory yet gets it, without numbers.
+    In this order: tensor parallelism, recomputation, compilation, data parallelism. Meta tensors
+    get uninitialized memory.
 
     Args:
-        module: The part: all of the model, or a stage of a pipeline. Changed in place.
+        module: The whole model, or a pipeline stage. Changed in place.
         units: Its pieces.
-        model: The whole model, whose names and tensor-parallel plan count.
+        model: The whole model, for names and the tensor-parallel plan.
         mesh: All four axes.
-        options: What to do.
-        device: What this rank computes on.
-        later: Whether a whole model on several ranks is left for the caller to `replicate`.
+        options: What to apply.
+        device: Device of this rank.
+        later: Whether the caller calls `replicate` itself for a replicated model.
     """
     if mesh["tensor"].size() > 1:
         from atoll.strategies.inner.tensor.tensor import apply_tensor
@@ -66,10 +66,10 @@ def apply_data(
     device: torch.device,
     later: bool = False,
 ) -> nn.Module:
-    """Return a module whose backward pass reduces gradients over the data ranks; collective."""
+    """Return a module with a backward pass that reduces over the data ranks; collective."""
     replicas, shards = mesh["replicate"].size(), mesh["shard"].size()
     if shards > 1 or (replicas > 1 and mesh["tensor"].size() > 1):
-        # Parameters cut along the tensor axis are no plain tensors, which buckets are made of.
+        # DDP's buckets need plain tensors; tensor-parallel parameters are DTensors.
         axes: Any = ("replicate", "shard") if replicas > 1 else "shard"
         shard(
             module, units, mesh=mesh[axes], reshard=options.reshard, offload=options.offload,
@@ -84,7 +84,7 @@ def apply_data(
 
 
 def synced(module: nn.Module, *, last: bool, options: InnerOptions) -> AbstractContextManager[Any]:
-    """Return the context of one of several backward passes: only the last one ends the sum."""
+    """Return the context of one of several backward passes: only the last one reduces."""
     if isinstance(module, DistributedDataParallel):
         return without_sync(module, last=last)
     if isinstance(module, FSDPModule):

@@ -1,6 +1,6 @@
-"""What a model computes in: autocast, and the scale of the loss that half precision needs.
+"""Precision of computation: autocast, and the loss scale that half precision needs.
 
-Parameters, their gradients and the optimizer's state stay as they are, fp32 as a rule.
+Parameters, gradients and the optimizer's state keep their type, usually fp32.
 """
 
 from __future__ import annotations
@@ -20,21 +20,18 @@ from atoll.errors import ConfigError, unknown
 DTYPES: Mapping[str, torch.dtype | None] = MappingProxyType(
     {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 )
-"""Word of a job file -> what matrix products are computed in; None: what the parameters are in."""
+"""Name in a job file -> type of matrix products; None: that of the parameters."""
 
+# The first four are the defaults of `torch.amp.GradScaler`.
 FIRST_SCALE = 2.0**16
 GROWTH, BACKOFF, GOOD_STEPS = 2.0, 0.5, 2000
-"""The scale doubles after so many good steps in a row, and is halved by an overflow."""
+"""The scale doubles after so many consecutive good steps, and is halved by an overflow."""
 SMALLEST_SCALE = 2.0**-14
-"""A loss that is scaled down below this, and still overflows, is wrong by itself."""
+"""A loss that still overflows with a smaller scale is itself not finite."""
 
 
 def dtype_of(word: str) -> torch.dtype | None:
-    """Return what a word of a job file computes in; None for fp32.
-
-    Raises:
-        ConfigError: there is no such word.
-    """
+    """Return the type for a name in a job file, None for fp32; raises ConfigError."""
     if word not in DTYPES:
         raise unknown("precision", word, DTYPES)
     return DTYPES[word]
@@ -47,18 +44,14 @@ def computing(word: str, device: torch.device) -> AbstractContextManager[Any]:
 
 
 def widened(outputs: Any, word: str) -> Any:
-    """Return a model's outputs in fp32 if it computed in less: a loss needs the digits."""
+    """Return a model's low-precision outputs in fp32, which the loss needs."""
     if dtype_of(word) is None or not isinstance(outputs, Tensor):
         return outputs
     return outputs.float() if outputs.is_floating_point() else outputs
 
 
 def apply_precision(model: nn.Module, word: str, device: torch.device) -> None:
-    """Let a model compute in a precision and give its outputs in fp32; done in place.
-
-    Raises:
-        ConfigError: there is no such word.
-    """
+    """Let a model compute in a precision and return fp32 outputs, in place; raises ConfigError."""
     if dtype_of(word) is not None:
         model.forward = functools.partial(_forward, model.forward, word, device)
 
@@ -70,10 +63,10 @@ def _forward(forward: Any, word: str, device: torch.device, *inputs: Any, **name
 
 
 def check_precision(word: str, device: torch.device) -> None:
-    """Raise if a device cannot compute in a precision; found out by a small product.
+    """Test with a small product whether a device supports a precision.
 
     Raises:
-        ConfigError: there is no such word, or the product or its gradient fails.
+        ConfigError: the name is unknown, or the product or its gradient fails.
     """
     dtype = dtype_of(word)
     if dtype is None:
@@ -97,26 +90,25 @@ def check_precision(word: str, device: torch.device) -> None:
 
 
 class Scaler:
-    """The scale of the loss against underflow in fp16; 1 and without effect in other precisions.
+    """The loss scale against underflow in fp16; 1 and without effect in other precisions.
 
-    The caller says whether a step's gradients were finite on all ranks; with equal answers
-    the scalers of all ranks stay equal.
+    The caller decides whether a step's gradients were finite on all ranks; with equal decisions the
+    scalers of all ranks stay equal.
     """
 
     def __init__(self, precision: str) -> None:
-        """Start at 2^16 for `fp16`."""
         self.active = dtype_of(precision) is torch.float16
         self.scale = FIRST_SCALE if self.active else 1.0
         self.good_steps = 0
-        """In a row, since the scale was last changed."""
+        """Consecutive, since the last change of the scale."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether smaller scales are no remedy any more."""
+        """Whether smaller scales cannot help any more."""
         return self.scale < SMALLEST_SCALE
 
     def unscale(self, gradients: Iterable[Tensor]) -> None:
-        """Take the scale out of gradients, in place; exact, as scales are powers of two."""
+        """Divide gradients by the scale, in place; exact, because scales are powers of two."""
         local = [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
         if self.active and local:
             torch._foreach_mul_(local, 1.0 / self.scale)
@@ -124,9 +116,8 @@ class Scaler:
     def update(self, *, finite: bool) -> bool:
         """Count a step; return whether its gradients may be used.
 
-        Args:
-            finite: Whether all gradients are, on all ranks. Without a scale to lower a step with
-                others is for the caller to refuse: then this is always true.
+        `finite`: all gradients are, on all ranks. Without fp16 this always returns True: the caller
+        decides about other steps.
         """
         if not self.active:
             return True
@@ -139,26 +130,22 @@ class Scaler:
         return True
 
     def state_dict(self) -> dict[str, float]:
-        """Return the scale and how long it has been good; nothing in other precisions."""
+        """Return the scale and its good steps; empty in other precisions."""
         if not self.active:
             return {}
         return {"scale": self.scale, "good_steps": self.good_steps}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take up what `state_dict` returned; of another precision it means nothing.
-
-        Raises:
-            ValueError: these are no numbers that a scaler has.
-        """
+        """Load a state; ignored in other precisions. Raises ValueError if it is invalid."""
         if self.active and state:
             self.scale, self.good_steps = checked_scale(state)
 
 
 def checked_scale(state: Mapping[str, float]) -> tuple[float, int]:
-    """Return the scale and the good steps of a scaler's state that came from elsewhere.
+    """Return scale and good steps of an untrusted state.
 
     Raises:
-        ValueError: the scale is no power of two, or the steps are none that are counted.
+        ValueError: the scale is not a power of two, or the steps are out of range.
     """
     scale, good_steps = float(state["scale"]), int(state["good_steps"])
     if not (math.isfinite(scale) and scale > 0 and math.frexp(scale)[0] == 0.5):

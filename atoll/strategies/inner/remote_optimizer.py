@@ -1,7 +1,4 @@
-"""An optimizer that steps elsewhere: settings here, its state spread over the ranks.
-
-The scale of the loss of a whole island, as its first rank saves it and sets it anew.
-"""
+"""Rank 0's view of the optimizer and loss scaler that run on all ranks of an island."""
 
 from __future__ import annotations
 
@@ -20,11 +17,10 @@ from atoll.strategies.inner.worker import FETCH, GIVE, OUTLINE, SCALE, TAKE, Wor
 
 
 class RemoteOptimizer(Optimizer):
-    """`Task.optimizer` of an island's first rank.
+    """`Task.optimizer` of an island's rank 0.
 
-    Its groups are where schedules set rates. Its state comes and goes as that of an optimizer of
-    the whole model, by commands: from the thread that trains only. So a checkpoint does not say
-    over which ranks the model was spread.
+    Schedules set the rates of its groups. Its state is exchanged, from the training thread only, as
+    that of an optimizer of the whole model, so that a checkpoint does not depend on the mesh.
     """
 
     def __init__(
@@ -35,14 +31,7 @@ class RemoteOptimizer(Optimizer):
         broadcaster: CommandBroadcaster,
         worker: Worker,
     ) -> None:
-        """Stand for an optimizer of the host model, which never steps itself.
-
-        Args:
-            whole: That optimizer.
-            names: Its parameters by name.
-            broadcaster: Who has the state.
-            worker: This rank's part of them.
-        """
+        """Represent the ranks' optimizers by `whole`, that of the host model, which never steps."""
         self._whole, self._broadcaster, self._worker = whole, broadcaster, worker
         self._named = names
         self._ready = False
@@ -60,11 +49,7 @@ class RemoteOptimizer(Optimizer):
             self._whole.param_groups = groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse: what is trained was dealt out to the ranks.
-
-        Raises:
-            ConfigError: always, once the optimizer is there.
-        """
+        """Raise ConfigError: the parameters are already spread over the ranks."""
         if self._ready:
             raise ConfigError(
                 "parameters cannot be added to what an island trains",
@@ -78,11 +63,11 @@ class RemoteOptimizer(Optimizer):
         """Do nothing: there are no gradients here."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as that of an optimizer of the whole model; it is gathered for this."""
+        """Gather and return the state as that of an optimizer of the whole model."""
         return self._as_whole(self._broadcaster.call(TAKE))
 
     def remote_state_dict(self) -> dict[str, Any]:
-        """Return the same with a :class:`Far` for every large tensor; valid until the next step."""
+        """Return the same with :class:`RemoteState` for large tensors, valid for one step."""
         fetch = partial(self._broadcaster.call, FETCH)
         return self._as_whole(remote_state(self._broadcaster.call(OUTLINE), fetch=fetch))
 
@@ -95,7 +80,7 @@ class RemoteOptimizer(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what `state_dict`, or an optimizer of the whole model, returned."""
+        """Load the state of this optimizer, or of one of the whole model."""
         self._whole.load_state_dict(state_dict)
         kept = self._whole.state
         state = {name: dict(kept[p]) for name, p in self._named.items() if p in kept}
@@ -106,26 +91,21 @@ class RemoteOptimizer(Optimizer):
 
 
 class RemoteScaler:
-    """`Task.scaler` of an island's first rank; see :class:`atoll.task.LossScale`.
+    """`Task.scaler` of an island's rank 0; see :class:`atoll.task.LossScale`.
 
-    The scalers of all ranks are equal after every step: the first one's state is that of all, and
-    reading it costs nothing. Setting it is a command: from the thread that trains only.
+    The scalers of all ranks are equal after every step, so reading needs no communication. Setting
+    is a command, from the training thread only.
     """
 
     def __init__(self, broadcaster: CommandBroadcaster, worker: Worker) -> None:
-        """Stand for the scalers of all ranks; `worker` is this rank's part of them."""
         self._broadcaster, self._worker = broadcaster, worker
 
     def state_dict(self) -> dict[str, float]:
-        """Return the scale and how long it has been good; nothing where there is no scale."""
+        """Return the scale and its good steps; empty without a scale."""
         return self._worker.scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Let all ranks take up what `state_dict` returned.
-
-        Raises:
-            ValueError: these are no numbers that a scaler has; no rank has changed then.
-        """
+        """Load a state on all ranks; raises ValueError, before any change, if it is invalid."""
         if state:
             scale, good_steps = checked_scale(state)
             self._broadcaster.call(SCALE, scale=scale, good_steps=good_steps)

@@ -1,7 +1,4 @@
-"""The whole model on several ranks, its gradients averaged while backward still runs.
-
-Buffers that a forward pass changes (running means): the same on all ranks that see data.
-"""
+"""Replicas of a model with gradients averaged during backward, and averaged buffers."""
 
 from __future__ import annotations
 
@@ -19,33 +16,29 @@ from torch.nn.parallel import DistributedDataParallel
 
 from atoll.strategies.inner.base import DATA_AXES, sum_over_data
 
-dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 BUCKET_MB = 25
-"""Gradients travel together up to this size, the first while others are still computed."""
+"""Size of gradient buckets; the first is reduced while later gradients are computed."""
 
 
 def replicate(module: nn.Module, group: Any, *, unused: bool = False) -> DistributedDataParallel:
-    """Return a module whose backward pass averages gradients over a group; collective.
+    """Return a module that averages gradients over a group in its backward pass; collective.
 
-    Args:
-        module: On its device, with equal parameters on all ranks.
-        group: The process group.
-        unused: Whether there may be parameters that the forward pass leaves out: finding them
-            costs a walk over the graph in every step.
+    The module is on its device, with equal parameters on all ranks. `unused`: the forward pass may
+    skip parameters, which costs a traversal of the graph in every step.
     """
     device = next(module.parameters()).device
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    options: dict[str, Any] = {buffers: False}  # what changes in them is averaged after backward
+    options: dict[str, Any] = {buffers: False}  # `average_changes` handles them after backward
     return DistributedDataParallel(
         module,
         device_ids=[device] if device.type == "cuda" else None,
         process_group=group,
         bucket_cap_mb=BUCKET_MB,
         find_unused_parameters=unused,
-        gradient_as_bucket_view=True,  # one copy of the gradients, not two
+        gradient_as_bucket_view=True,  # avoids a second copy of the gradients
         **options,
     )
 
@@ -59,8 +52,7 @@ def without_sync(module: DistributedDataParallel, *, last: bool) -> AbstractCont
 def average(parameters: Sequence[nn.Parameter], group: Any) -> bool:
     """Average gradients over a group one by one; collective.
 
-    Returns:
-        Whether every parameter has one on every rank. One that has none on any rank keeps none.
+    Returns whether every parameter has a gradient on every rank. One without any keeps none.
     """
     ranks = dist.get_world_size(group)
     device = parameters[0].device
@@ -78,14 +70,10 @@ def average(parameters: Sequence[nn.Parameter], group: Any) -> bool:
 def average_changes(
     buffers: Iterable[Tensor], before: Sequence[Tensor], *, mesh: DeviceMesh
 ) -> None:
-    """Give all data ranks the mean of what a forward pass has made of buffers; collective.
+    """Add the mean change of buffers in a forward pass over all data ranks; collective.
 
-    Means of changes: what does not change stays as it is to the last bit.
-
-    Args:
-        buffers: As they are; changed in place.
-        before: Copies of what they were, equal on all data ranks.
-        mesh: With the axes `replicate` and `shard`.
+    Averaging changes, not values, keeps unchanged values bitwise equal. `before` are copies of the
+    previous values, equal on all data ranks.
     """
     names = mesh.mesh_dim_names or ()
     ranks = math.prod(mesh.shape[names.index(axis)] for axis in DATA_AXES)

@@ -1,10 +1,8 @@
-"""Parameters, gradients and optimizer state cut over ranks; gathered unit by unit when needed.
+"""FSDP: sharded parameters, gradients and optimizer state, gathered unit by unit when needed.
 
-Sharded parameters that are gathered in half precision, with all digits where these matter.
-
-Sharded masters, their gradients and sums stay fp32: only what is gathered for the time of a unit is
-half as long. Matrices would be multiplied in it anyway. Norms and embeddings compute in fp32 as
-they do under autocast, from weights that have been rounded.
+In half precision the sharded parameters, gradients and reductions stay fp32; only the gathered
+copies are half as large, as autocast would cast matrices anyway. Norms and embeddings compute in
+fp32 as under autocast, from rounded weights.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm
 
 
 def gathered_in(dtype: torch.dtype | None) -> MixedPrecisionPolicy:
-    """Return what units are gathered in; None: what their parameters are in."""
+    """Return the policy for gathering units; None: in the type of the parameters."""
     if dtype is None:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(
@@ -43,7 +41,7 @@ def gathered_in(dtype: torch.dtype | None) -> MixedPrecisionPolicy:
 
 
 def keep_full_precision(module: nn.Module) -> None:
-    """Let norms and embeddings of a module give fp32 whatever their weights are in; in place."""
+    """Let norms and embeddings of a module return fp32 for any type of weights, in place."""
     for part in module.modules():
         if isinstance(part, nn.Embedding):
             part.register_forward_hook(_widened)
@@ -56,7 +54,7 @@ def _widened(part: nn.Module, given: tuple[Any, ...], outputs: Tensor) -> Tensor
 
 
 def _in_fp32(part: nn.Module, *given: Any, **named: Any) -> Any:
-    """Return what a norm makes of its inputs with its weights in fp32."""
+    """Return a norm's outputs, computed with its weights in fp32."""
     wide = copy.copy(part)
     own = part._parameters.items()
     wide._parameters = {name: None if p is None else p.float() for name, p in own}  # type: ignore[misc]
@@ -64,7 +62,7 @@ def _in_fp32(part: nn.Module, *given: Any, **named: Any) -> Any:
 
 
 SMALL = 0.01
-"""Units below this part of the largest one travel with what is left of the model."""
+"""Units below this share of the largest one are gathered with the rest of the model."""
 
 log = logging.getLogger(__name__)
 
@@ -78,18 +76,18 @@ def shard(
     offload: bool,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Cut the parameters of a module over a mesh, in place; names stay as they are. Collective.
+    """Shard the parameters of a module over a mesh, in place; names stay. Collective.
 
-    What has no memory yet gets it piece by piece, each cut before the next one.
+    Meta tensors get memory piece by piece, each sharded before the next one.
 
     Args:
         module: In main memory or on its device; it ends up on the mesh's device.
-        units: What is gathered together. What several of them share, and what none has, is
-            gathered for the time of the whole forward pass.
-        mesh: One axis to cut over; or two, with copies along the first.
-        reshard: Whether units give gathered parameters back after their forward pass.
-        offload: Whether shards stay in main memory. On processors they always do.
-        dtype: What units are gathered in; None: what parameters are in.
+        units: Pieces gathered together. Parameters that several units share, and those in none,
+            are gathered for the whole forward pass.
+        mesh: One axis to shard over; or two, with replicas along the first.
+        reshard: Whether units free gathered parameters after their forward pass.
+        offload: Whether shards stay in main memory; always so on CPUs.
+        dtype: Type in which units are gathered; None: that of the parameters.
     """
     if offload and mesh.device_type == "cpu":
         log.info("offload changes nothing here: without accelerators shards are in main memory")
@@ -97,7 +95,7 @@ def shard(
     if offload and mesh.device_type != "cpu":
         keep = CPUOffloadPolicy()
     if any(part.dtype == torch.float64 for part in module.parameters()):
-        dtype = None  # autocast leaves these as they are
+        dtype = None  # autocast does not cast float64
     if dtype is not None:
         keep_full_precision(module)
     half = gathered_in(dtype)
@@ -110,13 +108,12 @@ def shard(
             together, mesh=mesh, reshard_after_forward=reshard, offload_policy=keep, mp_policy=half
         )
     meta_init.give_memory([module])
-    # The rest is needed first and last: to give it back in between would gather it twice.
+    # The rest is used first and last: freeing it in between would gather it twice.
     rest = reshard and not own
     fully_shard(module, mesh=mesh, reshard_after_forward=rest, offload_policy=keep, mp_policy=half)
 
 
 def _device_of(mesh: DeviceMesh) -> torch.device:
-    """Return what this rank of a mesh computes on."""
     kind = mesh.device_type
     if kind == "cpu":
         return torch.device(kind)
@@ -124,7 +121,7 @@ def _device_of(mesh: DeviceMesh) -> torch.device:
 
 
 def _unshared(units: list[list[nn.Module]]) -> list[list[nn.Module]]:
-    """Return the units none of whose parameters is in another one as well."""
+    """Return the units that share no parameter with another one."""
     held = [{id(p) for part in unit for p in part.parameters()} for unit in units]
     count = Counter(parameter for parameters in held for parameter in parameters)
     return [
@@ -135,17 +132,17 @@ def _unshared(units: list[list[nn.Module]]) -> list[list[nn.Module]]:
 
 
 def _large(units: list[list[nn.Module]]) -> list[list[nn.Module]]:
-    """Return the units that are worth messages of their own: a lone norm is not."""
+    """Return the units that are worth their own messages: a lone norm is not."""
     sizes = [sum(p.numel() for part in unit for p in part.parameters()) for unit in units]
     least = max(sizes, default=0) * SMALL
     return [unit for unit, size in zip(units, sizes, strict=True) if size > least]
 
 
 def set_sync(module: FSDPModule, *, last: bool, reshard: bool) -> None:
-    """Say what one of several backward passes does with its gradients.
+    """Configure the reduction in one of several backward passes.
 
-    All but the last one either keep them whole and send nothing, or, to save memory, cut them at
-    once and leave only the copies along the first axis for the last.
+    All but the last one either keep whole gradients and send nothing, or, to save memory, shard
+    them at once and leave only the sum over replicas to the last.
     """
     if reshard:
         module.set_requires_all_reduce(last)

@@ -1,9 +1,7 @@
-"""A rank's parameters as its optimizer steps on them: plain tensors, whatever they are part of.
+"""The optimizer of a rank's parameters, on local tensors, and its state as whole tensors by name.
 
-What works number by number does to a part what it would do to that part of the whole. So a fused
-kernel of plain tensors does for sharded parameters, too, and mixes of both.
-
-The state of an optimizer whose parameters are spread over ranks, as whole tensors by name.
+Elementwise optimizers treat a part like that part of the whole. Fused kernels of plain tensors
+therefore work for sharded parameters, and for mixtures of both.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ ELEMENTWISE = frozenset(
     {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"}
     | {"Rprop", "SGD"}
 )
-"""Optimizers that treat every number of a parameter by itself."""
+"""Optimizers that treat every element of a parameter independently."""
 
 EPSILON = 1e-6
-"""Beside the norm that gradients are divided by, as in torch."""
+"""Added to the norm by which gradients are divided, as in torch."""
 
 
 class LocalShard:
-    """The optimizer of one rank; made for a whole model, it steps on a part from now on."""
+    """The optimizer of one rank, made for a whole model, which steps on this rank's part."""
 
     def __init__(
         self,
@@ -50,13 +48,10 @@ class LocalShard:
         groups: Sequence[Sequence[str]],
         state: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Take an optimizer over.
+        """Take over an optimizer without parameters; the settings of its groups stay.
 
-        Args:
-            optimizer: Without parameters; the settings of its groups stay.
-            parts: This rank's parameters by name.
-            groups: Names of all parameters of the whole model, by group of the optimizer.
-            state: What the optimizer had for whole parameters already.
+        `groups` are the names of all parameters of the whole model, `state` existing state for
+        them.
 
         Raises:
             ConfigError: it cannot step on parts of parameters.
@@ -84,18 +79,18 @@ class LocalShard:
                 }
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients that are here, by name; a DTensor where its parameter is one."""
+        """Return the local gradients by name; DTensors for DTensor parameters."""
         return {name: part.grad for name, part in self._parts.items() if part.grad is not None}
 
     @torch.no_grad()
     def step(self, *, factor: float = 1.0) -> None:
-        """Update the parameters with their gradients times a factor, and drop these."""
+        """Update the parameters with their gradients times a factor, and drop the gradients."""
         gradients: list[Tensor] = []
         for name, tensor in self.steps_on.items():
             part = self._parts[name]
             if part.grad is not None and tensor is not part:
                 own = local_of(part)
-                if tensor.data_ptr() != own.data_ptr():  # it was moved since
+                if tensor.data_ptr() != own.data_ptr():  # the parameter's memory has moved
                     tensor.data = own
                 tensor.grad = local_of(part.grad)
             if tensor.grad is not None:
@@ -119,7 +114,7 @@ class LocalShard:
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Return what gradients of a norm are multiplied by so that it is at most `limit`; 0: any."""
+    """Return the factor that limits gradients to norm `limit`; 0: unlimited."""
     return min(1.0, limit / (norm + EPSILON)) if limit else 1.0
 
 
@@ -129,23 +124,22 @@ def _part_of(value: Any, *, like: Tensor) -> Any:
     return value
 
 
-dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 State = Mapping[str, Mapping[str, Tensor]]
 """Parameter -> key of the optimizer -> whole tensor."""
 
 Outline = dict[str, dict[str, Tensor | Kind]]
-"""Parameter -> key of the optimizer -> whole tensor, or what a large one is."""
+"""Parameter -> key of the optimizer -> whole tensor, or the kind of a large one."""
 
 AT_ONCE = 1024
-"""Tensors of so few numbers come along with an outline."""
+"""Tensors up to this many elements are included in an outline."""
 
 _BETWEEN = "\n"
 
 
 class OptimizerState:
-    """One rank's optimizer; every method is collective."""
+    """The state of the ranks' optimizers; every method is collective."""
 
     def __init__(
         self,
@@ -156,14 +150,9 @@ class OptimizerState:
         device: torch.device,
         subgroups: Subgroups,
     ) -> None:
-        """Look at an optimizer.
+        """View this rank's optimizer and parameters, by their name in the whole model.
 
-        Args:
-            optimizer: What steps here.
-            parts: The parameters that are here, by their name in the whole model.
-            steps_on: Under which tensors the optimizer knows them, if not these themselves.
-            device: What tensors travel on.
-            subgroups: Groups that are there already.
+        `steps_on` are the tensors that the optimizer steps on, if different.
         """
         self._optimizer, self._parts = optimizer, parts
         self._keys = steps_on if steps_on is not None else parts
@@ -171,7 +160,7 @@ class OptimizerState:
         self._outlined: Transport | None = None
 
     def gather(self) -> dict[str, dict[str, Tensor]]:
-        """Return the whole state, in main memory, on the first rank; others get nothing."""
+        """Return the whole state, in main memory, on rank 0; others get nothing."""
         found: dict[str, dict[str, Tensor]] = {}
         for both, whole in self._transport_now().gather():
             name, _, key = both.partition(_BETWEEN)
@@ -179,7 +168,7 @@ class OptimizerState:
         return found
 
     def outline(self) -> Outline:
-        """Return what `gather` would, but large tensors by their kind: `fetch` brings them."""
+        """Return the same with large tensors by their kind, to be read with `fetch`."""
         self._outlined = transport = self._transport_now()
         found: Outline = {}
         for both, kind in transport.kinds.items():
@@ -192,10 +181,7 @@ class OptimizerState:
         return found
 
     def fetch(self, name: str, key: str) -> Tensor | None:
-        """Return a whole tensor of the last `outline`, in main memory, on the first rank.
-
-        It may be the optimizer's own.
-        """
+        """Return a whole tensor of the last `outline` on rank 0, perhaps the optimizer's own."""
         if self._outlined is None:
             raise RuntimeError("an outline comes first")
         whole = self._outlined.whole(name + _BETWEEN + key)
@@ -212,12 +198,7 @@ class OptimizerState:
     def deal(
         self, state: State | None = None, groups: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
-        """Take up what `gather` returned.
-
-        Args:
-            state: On the first rank; None on the others.
-            groups: On the first rank: the settings of the parameter groups, without parameters.
-        """
+        """Load what `gather` returned, with the groups' settings, on rank 0; None on the others."""
         self._outlined = None  # its parts are about to be replaced
         sent: list[Any] = [_kinds(state), [dict(group) for group in groups or ()]]
         if dist.get_world_size() > 1:
@@ -237,7 +218,7 @@ class OptimizerState:
         self._load(blank, settings)
 
     def _load(self, parts: Mapping[str, Tensor], settings: Iterable[Mapping[str, Any]]) -> None:
-        """Give the optimizer its state in the form that it knows."""
+        """Load the state in the optimizer's own format."""
         packed = self._optimizer.state_dict()["param_groups"]
         for group, own in zip(packed, settings, strict=False):
             group.update(own)
@@ -257,11 +238,9 @@ class OptimizerState:
 
 
 def remote_state(outline: Outline, *, fetch: Callable[..., Tensor]) -> dict[str, dict[str, Any]]:
-    """Return the state that an outline is of, with a :class:`RemoteState` for every large tensor.
+    """Return an outline's state with a :class:`RemoteState` for every large tensor.
 
-    Args:
-        outline: On the first rank.
-        fetch: Called with `name` and `key` when one of them is needed.
+    `fetch` is called with `name` and `key` when one of them is needed.
     """
     return {
         name: {
@@ -275,14 +254,13 @@ def remote_state(outline: Outline, *, fetch: Callable[..., Tensor]) -> dict[str,
 
 
 def _as_the(value: Tensor, *, of: Tensor) -> Tensor:
-    """Return an optimizer's tensor as a part that lies as its parameter, if it has its shape."""
+    """Return an optimizer's tensor with its parameter's layout, if it has its shape."""
     if isinstance(value, DTensor) or not isinstance(of, DTensor):
         return value
     return as_part(value, like=of) if value.dim() and value.shape == local_of(of).shape else value
 
 
 def _blank(shape: Sequence[int], dtype: torch.dtype, *, of: Tensor) -> Tensor:
-    """Return memory for this rank's part of a tensor of an optimizer."""
     if isinstance(of, DTensor) and tuple(shape) == tuple(of.shape):
         return as_part(torch.empty_like(local_of(of), dtype=dtype), like=of)
     return torch.empty(tuple(shape), dtype=dtype, device=of.device)

@@ -1,6 +1,6 @@
-"""Compile the units of a model, or compute their activations again in the backward pass.
+"""Compilation and activation recomputation of a model's units.
 
-One process needs this too, so it loads nothing of `torch.distributed`: that takes a second.
+Does not import `torch.distributed`, which takes a second, because single processes use this, too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from atoll.config.train_checks import recomputed_every
 
 
 def apply_compile(units: Sequence[nn.Module], *, backend: str = "inductor") -> None:
-    """Let the forward pass of each unit go through `torch.compile`.
+    """Compile the forward pass of each unit, in place; modules, names and parameters stay.
 
-    It is done in place: modules, names and parameters stay as they are. Single layers are left
-    alone: there is nothing in them to put together.
+    Single layers are skipped: they contain nothing to fuse.
     """
     for unit in units:
         if any(True for _ in unit.children()):
@@ -32,22 +31,21 @@ PRODUCTS = (
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
 )  # fmt: skip
-"""Operators whose results are dear to compute: matrix products and what is made of them."""
+"""Operators with expensive results: matrix products and those made of them."""
 
 
 def apply_recompute(units: Sequence[nn.Module], word: str) -> None:
-    """Let units forget their activations, and compute them again when gradients are due.
+    """Let units drop their activations and recompute them in the backward pass, in place.
 
-    Random numbers (dropout) come out as they did the first time. It is done in place: modules,
-    names and parameters stay as they are. A unit that is a single layer has to keep its input
-    anyway and is left alone.
+    Random numbers (dropout) are the same as the first time. Units that are a single layer are
+    skipped, because they have to keep their input anyway.
 
     Args:
         units: In the order of the forward pass.
         word: `none`, `full`, `matmul` (all of a unit but its matrix products) or `every:N`.
 
     Raises:
-        ConfigError: there is no such word.
+        ConfigError: the word is unknown.
     """
     every = recomputed_every(word)
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}

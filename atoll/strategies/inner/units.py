@@ -1,4 +1,4 @@
-"""The natural pieces of a model: what is sharded, computed again, compiled or cut apart."""
+"""The natural pieces of a model, by which it is sharded, recomputed, compiled or cut."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import nn
 def units_of(model: nn.Module) -> list[nn.Module]:
     """Return the pieces of a model in the order of its forward pass.
 
-    A model with `units()` knows them. Of another one they are the children of an `nn.Sequential`,
-    else the items of its longest `nn.ModuleList` or inner `nn.Sequential`; what is left of the
-    model belongs to none. Empty where nothing is like that.
+    They are the result of `units()`, or the children of an `nn.Sequential`, or the items of the
+    longest `nn.ModuleList` or inner `nn.Sequential`; the rest of the model is in no unit. May be
+    empty.
     """
     named: Any = getattr(model, "units", None)
     if callable(named):
@@ -25,10 +25,10 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
 
 def pieces(model: nn.Module, units: Sequence[nn.Module]) -> list[list[nn.Module]]:
-    """Return each unit as modules of the model itself, whose hooks its forward pass runs.
+    """Return each unit as modules of the model itself, on which hooks run.
 
-    A unit may be put together for the purpose, e.g. a norm and an output layer in an
-    `nn.Sequential`: then it is represented by those of its children that the model has.
+    A unit may be created for the purpose, e.g. a norm and an output layer in an `nn.Sequential`; it
+    is then represented by its children that belong to the model.
     """
     own = set(model.modules())
     found = ([u] if u in own else [c for c in u.children() if c in own] for u in units)

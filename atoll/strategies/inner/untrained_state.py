@@ -1,7 +1,7 @@
-"""What of a model's state is not trained: frozen parameters, and buffers that count something.
+"""The untrained state of a model: frozen parameters, and integer buffers such as counts.
 
-Frozen parameters change only from outside, when a checkpoint is put back: they cross the island
-then, and in no round. Counts of batches change with every step; they are small.
+Frozen parameters change only when a checkpoint is loaded; only then they are sent. Counts of
+batches change with every step, but are small.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from atoll.strategies.inner.gather_scatter import Subgroups, Transport
 
-dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 
 def untrained_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's frozen parameters, and saved buffers of no floating-point type, by name."""
+    """Return a model's frozen parameters and saved buffers that are not floating-point, by name."""
     saved = model.state_dict(keep_vars=True).keys()
     frozen: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if not p.requires_grad}
     counts = {
@@ -32,7 +31,7 @@ def untrained_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 class UntrainedState:
-    """One rank's part of it; every method is collective."""
+    """One rank's part of the untrained state; every method is collective."""
 
     def __init__(
         self,
@@ -42,14 +41,7 @@ class UntrainedState:
         device: torch.device,
         subgroups: Subgroups,
     ) -> None:
-        """Look at what is here.
-
-        Args:
-            parts: As `Parts.rest` returns it.
-            host_tensors: On the first rank: the whole model, which is what parts are of now.
-            device: What tensors travel on.
-            subgroups: Groups that are there already.
-        """
+        """View the result of `Parts.untrained`; rank 0's `host_tensors` hold the same values."""
         self._device = device
         frozen = {n: t for n, t in parts.items() if isinstance(t, nn.Parameter)}
         counts = {n: t for n, t in parts.items() if n not in frozen}
@@ -76,7 +68,7 @@ class UntrainedState:
 
 
 def _versions(host_tensors: Mapping[str, Tensor] | None) -> list[tuple[int, int]]:
-    """Return which frozen parameters a host model has, and how often they have changed by now."""
+    """Return identity and version of each frozen parameter of a host model."""
     held = host_tensors.values() if host_tensors is not None else ()
     frozen = [t for t in held if isinstance(t, nn.Parameter) and not t.requires_grad]
     return [(id(t), t._version) for t in frozen]

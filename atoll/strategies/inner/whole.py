@@ -1,4 +1,4 @@
-"""A rank that runs the whole forward pass: without, or with a whole or a sharded model."""
+"""A rank that runs all layers of a model, which may be replicated or sharded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Criterion = Callable[[Any, Tensor], Tensor]
 
 
 class WholeParts:
-    """All layers of a model on this rank; parameters whole, or cut along `shard` and `tensor`.
+    """All layers of a model; parameters whole, or cut along `shard` and `tensor`.
 
     See :class:`Parts`.
     """
@@ -32,10 +32,10 @@ class WholeParts:
     def __init__(
         self, model: nn.Module, options: InnerOptions, *, mesh: DeviceMesh, device: torch.device
     ) -> None:
-        """Take a model over, equal on all ranks; collective.
+        """Take over a model that is equal on all ranks; collective.
 
         Raises:
-            ConfigError: the model has no criterion, or a word of the options is unknown.
+            ConfigError: the model has no criterion, or an option is unknown.
         """
         self.mesh = mesh
         self._model, self._options, self._device = model, options, device
@@ -46,7 +46,7 @@ class WholeParts:
             model, units_of(model), model=model, mesh=mesh, options=options, device=device,
             later=True,
         )  # fmt: skip
-        self._criterion = criterion_of(model)  # one for its part, where outputs are cut
+        self._criterion = criterion_of(model)  # again: tensor parallelism may have replaced it
         copied = mesh["replicate"].size() > 1 and not isinstance(self._module, FSDPModule)
         self._group: Any = mesh.get_group("replicate") if copied else None
         self._unused: bool | None = None
@@ -54,25 +54,25 @@ class WholeParts:
         self._buffers, self._untrained = saved_buffers(model), untrained_state(model)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return the trained parameters by name; see :meth:`Parts.parameters`."""
+        """See :meth:`Parts.parameters`."""
         return self._parameters
 
     def buffers(self) -> Mapping[str, Tensor]:
-        """Return the saved floating-point buffers by name; see :meth:`Parts.buffers`."""
+        """See :meth:`Parts.buffers`."""
         return self._buffers
 
     def untrained(self) -> Mapping[str, Tensor]:
-        """Return what else of the model's state is here; see :meth:`Parts.untrained`."""
+        """See :meth:`Parts.untrained`."""
         return self._untrained
 
     def train(self, mode: bool) -> None:
-        """Switch dropout and the like on or off."""
+        """See :meth:`Parts.train`."""
         self._module.train(mode)
 
     def backward(
         self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0, summed: bool = True
     ) -> Tensor:
-        """Compute gradients of a batch; see :meth:`Parts.backward`."""
+        """See :meth:`Parts.backward`."""
         parts = self._rows.deal(inputs, targets)
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -86,7 +86,7 @@ class WholeParts:
                 (loss * (scale * share)).backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach() * share
         if self._group is not None and self._unused is None:
-            # By hand, this once: it shows whether the forward pass leaves parameters out.
+            # The first time without DDP, to find out whether the forward pass skips parameters.
             self._unused = not average(list(self._parameters.values()), self._group)
         complete(self._parameters.values())
         if before:
@@ -97,13 +97,13 @@ class WholeParts:
 
     @torch.no_grad()
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of a whole batch; see :meth:`Parts.loss`."""
+        """See :meth:`Parts.loss`."""
         total = torch.zeros((), device=self._device)
         for share, part in self._rows.fill(inputs, targets):
             total = total + self._loss(*part) * share
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
-                module.reshard()  # else what is gathered now would outlive a change of the shards
+                module.reshard()  # gathered parameters would outlive a change of the shards
         return sum_over_data(total, self.mesh)
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -112,15 +112,11 @@ class WholeParts:
 
 
 def criterion_of(model: nn.Module) -> Criterion:
-    """Return the function of outputs and targets that a model is trained by.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Return a model's criterion on outputs and targets; raises ConfigError if it has none."""
     criterion: Any = getattr(model, "criterion", None)
     if not callable(criterion):
         raise ConfigError(
-            "the model does not say what its loss is", given=type(model).__name__,
+            "the model does not define its loss", given=type(model).__name__,
             expected="a method criterion(outputs, targets) that returns the mean loss",
         )  # fmt: skip
     found: Criterion = criterion
@@ -128,7 +124,7 @@ def criterion_of(model: nn.Module) -> Criterion:
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return the floating-point buffers of a model that checkpoints keep, by name."""
+    """Return the floating-point buffers that a model's checkpoints contain, by name."""
     saved = model.state_dict(keep_vars=True).keys()
     return {
         name: buffer

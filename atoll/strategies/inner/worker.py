@@ -1,4 +1,4 @@
-"""What every rank of an island does at the leader's commands: a step, a look, giving, taking."""
+"""The commands that every rank of an island executes for its leader."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ OUTLINE, FETCH = "outline the optimizer", "fetch from the optimizer"
 """Verbs, with those of :mod:`atoll.strategies.inner.host_model`."""
 
 SEEDS_APART = 1_000_003
-"""From the seed of one rank to that of the next."""
+"""Difference between the seeds of consecutive ranks."""
 
 Make = Callable[[], tuple[nn.Module, Optimizer]]
-"""Returns the whole model and its optimizer: equal on all ranks but for the values, which are those
-of rank 0. Meta tensors get memory when the model is divided."""
+"""Returns the whole model and its optimizer, equal on all ranks except for the values, which are
+those of rank 0. Meta tensors get memory when the model is split."""
 Divide = Callable[..., Parts]
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What a step came to: the same on every rank."""
+    """Result of a step, equal on every rank."""
 
     loss: float
     norm: float
-    """Of the whole gradient, before it was clipped."""
+    """Of the whole gradient, before clipping."""
     taken: bool
     """Whether parameters were updated."""
     overflowed: bool
-    """Not, because half precision was too small for the gradients; the next step tries less."""
+    """Whether gradients overflowed in half precision; the next step uses a smaller scale."""
 
 
 class Worker:
-    """One rank's part of the training; the first rank has one like all others."""
+    """One rank's part of the training; rank 0 has one, too."""
 
     def __init__(
         self,
@@ -71,15 +71,9 @@ class Worker:
         make: Make,
         divided: Divide = split_model,
     ) -> None:
-        """Set what is done at every verb; nothing is built before the first command.
+        """Register the commands; nothing is built before the first one.
 
-        Args:
-            broadcaster: Who commands.
-            mesh: All four axes.
-            device: What this rank computes on.
-            options: How the model lies over the ranks, and how a step is computed.
-            make: Makes the whole model and its optimizer.
-            divided: Makes this rank's parts of it.
+        `make` makes the whole model and its optimizer, `divided` this rank's parts of it.
         """
         self.mesh, self._device, self._options = mesh, device, options
         self._start = broadcaster.start
@@ -88,9 +82,9 @@ class Worker:
         self.scaler = Scaler(options.precision)
         """Of the loss, against underflow; equal on all ranks."""
         self.host_tensors: Mapping[str, Tensor] | None = None
-        """On the first rank: the whole model's parameters and buffers by name."""
+        """On rank 0: the whole model's parameters and buffers by name."""
         self.offered: tuple[State, Sequence[Mapping[str, Any]]] | None = None
-        """On the first rank: a state of the optimizer that all are about to take up."""
+        """On rank 0: a state of the optimizer to be loaded by `give`."""
         verbs: dict[str, Callable[..., Any]] = {
             BUILD: self.build, STEP: self.step, LOSS: self.loss, PULL: self.pull, PUSH: self.push,
             TAKE: self.take, OUTLINE: self.outline, FETCH: self.fetch, GIVE: self.give,
@@ -102,20 +96,19 @@ class Worker:
     # ---------------------------------------------------------------------------- building
 
     def build(self, *sample: Tensor) -> None:
-        """Make this rank's parts and its optimizer anew; collective, like all that follows.
+        """Build this rank's parts and its optimizer; collective, as all that follows.
 
-        Args:
-            sample: Some inputs and their targets, by which a pipeline is balanced.
+        `sample`: some inputs and their targets, with which a pipeline is balanced.
 
         Raises:
-            ConfigError: the model cannot be divided like that, or its optimizer cannot.
+            ConfigError: the model or its optimizer cannot be split like that.
         """
         self._start.enter(StartPhase.BUILDING)
         model, optimizer = self._make()
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
         state = {names[p]: dict(own) for p, own in optimizer.state.items()}
-        for group in optimizer.param_groups:  # else they would be kept whole
+        for group in optimizer.param_groups:  # references would keep the whole model in memory
             group["params"] = []
         optimizer.state.clear()
         del names
@@ -148,17 +141,17 @@ class Worker:
         self._start.enter(StartPhase.READY)
 
     def _fill(self, model: nn.Module) -> None:
-        """Give all that is here of a divided model the first rank's numbers, frozen ones too."""
-        parts = self._parts  # their names: shared weights are apart on stages that are cut further
+        """Copy rank 0's values into this rank's parts, frozen ones included."""
+        parts = self._parts  # by its names: shared weights are separate on sharded stages
         held = {**parts.parameters(), **parts.untrained(), **dict(model.named_buffers())}
         here = {name: tensor for name, tensor in held.items() if not tensor.is_meta}
         Transport(here, device=self._device, subgroups=self._subgroups).deal(self.host_tensors)
         trim_heap()
 
     def seed(self, *, seed: int) -> None:
-        """Seed torch: what dropout draws differs from rows to rows and from stage to stage.
+        """Seed torch, so that dropout differs between rows and between stages.
 
-        Ranks that differ along the tensor axis only draw the same.
+        Ranks that differ only along the tensor axis draw the same numbers.
         """
         place = 0
         for axis in ("replicate", "shard", "pipeline"):
@@ -177,17 +170,10 @@ class Worker:
     def gradients(self, inputs: Tensor, targets: Tensor) -> Stepped:
         """Compute gradients of a batch, and drop them if they are not finite.
 
-        Every rank comes to the same decision, as all look at sums over all ranks.
-
-        Args:
-            inputs: The whole batch.
-            targets: What belongs to it.
-
-        Returns:
-            What a step with these gradients comes to.
+        All ranks decide alike, because the decision depends on sums over all ranks only.
 
         Raises:
-            ConfigError: the rows cannot be dealt out evenly.
+            ConfigError: the rows cannot be divided evenly.
         """
         scaler = self.scaler
         share = self._parts.backward(inputs, targets, scale=scaler.scale, summed=False)
@@ -203,15 +189,11 @@ class Worker:
         return Stepped(loss, norm, taken=False, overflowed=overflowed)
 
     def rescale(self, *, scale: float, good_steps: int) -> None:
-        """Go on with the scale of a saved state, on all ranks alike."""
+        """Load a saved loss scale."""
         self.scaler.load_state_dict({"scale": scale, "good_steps": good_steps})
 
     def update(self, *, lr: Sequence[float]) -> None:
-        """Clip the gradients by the length of all, and take a step with them.
-
-        Args:
-            lr: The rate of each group of the optimizer.
-        """
+        """Clip the gradients by the norm of all, and step with one rate per optimizer group."""
         self._own.set_rates(lr)
         self._own.step(factor=self._factor)
 
@@ -223,10 +205,10 @@ class Worker:
         finally:
             self._parts.train(True)
 
-    # ------------------------------------------------------------------- giving and taking
+    # ------------------------------------------------------------------------------- state
 
     def pull(self) -> None:
-        """Bring the ranks' parts into the host model, where there is one."""
+        """Copy the ranks' parts into the host model."""
         for name, whole in self._transport.gather():
             if self.host_tensors is not None:
                 self.host_tensors[name].detach().copy_(whole)
@@ -234,25 +216,25 @@ class Worker:
             self._untrained.gather(self.host_tensors)
 
     def push(self) -> None:
-        """Put the first rank's host model into the ranks' parts."""
+        """Copy the host model into the ranks' parts."""
         self._transport.deal(self.host_tensors)
         if self._untrained is not None:
             self._untrained.deal(self.host_tensors)
 
     def take(self) -> dict[str, dict[str, Tensor]]:
-        """Return the whole state of the optimizer on the first rank, and nothing on the others."""
+        """Return the optimizer's whole state on rank 0, and nothing on the others."""
         return self._optimizer_state.gather()
 
     def outline(self) -> Outline:
-        """Return what `take` would, but large tensors by their kind."""
+        """Return the same with large tensors by their kind."""
         return self._optimizer_state.outline()
 
     def fetch(self, *, name: str, key: str) -> Tensor | None:
-        """Return one of them on the first rank."""
+        """Return one of these tensors on rank 0."""
         return self._optimizer_state.fetch(name, key)
 
     def give(self) -> None:
-        """Take up the state of the optimizer that the first rank was `offered`."""
+        """Load the optimizer's state that rank 0 was `offered`."""
         state, groups = self.offered if self.offered is not None else (None, None)
         self._optimizer_state.deal(state, groups)
         self.offered = None

@@ -97,7 +97,7 @@ class CocktailOuter(EveryStepBase):
         if codec.base is not codec:
             raise ConfigError(
                 f"CocktailSGD cannot use codec {codec.spec}",
-                given="it feeds back by itself what a codec loses",
+                given="it applies error feedback itself",
                 expected="the codec inside", remedy=f'codec = "{codec.base.spec}"',
             )  # fmt: skip
         super().setup(task, group=group, codec=codec)
@@ -241,9 +241,9 @@ class CocktailOuter(EveryStepBase):
         task.round = number + 1 if agreed is not None else self._round_client.group.committed_round
         apply_s = self._clock.monotonic() - began
         self._round_client.note_applied(apply_s)
-        return self._told(number, taken, agreed, seconds | {"apply": apply_s})
+        return self._result_of(number, taken, agreed, seconds | {"apply": apply_s})
 
-    def _told(
+    def _result_of(
         self,
         number: int,
         taken: TakenResult,

@@ -84,7 +84,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
             ConfigError: the codec does not encode whole vectors.
         """
         self._group, self._codec = group, codec
-        self._swaps = VectorAllToAll(group, codec)
+        self._all_to_all = VectorAllToAll(group, codec)
         self._round_client = RoundClient(group, self._clock, codec=codec)
         self._flat = Flat.of(task)
         codec.set_shapes([tensor.shape for tensor in self._flat.tensors])

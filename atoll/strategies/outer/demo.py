@@ -185,12 +185,12 @@ class DeMoOuter(GradientRounds[Tensor]):
         where = positions.numpy().astype("<u2").tobytes()
         sent = Packet(b"".join((packet.data, where)), f"demo:{packet.codec}", packet.sizes)
 
-        def swap(floor: ExchangeContext, plan: RoundPlan) -> ExchangeResult[Tensor]:
+        def exchange(floor: ExchangeContext, plan: RoundPlan) -> ExchangeResult[Tensor]:
             if plan.route == "alone":
                 return ExchangeResult(self._kept, (floor.group.me,), floor.weight, "alone")
-            return self._mean(floor.swap([PeerMessage(tuple(plan.members), sent)]))
+            return self._mean(floor.all_to_all([PeerMessage(tuple(plan.members), sent)]))
 
-        return swap
+        return exchange
 
     def _scattered(self, positions: Tensor, values: Tensor) -> Tensor:
         """Return all coefficients, zero where none was sent."""
@@ -198,7 +198,7 @@ class DeMoOuter(GradientRounds[Tensor]):
         whole[self._spectrum.offsets + positions] = values
         return whole
 
-    def _mean(self, swapped: AllToAllResult) -> ExchangeResult[Tensor]:
+    def _mean(self, got: AllToAllResult) -> ExchangeResult[Tensor]:
         """Return each coefficient's mean over the members that sent it, in member order.
 
         Members with an invalid packet are left out; all members see the same packets.
@@ -209,19 +209,19 @@ class DeMoOuter(GradientRounds[Tensor]):
         total = torch.zeros(self._spectrum.coefficients)
         weights, offsets = torch.zeros_like(total), self._spectrum.offsets
         contributors: list[str] = []
-        for member, packets in swapped.packets.items():
+        for member, packets in got.packets.items():
             opened = self._open(packets[0]) if packets else None
             if opened is None:
                 continue
             contributors.append(member)
-            weight, at = swapped.weights[member], offsets + opened[0]
+            weight, at = got.weights[member], offsets + opened[0]
             total[at] += weight * opened[1]
             weights[at] += weight
         if not contributors:
             raise GroupError("there is nothing to average", given="no usable coefficients")
         total /= weights.where(weights > 0, 1.0)
-        weight = math.fsum(swapped.weights[member] for member in contributors)
-        return ExchangeResult(total, tuple(contributors), weight, swapped.digest)
+        weight = math.fsum(got.weights[member] for member in contributors)
+        return ExchangeResult(total, tuple(contributors), weight, got.digest)
 
     def _open(self, packet: Packet) -> tuple[Tensor, Tensor] | None:
         """Return a packet's positions and values; None if it is invalid."""

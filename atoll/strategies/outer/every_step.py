@@ -60,16 +60,14 @@ class EveryStepOuter(OuterDefaults):
                 raise unknown(name, given, known)
         if options.lr_warmup < 0 or (options.lr_warmup and options.lr_scaling == "none"):
             raise ConfigError(
-                "lr_warmup has nothing to warm up"
-                if options.lr_warmup > 0
-                else "lr_warmup is negative",
+                "lr_warmup needs lr_scaling" if options.lr_warmup > 0 else "lr_warmup is negative",
                 given=f"lr_warmup = {options.lr_warmup}, lr_scaling = {options.lr_scaling!r}",
                 expected='0, or steps with lr_scaling = "linear" or "sqrt"',
                 remedy="warmup in [train] warms the learning rate itself up",
             )
         if options.reduction == "sum" and options.lr_scaling != "none":
             raise ConfigError(
-                "a sum is scaled by the members' number already",
+                "a sum is already scaled by the number of members",
                 given=f"reduction = 'sum' with lr_scaling = {options.lr_scaling!r}",
                 expected="one of the two",
                 remedy='reduction = "average"',
@@ -213,5 +211,5 @@ def collective_bytes(
 def _gradient(parameter: torch.nn.Parameter) -> Tensor:
     """Return a parameter's gradient, zeros if it has none."""
     if parameter.grad is None:
-        raise RuntimeError("a gradient went away")
+        raise RuntimeError("a gradient was removed during the step")
     return parameter.grad

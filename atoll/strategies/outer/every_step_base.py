@@ -64,9 +64,9 @@ class ExchangeContext:
         with self.resting():
             return work.wait()
 
-    def swap(self, parcels: Sequence[PeerMessage]) -> AllToAllResult:
-        """Exchange messages between all pairs; see :meth:`Group.swap`."""
-        work = self.group.swap(parcels, weight=self.weight)
+    def all_to_all(self, messages: Sequence[PeerMessage]) -> AllToAllResult:
+        """Exchange messages between all pairs; see :meth:`Group.all_to_all`."""
+        work = self.group.all_to_all(messages, weight=self.weight)
         with self.resting():
             return work.wait()
 

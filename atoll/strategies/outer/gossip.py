@@ -78,8 +78,7 @@ class GossipOuter(DecentralizedOuter):
             raise unknown("graph", options.graph, GRAPHS)
         if options.graph in UNEVEN and not options.push_sum:
             raise ConfigError(
-                "in this graph some members get more than they give: plain averaging would miss "
-                "the mean",
+                "in this graph members receive different total weights, which biases their mean",
                 given=f"graph {options.graph}", expected="push_sum = true",
                 remedy='switch push_sum on, or take graph = "one-peer"',
             )  # fmt: skip
@@ -111,11 +110,11 @@ class GossipOuter(DecentralizedOuter):
         try:
             agreed = self._round_client.run(task, self._exchange(task), base=self._base, norm=norm)
         except BaseException:
-            self._swaps.finish(committed=False)
+            self._all_to_all.finish(committed=False)
             raise
         began = self._clock.monotonic()
         mixed = agreed.reduced
-        self._swaps.finish(committed=self._group.me in mixed.contributors)
+        self._all_to_all.finish(committed=self._group.me in mixed.contributors)
         moved = 0.0
         if not mixed.alone:
             new = mixed.vector.add_(update).div_(mixed.mass)
@@ -142,7 +141,7 @@ class GossipOuter(DecentralizedOuter):
             receivers = [
                 member for k, member in enumerate(members) if k != me and weights[k, me] > 0
             ]
-            got = self._swaps.swap(
+            got = self._all_to_all.exchange(
                 plan, {KEY: values}, to=receivers, weight=self._mass, resting=task.gate.resting
             )
             return self._mix(got, values, weights, members)

@@ -81,7 +81,7 @@ class NoLoCoOuter(DecentralizedOuter):
         most = 2 * (1 + options.outer_momentum)
         if not 0 <= options.pull < most:
             raise ConfigError(
-                "a pull this strong drives pairs apart", given=f"pull {options.pull}",
+                "a pull this strong makes pairs diverge", given=f"pull {options.pull}",
                 expected=f"0 to below 2 (1 + outer_momentum) = {most:g}",
             )  # fmt: skip
         self.options = options
@@ -104,11 +104,11 @@ class NoLoCoOuter(DecentralizedOuter):
                 task, self._exchange(task, delta), base=self._base, norm=norm
             )
         except BaseException:
-            self._swaps.finish(committed=False)
+            self._all_to_all.finish(committed=False)
             raise
         began = self._clock.monotonic()
         paired = agreed.reduced
-        self._swaps.finish(committed=self._group.me in paired.contributors)
+        self._all_to_all.finish(committed=self._group.me in paired.contributors)
         moved = self._apply(paired)
         self._advance(task, paired.digest)
         apply_s = self._clock.monotonic() - began
@@ -126,7 +126,7 @@ class NoLoCoOuter(DecentralizedOuter):
         def exchange(plan: RoundPlan) -> Paired:
             members = plan.members
             partner = members[pairs(len(members), round_=plan.round)[members.index(self._group.me)]]
-            got = self._swaps.swap(
+            got = self._all_to_all.exchange(
                 plan, {DELTA: delta, SLOW: self._slow},
                 to=[partner] if partner != self._group.me else [], weight=1.0,
                 resting=task.gate.resting,
@@ -150,7 +150,7 @@ class NoLoCoOuter(DecentralizedOuter):
         before = self._slow.clone()
         if paired.alone and self._is_plain:
             # phi - (phi - theta) need not be theta to the last bit; one member is to train
-            # train exactly as it would without Atoll.
+            # exactly as without Atoll.
             self._flat.read(self._slow)
         else:
             options, momentum = self.options, self._momentum

@@ -85,7 +85,7 @@ class OneBitAdamOuter(GradientRounds[Value]):
         if codec.base is not codec:
             raise ConfigError(
                 f"1-bit Adam cannot use codec {codec.spec}",
-                given="it feeds back by itself what a codec loses",
+                given="it applies error feedback itself",
                 expected="the codec inside", remedy=f'codec = "{codec.base.spec}"',
             )  # fmt: skip
         super().setup(task, group=group, codec=codec)

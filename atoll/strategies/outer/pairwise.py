@@ -140,9 +140,9 @@ class PairwiseOuter(DecentralizedOuter):
     def finish(self, task: Task) -> SyncResult | None:
         """Take part until all members are done, then average all models."""
         results = [self._take(task, self._flight)] if self._flight is not None else []
-        told: Mapping[str, float] = {}
-        while not told or any(weight != DONE for weight in told.values()):
-            result, told = self._attend(task)
+        weights: Mapping[str, float] = {}
+        while not weights or any(weight != DONE for weight in weights.values()):
+            result, weights = self._attend(task)
             results.append(result)
         last = super().finish(task)
         return in_a_row([*results, last] if last is not None else results)
@@ -152,7 +152,7 @@ class PairwiseOuter(DecentralizedOuter):
         number = task.round
         agreed = self._round_client.run(task, self._exchange(None, telling=DONE), base=self._base)
         met = agreed.reduced
-        self._swaps.finish(committed=False)  # nothing was encoded
+        self._all_to_all.finish(committed=False)  # nothing was encoded
         self._note(task, met)
         result = SyncResult(
             round=number, contributors=met.contributors, weight=float(len(met.contributors)),
@@ -171,14 +171,14 @@ class PairwiseOuter(DecentralizedOuter):
                 with task.gate.resting():
                     agreed = flight.work.wait()
             except BaseException:
-                self._swaps.finish(committed=False)
+                self._all_to_all.finish(committed=False)
                 raise
             self._round_client.apply_verdict(task, agreed, ahead=True)
         met = agreed.reduced if agreed is not None else flight.loaded
         if met is None:
             raise RuntimeError("a meeting is either under way or loaded")
         if agreed is not None:
-            self._swaps.finish(committed=self._group.me in met.contributors)
+            self._all_to_all.finish(committed=self._group.me in met.contributors)
         waited_s = self._clock.monotonic() - entered
         if met.move is not None:
             self._flat.write(self._flat.read(self._scratch).add_(met.move))
@@ -214,7 +214,7 @@ class PairwiseOuter(DecentralizedOuter):
             members, me = plan.members, self._group.me
             partner = members[pairs(len(members), round_=plan.round)[members.index(me)]]
             to = [partner] if partner != me and values is not None else []
-            got = self._swaps.swap(
+            got = self._all_to_all.exchange(
                 plan, {KEY: values} if values is not None else {}, to=to, weight=telling,
                 resting=nullcontext,
             )  # fmt: skip
@@ -245,9 +245,9 @@ class PairwiseOuter(DecentralizedOuter):
             try:
                 flight.work.wait()
             except AtollError:
-                self._swaps.finish(committed=False)
+                self._all_to_all.finish(committed=False)
             else:
-                self._swaps.finish(committed=True)
+                self._all_to_all.finish(committed=True)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the decentralized state, and a result that was not applied yet."""
@@ -266,7 +266,7 @@ class PairwiseOuter(DecentralizedOuter):
             met = flight.work.wait().reduced
         except AtollError:  # reported when the result is applied
             return None
-        self._swaps.finish(committed=self._group.me in met.contributors)
+        self._all_to_all.finish(committed=self._group.me in met.contributors)
         return met
 
     def shared_state(self) -> dict[str, Tensor]:

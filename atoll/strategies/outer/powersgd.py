@@ -132,7 +132,7 @@ class PowerSGDOuter(GradientRounds[Factors]):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Lay the parameters out as matrices."""
-        why = "errors are fed back by the method itself, and the factors' axes change every round"
+        why = "it applies error feedback itself, and its factors change basis every round"
         dense_codec(codec, method="PowerSGD", why=why)
         super().setup(task, group=group, codec=codec)
         shapes = [parameter.shape for parameter in self._parameters]

@@ -77,7 +77,7 @@ class SignMajorityOuter(GradientRounds[Voted]):
         if codec.needs_allgather or codec.base is not codec:
             raise ConfigError(
                 f"signSGD cannot use codec {codec.spec}",
-                given="votes are one sign per number: nothing to remember or to leave out",
+                given="votes are one sign per number: no codec with state or selection fits",
                 expected="sign, or any codec that sends every number", remedy='codec = "sign"',
             )  # fmt: skip
         super().setup(task, group=group, codec=codec)

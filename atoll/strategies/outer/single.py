@@ -1,6 +1,6 @@
 """No averaging: every member trains its own model.
 
-Rounds without tensors still happen every so often: in them members learn of a stop request, and
+Rounds without tensors still happen periodically: in them members learn of a stop request, and
 checkpoints can be taken.
 """
 

@@ -76,7 +76,7 @@ class SpartaOuter(EveryStepBase):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Prepare to average parts of the task's parameters."""
-        why = "what travels are parameters themselves, other ones in every step"
+        why = "parameters themselves are sent, different ones in every step"
         dense_codec(codec, method="SPARTA", why=why)
         super().setup(task, group=group, codec=codec)
         self._mask = self._drawn(self._flat.num_elements)

@@ -7,7 +7,7 @@ takes fewer steps, H_i = floor(v_i / max_j v_j H) with v the measured steps per 
 members push equally often.
 
 Differs from the paper:
-  * the state is agreed on every so often in a round of all members, so that it survives a server;
+  * the state is agreed on periodically in a round of all members, so that it survives a server;
   * the schedule follows the total steps of all members;
   * data is assigned by slots as in every other method, not re-sampled by how far shards lag behind;
   * floating-point buffers move by a member's share of their change.

@@ -66,9 +66,9 @@ class ParameterServerOuter(ParameterServerState):
         """Use the current parameters as the common state."""
         if group.policy.aggregate != "mean" or codec.spec.startswith("ef21"):
             raise ConfigError(
-                "parameter servers apply what single members push as it comes",
+                "parameter servers apply the pushes of single members on arrival",
                 given=f"aggregate = {group.policy.aggregate!r}, codec = {codec.spec!r}",
-                expected='aggregate = "mean", and a codec whose packets stand for themselves',
+                expected='aggregate = "mean", and a codec with independent packets',
                 remedy='outer = "diloco" works with both',
             )
         self._round_client, self._codec, self._group = RoundClient(group, self._clock), codec, group
@@ -170,7 +170,7 @@ class ParameterServerOuter(ParameterServerState):
         vector, steps = self.learned(task), self._done
         if not math.isfinite(length(vector)):
             raise LossNotFinite(
-                "what this member has learned is not finite; it was not pushed",
+                "the update of this member is not finite; it was not pushed",
                 given=f"member {task.member}, step {task.step}",
                 expected="finite numbers",
                 remedy="lower the learning rate, or clip the gradients",
@@ -230,7 +230,7 @@ class ParameterServerOuter(ParameterServerState):
             self._flat.read(self._start)
             self._versions = [version + 1 for version in self._versions]
         else:
-            self._server_client.rest(self._epoch, final=done)
+            self._server_client.idle(self._epoch, final=done)
         task.waited_s += self._server_client.take_waited()
         entered = self._clock.monotonic()
         report = replace(self._round_client.report(task, base=self._base), steps=self._since)

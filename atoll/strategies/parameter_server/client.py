@@ -186,8 +186,8 @@ class ParameterServerClient:
             asked = self._wait(work)
             if asked is None and patient:
                 raise DeadlineExceeded(
-                    "a parameter server is away", given=f"server {number}, for {WAIT_S:.0f} s",
-                    remedy="look at the job's events for why its reducer does not run",
+                    "a parameter server is unreachable", given=f"server {number}, {WAIT_S:.0f} s",
+                    remedy="see the job's events for why its reducer does not run",
                 )  # fmt: skip
             if asked is None or asked.answer.kind != "theta":
                 return None
@@ -251,7 +251,7 @@ class ParameterServerClient:
         self._busy_since = self._clock.monotonic()
         return taken
 
-    def rest(self, anchor: int, *, final: bool) -> None:
+    def idle(self, anchor: int, *, final: bool) -> None:
         """Tell the servers that no push follows before the next sync point; best effort."""
         if not self.attached:
             return

@@ -15,12 +15,12 @@ def check_lateness(staleness: str, power: float, limit: int) -> None:
     """
     if staleness not in LATENESS:
         raise ConfigError(
-            "late pushes cannot be treated like this", given=f"staleness = {staleness!r}",
+            "the options for late pushes are not valid", given=f"staleness = {staleness!r}",
             expected=f"one of {', '.join(LATENESS)}",
         )  # fmt: skip
     if power < 0 or limit < 0:
         raise ConfigError(
-            "late pushes cannot be treated like this",
+            "the options for late pushes are not valid",
             given=f"staleness_power = {power}, max_staleness = {limit}",
             expected="0 or more",
         )

@@ -15,7 +15,7 @@ With `optimizer = "member"` members push the step their own optimizer took; othe
 gradient, clipped on the member, and the servers' SGD takes the step at the member's learning rate.
 
 Differs from the papers:
-  * the state is agreed on every so often in a round of all members, so that it survives a server;
+  * the state is agreed on periodically in a round of all members, so that it survives a server;
   * the schedule follows the total steps of all members;
   * floating-point buffers move by a member's share of their change.
 """
@@ -133,7 +133,7 @@ def _check_mode(options: Server) -> None:
     late = options.staleness != "constant" or options.max_staleness or options.compensation
     if options.mode == "synchronous" and late:
         raise ConfigError(
-            "in synchronous mode nothing is applied late",
+            "synchronous mode has no late pushes",
             given=f"staleness = {options.staleness!r}, max_staleness = {options.max_staleness}, "
             f"compensation = {options.compensation}",
             expected='mode = "stale" or "asynchronous"',
@@ -141,7 +141,7 @@ def _check_mode(options: Server) -> None:
         )
     if options.mode != "synchronous" and options.backups:
         raise ConfigError(
-            "only a clock that waits for members can leave some out",
+            "backups need synchronous mode",
             given=f"backups = {options.backups}, mode = {options.mode!r}",
             expected="backups = 0", remedy='mode = "synchronous"',
         )  # fmt: skip

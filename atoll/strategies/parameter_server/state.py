@@ -76,7 +76,7 @@ class ParameterServerState(OuterDefaults, ABC):
                 )
         if reply not in REPLIES:
             raise ConfigError(
-                "a vector cannot come back like this", given=f"reply = {reply!r}",
+                "unknown codec of answers", given=f"reply = {reply!r}",
                 expected=f"one of {', '.join(REPLIES)}",
             )  # fmt: skip
         self._every, self._num_servers, self._reply = every, servers, make_codec(reply)

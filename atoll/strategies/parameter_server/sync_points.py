@@ -104,9 +104,9 @@ def hold_sync_point(group: Group, plan: RoundPlan, view: View, *, resting: Resti
     """
     codec = make_codec("fp32")
     members, rows = list(plan.members), len(plan.members)
-    told = torch.zeros(rows, marks(1, len(view.shards)))
-    told[members.index(group.me)] = _row(view)
-    reduced = _reduced(group, told.flatten(), codec, 1.0, resting)
+    own = torch.zeros(rows, marks(1, len(view.shards)))
+    own[members.index(group.me)] = _row(view)
+    reduced = _reduced(group, own.flatten(), codec, 1.0, resting)
     table = (reduced.tensors[0] * len(reduced.contributors)).round().view(rows, -1)
     present = [row for row, name in enumerate(members) if name in reduced.contributors]
     givers = [_giver(table, present, number) for number in range(len(view.shards))]
@@ -175,12 +175,12 @@ def _given(
     """
     codec, mine = make_codec("fp32"), giver == group.me
     others = tuple(member for member in members if member != giver)
-    work = group.swap([PeerMessage(others, codec.encode(vector))] if mine and others else [])
+    work = group.all_to_all([PeerMessage(others, codec.encode(vector))] if mine and others else [])
     with resting():
-        swapped = work.wait()
+        got = work.wait()
     if mine:
-        return vector, swapped.digest
-    packets = swapped.packets.get(giver)
+        return vector, got.digest
+    packets = got.packets.get(giver)
     if not packets:
         raise PeerLost("the member was lost that gives an anchor", given=giver)
     values = codec.decode(packets[0])
@@ -190,7 +190,7 @@ def _given(
             expected=f"{vector.numel()}",
             remedy="start every member with the same job file and the same model",
         )  # fmt: skip
-    return values, swapped.digest
+    return values, got.digest
 
 
 def digest_of(shards: Sequence[Shard], *, anchor: int) -> str:

@@ -1,4 +1,4 @@
-"""Strategies, rounds: clients of rounds: synchronous, in the background, and compressed both ways.
+"""Clients of rounds: synchronous, in the background, and compressed in both directions.
 
-It may import vectors and strategies. Start reading at `round_client.py`.
+May import vectors and strategies. Start reading at `round_client.py`.
 """

@@ -1,6 +1,7 @@
-"""Encoded vectors for named members: what gossip and pairs exchange in a round.
+"""All-to-all exchanges of encoded vectors, used by gossip and pairwise methods.
 
-A group settles the codecs of its reduces; here packets are made outside of it, so this settles.
+A group settles the codecs of its reduces; these packets are encoded outside of it, and settled
+here.
 """
 
 from __future__ import annotations
@@ -23,27 +24,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AllToAllVectors:
-    """What one swap of vectors brought."""
+    """Result of an all-to-all exchange of vectors."""
 
     own: Mapping[str, Tensor]
-    """Key -> the own vector, as those who got it decode it."""
+    """Key -> the own vector, as its recipients decode it."""
     others: Mapping[str, Mapping[str, Tensor]]
-    """Member -> key -> its vector; only of members of whom all came, finite and of the right size.
-    """
+    """Member -> key -> its vector; only members with all vectors finite and of the right size."""
     weights: Mapping[str, float]
-    """What each contributor told, in slot order; who was lost is left out."""
+    """Weight of each contributor, in slot order."""
     digest: str
 
 
 class VectorAllToAll:
-    """Encodes, swaps and decodes, for one member; a round may be tried several times."""
+    """Encodes, exchanges and decodes vectors for one member; a round may be retried."""
 
     def __init__(self, group: Group, codec: Codec) -> None:
-        """Use this group and this codec.
-
-        Raises:
-            ConfigError: the codec does not encode whole vectors of values.
-        """
+        """Use this group and codec; raises ConfigError if the codec does not encode every value."""
         if codec.needs_allgather or codec.spec.startswith("ef21") or "randomk" in codec.spec:
             raise ConfigError(
                 "this codec sends differences or a few values, and members here need each other's "
@@ -55,7 +51,7 @@ class VectorAllToAll:
         self._exact = codec.base is codec and codec.spec == "fp32"
         self._tried = False
 
-    def swap(
+    def exchange(
         self,
         plan: RoundPlan,
         vectors: Mapping[str, Tensor],
@@ -64,29 +60,29 @@ class VectorAllToAll:
         weight: float,
         resting: Resting,
     ) -> AllToAllVectors:
-        """Give vectors to members of a plan and get theirs.
+        """Send vectors to members of a plan and receive theirs.
 
         Args:
-            plan: Who takes part.
-            vectors: Key -> vector, finite, float32, shape (n,); on every member the same keys.
-            to: Who gets them; nobody: they are not encoded.
-            weight: Told to all.
+            plan: The members.
+            vectors: Key -> vector, finite, float32, shape (n,); the same keys on every member.
+            to: Recipients; if empty, nothing is encoded.
+            weight: Sent to all members.
             resting: Surrounds the wait.
 
         Raises:
-            GroupError: the swap failed; it may be tried again.
+            GroupError: the exchange failed and may be retried.
         """
         if self._tried:
             self._codec.finish(committed=False)
         self._tried = True
         self._codec.set_round(plan.round)
-        own, parcels = dict(vectors), list[PeerMessage]()
+        own, messages = dict(vectors), list[PeerMessage]()
         for key, vector in vectors.items() if to else ():
             packet = self._codec.encode(vector, key=key)
-            parcels.append(PeerMessage(tuple(to), packet))
+            messages.append(PeerMessage(tuple(to), packet))
             if not self._exact:
                 own[key] = self._codec.base.decode(packet)
-        work = self._group.swap(parcels, weight=weight)
+        work = self._group.all_to_all(messages, weight=weight)
         with resting():
             got = work.wait()
         others: dict[str, Mapping[str, Tensor]] = {}
@@ -97,7 +93,7 @@ class VectorAllToAll:
         return AllToAllVectors(own, others, got.weights, got.digest)
 
     def finish(self, *, committed: bool) -> None:
-        """Tell the codec what became of the round."""
+        """Commit or roll back the codec's state."""
         if self._tried:
             self._codec.finish(committed=committed)
         self._tried = False
@@ -105,7 +101,7 @@ class VectorAllToAll:
     def _decoded(
         self, member: str, packets: Sequence[Packet], like: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor] | None:
-        """Return a member's vectors; None if they are of no use, as if it had not been there."""
+        """Return a member's vectors, or None if they are unusable."""
         if len(packets) != len(like):
             return None
         found: dict[str, Tensor] = {}

@@ -1,13 +1,7 @@
-"""A round that runs beside training: begun at one step, its result taken at a later one.
+"""Rounds that run beside training: started at one step, with the result applied at a later one.
 
-What is under way may have to be saved. A checkpoint cannot hold a thread, so it waits until the
-round has been decided and holds the mean; who loads that takes it at the same step as the others
-would have.
-
-A round of compressed differences that goes on beside a step: under way, taken, or saved.
-
-A checkpoint cannot hold a thread, so it waits until the round has been decided and holds what came
-of it; who loads that applies it at the same step as the others would have.
+A checkpoint cannot contain a running round, so it waits for the decision and stores the result. A
+member that loads it applies the result at the same step as the others.
 """
 
 from __future__ import annotations
@@ -34,26 +28,22 @@ from atoll.task import Task
 log = logging.getLogger(__name__)
 
 PENDING = "own.pending."
-"""Start of the keys under which a state keeps a result that was not taken yet."""
+"""Prefix of the keys under which a state stores a result that was not applied yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the reduces of one round gave, as one thing to decide on."""
+    """The reduces of one round, as one decision."""
 
     vectors: tuple[Tensor, ...]
     contributors: tuple[str, ...]
-    """Whose values are in them."""
+    """Members with values in them."""
     weight: float
     digest: str
 
     @classmethod
     def of(cls, found: Sequence[Reduced]) -> Self:
-        """Put several reduces of one vector each together.
-
-        Raises:
-            PeerLost: somebody was lost between them; all members see that, and try again.
-        """
+        """Combine several one-vector reduces; raises PeerLost if their contributors differ."""
         if any(one.contributors != found[0].contributors for one in found):
             raise PeerLost("a member was lost between the parts of a round")
         text = " ".join(one.digest for one in found).encode()
@@ -68,22 +58,22 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """The result of a round, as it is taken."""
+    """The result of a round."""
 
     vectors: tuple[Tensor, ...]
     contributors: tuple[str, ...]
     weight: float
     alone: bool
-    """Nobody else took part."""
+    """No other member took part."""
     seconds: Mapping[str, float]
-    """Phases; `reduce` is what was still waited for, `hidden` what passed during training."""
+    """Phases; `reduce` is the time waited for, `hidden` the time that passed during training."""
     sent_bytes: int = 0
     received_bytes: int = 0
     aborted: int = 0
 
     @classmethod
     def of(cls, agreed: CommittedRound[Means], seconds: Mapping[str, float]) -> Self:
-        """Return what a round came to."""
+        """Return the result of a committed round."""
         means = agreed.reduced
         return cls(
             means.vectors, means.contributors, means.weight, agreed.plan.route == "alone",
@@ -93,23 +83,23 @@ class RoundResult:
 
 @dataclass(slots=True)
 class BackgroundRound:
-    """A round under way, or one whose result waits to be taken."""
+    """A running round, or a result that waits to be applied."""
 
     step: int
-    """At which it was begun."""
+    """Step at which it was started."""
     prepare_s: float
-    """What it took to begin it; training stood still for that."""
+    """Duration of its start, during which training paused."""
     work: Work[CommittedRound[Means]] | None
     """None: the result was loaded from a saved state."""
     loaded: RoundResult | None = None
 
     def land(self, task: Task, round_client: RoundClient, clock: Clock) -> RoundResult:
-        """Wait for the result, and do what its verdict says; the task's round moves on.
+        """Wait for the result and apply the verdict to the task.
 
         Raises:
-            LeftBehind: the others committed without this member; it has to recover.
+            LeftBehind: the others committed without this member, which has to recover.
             GroupLeft: this member leaves.
-            GroupError: the members cannot agree any more.
+            GroupError: no attempt was committed.
         """
         if self.work is None:
             if self.loaded is None:
@@ -127,17 +117,17 @@ class BackgroundRound:
         return RoundResult.of(agreed, seconds | {HIDDEN: max(0.0, whole_s - waited_s)})
 
     def end(self) -> None:
-        """Wait until nothing is under way any more, whatever comes of it."""
+        """Wait for the end of a running round, and ignore its result."""
         if self.work is not None:
             try:
                 self.work.wait()
             except AtollError as error:
-                log.info("a round came to nothing: %s", error)
+                log.info("a background round failed: %s", error)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the result once it is there; nothing if there will be none.
+        """Return the result once it is known; empty if the round failed.
 
-        Then whoever takes it learns why; a state without it is that before the round.
+        A state without it is that before the round; `land` raises the error.
         """
         found = self.loaded
         if self.work is not None:
@@ -157,7 +147,7 @@ class BackgroundRound:
 
     @classmethod
     def load(cls, state: Mapping[str, Tensor]) -> Self | None:
-        """Return the flight that `state` was of; None if nothing was pending."""
+        """Return the round stored in a state, or None."""
         facts = state.get(PENDING + "facts")
         if facts is None:
             return None
@@ -175,25 +165,25 @@ def _text(text: str) -> Tensor:
 
 
 Found = ExchangeResult[tuple[CompressedMean, Tensor | None]]
-"""What a round's exchanges came to: the differences, and the mean of the buffers."""
+"""Result of a round's exchanges: the differences, and the mean of the buffers."""
 
 _PENDING = "pending."
 
 
 @dataclass(frozen=True, slots=True)
 class TakenResult:
-    """The result of a round, as it is applied or saved."""
+    """The result of a compressed round, as it is applied or saved."""
 
     squeezed: CompressedMean
     moved: Tensor
-    """What the buffers move by."""
+    """Change of the buffers."""
     contributors: tuple[str, ...]
     weight: float
     digest: str
 
     @classmethod
     def of(cls, found: Found, buffers: Tensor) -> Self:
-        """Return what a round came to that began with these buffers."""
+        """Return the result of a round that began with these buffers."""
         squeezed, mean = found.value
         moved = torch.zeros_like(buffers) if mean is None else mean - buffers
         return cls(squeezed, moved, found.contributors, found.weight, found.digest)
@@ -213,9 +203,9 @@ class TakenResult:
 
     @classmethod
     def load(cls, state: Mapping[str, Tensor], *, buffers: int) -> Self | None:
-        """Return what `state` held; None if nothing was pending.
+        """Return the result stored in a state, or None.
 
-        A member without a part of its own takes the common move as if it had sent just that.
+        A member without its own part applies the common change as if it had sent exactly that.
         """
         about = state.get(f"shared.{_PENDING}about")
         if about is None:
@@ -233,24 +223,24 @@ class TakenResult:
 
 @dataclass(slots=True)
 class DelayedRound:
-    """A round under way, or one whose result was loaded and waits to be taken."""
+    """A running compressed round, or a loaded result that waits to be applied."""
 
     positions: Tensor
     buffers: Tensor
-    """As they were when it began."""
+    """At its start, like `positions`."""
     prepare_s: float = 0.0
     work: Work[CommittedRound[Found]] | None = None
     loaded: TakenResult | None = None
 
     def pending(self) -> dict[str, Tensor]:
-        """Return the result once it is there; nothing if there will be none."""
+        """Return the result once it is known; empty if the round failed."""
         if self.work is None:
             return {} if self.loaded is None else self.loaded.state()
         try:
             return TakenResult.of(self.work.wait().reduced, self.buffers).state()
         except AtollError:
-            return {}  # whoever takes it learns why
+            return {}  # applying the result raises the error
 
     def end(self) -> None:
-        """Wait until nothing is under way any more, whatever comes of it."""
+        """Wait for the end of a running round, and ignore its result."""
         self.pending()

@@ -1,14 +1,14 @@
-"""A mean that is compressed on its way up and on its way down, with what both lost remembered.
+"""A mean that is compressed in both directions, with error feedback for both losses.
 
-Legend: u_i what member i wants to send, C the codec, S_j the part of the vector that member j owns
-in this round, e a vector per member of which it uses the part it owns.
+Legend: u_i the vector that member i wants to send, C the codec, S_j the part of the vector that
+member j owns in this round, e a vector per member of which it uses the part it owns.
 
-    c_i = C(u_i)                 each part to its owner
-    u   = mean_i c_i[S_j] + e_j  at owner j
-    c   = C(u) ;  e_j = u - c    the owner's answer, to all
+  c_i = C(u_i)                 each part to its owner
+  u   = mean_i c_i[S_j] + e_j  at owner j
+  c   = C(u) ;  e_j = u - c    the owner's answer, to all
 
-The mean of what members sent, plus the sum over members of e, equals what everybody got, plus the
-sum over members of the new e: nothing is lost, whoever owns which part later on.
+The mean of the vectors sent, plus the sum over members of e, equals the vector received, plus the
+sum over members of the new e: nothing is lost, whichever members own the parts later.
 """
 
 from __future__ import annotations
@@ -29,40 +29,35 @@ from atoll.strategies.outer.every_step_base import ExchangeContext, ExchangeResu
 from atoll.wire.messages import RoundPlan
 
 ALIGNMENT = 8
-"""Elements that parts are multiples of when a codec does not say its block."""
+"""Parts are multiples of this many elements, besides the codec's block."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedMean:
-    """What one member got, and what it has to remember once the round is committed."""
+    """One member's result, and its new state if the round is committed."""
 
     mean: Tensor
-    """What everybody got, shape (n,); the same on every member."""
+    """The received vector, shape (n,); equal on every member."""
     sent: Tensor
-    """What the others understood of the own values, shape (n,)."""
+    """The own values as decoded by the others, shape (n,)."""
     owned: slice
-    """The own part of the vector."""
+    """The part owned by this member."""
     left: Tensor
-    """What the own answer lost there: the new part of e."""
+    """Loss of the own answer: the new part of e."""
     alone: bool = False
-    """Nobody else was there, and nothing was compressed: `mean` is the values and all of e."""
+    """No other member took part, and nothing was compressed: `mean` is the values and all of e."""
 
 
 def both_ways(
     floor: ExchangeContext, plan: RoundPlan, values: Tensor, owed: Tensor, *, codec: Codec
 ) -> ExchangeResult[CompressedMean]:
-    """Return the outcome of two swaps; see the module's docstring.
+    """Return the result of two all-to-alls; see the module's docstring.
 
-    Args:
-        floor: Where members meet.
-        plan: Who takes part.
-        values: What this member wants to send, float32, shape (n,).
-        owed: Its e, shape (n,).
-        codec: Compresses; one that keeps no state.
+    `values` are u, `owed` is e, both float32, shape (n,). The codec MUST be stateless.
 
     Raises:
         PeerLost: an owner was lost, or this member was left out.
-        PeerRefused: what a member sent cannot be used.
+        PeerRefused: a member sent something unusable.
     """
     me, members = floor.group.me, plan.members
     if plan.route == "alone":
@@ -75,7 +70,7 @@ def both_ways(
     codec.set_round(plan.round)
     packets = {m: codec.encode(values[p].contiguous(), key="up") for m, p in places.items()}
     sent = torch.cat([codec.decode(packet) for packet in packets.values()])
-    up = floor.swap(
+    up = floor.all_to_all(
         [PeerMessage((m,), p) for m, p in packets.items() if m != me and p.num_elements]
     )
     if me not in up.weights:
@@ -87,7 +82,7 @@ def both_ways(
     answer = codec.encode(total, key="down")
     left = total - codec.decode(answer)
     others = tuple(member for member in members if member != me)
-    down = floor.swap([PeerMessage(others, answer)] if answer.num_elements else [])
+    down = floor.all_to_all([PeerMessage(others, answer)] if answer.num_elements else [])
     answers = {m: found[0] for m, found in down.packets.items() if found} | {me: answer}
     mean = torch.empty_like(values)
     for member, place in places.items():
@@ -105,7 +100,7 @@ def parts_of(elements: int, peers: int, codec: Codec) -> list[int]:
 
 
 def compressed_volume(codec: Codec, elements: int, peers: int, *, rank: int) -> Traffic:
-    """Return what a member of a rank sends and receives in one :func:`both_ways`."""
+    """Return the traffic of one member in one :func:`both_ways`."""
     if peers < 2:
         return Traffic(1, 0, 0, 0, 0)
     sizes = [codec.nbytes(n) if n else 0 for n in parts_of(elements, peers, codec)]
@@ -117,7 +112,7 @@ def compressed_volume(codec: Codec, elements: int, peers: int, *, rank: int) -> 
 def _mean(
     packets: Mapping[str, Packet], weights: Mapping[str, float], codec: Codec, *, size: int
 ) -> Tensor:
-    """Return the weighted mean of packets for the own part, in slot order."""
+    """Return the weighted mean of the own part, in slot order."""
     total = torch.zeros(size)
     if not size:
         return total

@@ -1,4 +1,4 @@
-"""The same start: before members can talk about differences they must stand on the same state."""
+"""A common start: members MUST have equal states before they exchange differences."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from atoll.task import Task
 log = logging.getLogger(__name__)
 
 DIGEST_ELEMENTS = 32
-"""Numbers that a comparison of digests sends: 16 bytes, and their squares."""
+"""Elements sent to compare digests: 16 bytes, and their squares."""
 
 
 def broadcast_start(
     task: Task, flat: Flat, round_client: RoundClient, *, base: str
 ) -> tuple[Tensor, list[CommittedMean]]:
-    """Make every member's tensors those of the first member; return them as one vector.
+    """Copy the first member's tensors to all members; return them as one vector, and the rounds.
 
-    First the members average the bytes of their digests, and the squares of these: the variance
-    is zero exactly when all are equal. That costs 128 bytes and is all that happens when everybody
-    began from the same seed. Otherwise a second round follows in which only the first member's
-    values have weight, uncompressed, so that all others take them over exactly.
-
-    Under a robust policy nobody's parameters are taken over: who differs from most is refused.
+    First the members average the bytes of their digests, and the squares of these: the variance is
+    zero exactly if all are equal. That costs 128 bytes, and suffices if all members used the same
+    seed. Otherwise a second round follows in which only the first member's values have weight, in
+    fp32, so that the copies are exact. Under a robust policy no member's parameters are copied:
+    those that differ from the majority are rejected.
 
     Args:
         task: Its round is advanced.
-        flat: What has to be equal.
+        flat: The tensors to be made equal.
         round_client: Runs the rounds.
-        base: What all stand on already: their last common digest, or a fixed word.
+        base: Last common digest, or a fixed word.
 
     Raises:
-        GroupError: this member differs, and the group's policy trusts nobody.
+        GroupError: this member differs, and the policy is robust.
     """
     codec = make_codec("fp32")
     vector = flat.read()
@@ -85,17 +84,11 @@ def broadcast_start(
 
 
 def _check_with_most(mark: Tensor, most: Tensor, member: str) -> None:
-    """Refuse to train from another start than most members.
-
-    Args:
-        mark: The own digest, as numbers.
-        most: The median of all.
-        member: For the message.
-    """
+    """Raise GroupError unless the own digest `mark` equals the median `most`."""
     if not torch.equal(mark, most):
         raise GroupError(
             "this member starts from other parameters than most",
-            given=f"{member}, under a policy that takes over nobody's parameters",
+            given=f"{member}, under a policy that does not adopt parameters",
             expected="the same start on every member",
             remedy="build the model from the same seed, or load the same weights",
         )

@@ -1,9 +1,8 @@
-"""One member's rounds: what a strategy says to the group, and what the verdict says to the task.
+"""One member's rounds, from a strategy's exchange to the verdict's effect on the task.
 
-A strategy that has something to agree on calls :meth:`RoundClient.run` with an exchange, which
-joins, reduces and commits (:func:`atoll.group.run_round.run_round`). Beside the exchange this class
-reports how fast the member was and where its data stands, and applies the pace and the data lease
-that the verdict assigns.
+A strategy calls :meth:`RoundClient.run` with an exchange, which joins, reduces and commits
+(:func:`atoll.group.run_round.run_round`). This class also reports the member's speed and its
+position in the data, and applies the pace and the data lease that the verdict assigns.
 """
 
 from __future__ import annotations
@@ -37,32 +36,32 @@ PHASES = {"wait": "join", "send": "reduce", "vote": "commit"}
 
 
 class RoundClient:
-    """Runs the rounds of one member; measures its periods in between."""
+    """Runs the rounds of one member; measures the periods in between."""
 
     def __init__(self, group: Group, clock: Clock, *, codec: Codec | None = None) -> None:
-        """Measure the first period from now; `codec` may be one that suits itself to the link."""
+        """Start the first period; `codec` may be an `auto` codec, which adapts to the link."""
         self.group, self._clock = group, clock
         auto = auto_inside(codec) if codec is not None else None
         self._selection = CodecSelection(group, auto, clock=clock) if auto is not None else None
         self._period_began = clock.monotonic()
         self._phases: dict[str, float] = {}
-        """Seconds of the last round's phases; part of the next report."""
+        """Seconds of the last round's phases, for the next report."""
 
     # ------------------------------------------------------------------------ a round
 
     def run(
         self, task: Task, exchange: Exchange[T], *, base: str, norm: float | None = None
     ) -> CommittedRound[T]:
-        """Join, reduce and commit; return what all members committed.
+        """Join, reduce and commit; return the committed round.
 
-        Others may read the task's state while this waits. The task's round is not advanced: that is
-        part of applying the result.
+        Other threads may read the task's state during waits. The task's round is not advanced: that
+        is part of applying the result.
 
         Args:
             task: The training.
             exchange: Computes the result with the members of a plan.
-            base: Digest of the committed state that this member stands on.
-            norm: Of the contribution, where it says how much this member has learned.
+            base: Digest of the committed state that this member holds.
+            norm: Of the contribution, as a measure of this member's progress.
         """
         report = self.report(task, base=base, norm=norm)
         resting = task.gate.resting
@@ -71,11 +70,11 @@ class RoundClient:
         return committed
 
     def start(self, exchange: Exchange[T], report: PeriodReport) -> Work[CommittedRound[T]]:
-        """Begin a round on a background thread, so that training goes on meanwhile.
+        """Start a round on a background thread.
 
-        One at a time per group, and nothing else may use the group until it has ended. The values
-        that `exchange` uses MUST NOT change meanwhile. The caller that takes the result calls
-        :meth:`apply_verdict` with `ahead=True`.
+        The group MUST NOT be used for anything else until it has ended, and the inputs of
+        `exchange` MUST NOT change. The caller applies the result and calls :meth:`apply_verdict`
+        with `ahead=True`.
         """
         measured = self._measured(exchange)
         return Work.start(
@@ -85,20 +84,20 @@ class RoundClient:
     def mean_of(
         self, task: Task, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str
     ) -> Exchange[Reduced]:
-        """Return the exchange that is one weighted mean of `xs`; see :meth:`Group.reduce`."""
+        """Return the exchange of one weighted mean of `xs`; see :meth:`Group.reduce`."""
         return mean_exchange(
             self.group, xs, codec=codec, weight=weight, key=key, resting=task.gate.resting
         )
 
     def _measured(self, exchange: Exchange[T]) -> Exchange[T]:
-        """Return the exchange with the measurements of the link that an `auto` codec needs."""
+        """Return the exchange with the measurements that an `auto` codec needs."""
         selection = self._selection
         return exchange if selection is None else lambda plan: selection.around(exchange, plan)
 
-    # --------------------------------------------------------------------- its report
+    # ------------------------------------------------------------------------- report
 
     def report(self, task: Task, *, base: str, norm: float | None = None) -> PeriodReport:
-        """Return what was done since the last round; takes the losses out of the task."""
+        """Return the report of the period since the last round; resets the task's losses."""
         place = task.stretch.place() if task.stretch is not None else None
         return PeriodReport(
             round=task.round,
@@ -111,7 +110,7 @@ class RoundClient:
         )
 
     def renew(self, report: PeriodReport, task: Task, *, base: str) -> PeriodReport:
-        """Return a report as that of the round after the one that was open when it was made."""
+        """Return a report for the round after the one for which it was made."""
         before = report.stats or MemberStats()
         stats = self._stats(norm=before.update_norm, loss=before.loss)
         return replace(report, round=task.round, base=base, stats=stats)
@@ -119,17 +118,14 @@ class RoundClient:
     def _stats(self, *, norm: float | None, loss: float | None) -> MemberStats:
         return MemberStats(phases=self._phases, update_norm=norm, loss=loss)
 
-    # -------------------------------------------------------------------- its verdict
+    # ------------------------------------------------------------------------ verdict
 
     def apply_verdict(
         self, task: Task, committed: CommittedRound[T], *, ahead: bool = False
     ) -> None:
         """Apply the pace and the data lease that a verdict assigns to this member.
 
-        Args:
-            task: The training.
-            committed: The round.
-            ahead: Training went on during the round.
+        `ahead`: training continued during the round.
         """
         self._period_began = self._clock.monotonic()
         if self._selection is not None:
@@ -151,16 +147,16 @@ class RoundClient:
         task.stretch.move(lease.slot, lease.cursor)
 
     def note_applied(self, seconds: float) -> None:
-        """Note how long it took to apply the last round's result; part of the next report."""
+        """Record the duration of applying the last round's result, for the next report."""
         self._phases["apply"] = seconds
 
     def restart(self) -> None:
-        """Measure the period from now on: this member took the state over from others."""
+        """Restart the period, because this member recovered the state from others."""
         self._period_began, self._phases = self._clock.monotonic(), {}
 
 
 def restore_mean(committed: CommittedMean, *, codec: Codec, key: str) -> CommittedMean:
-    """Return a committed mean as what it stands for; see :meth:`Codec.restore_mean`."""
+    """Return a committed mean after the codec's :meth:`Codec.restore_mean`."""
     reduced = committed.reduced
     vector = reduced.tensors[0].view(-1) if len(reduced.tensors) == 1 else flatten(reduced.tensors)
     mean = codec.restore_mean(

@@ -110,8 +110,8 @@ def mean_steps(
         weight: 1, or 0 for a member that does not contribute.
         resting: Held while waiting for the others.
     """
-    told = torch.tensor([float(steps)])
-    work = group.reduce([told], codec=make_codec(EXACT), weight=weight, key=KEY)
+    own = torch.tensor([float(steps)])
+    work = group.reduce([own], codec=make_codec(EXACT), weight=weight, key=KEY)
     with resting:
         found = work.wait()
     return float(found.tensors[0]), found.sent_bytes, found.received_bytes

@@ -197,7 +197,7 @@ class ScriptOptimizer(WrapSpec):
         return self._as_whole(self._broadcaster.call(TAKE))
 
     def remote_state_dict(self) -> dict[str, Any]:
-        """Return the same with a :class:`Far` for every large tensor; valid until the next step."""
+        """Return the same with a :class:`RemoteState` for large tensors; until the next step."""
         fetch = partial(self._broadcaster.call, FETCH)
         return self._as_whole(remote_state(self._broadcaster.call(OUTLINE), fetch=fetch))
 
@@ -246,7 +246,7 @@ def _plain(name: str) -> str:
 
 
 def _check(model: nn.Module) -> None:
-    """Refuse a model whose shards do not show their place in the whole tensor.
+    """Refuse a model with shards that do not state their place in the whole tensor.
 
     Raises:
         ConfigError: it uses FSDP 1, which hides parameters in flat vectors.

@@ -96,7 +96,7 @@ def render(
         f"<h1>{text(title)}</h1>{_head(summary, episodes or {})}{boxes}"
         f"{worth(rounds.get('worth') or {})}{'' if rl else member_table(summary)}"
         f"{event_table(events)}"
-        + (f"<section><h2>What the model wrote</h2><pre>{text(sample)}</pre></section>")
+        + (f"<section><h2>Sample of the model</h2><pre>{text(sample)}</pre></section>")
         * bool(sample)
         + f"<section><h2>Job</h2><pre>{text(job_text)}</pre></section>"
         + f"<script>{plotly_js()}</script>"
@@ -165,7 +165,7 @@ def loss_chart(points: Points) -> Chart:
             "line": {"color": "#d62728", "width": 3},
         }
     )
-    about = "Training loss of each member and loss of the common model on text that none has seen."
+    about = "Training loss of each member and loss of the common model on held-out text."
     return "Loss", about, traces, layout("step", "nats per token")
 
 

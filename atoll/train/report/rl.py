@@ -146,7 +146,7 @@ def texts(rl: Rl) -> str:
         lines = "\n".join(str(one) for one in policy.get("texts") or ())
         if lines:
             written += f"<h3>{text(policy['policy'])}</h3><pre>{text(lines)}</pre>"
-    return f"<section><h2>What they write</h2>{written}</section>" if written else ""
+    return f"<section><h2>Completions</h2>{written}</section>" if written else ""
 
 
 def short_env(env: str) -> str:
@@ -179,7 +179,7 @@ def _returns(rl: Rl, points: Points) -> Chart:
     about = "Mean return of each policy's last episodes, against its own environment steps."
     if len({short_env(str(policy["env"])) for policy in policies}) > 1:
         look |= _side_by_side(policies, traces)
-        about += " Each on a scale of its own: they are returns of different things."
+        about += " Each has its own scale, because tasks differ."
     return "Return", about, traces, look
 
 
@@ -217,7 +217,7 @@ def _explained(rl: Rl, points: Points) -> Chart:
         "Share of the variance of returns that the values an actor used had foreseen: 1 is all of "
         "it, 0 no more than their mean. Where every return is the same, nothing is left to explain."
     )
-    return "What the critic explains", about, traces, look
+    return "Explained variance", about, traces, look
 
 
 def _speed(rl: Rl, points: Points) -> Chart:

@@ -16,7 +16,7 @@ def worth(found: Mapping[str, Any]) -> str:
         return ""
     said = [found["text"], *(node["text"] for node in found["nodes"]), found["next"]["text"]]
     lines = "".join(f"<li>{text(sentence)}</li>" for sentence in dict.fromkeys(said))
-    return f"<section><h2>What each machine is worth</h2><ul>{lines}</ul></section>"
+    return f"<section><h2>Value of each machine</h2><ul>{lines}</ul></section>"
 
 
 def tiles(summary: Mapping[str, Any]) -> str:

@@ -43,11 +43,6 @@ class Recorder:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8", buffering=1)
 
-    @property
-    def outlets(self) -> tuple[Callable[[Point], None] | None, Callable[[Event], None] | None]:
-        """The receivers of points and events."""
-        return self._report, self._announce
-
     def point(self, values: Mapping[str, float]) -> None:
         """Record values with the current time; values that are not finite are left out."""
         finite = {name: float(v) for name, v in values.items() if math.isfinite(v)}
@@ -111,7 +106,7 @@ class Totals:
     recovery_s: float = 0.0
     """Part of `wall_s`: recovery of the committed state after being left behind."""
     wasted_steps: float = 0.0
-    """Optimizer steps that were lost because the group went on without this member."""
+    """Optimizer steps that were lost because the group continued without this member."""
 
     def count(self, elapsed_s: float, sync: SyncResult | None, *, waited_s: float = 0.0) -> None:
         """Add `elapsed_s` of training, with the round in it if there was one.

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 
 from atoll import __version__
-from atoll.config import JobSpec
 from atoll.data import Dataset, ImageDataset
 from atoll.errors import AtollError, HubError, ScriptError
-from atoll.strategies.base import Outer
 from atoll.task import Task
 from atoll.train.build import Built
 from atoll.train.evaluate import Evaluation, LossOfBatch, evaluate
@@ -45,12 +43,11 @@ def final_evaluation(
 
 
 def member_result(
-    spec: JobSpec,
     built: Built,
-    outer: Outer,
     totals: Totals,
     *,
     slot: int,
+    seed: int,
     start_s: float,
     first: Evaluation,
     reason: str,
@@ -58,24 +55,12 @@ def member_result(
     """Return one member's part of the summary; `reason` says why it ended early, if it did."""
     task = built.task
     return {
-        "member": task.member,
-        "slot": slot,
-        "steps": task.step,
-        "tokens": task.tokens,
-        "rounds": task.round,
-        **totals.to_dict(),
+        **run_result(member=task.member, slot=slot, seed=seed, reason=reason, totals=totals),
+        **trained(task, totals=totals, digest=built.outer.digest(task)),
         "start_s": start_s,
-        "parameters": task.num_parameters,
         "first_loss_sum": first.loss_sum,
         "first_tokens": first.tokens,
-        "digests": task.past,
-        "digest": outer.digest(task),
         "data_digest": built.dataset.digest,
-        "tokens_per_s": task.tokens / totals.wall_s if totals.wall_s > 0 else 0.0,
-        "stopped": bool(reason),
-        "reason": reason,
-        "seed": spec.job.seed,
-        "versions": versions(),
     }
 
 
@@ -121,25 +106,19 @@ def end_member(
     except HubError as trouble:
         if error is None:
             raise
-        log.warning("the hub was not told how this ended: %s", trouble)
+        log.warning("could not report the end of this process to the hub: %s", trouble)
 
 
-def run_result(
-    *, member: str, slot: int, seed: int, stopped: bool, totals: Totals
-) -> dict[str, Any]:
+def run_result(*, member: str, slot: int, seed: int, reason: str, totals: Totals) -> dict[str, Any]:
     """Return a member's part of the summary, without the model's figures."""
     return {
         "member": member,
         "slot": slot,
         **totals.to_dict(),
-        "stopped": stopped,
-        "reason": "asked to stop" if stopped else "",
+        "stopped": bool(reason),
+        "reason": reason,
         "seed": seed,
-        "versions": {
-            "atoll": __version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from atoll.config.rl_roles import ACTOR, Seat, seats
+from atoll.config.rl_roles import ACTOR, MemberRole, member_roles
 from atoll.config.rl_tables import RlTable
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -24,8 +24,8 @@ def rl_summary(rl: RlTable, *, results: Results, points: Points) -> dict[str, An
 
     A lost member has no entry in `results`; its last measurements count.
     """
-    told = {f"w{slot}": seat for slot, seat in enumerate(seats(rl))}
-    rows = {name: _member(name, seat, results, points) for name, seat in told.items()}
+    told = {f"w{slot}": role for slot, role in enumerate(member_roles(rl))}
+    rows = {name: _member(name, role, results, points) for name, role in told.items()}
     policies = [
         _policy(policy.name, policy.env, policy.steps or rl.steps, rows.values())
         for policy in rl.policies
@@ -65,7 +65,7 @@ def curve(points: Points, members: Iterable[str], name: str) -> tuple[list[float
     return xs, ys
 
 
-def _member(name: str, seat: Seat, results: Results, points: Points) -> dict[str, Any]:
+def _member(name: str, role: MemberRole, results: Results, points: Points) -> dict[str, Any]:
     """Return the figures of one member, from its result or else its measurements."""
     latest: dict[str, Any] = {}
     for point in points:
@@ -80,8 +80,8 @@ def _member(name: str, seat: Seat, results: Results, points: Points) -> dict[str
 
     return {
         "member": name,
-        "role": seat.role,
-        "policy": seat.policy,
+        "role": role.role,
+        "policy": role.policy,
         "finished": bool(own),
         "env_steps": int(figure("env_steps") or 0),
         "episodes": int(figure("episodes") or 0),

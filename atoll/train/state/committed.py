@@ -105,7 +105,7 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
         found = outer.committed(task).base
     if found != base:
         raise CheckpointError(
-            "the state that was taken over is not the committed one",
+            "the recovered state is not the committed one",
             given=f"digest {found[:16]}", expected=base[:16],
         )  # fmt: skip
 

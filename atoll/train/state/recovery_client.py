@@ -39,7 +39,7 @@ class RolledBack(GroupError):
     def __init__(self, round_: int, *, lease: Lease | None = None) -> None:
         """Continue from the checkpoint of `round_` (-1: the beginning), on the data of `lease`."""
         super().__init__(
-            "nobody has the committed state any more",
+            "no member has the committed state any more",
             expected=f"the checkpoint of round {round_}" if round_ >= 0 else "a fresh start",
         )
         self.round, self.lease = round_, lease

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from atoll.checkpoint import BackgroundSaver, Saved, Store, collect
+from atoll.checkpoint import BackgroundSaver, Extras, OuterState, Saved, SavePoint, Store, collect
 from atoll.checkpoint.format.memory_image import image_nbytes
 from atoll.strategies.base import Outer
 from atoll.task import Task
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """The metadata of a checkpoint, beyond the state of task and strategy."""
-
-    members: tuple[str, ...]
-    """The members of the last round."""
-    shared: bool
-    """Whether this member writes the shared part."""
-    final: bool
-    """The run ends here: wait for an earlier save instead of skipping this one."""
-    score: float | None
-    """Held-out loss of this round, if it was evaluated."""
-    counters: Mapping[str, float | int | str]
-    about: Mapping[str, str]
-    cursor: Mapping[str, int]
-    strategy: str
-    """The name of the outer strategy."""
-    kept: Sequence[Mapping[str, Any]] = ()
-    """By rank: what a script keeps besides model and optimizer."""
-
 
 SLACK_BYTES = 1 << 20
 """For counters and metadata that are not known yet."""
@@ -43,8 +20,8 @@ SLACK_BYTES = 1 << 20
 class Saving:
     """Where checkpoints go: to a store, or to a background saver; without either, nowhere."""
 
-    store: Store | None
-    saver: BackgroundSaver | None
+    store: Store | None = None
+    saver: BackgroundSaver | None = None
 
     def reserve(self, task: Task, outer: Outer, *, shared: bool) -> None:
         """Allocate memory for later saves, once the optimizer has its state.
@@ -54,15 +31,29 @@ class Saving:
         if self.saver is None or task.elsewhere is not None:
             return
         task.pull()
-        own, common = collect(
-            task, outer=outer.state_dict(), codec={}, cursor={}, counters={}, about={},
-            own_model=not outer.one_model, base="", leases=task.leases, agreed=agreed(task, outer),
-        )  # fmt: skip
+        own, common = collect(task, _outer_state(task, outer), Extras())
         parts = (own, common) if shared else (own,)
         self.saver.reserve(sum(image_nbytes(part) for part in parts) + SLACK_BYTES)
 
-    def save(self, task: Task, outer: Outer, moment: Moment) -> bool:
+    def save(
+        self,
+        task: Task,
+        outer: Outer,
+        extras: Extras,
+        *,
+        members: Sequence[str],
+        final: bool,
+        score: float | None = None,
+    ) -> bool:
         """Save the state right after a committed round; return whether it was taken.
+
+        Args:
+            task: What is trained.
+            outer: Its outer strategy.
+            extras: What else the checkpoint holds.
+            members: Members of the last round.
+            final: The run ends here: wait for an earlier save instead of skipping this one.
+            score: Held-out loss of this round, if it was evaluated.
 
         Raises:
             StorageFull: the store is full; never with a saver.
@@ -71,26 +62,26 @@ class Saving:
         if self.store is None and self.saver is None:
             return False
         task.pull()
-        base = outer.committed(task).base if outer.one_model else ""
         # All parts of a checkpoint carry the same step, also where members count their own.
         step = task.step if outer.one_state else outer.committed(task).step
-        own, common = collect(
-            task, outer=outer.state_dict(), codec={}, cursor=moment.cursor,
-            counters=moment.counters, about=moment.about, own_model=not outer.one_model,
-            base=base, leases=task.leases, strategy=moment.strategy, agreed=agreed(task, outer),
-            kept=moment.kept,
-        )  # fmt: skip
+        point = SavePoint(task.round, step, task.member, members, score)
+        own, common = collect(task, _outer_state(task, outer), extras)
+        parts = [own, common] if point.shared else [own]
         if self.saver is not None:
-            outcome = self.saver.save(
-                task.round, (own, common), step=step, member=task.member,
-                members=moment.members, shared=moment.shared, base=base, final=moment.final,
-                score=moment.score,
-            )  # fmt: skip
-            return isinstance(outcome, Saved)
+            return isinstance(self.saver.save(point, parts, final=final), Saved)
         if self.store is not None:
-            parts = [common, own] if moment.shared else [own]
-            self.store.put(task.round, parts, step=step, member=task.member, members=moment.members)
+            self.store.put(point, parts)
         return True
+
+
+NOT_SAVED = Saving()
+
+
+def _outer_state(task: Task, outer: Outer) -> OuterState:
+    return OuterState(
+        outer.state_dict(), own_model=not outer.one_model,
+        base=outer.committed(task).base if outer.one_model else "", agreed=agreed(task, outer),
+    )  # fmt: skip
 
 
 def agreed(task: Task, outer: Outer) -> dict[str, Tensor]:

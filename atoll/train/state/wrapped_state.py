@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from atoll.checkpoint import BackgroundSaver, adopt, describe, resume
+from atoll.checkpoint import BackgroundSaver, Extras, adopt, describe, resume
 from atoll.errors import LeftBehind
 from atoll.group.base import Group
 from atoll.strategies.base import Outer, SyncResult, extend_history_hash
@@ -14,7 +14,7 @@ from atoll.task import Task
 from atoll.train.join_job import JoinedJob
 from atoll.train.state.committed import CommittedState
 from atoll.train.state.recovery_client import RolledBack
-from atoll.train.state.saving import Moment, Saving
+from atoll.train.state.saving import Saving
 from atoll.wire.messages import Event
 
 log = logging.getLogger(__name__)
@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 60.0
 
 
-class StatePolicy(Protocol):
+class RankStates(Protocol):
     """What a script keeps besides model and optimizer, on all its ranks."""
 
     def gather(self) -> Sequence[Mapping[str, Any]]:
         """Return the state of every rank."""
         ...
 
-    def give(self, states: Sequence[Mapping[str, Any]]) -> None:
+    def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Load the state of every rank."""
         ...
 
@@ -46,13 +46,13 @@ class WrappedState:
         strategy: str,
         enrolled: JoinedJob | None,
         every: int = 0,
-        kept: StatePolicy | None = None,
+        rank_states: RankStates | None = None,
     ) -> None:
         """Store the arguments.
 
         `every` is the number of rounds between checkpoints; 0 saves none.
         """
-        self._kept = kept
+        self._rank_states = rank_states
         self._task, self._outer, self._group = task, outer, group
         self._strategy, self._enrolled, self._every = strategy, enrolled, every
         self._saver: BackgroundSaver | None = None
@@ -76,7 +76,7 @@ class WrappedState:
             self.recover(error)
         if self._outer.inherits:
             state = CommittedState(self._task, self._outer)
-            enrolled.lifeline.offer(self._task, state)
+            enrolled.recovery.offer(self._task, state)
         return result
 
     def recover(self, error: LeftBehind | None) -> None:
@@ -87,13 +87,15 @@ class WrappedState:
         """
         enrolled = self._enrolled
         if enrolled is None:
-            raise error or LeftBehind("the run is under way", expected="a connection to the others")
+            raise error or LeftBehind(
+                "the run is under way", expected="a connection to the other members"
+            )
         if not self._outer.inherits:
-            self._task.round = enrolled.lifeline.catch_up()
+            self._task.round = enrolled.recovery.catch_up()
             self._outer.rejoin(self._task)
             return
         try:
-            enrolled.lifeline.take(self._task, self._outer)
+            enrolled.recovery.take(self._task, self._outer)
         except RolledBack as back:
             log.warning("%s", back)
             if back.round >= 0:
@@ -116,14 +118,14 @@ class WrappedState:
             self._saver.close(timeout_s=CLOSE_TIMEOUT_S)
 
     def _save(self, *, final: bool) -> None:
-        members = self._group.members
-        moment = Moment(
-            members=members, shared=members[0] == self._group.me, final=final, score=None,
-            counters={"chain": self._task.past}, cursor={}, strategy=self._strategy,
+        extras = Extras(
+            strategy=self._strategy, counters={"chain": self._task.past},
             about=describe("script", options={}, tokenizer=""),
-            kept=self._kept.gather() if self._kept is not None else (),
+            rank_states=self._rank_states.gather() if self._rank_states is not None else (),
         )  # fmt: skip
-        Saving(store=None, saver=self._saver).save(self._task, self._outer, moment)
+        Saving(saver=self._saver).save(
+            self._task, self._outer, extras, members=self._group.members, final=final
+        )
 
     def _resume(self, enrolled: JoinedJob, round_: int) -> None:
         store = enrolled.store()
@@ -137,8 +139,8 @@ class WrappedState:
             self._tell(enrolled, warning)
         self._outer.rejoin(self._task)
         self._task.past = str(restored.counters.get("chain", ""))
-        if self._kept is not None:
-            self._kept.give(restored.kept)
+        if self._rank_states is not None:
+            self._rank_states.restore(restored.rank_states)
 
     def _tell(self, enrolled: JoinedJob, text: str) -> None:
         log.warning("%s", text)

@@ -21,6 +21,7 @@ from atoll.checkpoint import (
     HubTarget,
     Part,
     Saved,
+    SavePoint,
     Skipped,
 )
 from atoll.checkpoint import shared_memory as memory_module
@@ -52,7 +53,7 @@ def test_what_was_copied_is_written_and_not_what_it_became(tmp_path: Path) -> No
     saver = BackgroundSaver(target(tmp_path), scratch=tmp_path)
     values = torch.full((50_000,), 1.0)
     part = [Part(SHARED, {"model/v": values}), Part("w0.safetensors", {"v": values[:9]})]
-    saved = saver.save(1, part, step=10, member="w0", members=["w0"], shared=True, base="b")
+    saved = saver.save(SavePoint(1, 10, "w0", ["w0"]), part)
     values.fill_(9.0)
     assert isinstance(saved, Saved)
     assert saved.nbytes > 200_000
@@ -147,7 +148,7 @@ def test_writer_that_cannot_live_is_given_up_and_told(
     save(saver, 1)
     text = events.until("checkpoint-failed").text
     assert "round 1 was not saved" in text
-    assert "died again and again" in text
+    assert "failed repeatedly" in text
     assert not saver.wait(WAIT_S)
     assert not saver.close(0.1)
 
@@ -275,7 +276,7 @@ def test_tensor_that_cannot_be_saved_is_named_at_once(tmp_path: Path) -> None:
     saver = BackgroundSaver(target(tmp_path), scratch=tmp_path)
     part = Part(SHARED, {"model/v": torch.zeros(2, dtype=torch.complex64)})
     with pytest.raises(CheckpointError, match="model/v"):
-        saver.save(1, [part], step=1, member="w0", members=["w0"], shared=True)
+        saver.save(SavePoint(1, 1, "w0", ["w0"]), [part])
     assert isinstance(save(saver, 2), Saved)
     assert saver.close(WAIT_S)
 

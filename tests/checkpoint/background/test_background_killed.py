@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from atoll.checkpoint import BackgroundSaver, DirectoryStore, Saved
+from atoll.checkpoint import BackgroundSaver, DirectoryStore, Saved, SavePoint
 from tests.checkpoint.savers import WAIT_S, Events, killing, newest, parts, save, target
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes")
@@ -57,7 +57,7 @@ def test_kill_of_the_writer_at_any_point_loses_nothing(tmp_path: Path) -> None:
     for point in range(60):
         folder = tmp_path / str(point)
         store = DirectoryStore(folder / "job")
-        store.put(1, parts(1.0), step=10, member="w0", members=["w0"])
+        store.put(SavePoint(1, 10, "w0", ["w0"]), parts(1.0))
         events = Events()
         saver = BackgroundSaver(
             target(folder, keep=1), scratch=folder, on_event=events,

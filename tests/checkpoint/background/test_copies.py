@@ -14,7 +14,7 @@ import fsspec
 import msgspec
 import pytest
 
-from atoll.checkpoint import BackgroundSaver, DirectoryStore
+from atoll.checkpoint import BackgroundSaver, DirectoryStore, SavePoint
 from atoll.checkpoint.background.copies import JOURNAL, CheckpointCopies, Journal, copy_all
 from atoll.checkpoint.background.messages import Copied, CopyFailed, FolderTarget, Report
 from atoll.checkpoint.stores.remote import Remote, hidden, locate
@@ -65,7 +65,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def fill(folder: Path, round_: int, *, value: float | None = None) -> None:
     store = DirectoryStore(folder / "job", keep=9)
     own = parts(float(round_) if value is None else value)
-    store.put(round_, own, step=10 * round_, member="w0", members=["w0"])
+    store.put(SavePoint(round_, 10 * round_, "w0", ["w0"]), own)
 
 
 def copies(folder: Path, url: str) -> CheckpointCopies:
@@ -298,7 +298,7 @@ def test_unknown_scheme_and_missing_driver_are_named() -> None:
 
 def test_store_that_refuses_is_told_in_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(CheckpointError, match="did not do what was asked"):
+    with pytest.raises(CheckpointError, match="reported an error"):
         Remote(str(tmp_path / "file" / "below")).write("name", b"x")
 
 

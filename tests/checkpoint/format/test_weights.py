@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from atoll.checkpoint import DirectoryStore, Part, describe, load_weights, save_weights
+from atoll.checkpoint import DirectoryStore, Part, SavePoint, describe, load_weights, save_weights
 from atoll.errors import CheckpointCorrupt, CheckpointMissing
 
 ABOUT = describe("gpt", options={"layers": 2, "tie": True}, tokenizer='{"name": "bytes"}')
@@ -44,7 +44,7 @@ def test_shared_part_of_a_checkpoint_serves_as_weights(tmp_path: Path) -> None:
         ABOUT,
     )
     own = Part("w0.safetensors", {})
-    DirectoryStore(tmp_path).put(3, [part, own], step=1, member="w0", members=["w0"])
+    DirectoryStore(tmp_path).put(SavePoint(3, 1, "w0", ["w0"]), [part, own])
     weights = load_weights(tmp_path / "checkpoints/round-000003/shared.safetensors")
     assert list(weights.state) == ["a"]
     assert weights.model == "gpt"

@@ -12,8 +12,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atoll.checkpoint import SHARED, DirectoryStore, Restored, Store, describe, resume, save
+from atoll.checkpoint import (
+    SHARED,
+    DirectoryStore,
+    Extras,
+    OuterState,
+    Restored,
+    SavePoint,
+    Store,
+    collect,
+    describe,
+    resume,
+)
 from atoll.checkpoint.state.capture import random_state, set_random_state
+from atoll.checkpoint.state.outer_state import CODEC_STATE
 from atoll.codec import Codec, make_codec
 from atoll.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 from atoll.task import Task
@@ -79,18 +91,23 @@ class Training:
     def save(
         self, store: Store, *, members: tuple[str, ...] = ("w0",), own_model: bool = False
     ) -> bool:
-        return save(
-            store, self.task.round, self.task, members=members,
-            shared=self.task.member == members[0], outer=self.outer,
-            codec=self.codec.state_dict(), cursor=self.cursor,
-            counters={"wall_s": 1.5, "rounds": 3, "why": "test"}, about=ABOUT,
-            own_model=own_model,
+        codec = {CODEC_STATE + name: tensor for name, tensor in self.codec.state_dict().items()}
+        own, common = collect(
+            self.task,
+            OuterState({**self.outer, **codec}, own_model=own_model),
+            Extras(
+                cursor=self.cursor, counters={"wall_s": 1.5, "rounds": 3, "why": "test"},
+                about=ABOUT,
+            ),
         )  # fmt: skip
+        point = SavePoint(self.task.round, self.task.step, self.task.member, members)
+        return store.put(point, [own, common] if point.shared else [own])
 
     def resume(self, store: Store, round_: int) -> Restored:
         restored = resume(store, round_, self.task)
-        self.outer.update(restored.outer)
-        self.codec.load_state_dict(restored.codec)
+        codec = {k: v for k, v in restored.outer.items() if k.startswith(CODEC_STATE)}
+        self.outer.update({k: v for k, v in restored.outer.items() if k not in codec})
+        self.codec.load_state_dict({k.removeprefix(CODEC_STATE): v for k, v in codec.items()})
         self.cursor = restored.cursor or self.cursor
         return restored
 
@@ -189,7 +206,7 @@ def test_newcomer_takes_no_members_data_position_or_rng(tmp_path: Path) -> None:
     restored = newcomer.resume(store, 1)
     assert str(random_state()) == before
     assert restored.borrowed
-    assert (restored.cursor, restored.codec, restored.counters) == (None, {}, {})
+    assert (restored.cursor, restored.counters) == (None, {})
     assert list(restored.outer) == ["shared.momentum"]
     theirs = donor.task.model.state_dict()
     assert all(torch.equal(v, theirs[k]) for k, v in newcomer.task.model.state_dict().items())

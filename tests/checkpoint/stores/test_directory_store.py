@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.checkpoint import SHARED, DirectoryStore, Part, member_part
+from atoll.checkpoint import SHARED, DirectoryStore, Part, SavePoint, member_part
 from atoll.checkpoint.format.part import STATE
 from atoll.checkpoint.stores.folder import check_part
 from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
@@ -31,7 +31,7 @@ def parts_of(member: str, *, value: float = 0.0, state: str = "s") -> list[Part]
 def fill(store: DirectoryStore, round_: int, *, value: float = 0.0, state: str = "s") -> None:
     for member in MEMBERS:
         parts = parts_of(member, value=value, state=state)
-        store.put(round_, parts, step=10 * round_, member=member, members=MEMBERS)
+        store.put(SavePoint(round_, 10 * round_, member, MEMBERS), parts)
 
 
 def folder_of(store: DirectoryStore, round_: int) -> Path:
@@ -44,11 +44,11 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 
 def test_checkpoint_exists_from_the_last_part_on(store: DirectoryStore) -> None:
-    first = store.put(4, parts_of("w0", value=4.0), step=40, member="w0", members=MEMBERS)
+    first = store.put(SavePoint(4, 40, "w0", MEMBERS), parts_of("w0", value=4.0))
     assert (first, store.latest()) == (False, -1)
     with pytest.raises(CheckpointMissing, match=r"round 4.*no round has one yet"):
         store.get(4, names=PARTS)
-    last = store.put(4, parts_of("w1", value=4.0), step=40, member="w1", members=MEMBERS)
+    last = store.put(SavePoint(4, 40, "w1", MEMBERS), parts_of("w1", value=4.0))
     assert (last, store.latest()) == (True, 4)
     found = store.get(4, names=PARTS)
     assert sorted(found) == sorted(PARTS)
@@ -66,7 +66,7 @@ def test_members_may_arrive_in_any_order_and_at_once(store: DirectoryStore) -> N
 
     def put(member: str) -> None:
         barrier.wait(timeout=PATIENCE_S)
-        store.put(1, parts_of(member), step=1, member=member, members=members)
+        store.put(SavePoint(1, 1, member, members), parts_of(member))
 
     threads = [threading.Thread(target=put, args=(member,)) for member in reversed(members)]
     for thread in threads:
@@ -83,16 +83,16 @@ def test_get_returns_only_the_names_asked_for(store: DirectoryStore) -> None:
 
 
 def test_parts_of_an_abandoned_attempt_never_mix_with_new_ones(store: DirectoryStore) -> None:
-    store.put(5, parts_of("w1", state="old"), step=50, member="w1", members=MEMBERS)
-    assert not store.put(5, parts_of("w0", state="new"), step=50, member="w0", members=MEMBERS)
-    assert store.put(5, parts_of("w1", state="new"), step=50, member="w1", members=MEMBERS)
+    store.put(SavePoint(5, 50, "w1", MEMBERS), parts_of("w1", state="old"))
+    assert not store.put(SavePoint(5, 50, "w0", MEMBERS), parts_of("w0", state="new"))
+    assert store.put(SavePoint(5, 50, "w1", MEMBERS), parts_of("w1", state="new"))
     assert store.get(5, names={"w1.safetensors"})["w1.safetensors"].metadata[STATE] == "new"
 
 
 def test_same_state_again_leaves_the_checkpoint_alone(store: DirectoryStore) -> None:
     fill(store, 2)
     before = {path: path.stat().st_mtime_ns for path in folder_of(store, 2).iterdir()}
-    assert store.put(2, parts_of("w0"), step=20, member="w0", members=MEMBERS)
+    assert store.put(SavePoint(2, 20, "w0", MEMBERS), parts_of("w0"))
     assert {path: path.stat().st_mtime_ns for path in folder_of(store, 2).iterdir()} == before
 
 
@@ -111,7 +111,7 @@ def test_only_the_last_ones_are_kept(store: DirectoryStore) -> None:
 
 def test_incomplete_ones_do_not_count_as_kept_and_are_removed(store: DirectoryStore) -> None:
     fill(store, 1)
-    store.put(2, parts_of("w0"), step=20, member="w0", members=MEMBERS)
+    store.put(SavePoint(2, 20, "w0", MEMBERS), parts_of("w0"))
     fill(store, 3)
     kept = sorted(path.name for path in (store.folder / "checkpoints").iterdir())
     assert kept == ["round-000001", "round-000003"]
@@ -174,10 +174,10 @@ def test_older_checkpoint_is_latest_if_a_manifest_is_damaged(
         with pytest.raises(CheckpointCorrupt, match=r"manifest\.json .*round 2 cannot be read"):
             store.get(2, names=PARTS)
     path.write_bytes(data.replace(b'"round": 2', b'"round": 3'))
-    with pytest.raises(CheckpointCorrupt, match="belongs elsewhere"):
+    with pytest.raises(CheckpointCorrupt, match="is of another round"):
         store.get(2, names=PARTS)
     path.write_bytes(data.replace(b'"w0.safetensors"', b'"../w0.safetensors"'))
-    with pytest.raises(CheckpointCorrupt, match="belongs elsewhere"):
+    with pytest.raises(CheckpointCorrupt, match="is of another round"):
         store.get(2, names=PARTS)
 
 
@@ -205,7 +205,7 @@ def test_full_disk_leaves_the_older_checkpoint_valid(tmp_path: Path) -> None:
         small = Part("w0.safetensors", {"v": torch.zeros(2**18)})
         large = Part(SHARED, {"model/v": torch.zeros(2**20)})
         with pytest.raises(StorageFull, match="older ones are still valid"):
-            store.put(2, [small, large], step=20, member="w0", members=["w0"])
+            store.put(SavePoint(2, 20, "w0", ["w0"]), [small, large])
         assert list(folder_of(store, 2).iterdir()) == []
         assert store.latest() == 1
         assert len(store.get(1, names=PARTS)) == 3
@@ -218,7 +218,7 @@ def test_resuming_from_an_older_round_drops_later_ones(
 ) -> None:
     for round_ in (2, 4, 6):
         fill(store, round_, state=str(round_))
-    store.put(8, parts_of("w0"), step=80, member="w0", members=MEMBERS)
+    store.put(SavePoint(8, 80, "w0", MEMBERS), parts_of("w0"))
     assert store.abandon(after=3) == [4, 6, 8]
     assert store.latest() == 2
     fill(store, 4, state="another future")
@@ -242,10 +242,9 @@ def test_the_best_are_kept_by_the_score_of_the_first_member(tmp_path: Path) -> N
     store = DirectoryStore(tmp_path / "job", keep=Keep(newest=1, best=1))
     for round_, score in ((1, 2.0), (2, 1.0), (3, 3.0)):
         for member in MEMBERS:
-            store.put(
-                round_, parts_of(member, state=str(round_)), step=round_, member=member,
-                members=MEMBERS, score=score if member == "w0" else 0.0,
-            )  # fmt: skip
+            own = score if member == "w0" else 0.0
+            point = SavePoint(round_, round_, member, MEMBERS, score=own)
+            store.put(point, parts_of(member, state=str(round_)))
     kept = sorted(path.name for path in (store.folder / "checkpoints").iterdir())
     assert kept == ["round-000002", "round-000003"]
     assert store.manifest(2).score == 1.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.checkpoint import SHARED, HubStore, Part, member_part
+from atoll.checkpoint import SHARED, HubStore, Part, SavePoint, member_part
 from atoll.checkpoint.files import hash_file
 from atoll.errors import CheckpointCorrupt, CheckpointMissing, HubUnreachable
 from atoll.hub.app import HubOptions
@@ -51,9 +51,7 @@ class Site:
         own = Part(member_part(f"w{slot}"), {"v": torch.full((5,), value + slot)})
         shared = Part(SHARED, {"model/v": torch.full((50_000,), value)})
         parts = [own] if slot else [shared, own]
-        return self.stores[slot].put(
-            round_, parts, step=10 * round_, member=f"w{slot}", members=MEMBERS
-        )
+        return self.stores[slot].put(SavePoint(round_, 10 * round_, f"w{slot}", MEMBERS), parts)
 
     def folder(self, round_: int) -> Path:
         assert self.server.hub is not None

@@ -10,9 +10,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from atoll.checkpoint import DirectoryStore, Part, collect, describe, resume
+from atoll.checkpoint import (
+    DirectoryStore,
+    Extras,
+    OuterState,
+    Part,
+    SavePoint,
+    collect,
+    describe,
+    resume,
+)
 from atoll.checkpoint.background.copies import CheckpointCopies
-from atoll.checkpoint.sharded import save_sharded
+from atoll.checkpoint.sharded import ShardedInfo, Trained, save_sharded
 from atoll.cli import hub_access
 from atoll.cli import main as command
 from atoll.hub.app import HubOptions
@@ -40,19 +49,14 @@ def parts(round_: int) -> list[Part]:
     trained = task(value=float(round_))
     trained.round, trained.step = round_, 10 * round_
     about = describe("net", options={"width": 3}, tokenizer="{}")
-    own, common = collect(
-        trained, outer={}, codec={}, cursor={}, counters={}, about=about, base=f"b{round_}"
-    )
+    own, common = collect(trained, OuterState(base=f"b{round_}"), Extras(about=about))
     return [common, own]
 
 
 def fill(folder: Path, *rounds: int) -> DirectoryStore:
     store = DirectoryStore(folder, keep=9)
     for round_ in rounds:
-        store.put(
-            round_, parts(round_), step=10 * round_, member="w0", members=["w0"],
-            score=1.0 / round_,
-        )  # fmt: skip
+        store.put(SavePoint(round_, 10 * round_, "w0", ["w0"], score=1.0 / round_), parts(round_))
     return store
 
 
@@ -139,7 +143,7 @@ def test_damaged_checkpoint_is_not_exported(runs: Path, capsys: pytest.CaptureFi
 
 def test_sharded_checkpoint_is_exported_as_one_file(runs: Path) -> None:
     trained = task(value=7.0)
-    save_sharded(runs / "big", 3, trained.model, trained.optimizer, step=30)
+    save_sharded(runs / "big", 3, Trained(trained.model, trained.optimizer), ShardedInfo(30))
     assert run("export", "big", "out.safetensors") == 0
     assert load_file("out.safetensors")["weight"][0, 0] == 7.0
     assert run("verify", "big") == 0

@@ -25,5 +25,5 @@ def test_model_that_cannot_take_the_data_is_refused() -> None:
 def test_pretrained_model_may_be_on_other_machines_only() -> None:
     spec = read_spec({"model": {"name": "transformers", "source": "/models/not/here"}})
     assert precheck.check_names(spec) == 0
-    with pytest.raises(DataError, match="no such folder with a model"):
+    with pytest.raises(DataError, match="model folder does not exist"):
         precheck.check_names(spec, here=True)

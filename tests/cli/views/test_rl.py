@@ -56,7 +56,7 @@ def actor(slot: int, *, state: str = "running", **values: float) -> dict[str, An
 def watched(*members: dict[str, Any], **changes: Any) -> Watched:
     view = {
         "job": "balance-1", "kind": "rl", "state": "running", "reason": "", "nodes_wanted": 3,
-        "seats": describe_roles(parse_spec(SPEC)), "members": list(members),
+        "roles": describe_roles(parse_spec(SPEC)), "members": list(members),
         "progress": {"step": 450, "steps": 1000}, **changes,
     }  # fmt: skip
     job = Watched("balance-1", view=view)
@@ -116,7 +116,7 @@ def test_a_plain_line_names_every_policy_and_its_return() -> None:
 def test_the_time_left_is_that_of_the_policy_that_ends_last() -> None:
     def left(*members: dict[str, Any]) -> float | None:
         job = watched(*members)
-        return left_s(policies_of(job.view["seats"], job.members, job.returns))
+        return left_s(policies_of(job.view["roles"], job.members, job.returns))
 
     slow = actor(2, env_steps=200.0, env_steps_per_s=100.0)
     assert left(critic(), actor(1), slow) == 8.0

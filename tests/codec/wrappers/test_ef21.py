@@ -164,7 +164,7 @@ def test_strategy_without_memory_of_sums_is_refused() -> None:
     codec = make_codec("ef21(int8)")
     codec.encode(gaussian(100), key="k")
     codec.finish(committed=True)
-    with pytest.raises(ConfigError, match=r"takes their mean for the whole.*feedback\(int8:256\)"):
+    with pytest.raises(ConfigError, match=r"uses their mean as the whole.*feedback\(int8:256\)"):
         codec.encode(gaussian(100), key="k")
 
 

@@ -49,7 +49,7 @@ class SimulatedDirect:
         peers = self._peers = self._meet(plan, meet_by, serial)
         self.broken = set()
         try:
-            shares = self._swap(plan, own, serial, deadline)
+            shares = self._all_shares(plan, own, serial, deadline)
         except (PeerLost, DeadlineExceeded):
             for peer in peers.values():  # its connections go with it, so that the others know
                 self.world.tell_broken(peer, self.process)
@@ -60,7 +60,7 @@ class SimulatedDirect:
         self.world.reached("member", "result", self.process)
         return self._mean(shares, codec)
 
-    def _swap(self, plan: RoundPlan, own: Share, serial: int, deadline: float) -> list[Share]:
+    def _all_shares(self, plan: RoundPlan, own: Share, serial: int, deadline: float) -> list[Share]:
         """Send the own share to all, and return everybody's."""
         self.world.reached("member", "contributing", self.process)
         peers = self._peers
@@ -133,7 +133,7 @@ class SimulatedDirect:
 
     def _check(self, serial: int) -> None:
         if serial != self._serial:
-            raise PeerLost("this exchange was given up")
+            raise PeerLost("this exchange was abandoned")
 
     def drop(self) -> None:
         self.begin()

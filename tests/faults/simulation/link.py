@@ -65,7 +65,7 @@ class SimulatedInbox:
         while not self._arrivals:
             self._check()
             if deadline <= scheduler.now:
-                raise DeadlineExceeded("nothing came before the deadline")
+                raise DeadlineExceeded("no message arrived before the deadline")
             self._parking.wait(deadline - scheduler.now)
         return self._arrivals.popleft()
 

@@ -64,7 +64,7 @@ def test_flat_loss_alarm_ends_when_the_loss_falls() -> None:
     played = play("loss-flat", at, seconds=4_000)  # type: ignore[arg-type]
     alarm = played.only()
     assert 1_000 + rule("loss-flat").holds_s < alarm.since + rule("loss-flat").holds_s - START
-    assert "stands at 2.000" in alarm.finding.cause
+    assert "stopped improving at 2.000" in alarm.finding.cause
     assert "atoll resume j1 --set train.lr" in alarm.finding.remedy
     (ended,) = played.ended
     assert ended.ended is not None

@@ -98,7 +98,7 @@ def test_member_excluded_from_every_commit_is_found() -> None:
         return passed(number, rows, time=START + number * PERIOD_S, contributors=out)
 
     played = play("zero-contribution", run_of(make, 40), seconds=400)
-    assert "what it sent was left out of the last 3 commits" in played.only().finding.cause
+    assert "its contributions were left out of the last 3 commits" in played.only().finding.cause
     assert len(played.ended) == 1
 
 
@@ -171,7 +171,7 @@ def test_straggler_is_found_with_its_cost_until_it_ends() -> None:
     assert (finding.member, finding.node) == ("w1", "lap1")
     assert finding.value is not None
     assert 0.2 < finding.value < 0.5
-    assert "w1 on lap1 holds the others up: they wait" in finding.cause
+    assert "w1 on lap1 slows the others down: they wait" in finding.cause
     assert "atoll drain lap1" in finding.remedy
     assert len(played.ended) == 1
 

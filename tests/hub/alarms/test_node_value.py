@@ -148,7 +148,7 @@ def test_only_a_costly_slow_laptop_is_to_be_removed() -> None:
     now, without = check(laptops, "w2", tolerance=TOLERANCE)
     assert without > 1.5 * now
     assert text == (
-        f"remove node-w2: without it the group would do {without:,.0f} tokens/s instead of "
+        f"remove node-w2: without it the group would reach {without:,.0f} tokens/s instead of "
         f"{now:,.0f}"
     )
     assert found["text"].endswith(text)

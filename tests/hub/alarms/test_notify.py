@@ -85,7 +85,7 @@ def test_failing_hook_retries_then_becomes_an_event() -> None:
     )
     assert sorted(tried) == ["command b", "webhook x", "webhook x", "webhook x"]
     (text,) = told.texts
-    assert "webhook x: 1 alarms were not told after 3 attempts" in text
+    assert "webhook x: 1 alarms were not sent after 3 attempts" in text
     assert "secret" not in text
 
 
@@ -133,7 +133,10 @@ def test_file_of_hooks_is_read_with_its_defaults(tmp_path: Path) -> None:
         ('[[webhook]]\nurl = "http://x"\nattempts = 0\n', "attempts"),
         ("[[command]]\n", "argv"),
         ('[[email]]\nhost = "h"\n', "a sender"),
-        ('[[email]]\nhost="h"\nsender="a"\nto=["b"]\nstarttls=false\npassword="x"\n', "clear"),
+        (
+            '[[email]]\nhost="h"\nsender="a"\nto=["b"]\nstarttls=false\npassword="x"\n',
+            "unencrypted",
+        ),
         ("webhook = 3\n", "a hook is a table"),
     ],
 )

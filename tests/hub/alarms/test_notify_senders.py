@@ -202,7 +202,7 @@ def test_mail_with_a_wrong_password_is_not_tried_again(mailbox: Mailbox) -> None
 
 
 def test_mail_to_a_server_with_another_certificate_is_not_sent(mailbox: Mailbox) -> None:
-    with pytest.raises(HubError, match=r"not taken.*CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(HubError, match=r"not accepted.*CERTIFICATE_VERIFY_FAILED"):
         asyncio.run(send(mail_hook(mailbox, ca=""), message()))
     assert not mailbox.letters
 

@@ -78,7 +78,7 @@ async def tick_of(feed: Feed) -> tuple[dict[str, Any], bool]:
 
 
 async def next_tick(snapshots: SnapshotSource) -> None:
-    """Wait until another picture is due."""
+    """Wait until another snapshot is due."""
     await asyncio.sleep(snapshots.pause_s())
 
 
@@ -216,7 +216,7 @@ def test_what_ticks_leave_out_is_in_the_next_whole_picture(tmp_path: Path) -> No
             await next_tick(snapshots)
             live.rows = [row("a", info={"cores": cores})]
             await tick_of(other)
-        tick, _ = await tick_of(slow)  # missed one: the change between two pictures is not enough
+        tick, _ = await tick_of(slow)  # missed one: the change between two snapshots is not enough
         assert (tick["full"], tick["nodes"][0]["info"]) == (True, {"cores": 6})
 
     with_stores(tmp_path, test)

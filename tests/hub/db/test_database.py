@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import HubError, StorageFull
-from atoll.hub.db.database import SCHEMA_VERSION, Database
+from atoll.hub.db.database import Database
+from atoll.hub.db.opening import SCHEMA_VERSION
 from tests.patience import PATIENCE_S
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS things (name TEXT PRIMARY KEY, data BLOB)"
@@ -169,7 +170,7 @@ def test_a_full_disk_is_reported_and_old_data_stay(database: Database) -> None:
 def test_a_second_hub_on_the_same_folder_is_refused(
     database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.hub.db.database._LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr("atoll.hub.db.opening._LOCK_WAIT_S", 0.05)
     with pytest.raises(HubError, match="another hub uses this data folder"):
         Database(path, schemas=[SCHEMA])
     database.write_now(lambda c: insert(c, "still works"))

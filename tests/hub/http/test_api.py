@@ -264,7 +264,7 @@ def test_a_login_sets_a_cookie_that_other_sites_cannot_use(hub: HubServer) -> No
         browser.cookies.clear()
         refused = browser.post("/login", data={"token": "<b>wrong"})
         assert refused.status_code == 401
-        assert "Refused: this token opens nothing here." in refused.text
+        assert "Refused: this token is not valid at this hub." in refused.text
 
 
 def test_event_stream_resumes_where_it_was_cut(hub: HubServer, client: httpx.Client) -> None:
@@ -273,7 +273,7 @@ def test_event_stream_resumes_where_it_was_cut(hub: HubServer, client: httpx.Cli
     hub.call(stores.metrics.add(job, "w0", incarnation="i", seq=1, points=points))
 
     def first_tick(last_id: str = "") -> tuple[str, dict[str, Any]]:
-        """Return the first tick with points: all pages share one picture, which may be older."""
+        """Return the first tick with points: all pages share one snapshot, which may be older."""
         headers = {"last-event-id": last_id} if last_id else {}
         with client.stream("GET", "/api/stream", params={"job": job}, headers=headers) as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
@@ -302,7 +302,7 @@ def test_a_failure_inside_shows_no_stack_trace(
     assert hub.hub is not None
     monkeypatch.setattr(hub.hub.live, "nodes", broken)
     answer = client.get("/api/nodes")
-    assert error_of(answer, 500)["remedy"] == "its log says why"
+    assert error_of(answer, 500)["remedy"] == "see the hub's log"
     assert "secret detail" not in answer.text
 
 

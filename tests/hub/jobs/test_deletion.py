@@ -149,7 +149,7 @@ def test_undeletable_files_go_later_and_the_job_at_once(
 
     async def attempt(queues: Queues, prefix: str) -> None:
         if away[0]:
-            raise HubError("the queue server is away")
+            raise HubError("the queue server is unavailable")
         await remove(queues, prefix)
 
     monkeypatch.setattr(Queues, "remove", attempt)

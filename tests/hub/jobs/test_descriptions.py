@@ -27,12 +27,12 @@ def job() -> Job:
 
 
 def test_every_slot_is_told_what_it_does() -> None:
-    told = job_facts(job())["seats"]
-    assert [(seat["role"], seat["policy"]) for seat in told] == [
+    told = job_facts(job())["roles"]
+    assert [(role["role"], role["policy"]) for role in told] == [
         ("learner", ""), ("actor", "quick"), ("actor", "quick"), ("actor", "slow"),
     ]  # fmt: skip
     assert told[3] == {"role": "actor", "policy": "slow", "env": "Pendulum-v1", "steps": 3000}
-    assert job_facts(Job(job="y-1", created=0.0))["seats"] == []
+    assert job_facts(Job(job="y-1", created=0.0))["roles"] == []
 
 
 def test_a_job_of_policies_is_as_far_as_all_of_them_together() -> None:

@@ -48,11 +48,12 @@ def test_everything_is_the_same_after_a_restart(tmp_path: Path) -> None:
 
     async def first(stores: Stores) -> None:
         name = (await stores.jobs.create(SPEC, files={"a.py": ""})).job
-        await stores.jobs.assign(name, member="w0", slot=0, node="n0")
+        await stores.jobs.members.assign(name, member="w0", slot=0, node="n0")
         await stores.jobs.set_state(name, JobState.RUNNING)
-        await stores.jobs.update_member(name, "w0", state="running", incarnation="i", tail=["x"])
+        await stores.jobs.members.connected(name, "w0", incarnation="i")
+        await stores.jobs.members.update(name, "w0", tail=["x"])
         await stores.jobs.update(name, committed_round=3, resume_round=2, stopping=True)
-        await stores.jobs.finished(name, "w0", ok=True, result={"loss": 1.5}, error=None)
+        await stores.jobs.members.finished(name, "w0", ok=True, result={"loss": 1.5}, error=None)
         told["job"] = stores.jobs.get(name)
 
     async def second(stores: Stores) -> None:
@@ -78,9 +79,10 @@ def test_record_can_join_the_transaction_of_a_verdict(tmp_path: Path) -> None:
 def test_a_member_placed_again_counts_its_attempts(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         name = (await stores.jobs.create(SPEC, files={})).job
-        await stores.jobs.assign(name, member="w0", slot=0, node="n0")
-        await stores.jobs.update_member(name, "w0", state="lost", exit_code=9)
-        again = await stores.jobs.assign(name, member="w0", slot=0, node="n1")
+        await stores.jobs.members.assign(name, member="w0", slot=0, node="n0")
+        await stores.jobs.members.update(name, "w0", exit_code=9)
+        await stores.jobs.members.lost(name, "w0", why="its node is gone")
+        again = await stores.jobs.members.assign(name, member="w0", slot=0, node="n1")
         assert (again.attempt, again.node, again.state, again.exit_code) == (
             2, "n1", "assigned", None,
         )  # fmt: skip
@@ -110,7 +112,7 @@ def test_times_follow_the_states(tmp_path: Path) -> None:
 )
 def test_files_that_would_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     async def test(stores: Stores) -> None:
-        with pytest.raises(ConfigError, match="cannot travel"):
+        with pytest.raises(ConfigError, match="cannot be sent"):
             await stores.jobs.create(SPEC, files={name: "x"})
         assert stores.jobs.list() == []
 
@@ -127,7 +129,7 @@ def test_wrong_specs_names_and_fields_are_refused(tmp_path: Path) -> None:
             stores.jobs.get("nope")
         job = await stores.jobs.create(SPEC, files={})
         with pytest.raises(HubError, match="no such member"):
-            await stores.jobs.update_member(job.job, "w9", state="running")
+            await stores.jobs.members.update(job.job, "w9", leaving=True)
         with pytest.raises(ValueError, match="not a valid JobState"):
             JobState("runing")
         with pytest.raises(ConfigError, match="did you mean 'reason'"):
@@ -139,11 +141,11 @@ def test_wrong_specs_names_and_fields_are_refused(tmp_path: Path) -> None:
 def test_a_huge_result_is_left_out_by_name(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         name = (await stores.jobs.create(SPEC, files={})).job
-        await stores.jobs.assign(name, member="w0", slot=0, node="n")
-        job = await stores.jobs.finished(
+        await stores.jobs.members.assign(name, member="w0", slot=0, node="n")
+        await stores.jobs.members.finished(
             name, "w0", ok=True, result={"x": "y" * 300_000}, error=None
         )
-        assert "left_out" in (job.members["w0"].result or {})
+        assert "left_out" in (stores.jobs.get(name).members["w0"].result or {})
 
     with_stores(tmp_path, test)
 
@@ -190,7 +192,7 @@ def test_submission_that_is_sent_again_makes_one_job(tmp_path: Path) -> None:
         assert len(stores.jobs.list()) == 2
         await stores.jobs.create(SPEC, files={}, key="k1")
         assert len(stores.jobs.list()) == 2
-        with pytest.raises(ConfigError, match="that of another submission"):
+        with pytest.raises(ConfigError, match="belongs to another submission"):
             await stores.jobs.create('[job]\nname = "other"\n', files={}, key="k1")
         with pytest.raises(ConfigError, match="cannot be a label"):
             await stores.jobs.create(SPEC, files={}, batch="a\nb")
@@ -226,7 +228,7 @@ def test_code_of_a_job_is_held_from_the_moment_it_is_stored(tmp_path: Path) -> N
 def test_scaled_job_changes_record_and_file(tmp_path: Path) -> None:
     async def first(stores: Stores) -> None:
         job = (await stores.jobs.create(SPEC, files={})).job
-        await stores.jobs.scale(job, least=1, most=5, deal=2)
+        await stores.jobs.scale(job, least=1, most=5, data_slots=2)
 
     async def second(stores: Stores) -> None:
         (job,) = stores.jobs.list()
@@ -234,7 +236,7 @@ def test_scaled_job_changes_record_and_file(tmp_path: Path) -> None:
         assert parse_spec(job.text) == job.spec
         assert parse_spec((stores.jobs.folder(job.job) / "job.toml").read_text()).job.min_nodes == 1
         again = await stores.jobs.replace_spec(job.job, job.text.replace("nodes = 5", "nodes = 3"))
-        assert again.slots == 3  # resumed with other nodes the data is dealt anew
+        assert again.slots == 3  # resumed with other nodes the data is sharded anew
 
     with_stores(tmp_path, first)
     with_stores(tmp_path, second)

@@ -104,7 +104,7 @@ def test_how_a_job_of_policies_ends(
 def test_a_failed_job_says_who_failed_and_why() -> None:
     end = rl_outcome(job("done", "fatal", "fatal"))
     assert end is not None
-    assert end[1] == "w1: no such environment; so did w2"
+    assert end[1] == "w1: no such environment; also failed: w2"
     assert end[2] == {"kind": "ConfigError", "what": "no such environment"}
 
 
@@ -243,7 +243,7 @@ def test_a_pool_needs_a_name_that_jobs_can_share(name: str) -> None:
 
 
 def test_policies_cannot_be_scaled() -> None:
-    with pytest.raises(ConfigError, match="members of a job of policies"):
+    with pytest.raises(ConfigError, match=r"members of an \[rl\] job"):
         check_bounds(job("running", "running", "running"), least=1, most=5)
 
 
@@ -279,7 +279,7 @@ def test_failed_actor_ends_no_one_else(hub: HubServer) -> None:
         assert job_of(hub, name).state == "running"
         assert isinstance(peers["w2"].request(Finished(ok=True, result={"x": 1})), Done)
         peers["w0"].notice(Stopping)
-        assert told(hub, name, "critic-ends") == ["no actor is left: the critic ends"]
+        assert told(hub, name, "critic-ends") == ["no actor is left: the critic stops"]
         assert job_of(hub, name).state == "running"
         assert isinstance(peers["w0"].request(Finished(ok=True, result={"y": 2})), Done)
         until(lambda: job_of(hub, name).state == "failed")

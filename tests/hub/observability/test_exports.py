@@ -211,7 +211,7 @@ def test_a_collector_that_is_away_holds_nothing_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["", "collector:4318", "ftp://x", "http://"])
 def test_what_is_no_address_of_a_collector_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="no address of an OpenTelemetry collector"):
+    with pytest.raises(ConfigError, match="not the URL of an OpenTelemetry collector"):
         _metrics_url(url)
 
 

@@ -103,7 +103,7 @@ def test_silent_member_is_not_waited_for_and_heals(
     assert isinstance(plan, RoundPlan)
     assert plan.members == ["w0"]
     assert told(running.hub, running.job, "member-silent") == [
-        "w1 is silent: round 1 goes on without it"
+        "w1 is silent: round 1 continues without it"
     ]
     running.members[0].request(vote(plan))
     monkeypatch.undo()

@@ -170,7 +170,7 @@ class Story:
     # ---------------------------------------------------------------------- over links
 
     async def _link(self, session: str, token: str, info: NodeInfo | None = None) -> Link:
-        hello = make_hello(session=session, token=token, info=info)
+        hello = make_hello(session, token, info=info)
         link = Link(lambda: dial(self._url, timeout_s=PATIENCE_S), hello, retry=retries)
         await link.start(timeout_s=WAIT_S, patient=True)
         return link

@@ -50,9 +50,9 @@ def plan_of(round_: int, epoch: int) -> RoundPlan:
     return RoundPlan("j", round_, epoch, MEMBERS, "relay")
 
 
-def join_of(round_: int, *, tokens: int = 0, busy_s: float = 4.0, **account: Any) -> RoundJoin:
+def join_of(round_: int, *, tokens: int = 0, busy_s: float = 4.0, **stats: Any) -> RoundJoin:
     return RoundJoin(
-        round_, "b", tokens=tokens, steps=10, busy_s=busy_s, account=MemberStats(**account)
+        round_, "b", tokens=tokens, steps=10, busy_s=busy_s, stats=MemberStats(**stats)
     )
 
 
@@ -146,14 +146,14 @@ ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 def test_only_usable_figures_are_kept(
     phases: dict[str, float], norm: float | None, loss: float | None
 ) -> None:
-    join, odd = validate_stats(RoundJoin(0, "b", account=MemberStats(phases, norm, loss)))
-    account = join.account
-    assert account is not None
-    assert all(0.0 <= seconds <= LONGEST_S for seconds in account.phases.values())
-    assert account.update_norm is None or 0.0 <= account.update_norm <= LARGEST
-    assert account.loss is None or abs(account.loss) <= LARGEST
+    join, odd = validate_stats(RoundJoin(0, "b", stats=MemberStats(phases, norm, loss)))
+    stats = join.stats
+    assert stats is not None
+    assert all(0.0 <= seconds <= LONGEST_S for seconds in stats.phases.values())
+    assert stats.update_norm is None or 0.0 <= stats.update_norm <= LARGEST
+    assert stats.loss is None or abs(stats.loss) <= LARGEST
     named = {text.split()[0] for text in odd}
-    kept = {**account.phases, "update_norm": account.update_norm, "loss": account.loss}
+    kept = {**stats.phases, "update_norm": stats.update_norm, "loss": stats.loss}
     for name, value in {**phases, "update_norm": norm, "loss": loss}.items():
         dropped = value is not None and kept.get(name) is None
         assert dropped == (name in named or (name == "other" and "phases" in named))
@@ -187,11 +187,11 @@ def test_accounts_never_change_a_decision(
 ) -> None:
     """The same occurrences with and without accounts: the same plans, verdicts and patience."""
     plain = play(actions)
-    account = MemberStats(dict.fromkeys(PHASES, seconds), norm, seconds)
+    stats = MemberStats(dict.fromkeys(PHASES, seconds), norm, seconds)
     join = RoundMachine.join
 
     def told_more(self: RoundMachine, member: str, body: RoundJoin, now: float) -> Any:
-        return join(self, member, msgspec.structs.replace(body, account=account), now)
+        return join(self, member, msgspec.structs.replace(body, stats=stats), now)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RoundMachine, "join", told_more)
@@ -227,8 +227,8 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
 def meet(group: Running, round_: int, accounts: list[MemberStats | None], **more: Any) -> Verdict:
     """Hold one round over real sockets."""
     ids = [
-        peer.ask(RoundJoin(round_, f"base{round_}", account=account, steps=5, busy_s=1.5, **more))
-        for peer, account in zip(group.members, accounts, strict=True)
+        peer.ask(RoundJoin(round_, f"base{round_}", stats=stats, steps=5, busy_s=1.5, **more))
+        for peer, stats in zip(group.members, accounts, strict=True)
     ]
     plans = [peer.answer(id) for peer, id in zip(group.members, ids, strict=True)]
     plan = plans[0]
@@ -257,7 +257,7 @@ def test_rest_shows_timelines_and_odd_figures(hub: HubServer) -> None:
     assert (first["tokens"], first["compute_s"], first["loss"]) == (640, 1.0, 1.75)
     assert (second["update_norm"], second["loss"]) == (None, None)
     assert len(second["odd"]) == 3
-    (text,) = told(hub, group.job, "account-odd")
+    (text,) = told(hub, group.job, "stats-odd")
     assert text.startswith(
         "w1 reported invalid statistics: wait is inf, update_norm is nan, loss is -1e"
     )

@@ -96,7 +96,7 @@ def test_restored_hub_adopts_its_members_round(tmp_path: Path) -> None:
         verdict = commit(group, 3)
         assert (verdict.round, verdict.epoch > 1_000_000) == (3, True)
         assert job_of(hub, group.job).committed_round == 4
-        assert "it is taken over from them" in told(hub, group.job, "alarm:adopted")[0]
+        assert "which is recovered from them" in told(hub, group.job, "alarm:adopted")[0]
         for peer in (*group.members, reducer):
             peer.cut()
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.config import NeedsTable
-from atoll.hub.scheduler.assign import NODES_TOLD, WHOLE, Assignment, Demand, assign
+from atoll.hub.scheduler.assign import NODES_LISTED, WHOLE, Assignment, Demand, assign
 from atoll.hub.scheduler.resources import GB, Capacity, ResourceRequest, Usage, free_share, mismatch
 from atoll.wire.messages import NodeInfo, Offer
 
@@ -216,7 +216,7 @@ def test_process_avoids_its_jobs_nodes_and_the_last_one() -> None:
 
 
 def test_long_reasons_are_cut() -> None:
-    there = [place(f"m{i:02}", slots=0) for i in range(NODES_TOLD + 5)]
+    there = [place(f"m{i:02}", slots=0) for i in range(NODES_LISTED + 5)]
     assert str(assign([ask("j")], there).short["j"]).endswith("; and 5 more")
 
 
@@ -240,7 +240,7 @@ INFO = NodeInfo(
     [
         (ResourceRequest(), {}, ""),
         (ResourceRequest(), {"connected": False}, "not connected"),
-        (ResourceRequest(), {"draining": "new memory"}, "gives its work back: new memory"),
+        (ResourceRequest(), {"draining": "new memory"}, "is draining: new memory"),
         (ResourceRequest(), {"offer": Offer(paused="on battery")}, "on battery"),
         (ResourceRequest(on=("lap2",)), {}, "not among the nodes it may run on (lap2)"),
         (ResourceRequest(on=("lap2", "lap1")), {}, ""),
@@ -253,7 +253,7 @@ INFO = NodeInfo(
         (
             ResourceRequest(kind="container", container=True),
             {},
-            "no Docker or Podman answers there",
+            "no Docker or Podman is available",
         ),
         (
             ResourceRequest(kind="container", container=True),
@@ -274,12 +274,12 @@ INFO = NodeInfo(
         (
             ResourceRequest(mounts=("/database",)),
             {"offer": Offer(mounts=["/data"])},
-            "its owner does not lend the folder /database",
+            "its owner does not allow the folder /database",
         ),
         (
             ResourceRequest(direct=True),
             {"offer": Offer(upload_bps=1e6)},
-            "its owner limits bandwidth, and the direct route would pass by the limit",
+            "its owner limits bandwidth, which the direct route would bypass",
         ),
         (ResourceRequest(direct=True), {"offer": Offer()}, ""),
         (

@@ -1,9 +1,10 @@
-"""Islands over several machines, as the hub sees them: a member, and hands that live with it."""
+"""Islands over several machines, as the hub sees them: a member and its followers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Done, Drain, Finished, Launch, RendezvousAddress, Stop
-from atoll.wire.states import MemberState
+from atoll.wire.states import MemberState, ProcessPhase
 from tests.hub.cluster import Cluster, follower_of, spec
 from tests.hub.nodes.test_membership import commands, job_of, options, registered, told, until
 from tests.hub.peer import member
@@ -43,7 +44,7 @@ def four(hub: HubServer) -> Iterator[Cluster]:
     cluster.close()
 
 
-def test_each_island_gets_its_machines_and_hands_are_no_members(
+def test_islands_get_their_machines_followers_are_no_members(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec())
@@ -77,7 +78,7 @@ def test_job_starts_with_as_many_islands_as_fit(hub: HubServer, client: HubClien
     cluster.close()
 
 
-def test_hand_that_failed_is_launched_again_with_another_token(
+def test_failed_follower_is_launched_again_with_another_token(
     hub: HubServer, client: HubClient
 ) -> None:
     cluster = Cluster(hub, "a", "b")
@@ -96,7 +97,7 @@ def test_hand_that_failed_is_launched_again_with_another_token(
     cluster.close()
 
 
-def test_hand_whose_node_goes_away_is_launched_on_another(
+def test_follower_whose_node_goes_away_is_launched_on_another(
     hub: HubServer, client: HubClient
 ) -> None:
     cluster = Cluster(hub, "a", "b")
@@ -106,7 +107,7 @@ def test_hand_whose_node_goes_away_is_launched_on_another(
     cluster.agents["b"].close()
     again = cluster.launch("spare")
     assert (again.member, again.attempt) == ("w0.1", 2)
-    assert told(hub, job, "member-lost") == ["w0.1 is lost: its node b is gone"]
+    assert told(hub, job, "member-lost") == ["w0.1 is lost: its node b disconnected"]
     # Should the first one live on unheard, it is ended when its node comes back.
     cluster.back("b")
     stop = cluster.stop("b")
@@ -129,7 +130,7 @@ def test_follower_of_a_leaving_node_moves(hub: HubServer, client: HubClient) -> 
 
 
 def test_only_a_restarted_agents_followers_are_lost(
-    hub: HubServer, client: HubClient, four: Cluster
+    hub: HubServer, client: HubClient, four: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = client.submit(spec())
     for name in "abcd":
@@ -141,9 +142,19 @@ def test_only_a_restarted_agents_followers_are_lost(
     again = four.launch("b")
     assert (again.member, again.attempt) == ("w0.1", 2)
     assert hub.hub is not None
-    hub.call(hub.hub.stores.jobs.update_member(job, "w1", state="running"))  # its island works
+    members = hub.hub.stores.jobs.members
+    hub.call(members.launched(job, "w1", ProcessPhase.RUNNING))  # its island works
     four.agents["d"].close()
     until(lambda: follower_of(hub, job, "w1.1").state == "lost")
+    events, scheduler = hub.hub.stores.events, hub.hub.scheduler
+    add = events.add
+
+    async def add_after_placement(job: str, kind: str, text: str, **more: Any) -> None:
+        if kind == "node-online":
+            await scheduler.schedule()
+        await add(job, kind, text, **more)
+
+    monkeypatch.setattr(events, "add", add_after_placement)
     four.back("d")
     until(lambda: follower_of(hub, job, "w1.1").state == "running")
     assert follower_of(hub, job, "w1.1").attempt == 1
@@ -175,7 +186,7 @@ def test_island_with_a_failing_follower_is_given_up(
     job = client.submit(spec(least=1))
     launched = {name: four.launch(name) for name in "abcd"}
     assert hub.hub is not None
-    hub.call(hub.hub.stores.jobs.update_member(job, "w1.1", failures=MAX_FAILURES - 1))
+    hub.call(hub.hub.stores.jobs.members.update(job, "w1.1", failures=MAX_FAILURES - 1))
     error = {"kind": "JobError", "what": "no way to the first machine", "given": "c"}
     four.tell("d", launched["d"], "exited", exit_code=1, error=error)
     assert four.stop("c").member == "w1"
@@ -183,7 +194,7 @@ def test_island_with_a_failing_follower_is_given_up(
     assert member_of.state == "failed"
     assert member_of.error == error | {"what": "w1.1 on d: no way to the first machine"}
     assert (job_of(hub, job).state, job_of(hub, job).members["w0"].state) == ("running", "assigned")
-    hub.call(hub.hub.stores.jobs.update_member(job, "w0.1", failures=MAX_FAILURES - 1))
+    hub.call(hub.hub.stores.jobs.members.update(job, "w0.1", failures=MAX_FAILURES - 1))
     four.tell("b", launched["b"], "exited", exit_code=-9)
     until(lambda: client.job(job)["state"] == "failed")
     assert client.job(job)["reason"] == "every member was lost"
@@ -214,7 +225,7 @@ def test_followers_end_with_their_job_and_rendezvous(hub: HubServer, client: Hub
     cluster.close()
 
 
-def test_hands_go_when_their_member_is_scaled_away(
+def test_followers_go_when_their_member_is_scaled_away(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec())
@@ -232,7 +243,7 @@ def test_hands_go_when_their_member_is_scaled_away(
         assert client.job(job)["state"] == "running"
 
 
-def test_hands_live_on_while_the_hub_is_restarted(tmp_path: Path) -> None:
+def test_followers_live_on_while_the_hub_is_restarted(tmp_path: Path) -> None:
     with HubServer(options(tmp_path)) as hub, HubClient(hub.url, hub.operator_token) as client:
         cluster = Cluster(hub, "a", "b")
         job = client.submit(spec(islands=1))
@@ -251,7 +262,7 @@ def test_hands_live_on_while_the_hub_is_restarted(tmp_path: Path) -> None:
         cluster.close()
 
 
-def test_views_tell_hands_apart_from_members(
+def test_views_tell_followers_apart_from_members(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec())
@@ -309,7 +320,7 @@ def test_stall_reason_clears_when_the_machine_is_back(hub: HubServer, client: Hu
     job = client.submit(spec(islands=1))
     cluster.tell("b", cluster.launch("b"), "running")
     cluster.agents["b"].close()
-    until(lambda: "just now: needs 1 nodes, 0 are free" in client.job(job)["reason"])
+    until(lambda: "running: needs 1 nodes, 0 are free" in client.job(job)["reason"])
     cluster.back("b")
     until(lambda: client.job(job)["reason"] == "")
     assert (follower_of(hub, job, "w0.1").state, follower_of(hub, job, "w0.1").attempt) == (

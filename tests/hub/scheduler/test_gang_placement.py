@@ -36,10 +36,10 @@ def test_islands_get_different_machines_if_possible(
 ) -> None:
     if islands * machines > sum(counts.values()):
         return
-    deal = GangPlacement(
+    placement = GangPlacement(
         rooms={node: FreeCapacity(count=count, slots=count) for node, count in counts.items()}
     )
-    nodes = deal.islands([machines] * islands)
+    nodes = placement.islands([machines] * islands)
     assert len(nodes) == islands * machines
     assert all(count <= counts[node] for node, count in Counter(nodes).items())
     if sum(min(count, islands) for count in counts.values()) >= islands * machines:

@@ -77,7 +77,7 @@ def test_a_malformed_address_is_refused(
 ) -> None:
     with (
         as_process(hub, running, "w0") as leader,
-        pytest.raises(ConfigError, match="no rendezvous"),
+        pytest.raises(ConfigError, match="not a rendezvous"),
     ):
         leader.publish_rendezvous(running, "w0", address)
 
@@ -85,7 +85,7 @@ def test_a_malformed_address_is_refused(
 def test_a_job_that_does_not_run_has_no_rendezvous(hub: HubServer) -> None:
     with HubClient(hub.url, hub.operator_token) as client:
         job = client.submit(SPEC)
-    with as_process(hub, job, "w0") as leader, pytest.raises(HubError, match="does not run"):
+    with as_process(hub, job, "w0") as leader, pytest.raises(HubError, match="is not running"):
         leader.publish_rendezvous(job, "w0", ADDRESS)
     with as_process(hub, job, "w0") as leader, pytest.raises(AtollError):
         leader.find_rendezvous("no-such-job", "w0")

@@ -1,4 +1,4 @@
-"""Bounds of a running job change while it runs: down, up again, and beyond the deal of its data."""
+"""Bounds of a running job change while it runs: down, up again, beyond its data slots."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_job_shrinks_and_grows_again_while_its_rounds_go_on(hub: HubServer) -> N
     group.members.pop().close()
     commit(group, 1)
     assert job_of(hub, group.job).committed_round == 2
-    assert registered(group.members[0]).num_slots == 3  # the data keeps its deal
+    assert registered(group.members[0]).num_slots == 3  # the data keeps its slots
     scale(hub, group.job, 1, 3)
     (again,) = launches(group.agent, 1).values()
     assert (again.member, again.attempt) == ("w2", 2)

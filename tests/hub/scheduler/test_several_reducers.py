@@ -11,6 +11,7 @@ from atoll.config import parse_spec
 from atoll.hub.jobs.record import Job
 from atoll.hub.scheduler.reducer_hosts import reducers_of
 from atoll.ids import is_reducer, reducer_id, session_id
+from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from tests.group.hub_world import NodeInName, start_hub
@@ -49,7 +50,7 @@ def test_every_server_is_launched_and_again_when_it_is_lost(node: NodeInName) ->
     names = [reducer_id(number) for number in range(3)]
     assert sorted(node.tokens[job]) == [*names, "w0", "w1"]
     links = {
-        name: connect(node.hub.url, session=session_id(job, name), token=node.tokens[job][name])
+        name: connect(node.hub.url, make_hello(session_id(job, name), node.tokens[job][name]))
         for name in names
     }
     token = node.tokens[job]["reducer-1"]

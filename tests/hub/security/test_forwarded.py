@@ -11,6 +11,7 @@ from atoll.errors import ConfigError
 from atoll.hub.app import HubOptions
 from atoll.hub.security.forwarded import check_prefix, forwarded_address, without_prefix
 from atoll.hub.server import HubServer
+from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from atoll.wire.messages import Beat, Done
@@ -65,7 +66,7 @@ def test_a_hub_answers_with_and_without_its_prefix(tmp_path: Path) -> None:
             with HubClient(url, hub.operator_token) as client:
                 client.health()
                 assert client.hub()["version"]
-            with connect(url, session="p/w0", token=hub.operator_token) as link:
+            with connect(url, make_hello("p/w0", hub.operator_token)) as link:
                 assert isinstance(link.request(Beat(), timeout_s=PATIENCE_S), Done)
         for path, status in (("/atoll", 200), ("/atoll/", 200), ("/atollo/", 401)):
             answer = httpx.get(f"{hub.url}{path}", trust_env=False, follow_redirects=True)

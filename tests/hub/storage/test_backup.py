@@ -215,7 +215,7 @@ def test_damaged_backup_is_refused_and_puts_nothing_in_place(
 def test_restoring_over_other_records_is_refused(hub: HubServer, tmp_path: Path) -> None:
     taken = copy(hub, tmp_path)
     first, second = tmp_path / "first", tmp_path / "second"
-    with pytest.raises(HubError, match="has the records of a hub already"):
+    with pytest.raises(HubError, match="already has the records of a hub"):
         restore(taken.path, data=first / "data", jobs=first / "runs", clock=RealClock())
     for expected in (True, False, False):
         listing = restore(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.checkpoint import DirectoryStore
+from atoll.checkpoint import DirectoryStore, SavePoint
 from atoll.checkpoint.stores.remote import Remote
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
@@ -26,7 +26,7 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
 
 def fill(folder: Path, round_: int) -> None:
     store = DirectoryStore(folder / "runs" / "job", keep=9)
-    store.put(round_, parts(1.0), step=10 * round_, member="w0", members=["w0"])
+    store.put(SavePoint(round_, 10 * round_, "w0", ["w0"]), parts(1.0))
 
 
 def copies(hub: HubServer, folder: Path, command: tuple[str, ...] | None = None) -> Replicator:

@@ -22,6 +22,7 @@ from atoll.group.base import Group
 from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.run.follower import FollowerRun
+from atoll.run.place import Membership
 from atoll.train.island.script_ranks import ScriptRanks
 
 ROWS = 8
@@ -71,8 +72,8 @@ def enter(shape: MeshShape, *, folder: Path, group: Group | None = None) -> Run:
     place = RankPlace(rank=rank, ranks=ranks, local_rank=rank, address="127.0.0.1", port=0)
     mine = ScriptRanks(place, shape=shape, device="cpu")
     if not mine.leads:
-        return FollowerRun(ranks=mine, member="w0", directory=folder, seed=7)
-    return Run(group or SingleGroup(), slot=0, num_slots=1, directory=folder, seed=7, ranks=mine)
+        return FollowerRun(mine, Membership(folder), member="w0")
+    return Run(group or SingleGroup(), Membership(folder), ranks=mine)
 
 
 def rows(step: int, *, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import atoll
-from atoll.checkpoint import DirectoryStore, Saved
+from atoll.checkpoint import DirectoryStore, Saved, SavePoint
 from atoll.config import MeshShape
 from atoll.errors import CheckpointError, ConfigError
 from atoll.group.single import SingleGroup
@@ -35,10 +35,8 @@ class _AtOnce:
     def __init__(self, store: DirectoryStore) -> None:
         self._store = store
 
-    def save(
-        self, round_: int, parts: Any, *, step: int, member: str, members: Any, **_: Any
-    ) -> Any:
-        self._store.put(round_, list(parts), step=step, member=member, members=members)
+    def save(self, point: SavePoint, parts: Any, *, final: bool) -> Any:
+        self._store.put(point, parts)
         return Saved(0, 0.0)
 
     def close(self, *, timeout_s: float) -> None:
@@ -54,7 +52,7 @@ def _entered(shape: MeshShape, folder: Path, round_: int) -> Run:
         run._every = 1
         run._enrolled = SimpleNamespace(  # type: ignore[assignment]
             late=False, replaced=False, store=lambda: store, saver=lambda: _AtOnce(store),
-            lifeline=SimpleNamespace(offer=lambda *_: None),
+            recovery=SimpleNamespace(offer=lambda *_: None),
             connection=SimpleNamespace(registered=SimpleNamespace(resume_round=round_)),
         )  # fmt: skip
     return run
@@ -165,7 +163,7 @@ class TestKept:
     def test_a_name_is_kept_once_and_needs_a_state(self) -> None:
         kept = RankState()
         kept.thing("counter", _Counter())
-        with pytest.raises(ConfigError, match="a second thing of that name"):
+        with pytest.raises(ConfigError, match="a second object with that name"):
             kept.thing("counter", _Counter())
         with pytest.raises(ConfigError, match="int without state_dict and load_state_dict"):
             kept.thing("number", 3)
@@ -173,10 +171,10 @@ class TestKept:
     def test_a_state_of_something_else_is_refused_by_its_name(self) -> None:
         kept, other = RankState(), RankState()
         kept.thing("rates", _Counter())
-        kept.give([])
+        kept.restore([])
         other.thing("rates", nn.Linear(2, 2))
         with pytest.raises(CheckpointError, match="'rates' does not fit"):
-            kept.give(other.gather())
+            kept.restore(other.gather())
 
     @pytest.mark.parametrize("shuffle", [True, False])
     def test_a_pass_goes_on_where_another_stood(self, shuffle: bool) -> None:

@@ -21,6 +21,7 @@ from atoll.config import MeshShape
 from atoll.errors import ConfigError
 from atoll.group.single import SingleGroup
 from atoll.run import Run
+from atoll.run.place import Membership
 from atoll.train.state.committed import CommittedState, adopt
 from tests.island.pool import Ranks
 from tests.island.script.kit import WAYS, by_fsdp, enter, net, rows, train, whole
@@ -49,7 +50,7 @@ def _spread(way: str, outer: str, folder: str) -> tuple[dict[str, Tensor], list[
 
 
 def _plain(outer: str, folder: Path) -> dict[str, Tensor]:
-    with Run(SingleGroup(), slot=0, num_slots=1, directory=folder, seed=7) as run:
+    with Run(SingleGroup(), Membership(folder)) as run:
         model = net()
         optimizer = run.wrap(model, adamw(model), outer=OUTERS[outer])
         train(run, model, optimizer)
@@ -218,7 +219,7 @@ def _followed(run: Run) -> Iterator[None]:
 
 
 def _donor(folder: Path) -> tuple[Run, CommittedState]:
-    run = Run(SingleGroup(), slot=0, num_slots=1, directory=folder, seed=7)
+    run = Run(SingleGroup(), Membership(folder))
     model = net()
     optimizer = run.wrap(model, adamw(model), outer=OUTERS["diloco"])
     train(run, model, optimizer, steps=3)
@@ -230,7 +231,7 @@ def test_an_island_takes_over_the_state_of_a_process(
     ranks: Ranks, tmp_path: Path, way: str
 ) -> None:
     found = ranks.run(4 if way == "both" else 2, _taken_over, way, str(tmp_path))
-    with Run(SingleGroup(), slot=0, num_slots=1, directory=tmp_path, seed=7) as run:
+    with Run(SingleGroup(), Membership(tmp_path)) as run:
         model = net()
         optimizer = run.wrap(model, adamw(model), outer=OUTERS["diloco"])
         train(run, model, optimizer, steps=7)
@@ -263,7 +264,7 @@ def _moments(optimizer: Any) -> list[Tensor]:
 
 
 def test_the_state_of_the_optimizer_is_that_of_a_whole_model(ranks: Ranks, tmp_path: Path) -> None:
-    with Run(SingleGroup(), slot=0, num_slots=1, directory=tmp_path, seed=7) as run:
+    with Run(SingleGroup(), Membership(tmp_path)) as run:
         model = net()
         optimizer = run.wrap(model, adamw(model), outer="local-sgd")
         train(run, model, optimizer, steps=2)

@@ -23,6 +23,8 @@ from torch.distributed.tensor.parallel import (
 from atoll.checkpoint import DirectoryStore, describe
 from atoll.checkpoint.sharded import (
     FORMAT,
+    ShardedInfo,
+    Trained,
     export_sharded,
     load_sharded,
     save_sharded,
@@ -127,22 +129,26 @@ def _save(folder: Path, shape: MeshShape, beside: bool) -> dict[str, Any]:
     held.train()
     before = held.whole()
     if beside:
-        saving = start_sharded(folder, 1, held, held.optimizer, step=3, ties=held.ties)
+        saving = start_sharded(
+            folder, 1, Trained(held, held.optimizer), ShardedInfo(3, ties=held.ties)
+        )
         with torch.no_grad():
             for parameter in held.parameters().values():
                 parameter.zero_()
         saving.finish()
     else:
         save_sharded(
-            folder, 1, held, held.optimizer, step=3, texts={"model": "net"},
-            numbers={"wall_s": 1.5}, ties=held.ties,
-        )  # fmt: skip
+            folder,
+            1,
+            Trained(held, held.optimizer),
+            ShardedInfo(3, texts={"model": "net"}, numbers={"wall_s": 1.5}, ties=held.ties),
+        )
     return before
 
 
 def _load(folder: Path, shape: MeshShape) -> dict[str, Any]:
     held = Held(shape, seed=7)
-    about = load_sharded(folder, 1, held, held.optimizer)
+    about = load_sharded(folder, 1, Trained(held, held.optimizer))
     assert (about.step, about.ties) == (3, {"head.weight": "embedding.weight"})
     return held.whole()
 
@@ -215,7 +221,7 @@ def test_export_is_one_file_that_plain_torch_loads(
 def _wrong_model(folder: Path) -> str:
     held = Held(MeshShape(shard=2), seed=1, hidden=12)
     with pytest.raises(CheckpointError) as caught:
-        load_sharded(folder, 1, held, held.optimizer)
+        load_sharded(folder, 1, Trained(held, held.optimizer))
     return str(caught.value)
 
 
@@ -230,7 +236,7 @@ def test_checkpoint_of_another_model_is_refused_on_every_rank(
 def _damaged(folder: Path) -> str:
     held = Held(MeshShape(shard=2), seed=1)
     with pytest.raises(CheckpointCorrupt) as caught:
-        load_sharded(folder, 1, held, held.optimizer)
+        load_sharded(folder, 1, Trained(held, held.optimizer))
     return str(caught.value)
 
 
@@ -253,7 +259,7 @@ def _one_cannot_write(folder: Path) -> str:
         held.buffers()["scale"].data = torch.zeros(1, dtype=torch.complex64)  # nobody can save it
         held._scale = {"other": held.buffers()["scale"]}
     with pytest.raises(CheckpointError) as caught:
-        save_sharded(folder, 2, held, held.optimizer, step=1)
+        save_sharded(folder, 2, Trained(held, held.optimizer), ShardedInfo(1))
     return str(caught.value)
 
 
@@ -306,16 +312,23 @@ def _save_parts(folder: Path, shape: MeshShape) -> dict[str, Any]:
     divided.own.step()
     options = parse_spec(GPT).model.options
     save_sharded(
-        folder, 1, divided.parts, divided.own.optimizer, step=1, ties=divided.ties,
-        steps_on=divided.own.steps_on,
-        texts=describe("gpt", options=options, tokenizer=ByteTokenizer().to_json()),
-    )  # fmt: skip
+        folder,
+        1,
+        Trained(divided.parts, divided.own.optimizer, steps_on=divided.own.steps_on),
+        ShardedInfo(
+            1,
+            texts=describe("gpt", options=options, tokenizer=ByteTokenizer().to_json()),
+            ties=divided.ties,
+        ),
+    )
     return divided.whole()
 
 
 def _load_parts(folder: Path, shape: MeshShape) -> dict[str, Any]:
     divided = Divided(shape, seed=2)
-    load_sharded(folder, 1, divided.parts, divided.own.optimizer, steps_on=divided.own.steps_on)
+    load_sharded(
+        folder, 1, Trained(divided.parts, divided.own.optimizer, steps_on=divided.own.steps_on)
+    )
     return divided.whole()
 
 

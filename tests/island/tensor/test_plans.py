@@ -157,7 +157,7 @@ class TestRefusals:
 
     def test_a_model_without_a_plan_is_told_its_layers(self) -> None:
         told = refused(PERCEPTRON, recipe())
-        assert "nothing says how this model is split" in told
+        assert "there is no tensor plan for this model" in told
         assert "first, second, last" in told
 
     def test_an_unknown_module_gets_the_nearest_name(self) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
-from atoll.checkpoint import collect
+from atoll.checkpoint import Extras, OuterState, collect
 from atoll.checkpoint.format.disk_image import DiskImage
 from atoll.checkpoint.format.part import Part
 from atoll.config import JobSpec, parse_spec
@@ -173,12 +173,8 @@ def _saved(spec: JobSpec, folder: Path) -> Any:
 
         def save() -> None:
             member.task.pull()
-            parts.extend(
-                collect(
-                    member.task, outer=member.outer.state_dict(), codec={}, cursor={},
-                    counters={}, about={}, base="0" * 32,
-                )
-            )  # fmt: skip
+            outer = OuterState(member.outer.state_dict(), base="0" * 32)
+            parts.extend(collect(member.task, outer, Extras()))
             DiskImage(folder).write(parts)
 
         most = _most_allocated(save)

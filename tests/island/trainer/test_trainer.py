@@ -22,9 +22,11 @@ from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.world import build_mesh
 from atoll.train.island.island_trainer import TrainerIsland
 from atoll.train.results.sample import load_model
-from atoll.train.trainer import Trainer, train_job
+from atoll.train.trainer import Trainer
+from atoll.wire.messages import Registered
 from tests.island.pool import Ranks
 from tests.island.reference import CPU
+from tests.train.members import train_member
 
 SQUARE = {"replicate": 2, "shard": 2}
 Tables = dict[str, dict[str, Any]]
@@ -77,10 +79,9 @@ def job(
     def body(group: Group) -> dict[str, Any]:
         slot = int(group.me[1:])
         here = island if slot == 0 else None
-        return train_job(
-            spec if here is not None else local, group=group, directory=folder / group.me,
-            slot=slot, island=here, **settings,
-        )  # fmt: skip
+        return train_member(
+            spec if here is not None else local, group, folder / group.me, island=here, **settings
+        )
 
     if groups is None:
         return [body(alone)]
@@ -95,9 +96,9 @@ class _OneByOne:
         self._prepare, lock = Trainer.prepare, threading.Lock()
         prepare = self._prepare
 
-        def in_turn(trainer: Trainer, **settings: Any) -> None:
+        def in_turn(trainer: Trainer, start: Registered) -> None:
             with lock:
-                prepare(trainer, **settings)
+                prepare(trainer, start)
 
         Trainer.prepare = in_turn  # type: ignore[assignment,method-assign]
 
@@ -203,7 +204,7 @@ def _last(run: Path) -> int:
 
 def _alone(given: Tables, folder: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        train_job(read_spec(given), group=SingleGroup(), directory=folder)
+        train_member(read_spec(given), SingleGroup(), folder)
     return str(caught.value)
 
 
@@ -220,7 +221,7 @@ def _unfit(given: Tables) -> str:
     island = TrainerIsland(spec, broadcaster, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
     try:
         if broadcaster.leads:
-            train_job(spec, group=SingleGroup(), directory=Path(), island=island)
+            train_member(spec, SingleGroup(), Path(), island=island)
         else:
             broadcaster.serve()
     except ConfigError as error:
@@ -236,5 +237,5 @@ def test_methods_on_gradients_are_refused_at_the_start(ranks: Ranks, corpus: str
     for name in ("every", "shared_steps"):
         given["strategy"].pop(name)
     told, other = ranks.run(2, _unfit, given)
-    assert "stay inside" in told
+    assert "does not expose" in told
     assert other == "", "the other rank was sent home"

@@ -49,7 +49,7 @@ def test_a_ticket_is_traded_for_a_node_and_its_token(hub: HubServer) -> None:
             stranger.join("guessed", name="thief", info=INFO)
     with HubClient(hub.url, token) as member:
         assert member.hub()["role"] == "node"
-        with pytest.raises(AuthError, match="not for that"):
+        with pytest.raises(AuthError, match="does not permit"):
             member.jobs()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,7 @@ from atoll.config import JobSpec, JobTable, dump_spec
 from atoll.errors import AuthError
 from atoll.net.link import Link
 from atoll.node.agent.agent import Agent
+from atoll.node.identity.identity import Identity
 from atoll.wire.messages import (
     Acked,
     Done,
@@ -91,11 +93,25 @@ class Hub:
         return [state for state in mine if state.member == member]
 
 
+class Failures(logging.Handler):
+    """Keeps the exceptions with which tasks of the agent have failed."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(f"{record.getMessage()}: {record.exc_info and record.exc_info[1]!r}")
+
+
 @contextlib.asynccontextmanager
 async def lone_agent(home: Path, **options: Any) -> AsyncIterator[tuple[Agent, Hub]]:
-    """Yield an agent that serves, and its hub."""
+    """Yield an agent that serves, and its hub; no task of the agent may fail meanwhile."""
+    failures = Failures()
+    logging.getLogger("atoll.node.agent.reports").addHandler(failures)
     hub = Hub()
-    agent = Agent(cast(Link, hub), node="n", home=home, hub="http://127.0.0.1:1", **options)
+    identity = Identity(hub="http://127.0.0.1:1", node="n", token="")
+    agent = Agent(cast(Link, hub), identity, home=home, **options)
     serving = asyncio.create_task(agent.serve())
     try:
         yield agent, hub
@@ -103,6 +119,8 @@ async def lone_agent(home: Path, **options: Any) -> AsyncIterator[tuple[Agent, H
         serving.cancel()
         await agent.leave(grace_s=0.2)
         await asyncio.gather(serving, return_exceptions=True)
+        logging.getLogger("atoll.node.agent.reports").removeHandler(failures)
+    assert not failures.found
 
 
 def launch(spec: JobSpec, *, member: str = "w1", token: str = "t1", **files: str) -> Launch:

@@ -51,7 +51,7 @@ class Place:
         self.node, self.token = self.join("kitchen")
         assert hub.hub is not None
         jobs = hub.hub.stores.jobs
-        work = jobs.assign(self.job, member="w0", slot=0, node=self.node)
+        work = jobs.members.assign(self.job, member="w0", slot=0, node=self.node)
         asyncio.run_coroutine_threadsafe(work, loop_of(hub)).result(PATIENCE_S)
 
     def join(self, name: str) -> tuple[str, str]:
@@ -139,7 +139,7 @@ def test_excess_or_oddly_named_artifacts_are_left_out(
 def test_a_hub_that_is_away_is_told_and_is_no_failure(place: Place) -> None:
     place.write("a.csv")
     assert place.collect("*.csv", client=lambda: HubClient("http://127.0.0.1:9", "x")) == []
-    assert "is not sent" in place.lines[0]
+    assert "are not sent" in place.lines[0]
 
 
 def test_node_writes_only_its_own_processes_artifacts(place: Place) -> None:

@@ -205,7 +205,7 @@ def test_text_that_is_no_key_is_named(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("nonsense")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_key(tmp_path / "key")
-    with pytest.raises(ConfigError, match="no key"):
+    with pytest.raises(ConfigError, match="not valid"):
         check_allowed(
             container(PINNED), member="w0", offer=Offer(kinds=["signed"]), trusted_keys=["rsa:x"]
         )

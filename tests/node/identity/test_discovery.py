@@ -121,9 +121,9 @@ def test_user_finds_a_hub_and_joins_with_its_secret(hub: dict[str, str], tmp_pat
     terminal = Terminal("-m", "atoll.cli", "join", "--name", "sofa", environment=environment)
     try:
         line = terminal.wait_for(rf"(\d+)  [^\n]*:{ticket.port}[^\n]*{ticket.fingerprint}")
-        asked = terminal.wait_for(r"Which one|Is this the one")
+        asked = terminal.wait_for(r"Which one|Join this hub")
         terminal.type(line[1] if "Which" in asked[0] else "y")
-        terminal.wait_for("not shown")
+        terminal.wait_for("input is hidden")
         terminal.wait_for_silence()
         terminal.type(ticket.secret)
         terminal.wait_for("joined")

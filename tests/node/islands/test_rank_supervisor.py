@@ -17,19 +17,14 @@ from atoll.config import (
     IslandTable,
     JobSpec,
     JobTable,
-    MeshShape,
     RankPlace,
     StrategyTable,
-    TrainTable,
     dump_spec,
-    kept_place,
     rank_environment,
     rank_place,
+    supervised_place,
 )
-from atoll.errors import AtollError, OutOfMemory, RankLost, ScriptError
-from atoll.island.start_phase import RankPhase, StartPhase
-from atoll.node.islands.failure_cause import RankExit, explain, root_cause
-from atoll.node.islands.restart_history import STEADY_S, RestartHistory, with_shape
+from atoll.errors import OutOfMemory, RankLost, ScriptError
 from atoll.node.launchers.launcher import Exit
 from atoll.node.launchers.process import ChildProcess, ProcessLauncher
 from atoll.wire.limits import EXIT_LEFT
@@ -164,14 +159,14 @@ print("port", os.environ["MASTER_PORT"])
 
 def test_rank_of_somebody_elses_program_is_none_of_an_island() -> None:
     place = RankPlace(1, 4, local_rank=1, address="127.0.0.1", port=4711, local_ranks=2)
-    assert kept_place(place.variables()) is None
+    assert supervised_place(place.variables()) is None
     assert rank_place(place.variables()) == place
     assert place.dial == "127.0.0.1:4711"
     assert RankPlace(0, 1, local_rank=0, address="fd00::7", port=1).dial == "[fd00::7]:1"
     environment = rank_environment(
         place, defaults={"A": "1", "B": "1"}, environment={"B": "2", "RANK": "9"}, C="3"
     )
-    assert kept_place(environment) == place
+    assert supervised_place(environment) == place
     assert [environment[name] for name in "ABC"] == ["1", "2", "3"]
 
 
@@ -372,59 +367,3 @@ def test_islands_that_keep_losing_ranks_shrink_if_they_may(
         found.append(int(next(line for line in lines if "there are" in line).split()[-1]))
     assert found == sizes
     assert (ended.code == 0) is (sizes[-1] == 1)
-
-
-def job_with(inner: str, *, batch: int = 12, on_loss: str = "shrink", **axes: int) -> JobSpec:
-    return JobSpec(
-        strategy=StrategyTable(inner=inner),
-        island=IslandTable(mesh=axes, on_loss=on_loss),
-        train=TrainTable(batch=batch),
-    )
-
-
-@pytest.mark.parametrize(
-    ("spec", "row", "shape"),
-    [
-        (job_with("ddp", replicate=4), 1, MeshShape(replicate=4)),
-        (job_with("ddp", replicate=4), 2, MeshShape(replicate=3)),
-        (job_with("ddp", replicate=4), 9, MeshShape()),
-        (job_with("ddp", replicate=4, batch=16), 2, MeshShape(replicate=2)),
-        (job_with("ddp", replicate=4, on_loss="wait"), 9, MeshShape(replicate=4)),
-        (job_with("hybrid", replicate=2, tensor=2), 2, MeshShape(tensor=2)),
-        (job_with("hybrid", replicate=2, tensor=2), 9, MeshShape(tensor=2)),
-        (job_with("pipeline", pipeline=3), 5, MeshShape(pipeline=3)),
-    ],
-)
-def test_the_next_start_has_the_remaining_ranks_in_a_mesh(
-    spec: JobSpec, row: int, shape: MeshShape
-) -> None:
-    assert RestartHistory(row).shape(spec) == shape
-    changed = with_shape(spec, shape)
-    assert changed.mesh == shape
-    assert changed.mesh.ranks == changed.island.ranks or changed == spec
-
-
-def test_losses_count_only_in_a_row_without_long_work(tmp_path: Path) -> None:
-    history = RestartHistory()
-    for _ in range(2):
-        history = history.after(died=True, lacked_memory=False, worked_s=1.0)
-    assert history == RestartHistory(2)
-    history.write(tmp_path)
-    assert RestartHistory.read(tmp_path) == history
-    assert history.after(died=True, lacked_memory=False, worked_s=STEADY_S) == RestartHistory(1)
-    assert history.after(died=False, lacked_memory=False, worked_s=1.0) == RestartHistory()
-    assert RestartHistory().after(
-        died=True, lacked_memory=True, worked_s=STEADY_S
-    ) == RestartHistory(2)
-    assert RestartHistory.read(tmp_path / "nowhere") == RestartHistory()
-
-
-def test_first_end_of_its_own_accord_is_the_cause() -> None:
-    lost, own = RankExit(0, 1, RankLost("gone")), RankExit(2, 1, ScriptError("raised"))
-    left, killed = RankExit(1, 0), RankExit(3, -9, oom_kills=1)
-    assert root_cause([left, lost, own, killed]) == own
-    assert root_cause([left, lost]) == lost
-    ready = dict.fromkeys(range(4), RankPhase(StartPhase.READY))
-    told: AtollError = explain(killed, member="w0", phases=ready, timeout_s=1.0)
-    assert isinstance(told, OutOfMemory)
-    assert "rank 3 of the 4 of w0" in told.what

@@ -22,7 +22,7 @@ from atoll.config import (
     StrategyTable,
     TrainTable,
     WorkerEnvironment,
-    dealt,
+    split_ranks,
 )
 from atoll.errors import AuthError, JobError, WireError
 from atoll.node.islands import rendezvous, rendezvous_client, supervisor_link
@@ -223,7 +223,7 @@ def test_a_silent_side_is_gone_and_one_with_heartbeats_is_not(
         gone.get(timeout=1.5)
     stop.set()
     beating.join()
-    assert gone.get(timeout=5).startswith("no word for")
+    assert gone.get(timeout=5).startswith("no message for")
     follower.close()
 
 
@@ -269,7 +269,9 @@ def test_an_unreachable_first_machine_is_an_error_if_it_lives(
             leader.publish_rendezvous(hub.job, "w1", RendezvousAddress(dial, "key.2"))
             assert search.look() is None
             leader.publish_rendezvous(hub.job, "w1", RendezvousAddress(dial, "key.3"))
-            with pytest.raises(JobError, match="no way to the first machine") as caught:
+            with pytest.raises(
+                JobError, match="first machine of this island is unreachable"
+            ) as caught:
                 search.look()
     text = str(caught.value)
     assert f"(127.0.0.1) dialled {dial} (" in text
@@ -362,9 +364,9 @@ def test_island_waits_while_it_may_not_or_cannot_start_with_less(
 
 
 def test_ranks_are_dealt_in_runs_as_evenly_as_can_be() -> None:
-    assert dealt(4, machines=2) == [range(2), range(2, 4)]
-    assert dealt(5, machines=3) == [range(2), range(2, 4), range(4, 5)]
-    assert dealt(3, machines=1) == [range(3)]
+    assert split_ranks(4, machines=2) == [range(2), range(2, 4)]
+    assert split_ranks(5, machines=3) == [range(2), range(2, 4), range(4, 5)]
+    assert split_ranks(3, machines=1) == [range(3)]
 
 
 # ---------------------------------------------------------------------------------- addresses
@@ -392,7 +394,7 @@ def test_a_machine_without_a_network_cannot_be_the_first(
     monkeypatch.setattr(bandwidth, "own_address", lambda url: "")
     environment = environment_of(hub, "w1", tmp_path)
     with (
-        pytest.raises(JobError, match="cannot be dialled by the others"),
+        pytest.raises(JobError, match="is unreachable for the others"),
         RendezvousServer(environment, machines=2, on_news=lambda news: None),
     ):
         pass

@@ -82,9 +82,9 @@ def test_truncated_episode_bootstraps_from_its_own_end() -> None:
     trajectory = collector.collect(policy, 6)
     assert trajectory.cut_at.tolist() == [[3, 0], [3, 1], [3, 2]]
     assert trajectory.cut_observations[:, 0].tolist() == [4, 4, 4]
-    following = trajectory.next_values(
+    following = trajectory.with_values(
         trajectory.observations[..., 0], trajectory.cut_observations[:, 0]
-    )
+    ).next_values
     assert following[:, 0].tolist() == [1, 2, 3, 4, 1, 2]
 
 

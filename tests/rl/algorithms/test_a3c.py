@@ -19,6 +19,7 @@ from atoll.rl.algorithms.a3c import A3c
 from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE
 from atoll.rl.trajectory import ValuedTrajectory
 from atoll.run import Run
+from atoll.run.place import Membership
 from tests.rl.walks import task_of, valued, walk
 
 SMALL = RlTable(
@@ -62,7 +63,7 @@ def test_the_step_is_down_the_n_step_gradient(kind: str, critic: str) -> None:
     a3c.improve(trajectory, values)
 
     # Returns of as many steps as the stretch has, by hand.
-    following = trajectory.next_values(values.values, values.cut_values)
+    following = trajectory.with_values(values.values, values.cut_values).next_values
     returns = torch.zeros(5, 3)
     for column in range(3):
         later = 0.0
@@ -87,7 +88,7 @@ def test_the_step_is_down_the_n_step_gradient(kind: str, critic: str) -> None:
 @pytest.mark.parametrize("outer", ["async-sgd", "local-sgd"])
 def test_an_outer_strategy_carries_the_steps(outer: str, critic: str, tmp_path: Path) -> None:
     plain, carried = made(critic=critic), made(critic=critic)
-    run = Run(SingleGroup(), slot=0, num_slots=1, directory=tmp_path, seed=1)
+    run = Run(SingleGroup(), Membership(tmp_path, seed=1))
     carried.optimizer = run.wrap(carried.module, carried.optimizer, outer=outer)
     updates(plain, 5)
     updates(carried, 5)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from atoll.rl.algorithms.losses import backward_sum, gae, n_step, vtrace
+from atoll.rl.trajectory import ValuedSteps
 
 T, B = 7, 3
 GAMMA = 0.9
@@ -35,8 +36,8 @@ class Steps:
         return self.terminated | self.truncated
 
     @property
-    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return self.rewards, self.values, self.following, self.terminated, self.ended
+    def parts(self) -> ValuedSteps:
+        return ValuedSteps(self.rewards, self.values, self.following, self.terminated, self.ended)
 
 
 def by_hand(steps: Steps, *, lam: float) -> Tensor:
@@ -59,21 +60,21 @@ def by_hand(steps: Steps, *, lam: float) -> Tensor:
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
 def test_gae_is_the_weighted_sum_of_later_errors(lam: float) -> None:
     steps = Steps()
-    advantages, targets = gae(*steps.parts, gamma=GAMMA, lam=lam)
+    advantages, targets = gae(steps.parts, gamma=GAMMA, lam=lam)
     torch.testing.assert_close(advantages, by_hand(steps, lam=lam), atol=1e-12, rtol=0)
     torch.testing.assert_close(targets, advantages + steps.values, atol=1e-12, rtol=0)
 
 
 def test_lambda_zero_is_one_step_of_temporal_difference() -> None:
     steps = Steps()
-    _, targets = gae(*steps.parts, gamma=GAMMA, lam=0.0)
+    _, targets = gae(steps.parts, gamma=GAMMA, lam=0.0)
     alive = (~steps.terminated).double()
     torch.testing.assert_close(targets, steps.rewards + GAMMA * alive * steps.following)
 
 
 def test_lambda_one_is_monte_carlo() -> None:
     steps = Steps()
-    _, targets = gae(*steps.parts, gamma=GAMMA, lam=1.0)
+    _, targets = gae(steps.parts, gamma=GAMMA, lam=1.0)
     # The first column's episode ends at step 2: discounted rewards and nothing else.
     rewards = steps.rewards[:, 0]
     assert float(targets[0, 0]) == pytest.approx(
@@ -83,19 +84,19 @@ def test_lambda_one_is_monte_carlo() -> None:
     total = sum(float(r) * GAMMA**t for t, r in enumerate(steps.rewards[:, 2]))
     total += GAMMA**T * float(steps.following[-1, 2])
     assert float(targets[0, 2]) == pytest.approx(total, abs=1e-12)
-    _, returns = n_step(*steps.parts, gamma=GAMMA)
+    _, returns = n_step(steps.parts, gamma=GAMMA)
     assert torch.equal(returns, targets)
 
 
 def test_only_truncated_episodes_bootstrap() -> None:
     steps = Steps()
-    _, targets = gae(*steps.parts, gamma=GAMMA, lam=0.95)
+    _, targets = gae(steps.parts, gamma=GAMMA, lam=0.95)
     assert float(targets[4, 1]) == pytest.approx(float(steps.rewards[4, 1]) + GAMMA * 5.0)
     assert float(targets[2, 0]) == pytest.approx(float(steps.rewards[2, 0]))
     # Nothing of the next episode flows back, whatever it brings.
     steps.rewards[5:, 1] += 100.0
     steps.rewards[3:, 0] += 100.0
-    _, later = gae(*steps.parts, gamma=GAMMA, lam=0.95)
+    _, later = gae(steps.parts, gamma=GAMMA, lam=0.95)
     assert torch.equal(later[:5, 1], targets[:5, 1])
     assert torch.equal(later[:3, 0], targets[:3, 0])
 
@@ -103,10 +104,10 @@ def test_only_truncated_episodes_bootstrap() -> None:
 def test_every_column_may_have_its_own_discount() -> None:
     steps = Steps()
     gammas, lams = torch.tensor([0.9, 0.5, 0.99]).double(), torch.tensor([1.0, 0.3, 0.7]).double()
-    together, _ = gae(*steps.parts, gamma=gammas, lam=lams)
+    together, _ = gae(steps.parts, gamma=gammas, lam=lams)
     for column in range(B):
         alone, _ = gae(
-            *(part[:, column : column + 1] for part in steps.parts),
+            ValuedSteps(*(part[:, column : column + 1] for part in steps.parts)),
             gamma=float(gammas[column]), lam=float(lams[column]),
         )  # fmt: skip
         torch.testing.assert_close(together[:, column : column + 1], alone, atol=1e-12, rtol=0)
@@ -124,8 +125,8 @@ def test_on_the_own_policy_vtrace_is_gae() -> None:
     steps = Steps()
     zeros = torch.zeros_like(steps.log_ratios)
     for lam in (0.0, 0.7, 1.0):
-        targets, advantages = vtrace(zeros, *steps.parts, gamma=GAMMA, lam=lam)
-        _, wanted = gae(*steps.parts, gamma=GAMMA, lam=lam)
+        targets, advantages = vtrace(zeros, steps.parts, gamma=GAMMA, lam=lam)
+        _, wanted = gae(steps.parts, gamma=GAMMA, lam=lam)
         torch.testing.assert_close(targets, wanted, atol=1e-12, rtol=0)
         if lam == 1.0:
             torch.testing.assert_close(advantages, targets - steps.values, atol=1e-12, rtol=0)
@@ -133,7 +134,7 @@ def test_on_the_own_policy_vtrace_is_gae() -> None:
 
 def test_on_policy_lambda_one_is_the_n_step_return() -> None:
     steps = Steps(ends=False)
-    targets, _ = vtrace(torch.zeros(T, B).double(), *steps.parts, gamma=GAMMA)
+    targets, _ = vtrace(torch.zeros(T, B).double(), steps.parts, gamma=GAMMA)
     for start in range(T):
         wanted = GAMMA ** (T - start) * steps.following[-1]
         for t in range(start, T):
@@ -144,7 +145,7 @@ def test_on_policy_lambda_one_is_the_n_step_return() -> None:
 def test_vtrace_is_the_sum_over_clipped_traces() -> None:
     steps, lam, rho_clip, c_clip = Steps(), 0.8, 1.2, 0.9
     targets, advantages = vtrace(
-        steps.log_ratios, *steps.parts, gamma=GAMMA, lam=lam, rho_clip=rho_clip, c_clip=c_clip
+        steps.log_ratios, steps.parts, gamma=GAMMA, lam=lam, rho_clip=rho_clip, c_clip=c_clip
     )
     ratios = steps.log_ratios.exp()
     for column in range(B):
@@ -208,8 +209,11 @@ class Tabular:
             actions = torch.tensor([done for _, _, done in paths]).T
             never = torch.zeros(actions.shape, dtype=torch.bool)
             targets, _ = vtrace(
-                ratios[states[:-1], actions], self.rewards[states[:-1], actions],
-                values[states[:-1]], values[states[1:]], never, never,
+                ratios[states[:-1], actions],
+                ValuedSteps(
+                    self.rewards[states[:-1], actions],
+                    values[states[:-1]], values[states[1:]], never, never,
+                ),
                 gamma=GAMMA, rho_clip=rho_clip, c_clip=min(1.0, rho_clip),
             )  # fmt: skip
             weights = torch.tensor([p for p, _, _ in paths], dtype=torch.float64)

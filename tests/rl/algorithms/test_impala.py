@@ -131,9 +131,8 @@ def test_the_critic_learns_the_targets_of_vtrace() -> None:
     for trajectory, valued, found in zip(batch, values, given, strict=True):
         now, _ = before.evaluate(trajectory)
         wanted, _ = vtrace(
-            now.detach() - trajectory.log_probabilities, trajectory.rewards, valued.values[:-1],
-            trajectory.next_values(valued.values, valued.cut_values), trajectory.terminated,
-            trajectory.ended, gamma=0.97,
+            now.detach() - trajectory.log_probabilities,
+            trajectory.with_values(valued.values, valued.cut_values), gamma=0.97,
         )  # fmt: skip
         torch.testing.assert_close(found, wanted)
 

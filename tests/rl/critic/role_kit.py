@@ -14,6 +14,7 @@ from atoll.group.single import SingleGroup
 from atoll.queues import InMemoryChannel, QueueRegistry
 from atoll.rl.run import run_job
 from atoll.run import Run
+from atoll.run.place import Membership
 from tests.patience import PATIENCE_S
 
 BOUND_S = PATIENCE_S
@@ -46,9 +47,12 @@ class Members:
         """Return a member's part in the job."""
         asked = self.stops.setdefault(slot, threading.Event())
         run = Run(
-            self.groups(slot), slot=slot, num_slots=self.spec.job.nodes, directory=self.folder,
-            seed=self.spec.job.seed, asked=asked,
-        )  # fmt: skip
+            self.groups(slot),
+            Membership(
+                self.folder, seed=self.spec.job.seed, slot=slot, num_slots=self.spec.job.nodes
+            ),
+            asked=asked,
+        )
         run._shelf = QueueRegistry(
             self.channel, prefix="job", reader=run.member, stopping=lambda: run.stopping
         )

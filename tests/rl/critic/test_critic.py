@@ -210,7 +210,7 @@ def test_weights_of_another_kind_or_width_are_refused() -> None:
         made.load_snapshot(critic("a", kind="unconditioned").snapshot())
     with pytest.raises(CheckpointCorrupt, match="widths"):
         made.load_snapshot(critic("a", critic_hidden=[8, 8]).snapshot())
-    with pytest.raises(CheckpointCorrupt, match="no weights of a critic"):
+    with pytest.raises(CheckpointCorrupt, match="not the weights of a critic"):
         made.load_snapshot({"other": torch.zeros(1)})
 
 

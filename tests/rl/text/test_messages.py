@@ -102,5 +102,5 @@ def test_texts_that_do_not_fit_the_announced_model_are_refused() -> None:
 def test_other_messages_are_refused() -> None:
     with pytest.raises(DataError, match="snapshot"):
         decode_episodes(with_metadata({}, "snapshot"), SPEC)
-    with pytest.raises(DataError, match="whose they are"):
+    with pytest.raises(DataError, match="lack their policy or actor"):
         decode_episodes(with_metadata({}, "episodes", policy="one"), SPEC)

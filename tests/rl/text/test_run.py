@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from atoll.config import JobSpec
-from atoll.config.rl_roles import seats
+from atoll.config.rl_roles import member_roles
 from atoll.config.rl_tables import PolicyTable
 from atoll.errors import DataError
 from atoll.group.single import SingleGroup
@@ -25,6 +25,7 @@ from atoll.rl.text.run import run_text_job
 from atoll.rl.text.start import shared_start_model, start_model
 from atoll.rl.text.tasks import Brackets
 from atoll.run import Run
+from atoll.run.place import Membership
 from tests.patience import PATIENCE_S
 from tests.rl.text.small import job, rl_table
 
@@ -39,9 +40,9 @@ def member(slot: int, spec: JobSpec, channel: InMemoryChannel, folder: Path) -> 
     directory = folder / f"w{slot}"
     directory.mkdir(exist_ok=True)
     run = Run(
-        SingleGroup(me=f"w{slot}"), slot=slot, num_slots=spec.job.nodes, directory=directory,
-        seed=spec.job.seed,
-    )  # fmt: skip
+        SingleGroup(me=f"w{slot}"),
+        Membership(directory, seed=spec.job.seed, slot=slot, num_slots=spec.job.nodes),
+    )
     run._shelf = QueueRegistry(
         channel, prefix="job", reader=run.member, stopping=lambda: run.stopping
     )
@@ -183,7 +184,7 @@ def actor_with(task: Brackets, folder: Path) -> TextActor:
     beginning = shared_start_model(spec, run)
     assert beginning is not None
     beginning = dataclasses.replace(beginning, tasks={"one": task})
-    return TextActor(spec, run, seats(spec.rl)[0], beginning)
+    return TextActor(spec, run, member_roles(spec.rl)[0], beginning)
 
 
 def always_ended(monkeypatch: pytest.MonkeyPatch) -> None:

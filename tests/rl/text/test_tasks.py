@@ -61,7 +61,7 @@ def test_a_prompt_alone_is_worth_nothing_and_the_seed_decides_it(name: str) -> N
         ("text:bracket", {}, "brackets"),
         ("CartPole-v1", {}, "language model"),
         ("text:brackets", {"deep": 3}, "deep"),
-        ("text:brackets", {"kinds": "("}, "pairs"),
+        ("text:brackets", {"kinds": "("}, "paired"),
         ("text:brackets", {"least": 5, "most": 2}, "least = 5"),
         ("text:expressions", {"flawed": 2.0}, "flawed = 2.0"),
         ("text:no_such_module:make", {}, "no_such_module"),

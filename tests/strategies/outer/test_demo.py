@@ -179,11 +179,11 @@ class Garbler:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
-    def swap(self, parcels: list[PeerMessage], *, weight: float = 1.0) -> Any:
-        packet = parcels[0].packet
+    def all_to_all(self, messages: list[PeerMessage], *, weight: float = 1.0) -> Any:
+        packet = messages[0].packet
         data = bytes(packet.data)[:-2] + b"\xff\xff"
-        spoilt = PeerMessage(parcels[0].to, Packet(data, packet.codec, packet.sizes))
-        return self._group.swap([spoilt], weight=weight)
+        spoilt = PeerMessage(messages[0].to, Packet(data, packet.codec, packet.sizes))
+        return self._group.all_to_all([spoilt], weight=weight)
 
 
 def test_a_member_whose_packets_are_damaged_is_left_out_by_all() -> None:

@@ -153,7 +153,7 @@ def test_a_rate_that_is_a_tensor_is_put_back_as_it_was() -> None:
     [
         (EveryStep(reduction="averag"), "did you mean 'average'"),
         (EveryStep(lr_scaling="liner"), "did you mean 'linear'"),
-        (EveryStep(lr_warmup=3), "nothing to warm up"),
+        (EveryStep(lr_warmup=3), "lr_warmup needs lr_scaling"),
         (EveryStep(lr_warmup=-1, lr_scaling="sqrt"), "negative"),
         (EveryStep(reduction="sum", lr_scaling="linear"), "one of the two"),
     ],

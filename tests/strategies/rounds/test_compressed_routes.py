@@ -26,7 +26,7 @@ METHODS = [
     pytest.param(OneBitAdam(warmup_steps=2), "sign", id="one-bit-adam"),
     pytest.param(Cocktail(probability=0.5), "topk:0.5|int8", id="cocktail-sgd"),
 ]
-SWAPPING = [
+BY_ALL_TO_ALL = [
     pytest.param(DeMo(), "bf16", id="demo"),
     pytest.param(OneBitAdam(warmup_steps=1), "int8", id="one-bit-adam"),
     pytest.param(Cocktail(probability=1.0), "int8", id="cocktail-sgd"),
@@ -49,7 +49,7 @@ def test_relay_is_bit_identical_to_memory(
 @pytest.mark.parametrize(
     ("route", "options", "codec"),
     [pytest.param("direct", *case.values, id=f"direct-{case.id}") for case in METHODS]
-    + [pytest.param("relay", *case.values, id=f"relay-{case.id}") for case in SWAPPING],
+    + [pytest.param("relay", *case.values, id=f"relay-{case.id}") for case in BY_ALL_TO_ALL],
 )
 def test_survivors_of_a_lost_member_finish_identical(
     world: Callable[..., HubWorld], route: str, options: Any, codec: str
@@ -76,7 +76,7 @@ def test_survivors_of_a_lost_member_finish_identical(
     assert first.task.step == STEPS
 
 
-@pytest.mark.parametrize(("options", "codec"), SWAPPING)
+@pytest.mark.parametrize(("options", "codec"), BY_ALL_TO_ALL)
 @pytest.mark.parametrize("route", ROUTES)
 def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
     world: Callable[..., HubWorld], route: str, options: Any, codec: str

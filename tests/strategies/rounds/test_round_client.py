@@ -15,6 +15,7 @@ from atoll.group.period import PeriodReport
 from atoll.methods.every_step import EveryStep
 from atoll.methods.periodic import Average, DiLoCo, NoSync
 from atoll.run import Run as Script
+from atoll.run.place import Membership
 from atoll.wire.messages import MemberStats
 from tests.contracts.strategy_suite import Run, small_model, squared_error, start_run
 
@@ -87,7 +88,7 @@ def test_members_of_a_script_tell_the_same(tmp_path: Path) -> None:
     groups = Told(2)
 
     def body(group: Group) -> None:
-        run = Script(group, slot=int(group.me[1:]), num_slots=2, directory=tmp_path, seed=1)
+        run = Script(group, Membership(tmp_path, seed=1, slot=int(group.me[1:]), num_slots=2))
         model = small_model()
         inner = torch.optim.SGD(model.parameters(), lr=0.05)
         optimizer = run.wrap(model, inner, outer=atoll.Average(every=2))

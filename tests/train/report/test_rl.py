@@ -119,19 +119,19 @@ def test_own_critics_leave_no_row_and_no_chart_of_a_critic() -> None:
     )["rl"]  # fmt: skip
     assert rl["critic_member"] is None
     titles = [title for title, *_ in rl_charts(rl, lived("w0", low=0, high=1))]
-    assert titles == ["Return", "What the critic explains", "Speed", "Waiting"]
+    assert titles == ["Return", "Explained variance", "Speed", "Waiting"]
 
 
 def test_returns_that_cannot_be_compared_have_axes_of_their_own() -> None:
     apart = rl_charts(summary(spec("CartPole-v1", "Pendulum-v1"))["rl"], POINTS)
     title, about, traces, look = apart[0]
     assert title == "Return"
-    assert "scale of its own" in about
+    assert "its own scale" in about
     assert [trace["xaxis"] for trace in traces] == ["x", "x2"]
     assert look["grid"]["columns"] == 2
     same = rl_charts(summary(spec("m:cartpole", "other:cartpole"))["rl"], POINTS)
     assert "grid" not in same[0][3]
-    explained = next(chart for chart in apart if chart[0] == "What the critic explains")
+    explained = next(chart for chart in apart if chart[0] == "Explained variance")
     assert min(explained[2][0]["y"]) == -1.0  # one wild value does not hide all others
 
 
@@ -159,7 +159,7 @@ def test_names_and_texts_cannot_become_markup(tmp_path: Path) -> None:
     write_summary(tmp_path, found)
     page = write_report(tmp_path).read_text("utf-8").replace(plotly_js(), "")
     assert "alert(1)</script>" not in page
-    assert "What they write" in page
+    assert "Completions" in page
 
 
 def test_a_gif_outside_the_folder_is_not_read(tmp_path: Path) -> None:

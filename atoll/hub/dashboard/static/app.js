@@ -1,4 +1,4 @@
-// The page: which view is shown, the stream of ticks, and the bar above.
+// The page: current view, stream of ticks, and top bar.
 
 import { CompareView } from "./views/compare.js";
 import { setText, setPill } from "./lib/dom.js";
@@ -23,7 +23,7 @@ const store = new Store();
 let view = null;
 let shown = "";
 
-// ----------------------------------------------------------------------------- the views
+// ----------------------------------------------------------------------------------- views
 
 function route() {
   const [place, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
@@ -50,7 +50,7 @@ async function go() {
   if (store.time) view.update();
 }
 
-// The stream tells more of the job that is shown; another job needs another stream.
+// The stream carries details of one job; showing another job needs another stream.
 async function follow(opened) {
   const job = opened.job ?? "";
   if (stream.source && job === shown) return;
@@ -59,7 +59,7 @@ async function follow(opened) {
   if (view === opened) stream.open(job, () => opened.data?.last.points ?? 0);
 }
 
-// ---------------------------------------------------------------------------- the stream
+// ---------------------------------------------------------------------------------- stream
 
 const stream = new Stream({
   onState: (state) => setPill($("connection"), state),
@@ -85,7 +85,7 @@ function showBar() {
   badge.title = alarms.length === 1 ? "1 open alarm" : `${alarms.length} open alarms`;
 }
 
-// ------------------------------------------------------------------------------- the bar
+// --------------------------------------------------------------------------------- top bar
 
 $("ticket").addEventListener("click", async () => {
   const command = `atoll join ${store.hub.ticket}`;
@@ -100,7 +100,7 @@ $("ticket").addEventListener("click", async () => {
 });
 $("keys").addEventListener("click", showKeys);
 $("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address names the view, not the place on it
+  event.preventDefault(); // the address names the view, so the default jump would change it
   $("main").focus();
 });
 setUpTheme($("theme"));

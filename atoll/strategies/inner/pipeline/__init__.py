@@ -1,5 +1,5 @@
-"""A model cut into stages, which a batch goes through in microbatches.
+"""A model split into stages, which a batch passes through in microbatches.
 
-May import the inner room; nothing outside of it imports this but divide.py.
-Start with pipeline.py; cuts.py decides where, shapes.py what crosses a border.
+May import the parent package, which imports this only in `divide.py`. Start reading at
+`pipeline.py`; `cuts.py` decides the cuts, `shapes.py` the transfers between stages.
 """

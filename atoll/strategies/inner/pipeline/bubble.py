@@ -1,4 +1,4 @@
-"""How much of a real step the ranks of a pipeline have nothing to do."""
+"""Measures the idle time of a pipeline's ranks in real steps."""
 
 from __future__ import annotations
 
@@ -14,39 +14,32 @@ from torch import Tensor
 from atoll.strategies.inner.pipeline.pipeline import PipelineParts
 from atoll.strategies.inner.pipeline.timing import simulate
 
-dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 
 @dataclass(frozen=True, slots=True)
 class Bubble:
-    """Shares of the ranks' time without work, 0..1, and what they are made of."""
+    """Idle shares of the ranks' time, 0..1, and the measurements behind them."""
 
     measured: float
-    """In real steps: the median of several."""
+    """Median of several real steps."""
     expected: float
-    """By the closed form: stages that are equally fast, and transfers that take no time."""
+    """In closed form, for equally fast stages and free transfers."""
     played: float
-    """With the measured times of every stage, and transfers that take no time."""
+    """Simulated with the measured times of every stage, and free transfers."""
     wall_s: float
-    """From the first forward to the last backward pass: the median."""
+    """Median time from the first forward to the last backward pass."""
     busy_s: tuple[float, ...]
-    """How long each rank of the row computed in that: the median."""
+    """Median compute time of each rank of the row."""
 
 
 def measure_bubble(
     parts: PipelineParts, inputs: Tensor, targets: Tensor, *, steps: int = 5
 ) -> Bubble:
-    """Do some steps without an optimizer, and return what was seen; collective.
+    """Measure some steps without an optimizer, after one warm-up; collective.
 
-    Gradients are computed and stay. Ranks should have a core or an accelerator each: where several
-    share one, each counts as computing while it waits for it.
-
-    Args:
-        parts: Of every rank, in training mode.
-        inputs: The island's whole batch, (rows, ...).
-        targets: What belongs to it.
-        steps: That are measured; one more before them is not.
+    Gradients are computed and kept. Each rank should have its own core or accelerator: waiting for
+    a shared one counts as computing. `parts` MUST be in training mode.
     """
     watch, shape = parts.watch, parts.shape
     group = parts.mesh.get_group("pipeline")
@@ -84,7 +77,7 @@ def _each(
     *,
     forward: bool,
 ) -> list[float]:
-    """Return by stage the time of one pass: the median of several steps."""
+    """Return the median time of one pass by stage."""
     return [
         statistics.median(ranks[stage % len(ranks)][stage, forward] for _, ranks in seen)
         / microbatches

@@ -1,6 +1,6 @@
-"""Where a model is cut into stages of a pipeline: so that the slowest is as fast as can be.
+"""Cuts of a model into pipeline stages that minimize the time of the slowest stage.
 
-Every rank has to cut alike: rank 0 measures and sends the others the result.
+All ranks have to use the same cuts: rank 0 measures and broadcasts the result.
 """
 
 from __future__ import annotations
@@ -17,22 +17,18 @@ from atoll.strategies.inner.options import PipelineShape
 from atoll.strategies.inner.precision import computing, widened
 
 REPEATS = 3
-"""Times that a unit is measured; the shortest counts."""
+"""Measurements per unit; the shortest counts."""
 
 
 def balanced(costs: Sequence[float], *, stages: int) -> tuple[int, ...]:
-    """Return the units before which to cut, so that the dearest stage costs least.
+    """Return the units before which to cut, so that the most expensive stage is cheapest.
 
-    Of several ways one with stages of like cost is taken; equal costs give equal cuts.
-
-    Args:
-        costs: Of each unit, 0 or more.
-        stages: How many; at most one per unit.
+    Ties go to stages of similar cost; equal costs give equal cuts. At most one stage per unit.
     """
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
-    # best[n]: of the first n units in so many stages: (dearest, sum of squares, where it was cut)
+    # best[n]: best split of the first n units: (most expensive stage, sum of squares, cuts)
     best: list[tuple[float, float, tuple[int, ...]]] = [(s, s * s, ()) for s in sums]
     for stage in range(2, stages + 1):
         best = [
@@ -52,11 +48,7 @@ def balanced(costs: Sequence[float], *, stages: int) -> tuple[int, ...]:
 
 
 def check_stages(units: int, shape: PipelineShape) -> None:
-    """Refuse a pipeline with more stages than the model has units.
-
-    Raises:
-        ConfigError: it has; the message has the nearest that works.
-    """
+    """Raise ConfigError, naming the nearest valid option, for more stages than units."""
     if shape.stages <= units:
         return
     chunks = units // shape.ranks
@@ -72,11 +64,7 @@ def check_stages(units: int, shape: PipelineShape) -> None:
 
 
 def check_cuts(cuts: Sequence[int], *, units: int, stages: int) -> tuple[int, ...]:
-    """Return the cuts of a job file.
-
-    Raises:
-        ConfigError: they do not make so many stages of so many units.
-    """
+    """Return the cuts of a job file, or raise ConfigError if they do not make that many stages."""
     good = all(a < b for a, b in zip((0, *cuts), (*cuts, units), strict=True))
     if good and len(cuts) == stages - 1:
         return tuple(cuts)
@@ -89,14 +77,14 @@ def check_cuts(cuts: Sequence[int], *, units: int, stages: int) -> tuple[int, ..
 
 
 def cuts_by_size(units: Sequence[nn.Module], *, stages: int) -> tuple[int, ...]:
-    """Return where a model is cut if nothing is measured and no one has said it: by weights."""
+    """Return cuts by the number of weights, for a model that is not measured."""
     return balanced(weights_of(units), stages=stages)
 
 
 def weights_of(units: Sequence[nn.Module]) -> list[float]:
-    """Return what units cost where nothing could be measured: as many as they have weights.
+    """Return the cost of units that are not measured: their number of weights.
 
-    Looking up an embedding costs next to nothing.
+    An embedding costs nearly nothing.
     """
     return [
         1.0
@@ -119,21 +107,12 @@ def profile(
     device: torch.device,
     precision: str = "fp32",
 ) -> list[float]:
-    """Return the seconds that forward and backward pass of each unit take; the last has the loss.
+    """Return the seconds of forward and backward pass of each unit; the last includes the loss.
 
-    Units that are alike, with weights of the same shapes and inputs as well, take equally long:
-    what was measured of one of them and not of another is chance.
-
-    Units are on the device one at a time, and in main memory again afterwards. Neither gradients
-    nor buffers nor random numbers are changed.
-
-    Args:
-        units: In the order of the forward pass.
-        criterion: Mean loss of outputs and targets.
-        inputs: Of a microbatch, (rows, ...).
-        targets: What belongs to it.
-        device: What to measure on.
-        precision: What to compute in.
+    Units of the same type, with weights and inputs of the same shapes, get their minimum, because
+    differences between them are noise. Units, in forward order, are moved to the device one at a
+    time, and back to main memory. Gradients, buffers and the random state are unchanged. `inputs`,
+    (rows, ...), and `targets` are one microbatch.
     """
     values: tuple[Tensor, ...] = (inputs.to(device),)
     targets = targets.to(device)
@@ -156,7 +135,7 @@ def profile(
                 return outputs
 
             with torch.enable_grad():
-                outputs = once()  # the first time is slower
+                outputs = once()  # warm-up
                 found.append(min(_timed(once, device) for _ in range(REPEATS)))
             kinds.append(number if last else _kind(unit, values, number))
             with torch.no_grad():
@@ -174,19 +153,18 @@ def profile(
 
 
 def _kind(unit: nn.Module, values: tuple[Tensor, ...], number: int) -> object:
-    """Return what is equal for units that take equally long; unlike all others without weights."""
+    """Return a key that is equal for units of equal cost; unique for units without weights."""
     weights = tuple((name, tuple(p.shape)) for name, p in unit.named_parameters())
     given = tuple((tuple(value.shape), value.dtype) for value in values)
     return (type(unit), weights, given) if weights else number
 
 
 def as_tuple(values: Any) -> tuple[Tensor, ...]:
-    """Return what a unit returned as what the next one takes."""
+    """Return a unit's outputs as the next one's inputs."""
     return tuple(values) if isinstance(values, tuple | list) else (values,)
 
 
 def _pull(unit: nn.Module, values: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
-    """Compute gradients and drop them."""
     sources = [v for v in (*values, *unit.parameters()) if v.requires_grad]
     ends = [o for o in outputs if o.requires_grad]
     if sources and ends:
@@ -195,7 +173,6 @@ def _pull(unit: nn.Module, values: tuple[Tensor, ...], outputs: tuple[Tensor, ..
 
 
 def _timed(once: Callable[[], object], device: torch.device) -> float:
-    """Return how long something takes, in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     begun = time.perf_counter()

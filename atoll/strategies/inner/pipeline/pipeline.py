@@ -1,4 +1,4 @@
-"""Stages of a model on several ranks, which a batch goes through in microbatches."""
+"""Pipeline parallelism: stages of a model on several ranks, fed with microbatches."""
 
 from __future__ import annotations
 
@@ -54,17 +54,16 @@ from atoll.strategies.inner.replicate import average_changes
 from atoll.strategies.inner.untrained_state import untrained_state
 from atoll.strategies.inner.whole import criterion_of, saved_buffers
 
-dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 KEPT = 4
-"""So many schedules are kept, each with buffers for one shape of microbatches."""
+"""Schedules in the cache, each with buffers for one shape of microbatches."""
 
 
 class PipelineParts:
-    """One or more stages of a model on this rank; their parameters whole, or cut further.
+    """One or more stages of a model on this rank, perhaps sharded further; see :class:`Parts`.
 
-    Stage s is on rank s % p of a row of p ranks. See :class:`Parts`.
+    Stage s is on rank s % p of a row of p ranks.
     """
 
     def __init__(
@@ -76,17 +75,12 @@ class PipelineParts:
         device: torch.device,
         sample: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Take a model over, equal on all ranks; collective.
+        """Split a model in main memory, equal on all ranks; collective.
 
-        Args:
-            model: In main memory; what of it is not on this rank is let go.
-            options: What to do.
-            mesh: All four axes.
-            device: What this rank computes on.
-            sample: A few rows of (inputs, targets) on the first rank, to measure the units with.
+        Parts that are not on this rank are freed. `sample` as in :func:`split_model`.
 
         Raises:
-            ConfigError: the model cannot be cut like that, or the schedule cannot work like that.
+            ConfigError: the model cannot be split like that, or the schedule does not exist.
         """
         self.mesh = mesh
         self._options, self._device = options, device
@@ -96,8 +90,8 @@ class PipelineParts:
         self.shape = PipelineShape(options.schedule, mesh["pipeline"].size(), options.chunks)
         if options.microbatches:
             check_microbatches(self.shape, options.microbatches)
-        # The criterion alone: with its method the whole model would stay in memory. Tensor
-        # parallelism may put its own in the same place.
+        # Without the parameters, which a bound method would keep in memory. Tensor parallelism
+        # may replace it.
         vars(model)["criterion"] = criterion_alone(model)
         units, sure = chain_of(model)
         check_stages(len(units), self.shape)
@@ -134,33 +128,29 @@ class PipelineParts:
         self._schedules: dict[Any, Any] = {}
         self._factor = 1.0
         self.watch = Watch(device)
-        """Times of this rank's stages, while it is on."""
-        # Before the first exchange between neighbours, all ranks of a row must have met once.
+        """Times of this rank's stages, while enabled."""
+        # All ranks of a row MUST take part in a collective before neighbours exchange tensors.
         dist.all_reduce(torch.zeros(1, device=device), group=self._group)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return the trained parameters by name; see :meth:`Parts.parameters`."""
+        """See :meth:`Parts.parameters`."""
         return self._parameters
 
     def buffers(self) -> Mapping[str, Tensor]:
-        """Return the saved floating-point buffers by name; see :meth:`Parts.buffers`."""
+        """See :meth:`Parts.buffers`."""
         return self._buffers
 
     def untrained(self) -> Mapping[str, Tensor]:
-        """Return what else of the model's state is here; see :meth:`Parts.untrained`."""
+        """See :meth:`Parts.untrained`."""
         return self._untrained
 
     def train(self, mode: bool) -> None:
-        """Switch dropout and the like on or off."""
+        """See :meth:`Parts.train`."""
         for module in self._modules.values():
             module.train(mode)
 
     def microbatches(self, rows: int) -> int:
-        """Return into how many microbatches a batch is cut, each accumulated part by itself.
-
-        Raises:
-            ConfigError: the rows of the batch cannot be dealt out evenly.
-        """
+        """Return the number of microbatches per accumulation step; raises as :meth:`Rows.check`."""
         options = self._options
         share = rows // (self._rows.ranks * options.accumulate)
         number = microbatches_of(self.shape, wanted=options.microbatches, rows=share)
@@ -168,10 +158,10 @@ class PipelineParts:
         return number
 
     def passes(self, rows: int) -> int:
-        """Return how many microbatches go through the pipeline one after the other.
+        """Return the number of microbatches that pass through the pipeline in sequence.
 
-        Accumulation steps go through together, which leaves less time without work; except for
-        `gpipe`, which would hold too many activations and runs them one by one.
+        Accumulation steps go through together, which reduces idle time, except for `gpipe`, which
+        would hold too many activations and runs them one by one.
         """
         together = 1 if self.shape.schedule == GPIPE else self._options.accumulate
         return self.microbatches(rows) * together
@@ -179,7 +169,7 @@ class PipelineParts:
     def backward(
         self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0, summed: bool = True
     ) -> Tensor:
-        """Compute gradients of a batch; see :meth:`Parts.backward`."""
+        """See :meth:`Parts.backward`."""
         number, passes = self.microbatches(len(inputs)), self.passes(len(inputs))
         parts = self._options.accumulate
         runs = number * parts // passes
@@ -194,15 +184,15 @@ class PipelineParts:
         complete(self._parameters.values())
         self._tied.add_up()
         average_changes(self._buffers.values(), before, mesh=self.mesh)
-        if not summed:  # only the last ranks of rows have a part of it
+        if not summed:  # only the last rank of each row has a share
             return total / (scale * (self.mesh.size() // self.shape.ranks))
         return self._data_mean(total / scale)
 
     @torch.no_grad()
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of a whole batch; see :meth:`Parts.loss`.
+        """See :meth:`Parts.loss`.
 
-        Rows are filled up with copies of the first one, so that all microbatches are alike.
+        Rows are padded with copies of the first one, so that all microbatches have the same shape.
         """
         share, number = self._rows, self.shape.ranks
         rows = len(inputs)
@@ -224,7 +214,7 @@ class PipelineParts:
     # --------------------------------------------------------------------------- one batch
 
     def _run(self, inputs: Tensor, targets: Tensor, *, microbatches: int) -> Tensor:
-        """Let this rank's rows go through the pipeline; return the sum of scaled losses, or 0."""
+        """Run this rank's rows through the pipeline; return the sum of scaled losses, or 0."""
         inputs, targets = inputs.to(self._device), targets.to(self._device)
         schedule = self._schedule(inputs[: len(inputs) // microbatches], microbatches)
         losses: list[Tensor] = []
@@ -238,7 +228,7 @@ class PipelineParts:
         return total
 
     def _schedule(self, part: Tensor, microbatches: int) -> Any:
-        """Return torch's schedule for microbatches of a shape; collective if it is new."""
+        """Return torch's schedule for a shape of microbatches; collective if it is new."""
         key = (tuple(part.shape), part.dtype, microbatches)
         if key not in self._schedules:
             kinds = self._stage_shapes.kinds(part)
@@ -271,13 +261,13 @@ class PipelineParts:
             return loss * self._factor
 
     def _data_mean(self, total: Tensor) -> Tensor:
-        """Return the mean over the ranks that see data of what the last ranks of rows have."""
+        """Return the mean over the data ranks of a value on the last ranks of rows."""
         last = self.shape.ranks - 1
         dist.broadcast(total, group_src=last, group=self._group)
         return sum_over_data(total, self.mesh) / self._rows.ranks
 
     def _reshard(self) -> None:
-        """Give back what was gathered: it would outlive a change of the shards."""
+        """Free gathered parameters, which would otherwise outlive a change of the shards."""
         for stage in self._modules.values():
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
@@ -293,11 +283,7 @@ def _agreed_cuts(
     device: torch.device,
     sample: tuple[Tensor, Tensor] | None,
 ) -> tuple[int, ...]:
-    """Return where all ranks cut: what the first one finds; collective.
-
-    Raises:
-        ConfigError: what it raises, on all of them.
-    """
+    """Return the cuts chosen by rank 0, or raise its ConfigError on all ranks; collective."""
     found: Any = None
     if dist.get_rank() == 0:
         try:
@@ -325,7 +311,7 @@ def _agreed_cuts(
 
 
 def _ranks_of(ties: Mapping[str, list[int]], shape: PipelineShape) -> dict[str, list[int]]:
-    """Return which ranks of a row have a weight that several stages have.
+    """Return the ranks of a row that hold each weight shared by stages.
 
     Raises:
         ConfigError: two of the stages are on one rank.

@@ -1,7 +1,4 @@
-"""What goes from one stage of a pipeline to the next: its shape, and forward passes alone.
-
-Weights that several stages of a pipeline have: their gradients are summed over all of them.
-"""
+"""Transfers between pipeline stages: their shapes, forward passes, and shared weights."""
 
 from __future__ import annotations
 
@@ -18,20 +15,19 @@ from atoll.strategies.inner.gather_scatter import local_of
 from atoll.strategies.inner.options import PipelineShape
 from atoll.strategies.inner.pipeline.cuts import as_tuple
 
-dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 Kinds = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-"""Shape and type of each tensor that crosses a border."""
+"""Shape and type of each tensor passed between two stages."""
 
 
 def kinds_of(tensors: Sequence[Tensor]) -> Kinds:
-    """Return what tensors are like."""
+    """Return shapes and types of tensors."""
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
 
 
 def empties(kinds: Kinds, *, learns: bool) -> tuple[Tensor, ...]:
-    """Return tensors without memory; `learns` says whether they get gradients."""
+    """Return meta tensors; `learns`: they get gradients."""
     return tuple(
         torch.empty(shape, dtype=dtype, device="meta").requires_grad_(
             learns and dtype.is_floating_point
@@ -41,7 +37,7 @@ def empties(kinds: Kinds, *, learns: bool) -> tuple[Tensor, ...]:
 
 
 class StageShapes:
-    """Forward passes through the stages of a row of ranks, without gradients."""
+    """Forward passes without gradients through the stages of a row of ranks."""
 
     def __init__(
         self,
@@ -51,17 +47,16 @@ class StageShapes:
         group: Any,
         device: torch.device,
     ) -> None:
-        """Know this rank's stages by number."""
         self._modules, self._shape, self._group, self._device = modules, shape, group, device
         self._rank = dist.get_rank(group)
         self._known: dict[Any, list[Kinds]] = {}
 
     @torch.no_grad()
     def kinds(self, part: Tensor) -> list[Kinds]:
-        """Return what every stage puts out for a microbatch; collective if it is new.
+        """Return the outputs' kinds of every stage for a microbatch; collective if it is new.
 
-        A real forward pass finds it, one stage after the other: only that knows what precision and
-        parallelism inside a stage make of a shape. Buffers and random numbers stay as they are.
+        They are found by a real forward pass, because precision and parallelism inside a stage
+        affect them. Buffers and the random state are unchanged.
         """
         key = kinds_of((part,))
         if key in self._known:
@@ -92,16 +87,14 @@ class StageShapes:
     def forward(self, inputs: Tensor, *, microbatches: int) -> Iterator[Any]:
         """Yield the model's outputs of each microbatch, on the last rank; collective.
 
-        Args:
-            inputs: Of all microbatches, (rows, ...); counts on the first rank.
-            microbatches: Into how many equal parts the rows are cut.
+        `inputs`, (rows, ...), are used on the first rank and cut into equal microbatches.
         """
         parts = inputs.chunk(microbatches)
         kinds = self.kinds(parts[0])
         last = self._shape.stages - 1
         for number, module in self._modules.items():
-            # With one stage per rank microbatches follow each other through the ranks; with more,
-            # neighbours would wait for each other if they did not send and receive in turns.
+            # With one stage per rank microbatches are streamed; with more, neighbours would
+            # deadlock unless they send and receive in turns.
             streamed = self._shape.chunks == 1
             incoming = (
                 ((part,) for part in parts)
@@ -137,7 +130,7 @@ class StageShapes:
 
 
 class TiedGradients:
-    """Copies of one weight on several ranks of a pipeline; with equal gradients they stay equal."""
+    """Copies of shared weights on several ranks of a pipeline; equal gradients keep them equal."""
 
     def __init__(
         self,
@@ -147,16 +140,12 @@ class TiedGradients:
         mesh: DeviceMesh,
         device: torch.device,
     ) -> None:
-        """Make the groups; every rank of the mesh calls it.
+        """Create the groups; every rank of the mesh MUST call this.
 
-        Args:
-            holders: Which ranks of a row have it, by name.
-            parameters: What is on this rank, by name.
-            mesh: All four axes.
-            device: What this rank computes on.
+        `holders` are the ranks of a row with each weight, `parameters` those on this rank, by name.
 
         Raises:
-            ConfigError: the copies are cut in different ways along other axes.
+            ConfigError: the copies are sharded differently along other axes.
         """
         self._parameters = parameters
         groups = {ranks: _group(ranks, mesh) for ranks in map(tuple, holders.values())}
@@ -187,7 +176,7 @@ class TiedGradients:
 
 
 def _group(ranks: Sequence[int], mesh: DeviceMesh) -> Any:
-    """Return the group of some ranks of this rank's row; every rank of the mesh calls it."""
+    """Return the group of some ranks of this rank's row; every rank of the mesh MUST call this."""
     rows = mesh.mesh.movedim(2, -1).reshape(-1, mesh.mesh.shape[2])
     found: Any = None
     for row in rows.tolist():

@@ -1,4 +1,4 @@
-"""A model as a chain of units, and the stages of a pipeline made of it."""
+"""A model as a chain of units, and the pipeline stages made of it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from atoll.strategies.inner.whole import criterion_of
 
 
 def chain_of(model: nn.Module) -> tuple[list[nn.Module], bool]:
-    """Return modules that, applied one after the other, are a model's forward pass.
+    """Return the modules that form a model's forward pass when chained.
 
-    They are what `units()` says; of an `nn.Sequential` its children, those of children that are
-    one as well. Of another model they can only be guessed: its children as they were made.
+    They are the result of `units()`, or the children of an `nn.Sequential`, recursively. For other
+    models the children are a guess, in order of creation.
 
     Returns:
-        The modules, and whether that is sure: guessed ones are for `check_chain`.
+        The modules, and whether they are certain; guesses need `check_chain`.
 
     Raises:
         ConfigError: trained parameters of the model are in none of them.
@@ -47,15 +47,10 @@ def chain_of(model: nn.Module) -> tuple[list[nn.Module], bool]:
 
 
 def check_chain(model: nn.Module, units: Sequence[nn.Module], inputs: Tensor | None) -> None:
-    """Refuse guessed units if the model computes something else than they do.
-
-    Args:
-        model: In main memory.
-        units: What was guessed.
-        inputs: A few rows; None: there are none to compare with.
+    """Check guessed units against the model's outputs for a few rows.
 
     Raises:
-        ConfigError: they differ, or there is nothing to compare with.
+        ConfigError: the outputs differ, or there are no rows to compare.
     """
     reason = "there is no data to compare with"
     if inputs is not None:
@@ -83,7 +78,7 @@ def check_chain(model: nn.Module, units: Sequence[nn.Module], inputs: Tensor | N
 
 
 def _flat(module: nn.Module) -> list[nn.Module]:
-    """Return the pieces of a module, through lists and sequences in it."""
+    """Return the pieces of a module, through nested lists and sequences."""
     if isinstance(module, nn.ModuleList) or (
         isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
     ):
@@ -92,7 +87,7 @@ def _flat(module: nn.Module) -> list[nn.Module]:
 
 
 class Stage(nn.Module):
-    """Some units of a model, applied one after the other."""
+    """Some units of a model, chained."""
 
     def __init__(
         self,
@@ -102,14 +97,7 @@ class Stage(nn.Module):
         precision: str,
         device: torch.device,
     ) -> None:
-        """Take units over.
-
-        Args:
-            units: In order.
-            names: The name in the whole model of every parameter and buffer, by `id`.
-            precision: What to compute in.
-            device: What on.
-        """
+        """Create a stage; `names` are the whole model's, for parameters and buffers, by `id`."""
         super().__init__()
         self.chain = nn.ModuleList(units)
         self._precision, self._device = precision, device
@@ -117,11 +105,11 @@ class Stage(nn.Module):
         self._names = {local: names[id(tensor)] for local, tensor in own if id(tensor) in names}
 
     def forward(self, *values: Tensor) -> Any:
-        """Return what the last unit makes of the first one's inputs."""
+        """Return the outputs of the last unit."""
         with computing(self._precision, self._device):
             for unit in self.chain:
                 values = as_tuple(unit(*values))
-        outputs = tuple(value.contiguous() for value in values)  # as they are sent
+        outputs = tuple(value.contiguous() for value in values)  # sends need contiguous tensors
         return outputs[0] if len(outputs) == 1 else outputs
 
     def trained(self) -> dict[str, nn.Parameter]:
@@ -130,14 +118,14 @@ class Stage(nn.Module):
         return {self._names[local]: p for local, p in own if p.requires_grad}
 
     def among(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Return the parameters and buffers whose name in the whole model is among `names`."""
+        """Return the parameters and buffers with a whole-model name in `names`."""
         own = (*self.named_parameters(), *self.named_buffers())
         named = ((self._names.get(local, ""), tensor) for local, tensor in own)
         return {name: tensor for name, tensor in named if name in names}
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
-    """Return the name of every parameter and buffer by `id`; a shared one has its first name."""
+    """Return the name of every parameter and buffer by `id`; shared ones have their first name."""
     return {
         id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())
     }
@@ -150,7 +138,7 @@ def cut_up(units: Sequence[nn.Module], cuts: Sequence[int]) -> list[list[nn.Modu
 
 
 def shared(stages: Sequence[Sequence[nn.Module]], names: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the trained parameters that several stages have, and which."""
+    """Return the trained parameters that several stages hold, and these stages."""
     found: dict[str, list[int]] = {}
     for number, units in enumerate(stages):
         own = {id(p) for unit in units for p in unit.parameters() if p.requires_grad}
@@ -160,7 +148,7 @@ def shared(stages: Sequence[Sequence[nn.Module]], names: Mapping[int, str]) -> d
 
 
 def criterion_alone(model: nn.Module) -> Callable[[Any, Tensor], Tensor]:
-    """Return a model's `criterion` without its parameters, which then need not stay in memory."""
+    """Return a model's `criterion` without its parameters, which can then be freed."""
     hollow = copy.copy(model)
     bare = {
         name: child

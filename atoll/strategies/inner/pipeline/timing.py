@@ -1,8 +1,6 @@
-"""Stages of a pipeline that can be watched: how long they compute, how many inputs they keep.
+"""Timing of pipeline stages: measured in real steps, and simulated event by event.
 
-What a pipeline's order of work costs, played through event by event. No torch.
-
-Closed forms hold for equal stages and free transfers; this holds for any.
+The simulation allows unequal stages and transfers that take time, unlike the closed forms.
 """
 
 from __future__ import annotations
@@ -21,28 +19,26 @@ from torch.distributed.pipelining import PipelineStage
 
 from atoll.strategies.inner.options import PipelineShape, Work
 
-dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 
 class Watch:
-    """What the stages of a rank do while it is on. Costs next to nothing while it is off."""
+    """Compute times and kept inputs of a rank's stages. Nearly free while disabled."""
 
     def __init__(self, device: torch.device) -> None:
-        """Be off."""
         self._device = device
         self.on = False
         self.spent_s: defaultdict[tuple[int, bool], float] = defaultdict(float)
-        """Time of the last batch by stage, and whether it was forward; the last one's has the
-        loss."""
+        """Time of the last batch by stage and direction (True: forward); the last stage includes
+        the loss."""
         self.wall_s = 0.0
-        """From when all ranks of the row began with the last batch until this one was done."""
+        """From the start of the last batch on all ranks of the row until its end on this one."""
         self.held = self.most_held = 0
-        """Inputs of stages that are kept for a backward pass, and most at a time in this batch."""
+        """Inputs of stages kept for a backward pass: now, and the maximum in this batch."""
 
     @contextmanager
     def passing(self, group: Any) -> Iterator[None]:
-        """Watch one batch inside; collective over the row of ranks if it is on."""
+        """Time one batch; if enabled, collective over the row of ranks."""
         self.spent_s.clear()
         self.held = self.most_held = 0
         if self.on:
@@ -53,25 +49,25 @@ class Watch:
 
     @contextmanager
     def busy(self, stage: int, *, forward: bool) -> Iterator[None]:
-        """Count the time inside as work of a stage."""
+        """Count the time inside as compute time of a stage."""
         begun = self._now()
         yield
         self.spent_s[stage, forward] += self._now() - begun
 
     def hold(self, change: int) -> None:
-        """Take note that one more input is kept, or one less."""
+        """Count a kept input (+1) or a released one (-1)."""
         self.held += change
         self.most_held = max(self.most_held, self.held)
 
     def _now(self) -> float:
-        """Return the time in seconds; if it is on, when the device has finished all queued work."""
+        """Return the time in seconds; if enabled, after all queued work of the device."""
         if self.on and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
 
 class WatchedStage(PipelineStage):
-    """torch's stage, watched."""
+    """torch's stage, with timing."""
 
     def __init__(
         self,
@@ -83,19 +79,18 @@ class WatchedStage(PipelineStage):
         watch: Watch,
         **options: Any,
     ) -> None:
-        """Be stage `number`; see torch's for the rest."""
         super().__init__(module, number, stages, device, **options)
         self._watch = watch
 
     def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
-        """Do the forward pass of a microbatch."""
+        """Run and time the forward pass of a microbatch."""
         with self._watch.busy(self.stage_index, forward=True):
             outputs = super().forward_one_chunk(*args, **options)
         self._watch.hold(1)
         return outputs
 
     def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
-        """Do the backward pass of a microbatch."""
+        """Run and time the backward pass of a microbatch."""
         with self._watch.busy(self.stage_index, forward=False):
             super().backward_one_chunk(*args, **options)
         self._watch.hold(-1)
@@ -103,18 +98,18 @@ class WatchedStage(PipelineStage):
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """One batch, played through."""
+    """Result of a simulated batch."""
 
     wall_s: float
     """From the first forward to the last backward pass."""
     busy_s: tuple[float, ...]
-    """By rank: how long it computed."""
+    """Compute time by rank."""
     held: tuple[int, ...]
-    """By rank: most inputs of stages that it kept for backward passes at one time."""
+    """Most inputs of stages kept at one time, by rank."""
 
     @property
     def bubble(self) -> float:
-        """Mean share of the time in which a rank had nothing to do."""
+        """Mean idle share of a rank's time."""
         return 1.0 - sum(self.busy_s) / (len(self.busy_s) * self.wall_s)
 
 
@@ -126,14 +121,9 @@ def simulate(
     backward_s: Sequence[float],
     transfer_s: float = 0.0,
 ) -> Simulated:
-    """Play one batch through a pipeline.
+    """Simulate one batch, with the times of one microbatch by stage.
 
-    Args:
-        shape: Of the pipeline.
-        microbatches: Into how many the batch is cut.
-        forward_s: By stage: time of a forward pass of one microbatch.
-        backward_s: By stage: time of its backward pass.
-        transfer_s: Time of an activation or gradient from one rank to the next.
+    `transfer_s` is the time to send an activation or gradient to a neighbour.
     """
     orders = [shape.order(k, microbatches=microbatches) for k in range(shape.ranks)]
     done: dict[Work, float] = {}
@@ -159,7 +149,7 @@ def simulate(
 
 
 def _ready(work: Work, stages: int, done: dict[Work, float], transfer_s: float) -> float | None:
-    """Return when what a piece of work needs is there; None while that is not known."""
+    """Return when the inputs of a piece of work are available; None while unknown."""
     if work.forward:
         if work.stage == 0:
             return 0.0

@@ -1,5 +1,5 @@
-"""Layers split over ranks: heads, features, vocabulary and sequence.
+"""Tensor parallelism: layers split over ranks by heads, features, vocabulary and sequence.
 
-May import the inner room; nothing outside of it imports this but parallelize.py.
-Start with plans.py (which layer is split how), then tensor.py (how that is done).
+May import the parent package, which imports this only in `parallelize.py`. Start reading at
+`plans.py` (how each layer is split), then `tensor.py` (the implementation).
 """

@@ -1,4 +1,4 @@
-"""What becomes of each module of a model when it is split over the tensor axis. Words, no sends."""
+"""Tensor-parallel plans: how each module of a model is split. No communication."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "replicate": "the same on all ranks",
     }
 )
-"""Word of a plan -> what it does; `cut`, `sequence` and `join` do nothing unless `sequence` is set
-in `[island]`, `vocabulary` nothing unless it is."""
+"""Word of a plan -> meaning; `cut`, `sequence` and `join` have no effect unless `sequence` is set
+in `[island]`, `vocabulary` none unless `vocabulary` is."""
 
 ALONG_THE_SEQUENCE = frozenset({"cut", "sequence", "join"})
 
@@ -42,7 +42,7 @@ WELL_KNOWN: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("o_proj", "down_proj"), "row"),
     }
 )
-"""Last part of a module's name -> word, as most decoders of `transformers` call them."""
+"""Last part of a module's name -> word, as in most decoders of `transformers`."""
 
 THEIRS: Mapping[str, str] = MappingProxyType(
     {
@@ -57,7 +57,7 @@ THEIRS: Mapping[str, str] = MappingProxyType(
 """Word of a plan of `transformers` -> ours; theirs for an output layer means `vocabulary`."""
 
 HEADS = ("heads", "kv_heads", "num_attention_heads", "num_key_value_heads")
-"""Where configurations of models say how many heads there are."""
+"""Attributes of model configurations with a number of heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +73,11 @@ class TensorPlan:
 
 
 def plan_of(model: nn.Module, options: InnerOptions) -> TensorPlan:
-    """Return the plan of a model: the job file's, else its own, else what `transformers` knows.
-
-    Args:
-        model: The whole model.
-        options: Says how many tensor ranks there are, and what is split.
+    """Return the plan of a model: the job file's, else the model's, else that of `transformers`.
 
     Raises:
-        ConfigError: there is no plan, a pattern fits no module, or something cannot be divided; the
-            message has the nearest that works.
+        ConfigError: there is no plan, a pattern matches no module, or something cannot be divided;
+            names the nearest valid value.
     """
     patterns = _patterns(model, options)
     words = _matched(patterns, model)
@@ -108,11 +104,8 @@ def plan_of(model: nn.Module, options: InnerOptions) -> TensorPlan:
 def splits(model: nn.Module, options: InnerOptions) -> Mapping[str, int]:
     """Return the dimension along which each split parameter is cut, by its name in the model.
 
-    The others are whole on every tensor rank. Nothing is sent, and no memory is needed: the model
-    may be on the meta device.
-
-    Raises:
-        ConfigError: see :func:`plan_of`.
+    Other parameters are whole on every tensor rank. The model may be on the meta device. Raises as
+    :func:`plan_of`.
     """
     if options.shape.tensor == 1:
         return {}
@@ -126,7 +119,7 @@ def splits(model: nn.Module, options: InnerOptions) -> Mapping[str, int]:
     return {name: found[p] for name, p in model.named_parameters() if p in found}
 
 
-# --------------------------------------------------------------------------------- where from
+# ------------------------------------------------------------------------------------ sources
 
 
 def _patterns(model: nn.Module, options: InnerOptions) -> Mapping[str, str]:
@@ -141,12 +134,12 @@ def _patterns(model: nn.Module, options: InnerOptions) -> Mapping[str, str]:
         raise ConfigError(
             "convolutions are not split over tensor ranks: they are small, and what would be sent "
             "for them is not", given=f"{type(model).__name__}, tensor = {shape.tensor}",
-            expected="a model whose parameters are in matrices, or a plan for those that are",
+            expected="a model with parameters in matrices, or a plan for those that are",
             remedy=f"the mesh {nearest} in [island]: parameters are cut along shard instead",
         )  # fmt: skip
     if not found:
         raise ConfigError(
-            "nothing says how this model is split over tensor ranks",
+            "there is no tensor plan for this model",
             given=type(model).__name__,
             expected="a plan: pattern of module names -> " + ", ".join(WORDS),
             remedy='plan = { fc1 = "column", fc2 = "row" } in [island], or another inner strategy;'
@@ -156,7 +149,7 @@ def _patterns(model: nn.Module, options: InnerOptions) -> Mapping[str, str]:
 
 
 def _flat(plan: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return a plan of a job file with dotted names: `a.b = "row"` is a table in a table there."""
+    """Return a plan of a job file with dotted names: in TOML `a.b = "row"` is a nested table."""
     found: dict[str, str] = {}
     for key, value in plan.items():
         if isinstance(value, Mapping):
@@ -169,7 +162,6 @@ def _flat(plan: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _of_transformers(model: nn.Module) -> dict[str, str]:
-    """Return the plan that a model of `transformers` brings along; empty for any other."""
     library: Any = sys.modules.get("transformers")
     if library is None:
         return {}
@@ -204,7 +196,7 @@ def _translated(prefix: str, inner: Any) -> dict[str, str]:
                 expected="one of " + ", ".join(THEIRS),
                 remedy='inner = "fsdp", or a plan of your own in [island]',
             )
-        if pattern in ends:  # both: they may be the same matrix
+        if pattern in ends:  # both ends, because they may share one matrix
             found |= {prefix + name: "vocabulary" for name in ends}
         else:
             found[prefix + pattern] = THEIRS[word]
@@ -212,7 +204,7 @@ def _translated(prefix: str, inner: Any) -> dict[str, str]:
 
 
 def _ends(inner: Any) -> set[str]:
-    """Return the names of embedding and output layer of a `PreTrainedModel` that has both."""
+    """Return the names of embedding and output layer of a `PreTrainedModel` with both."""
     first, last = inner.get_input_embeddings(), inner.get_output_embeddings()
     if last is None:
         return set()
@@ -235,7 +227,7 @@ def _linear(model: nn.Module) -> list[str]:
 
 
 def _matched(patterns: Mapping[str, str], model: nn.Module) -> dict[str, str]:
-    """Return the word of each module that a pattern fits; a later pattern overrules."""
+    """Return the word of each matching module; later patterns take precedence."""
     names = [name for name, _ in model.named_modules() if name]
     found: dict[str, str] = {}
     for pattern, word in patterns.items():
@@ -260,12 +252,12 @@ def _no_such_module(pattern: str, names: list[str]) -> ConfigError:
 
 
 def _generic(names: Iterable[str]) -> list[str]:
-    """Return names with `*` for numbers, each once: a hundred layers are one line."""
+    """Return unique names with `*` for numbers, so that all layers are one entry."""
     return list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in names))
 
 
 def _refuse_unless_fitting(name: str, word: str, module: nn.Module) -> None:
-    """Refuse to split what is no matrix of the right kind."""
+    """Raise ConfigError if a word does not apply to this type of module."""
     kinds: tuple[type, ...] = ()
     if word in {"column", "row", "gather", "slice"}:
         kinds = (nn.Linear,)
@@ -284,7 +276,7 @@ def _refuse_unless_divisible(
     words: Mapping[str, str], model: nn.Module, options: InnerOptions
 ) -> None:
     ranks = options.shape.tensor
-    # Between gather and slice layers, as in attention whose norms need all heads, all are whole.
+    # Heads are whole between gather and slice layers, e.g. in attention with norms over all heads.
     split = "column" in words.values() and "gather" not in words.values()
     sizes = _heads(model) if split else {}
     for name, word in words.items():
@@ -302,7 +294,6 @@ def _refuse_unless_divisible(
 
 
 def _heads(model: nn.Module) -> dict[str, int]:
-    """Return the numbers of heads that configurations inside a model name."""
     found: dict[str, int] = {}
     for module in model.modules():
         config = getattr(module, "config", None)

@@ -1,4 +1,4 @@
-"""Pieces of a sequence on tensor ranks, and random numbers inside a split."""
+"""Sequence parallelism on tensor ranks, and random numbers inside a split."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from atoll.errors import ConfigError
 
 SEQUENCE = 1
-"""The dimension of positions in activations (rows, length, features)."""
+"""The position dimension of activations (rows, length, features)."""
 
 SPREAD = 0x9E3779B97F4A7C15
-"""Far apart seeds from neighbouring numbers: 2^64 divided by the golden ratio."""
+"""Separates the seeds of neighbouring ranks: 2^64 divided by the golden ratio."""
 
 
 def piece_of(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return this rank's piece of a sequence that all ranks have whole.
+    """Return this rank's piece of a sequence that is whole on all ranks.
 
-    Gradients of the pieces are put together in the backward pass.
-
-    Raises:
-        ConfigError: the length cannot be divided.
+    Backward gathers the gradients. Raises ConfigError if the length is not divisible.
     """
     length, ranks = x.shape[SEQUENCE], mesh.size()
     if length % ranks:
@@ -41,28 +38,28 @@ def piece_of(x: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def whole_of(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return the whole sequence from the ranks' pieces, for what all ranks compute alike."""
+    """Gather the sequence, for computations that are equal on all ranks."""
     return joined(x, mesh).to_local()
 
 
 def joined(x: Tensor, mesh: DeviceMesh) -> DTensor:
-    """Return the whole sequence from the ranks' pieces, for what each rank computes a part of.
+    """Gather the sequence, for computations of which each rank does a part.
 
-    Its gradients are summed and dealt out as pieces in the backward pass.
+    Backward reduce-scatters the gradients.
     """
     pieces = DTensor.from_local(x, mesh, [Shard(SEQUENCE)], run_check=False)
     return pieces.redistribute(placements=[Replicate()])
 
 
 def own(x: Tensor) -> Tensor:
-    """Return a tensor over the same memory that is no view: what a sharded module may hand out."""
+    """Return a tensor over the same memory that is not a view, as sharded modules must."""
     alone: Any = _SliceSequence.apply
     found: Tensor = alone(x)
     return found
 
 
 class _SliceSequence(torch.autograd.Function):
-    """The identity, in the eyes of autograd a computation."""
+    """The identity, as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -74,21 +71,20 @@ class _SliceSequence(torch.autograd.Function):
 
 
 class SequenceSharded:
-    """Random numbers that differ from rank to rank, while outside they stay equal.
+    """Random numbers that differ between ranks, while outside they stay equal.
 
-    Each stretch begins with a seed that comes from torch's own stream, which all ranks of a split
-    share; so a repeated forward pass with the stream set back draws the same numbers.
+    Each section is seeded from torch's own generator, which all ranks of a split share, so that a
+    recomputed forward pass with restored generator state draws the same numbers.
     """
 
     def __init__(self, rank: int) -> None:
-        """Be the stream of one of the tensor ranks."""
         self._rank = rank
         self._before: list[tuple[torch.Generator, Tensor]] = []
 
     def enter(self, device: torch.device) -> None:
-        """Begin a stretch; one that was left by an exception is forgotten.
+        """Begin a section; one that was left by an exception is forgotten.
 
-        Recomputation does that: it stops a forward pass as soon as it has what it needs.
+        Recomputation stops a forward pass like that once it has what it needs.
         """
         drawn = int(torch.randint(2**62, ()).item())
         seed = (drawn + SPREAD * (self._rank + 1)) % 2**63
@@ -97,7 +93,7 @@ class SequenceSharded:
             source.manual_seed(seed)
 
     def leave(self) -> None:
-        """End a stretch: go on with the shared stream where it was."""
+        """End a section: restore the shared generator."""
         for source, state in self._before:
             source.set_state(state)
         self._before = []
@@ -111,7 +107,7 @@ def _generators(device: torch.device) -> list[torch.Generator]:
 
 
 def drops(model: nn.Module) -> bool:
-    """Return whether a model may draw random numbers while it trains, to the best of its words."""
+    """Return whether a model seems to use random numbers in training (dropout)."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             return True

@@ -1,8 +1,8 @@
-"""Layers of a model split over the tensor axis: each rank computes some heads and some features.
+"""Tensor parallelism: each rank computes some heads and some features of a layer.
 
-A column layer takes whole features and gives a slice of its outputs; a row layer takes a slice and
-gives the whole sum. So half a block costs one sum over the ranks forward, behind the row layer, and
-one backward, before the column layers. See `tensor_plans.WORDS` for what else a plan may say.
+A column layer takes whole features and returns a slice of its outputs; a row layer takes a slice
+and returns the whole sum. Half a block therefore costs one all-reduce in forward, after the row
+layer, and one in backward, before the column layers. See `plans.WORDS` for other words.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from atoll.strategies.inner.tensor.sequence import (
 from atoll.strategies.inner.tensor.vocabulary import split_criterion
 
 HEADS_DIMENSION = 2
-"""The dimension of heads in queries and keys (rows, length, heads, features)."""
+"""The head dimension of queries and keys (rows, length, heads, features)."""
 
 
 def apply_tensor(
@@ -46,18 +46,17 @@ def apply_tensor(
 ) -> None:
     """Split the layers of a module over the tensor axis, in place; collective.
 
-    What is split becomes a DTensor on `mesh`. Where the output layer is split by tokens, the
-    outputs of the model are slices of the logits, and `model.criterion` is replaced by one that
-    takes them.
+    Split parameters become DTensors on `mesh`. If the output layer is split by tokens, the outputs
+    are slices of the logits, and `model.criterion` is replaced by one for slices.
 
     Args:
-        module: The whole model, or a part of it, e.g. a stage of a pipeline; equal on all ranks.
-        model: The whole model, whose names, plan and criterion count.
+        module: The whole model or a pipeline stage; equal on all ranks.
+        model: The whole model, for names, plan and criterion.
         mesh: The tensor axis.
-        options: What is split, and a plan of the job file.
+        options: What is split, and the job file's plan.
 
     Raises:
-        ConfigError: see :func:`plan_of`; or a shared matrix is split in one place only.
+        ConfigError: see :func:`plan_of`; or the places of a shared matrix are split differently.
     """
     if mesh.size() == 1:
         return
@@ -88,7 +87,7 @@ class _Split:
         self._between: Placement = between
 
     def apply(self, part: nn.Module, word: str) -> None:
-        """Do what a word says to a module."""
+        """Split a module as a word says."""
         if word == "column":
             part.register_forward_pre_hook(self._entrance.enter)
             self._style(part, ColwiseParallel())
@@ -138,21 +137,21 @@ class _Split:
             part.register_forward_hook(lambda _, __, given: whole_of(given, self._mesh))
 
     def _style(self, part: nn.Module, style: ParallelStyle) -> None:
-        # Each rank cuts its own copy and sends nothing. By default torch scatters the first rank's,
-        # except for meta tensors: a first rank with numbers would wait for ranks without forever.
+        # Each rank cuts its own copy. By default torch scatters that of the first rank, except for
+        # meta tensors: a first rank with real tensors would wait forever for ranks with meta ones.
         parallelize_module(part, self._mesh, style, src_data_rank=None)
 
 
 def _handed_out(part: nn.Module, given: tuple[Any, ...], outputs: Tensor) -> Tensor:
-    """Be the hook behind a unit: torch warns of sharded modules whose output is a view."""
+    """Hook after a unit: torch warns if a sharded module returns a view."""
     return own(outputs)
 
 
 class _SplitInput:
-    """The way into a split: column layers with the same input share one sum of its gradients.
+    """The input of a split: its column layers share one all-reduce of the input's gradients.
 
-    Queries, keys and values are made of the same features: their gradients are added up on each
-    rank before the ranks add up theirs.
+    Queries, keys and values use the same features: each rank adds up their gradients before the
+    all-reduce.
     """
 
     def __init__(self, mesh: DeviceMesh, *, sequence: bool, apart: SequenceSharded | None) -> None:
@@ -161,47 +160,47 @@ class _SplitInput:
         self._distributed: DTensor | None = None
 
     def enter(self, part: nn.Module, given: tuple[Any, ...]) -> Any:
-        """Be the hook before a column layer."""
+        """Hook before a column layer."""
         x, *others = given
         if x is not self._given:
-            inside = self._given is not None  # another input of the same split
+            inside = self._given is not None  # a second input of the same split
             self._given, self._distributed = x, self._whole(x)
             if self._apart is not None and part.training and not inside:
                 self._apart.enter(x.device)
         return (self._distributed, *others)
 
     def leave(self, part: nn.Module, given: tuple[Any, ...]) -> None:
-        """Be the hook before a row layer."""
+        """Hook before a row layer."""
         self.forget()
         if self._apart is not None:
             self._apart.leave()
 
     def forget(self) -> None:
-        """Let the tensor go."""
+        """Drop the tensor."""
         self._given = self._distributed = None
 
     def _whole(self, x: Tensor) -> DTensor:
         kind = x.device.type
         if torch.is_autocast_enabled(kind) and x.is_floating_point():
-            x = x.to(torch.get_autocast_dtype(kind))  # else what is sent is twice as long
+            x = x.to(torch.get_autocast_dtype(kind))  # halves the bytes sent
         if self._sequence:
             return joined(x, self._mesh)
         return DTensor.from_local(x, self._mesh, [Replicate()], run_check=False)
 
 
 class _Dropping:
-    """Hooks around a dropout that works on a piece: every rank drops others."""
+    """Hooks around dropout on a piece of the sequence, which differs between ranks."""
 
     def __init__(self, apart: SequenceSharded) -> None:
         self._apart = apart
 
     def enter(self, part: nn.Module, given: tuple[Any, ...]) -> None:
-        """Be the hook before."""
+        """Hook before the module."""
         if part.training:
             self._apart.enter(given[0].device)
 
     def leave(self, *_: Any) -> None:
-        """Be the hook behind."""
+        """Hook after the module."""
         self._apart.leave()
 
 
@@ -209,7 +208,6 @@ class _Dropping:
 
 
 def _shared(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Return the places of each parameter that is in several."""
     places: defaultdict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
@@ -218,11 +216,7 @@ def _shared(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def _tie(shared: list[list[tuple[nn.Module, str]]], names: Mapping[nn.Module, str]) -> None:
-    """Let the places of shared parameters share them again, now that they are split.
-
-    Raises:
-        ConfigError: they are split in different ways.
-    """
+    """Share split parameters again in all their places; raises ConfigError if splits differ."""
     for places in shared:
         found = [getattr(part, name) for part, name in places]
         ways = [p.placements if isinstance(p, DTensor) else None for p in found]
@@ -241,7 +235,7 @@ def _tie(shared: list[list[tuple[nn.Module, str]]], names: Mapping[nn.Module, st
 
 
 def _split_loss(module: nn.Module, model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
-    """Replace the criterion of a model whose output layer is here and split by tokens."""
+    """Replace the criterion if the output layer is in `module` and split by tokens."""
     here = set(module.modules())
     for name, word in plan.words.items():
         head = model.get_submodule(name)

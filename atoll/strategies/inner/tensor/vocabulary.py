@@ -1,4 +1,4 @@
-"""Cross-entropy over logits of which every rank has some of the tokens, never gathered."""
+"""Cross-entropy over logits that are split by token between ranks, without gathering them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,17 @@ from torch.overrides import TorchFunctionMode
 
 from atoll.errors import ConfigError
 
-dist: Any = torch.distributed
-"""Without types: torch's stubs leave out most of what is used here."""
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
 def split_criterion(criterion: Criterion, *, group: Any, tokens: int) -> Criterion:
-    """Return a criterion for slices of logits that equals the given one for whole logits.
+    """Return a criterion on slices of logits that equals the given one on whole logits.
 
-    The given one is called as it is; only the cross-entropy inside it is computed by all ranks.
-
-    Args:
-        criterion: Mean loss of logits and targets, made of `functional.cross_entropy`.
-        group: The process group of the slices, in their order.
-        tokens: How many there are in all.
-
-    Returns:
-        A function of (slice of logits, targets). It raises ConfigError if the criterion computes
-        no cross-entropy over the slice.
+    The given one, which MUST use `functional.cross_entropy`, is called unchanged; only that
+    function is replaced. The result raises ConfigError if it is not called. `tokens` is the size of
+    the vocabulary.
     """
 
     def computed(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -50,7 +42,7 @@ def split_criterion(criterion: Criterion, *, group: Any, tokens: int) -> Criteri
 
 
 class _VocabularyParallel(TorchFunctionMode):
-    """While it is entered, cross-entropies are taken over the slices of all ranks."""
+    """Context that computes cross-entropies over the slices of all ranks."""
 
     def __init__(self, group: Any, tokens: int) -> None:
         super().__init__()
@@ -72,20 +64,13 @@ def split_cross_entropy(
     tokens: int,
     **named: Any,
 ) -> Tensor:
-    """Return `functional.cross_entropy` of logits whose second dimension is split over a group.
+    """Return `functional.cross_entropy` of logits with the second dimension split over a group.
 
-    Two all-reduces per call: the largest logit of each row, then three numbers of it.
-
-    Args:
-        input: This rank's slice of the logits.
-        target: The right tokens.
-        more: Further arguments of `cross_entropy`.
-        group: The tensor ranks.
-        tokens: In the whole vocabulary.
-        named: Further arguments of `cross_entropy` by name.
+    Two all-reduces per call: the largest logit of each row, then three sums. `more` and `named` are
+    further arguments of `cross_entropy`; `tokens` is the size of the vocabulary.
 
     Raises:
-        ConfigError: classes have weights, targets are chances, or the slice has another size.
+        ConfigError: class weights, probabilities as targets, or a slice of another size.
     """
     call = inspect.signature(functional.cross_entropy).bind(input, target, *more, **named)
     call.apply_defaults()

@@ -1,4 +1,4 @@
-// All that the page has of the shown job: its view, curves, rounds, events and lines.
+// Data of the shown job: its view, curves, rounds, events and lines.
 
 import { Curves } from "../lib/curves.js";
 import { get } from "../lib/client.js";
@@ -23,7 +23,7 @@ export class JobData {
     this.changed = { points: true, rounds: true, events: true, lines: true, worth: true };
   }
 
-  // The whole past, thinned; what is new comes with the stream, which begins after it.
+  // The thinned history; the stream continues from there.
   async load() {
     const found = await get("api/history", { job: this.name, points: FIRST_POINTS });
     if (!found) return;
@@ -32,7 +32,7 @@ export class JobData {
     this.changed.points = true;
   }
 
-  // What a tick adds; repeats after a reconnect are dropped by their ids.
+  // Add a tick; repeats after a reconnect are recognized by their ids.
   add(tick) {
     if (tick.job) this.view = tick.job;
     if (tick.worth) { this.worth = tick.worth; this.changed.worth = true; }
@@ -48,7 +48,7 @@ export class JobData {
     this.learning.add(points);
   }
 
-  // A round may come again: with its members' next join more is known of it.
+  // A round may be sent again, because more is known of it after its members' next join.
   #addRounds(rounds) {
     const ids = new Set(rounds.map(({ id }) => id));
     this.rounds = [...this.rounds.filter(({ id }) => !ids.has(id)), ...rounds]

@@ -1,4 +1,4 @@
-// Files of a job: checkpoints, artifacts and the rest to download, and the job file.
+// Files of a job to download: checkpoints, artifacts, the job file and the rest.
 
 import { element, empty, fill, link } from "../lib/dom.js";
 import { bytes, moment } from "../lib/format.js";

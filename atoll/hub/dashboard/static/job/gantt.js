@@ -148,12 +148,12 @@ export class Gantt {
     this.#draw();
   }
 
-  // The chosen round in words.
+  // Details of the chosen round as text.
   #tell() {
     const round = this.rounds[this.chosen];
     if (!round) { setText(this.note, ""); return; }
-    const each = this.bars[this.chosen].map(({ member, seconds, told }) => {
-      if (!told) return `${member} took ${duration(seconds[2])}`;
+    const each = this.bars[this.chosen].map(({ member, seconds, reported }) => {
+      if (!reported) return `${member} took ${duration(seconds[2])}`;
       const parts = PHASES.map(([, text], at) => [text, seconds[at]]).filter(([, s]) => s > 0)
         .map(([text, s]) => `${text} ${duration(s)}`);
       return `${member} ${parts.join(", ")}`;
@@ -162,16 +162,16 @@ export class Gantt {
   }
 }
 
-// What each member did up to the verdict, and after it. Without its account: the exchange alone.
+// Phases of each member before and after the verdict; without its report only the exchange.
 function barsOf({ timeline, time, seconds, members, contributors, committed }) {
   if (!timeline?.length) {
     return (committed ? contributors : members).map((member) => ({
-      member, committed, told: false, seconds: [0, 0, seconds, 0, 0], start: time - seconds, end: time,
+      member, committed, reported: false, seconds: [0, 0, seconds, 0, 0], start: time - seconds, end: time,
     }));
   }
   return timeline.map((row) => {
     const each = PHASES.map(([name]) => Math.max(0, row[name] ?? 0));
     const before = each.slice(0, 4).reduce((a, b) => a + b, 0);
-    return { member: row.member, committed, told: true, seconds: each, start: time - before, end: time + each[4] };
+    return { member: row.member, committed, reported: true, seconds: each, start: time - before, end: time + each[4] };
   });
 }

@@ -1,4 +1,4 @@
-// One job: how it stands, and the parts of its page.
+// Page of one job: its state and tabs.
 
 import { jobButtons } from "../lib/actions.js";
 import { element, fill, link, setPill, setText } from "../lib/dom.js";
@@ -23,7 +23,7 @@ const SHOWN_POLICIES = 6;
 export class JobView {
   constructor(store, { parts: [job, part = "overview"] }) {
     this.store = store;
-    this.job = job; // the stream sends what is new of it
+    this.job = job; // the stream sends its updates
     this.title = job;
     this.data = new JobData(job);
     this.state = element("span", { class: "pill", id: "job-state-now" });
@@ -47,7 +47,7 @@ export class JobView {
     this.#open(part);
   }
 
-  // The past first, then the stream from there.
+  // History first, then the stream.
   async begin() { return this.data.load(); }
 
   go({ parts: [job, part = "overview"] }) {
@@ -57,7 +57,7 @@ export class JobView {
     return true;
   }
 
-  // Jobs of policies have an overview of their own; what a job is, the stream tells first.
+  // RL jobs have their own overview; the kind of a job is known from the first tick.
   #open(wanted) {
     const name = PARTS[wanted] ? wanted : "overview";
     const kind = name === "overview" && this.data.view?.kind === "rl" ? LearningPart : PARTS[name][1];
@@ -86,7 +86,7 @@ export class JobView {
       return;
     }
     if (!job) {
-      if (this.store.time && !this.store.jobs.has(this.job)) setText(this.reason, "The hub does not know this job.");
+      if (this.store.time && !this.store.jobs.has(this.job)) setText(this.reason, "Unknown job.");
       return;
     }
     setPill(this.state, jobState(job));
@@ -138,7 +138,7 @@ export class JobView {
     this.#fillTiles(tiles);
   }
 
-  // A tile per policy, up to a few, and what they share.
+  // A tile per policy, up to a limit, and shared figures.
   #showPolicies(job) {
     const policies = policiesOf(job);
     const values = (members, name) => members.map((member) => member.values?.[name]).filter((value) => value != null);

@@ -1,4 +1,4 @@
-// Overview of a job of policies: how their returns rise, what the critic learns, and what happened.
+// Overview of an RL job: returns, critic, and events.
 
 import { Chart, colour, dates } from "../lib/charts.js";
 import { card, drawn, element, empty, fill, link, pill } from "../lib/dom.js";
@@ -11,7 +11,7 @@ import { MetricChart } from "../lib/metric_chart.js";
 import { Table } from "../lib/table.js";
 
 const CHARTS = [
-  ["explained-chart", "What the critic explains", "of the variance of returns", "explained_variance", { format: "" }],
+  ["explained-chart", "Explained variance", "of the variance of returns", "explained_variance", { format: "" }],
   ["critic-chart", "Loss of the critic", "of each policy's values", "value_loss", { zero: true, format: "" }],
   ["steps-chart", "Speed", "environment steps per second", "env_steps_per_s", { zero: true }],
 ];
@@ -84,7 +84,7 @@ export class LearningPart {
     this.metric.draw(this.axis);
   }
 
-  // Returns of one environment can be compared; those of different ones have a scale each.
+  // Returns of the same environment share a chart; different ones have their own scale.
   #panels(policies) {
     const apart = policies.length <= MOST_PANELS && new Set(policies.map(({ env }) => shortEnv(env))).size > 1;
     const panels = apart
@@ -99,7 +99,8 @@ export class LearningPart {
 
   #traces({ policy, members, at }, kind) {
     const actors = members.map(({ member }) => member);
-    // In a pool the critic calls policies by their job, too; without one each actor tells of its own.
+    // The critic of a pool prefixes policies with their job; without one each actor reports its
+    // own.
     const shared = kind === "value_loss" && [policy, `${this.data.name}.${policy}`].find((name) => this.data.learning.of(kind, name));
     const owners = shared ? [shared] : actors;
     const curves = owners.map((owner) => this.data.learning.of(kind, owner)).filter(Boolean);
@@ -110,7 +111,7 @@ export class LearningPart {
     }));
   }
 
-  // What the critic of a pool loses on the policies of other jobs.
+  // Value losses of the critic of a pool on policies of other jobs.
   #foreign(policies) {
     const known = new Set(policies.flatMap(({ policy, members }) => [policy, `${this.data.name}.${policy}`, ...members.map(({ member }) => member)]));
     return this.data.learning.owners("value_loss").filter((owner) => !known.has(owner)).map((owner, at) => {
@@ -119,24 +120,24 @@ export class LearningPart {
     });
   }
 
-  // What the actors of a policy tell, put together.
+  // Combined reports of the actors of a policy.
   #row({ policy, env, steps, at, members }) {
-    const told = (name) => members.map(({ values }) => values?.[name]).filter((value) => value != null);
-    const sum = (name) => told(name).reduce((a, b) => a + b, 0);
-    const mean = (name) => (told(name).length ? sum(name) / told(name).length : null);
-    const newest = (name) => (told(name).length ? Math.max(...told(name)) : null);
+    const known = (name) => members.map(({ values }) => values?.[name]).filter((value) => value != null);
+    const sum = (name) => known(name).reduce((a, b) => a + b, 0);
+    const mean = (name) => (known(name).length ? sum(name) / known(name).length : null);
+    const newest = (name) => (known(name).length ? Math.max(...known(name)) : null);
     const curve = members.map(({ member }) => this.data.learning.of("return", member)).find(Boolean);
     return {
       policy, env, steps, at, members, curve: curve?.y ?? [], now: mean("return"), best: newest("return_best"),
       done: sum("env_steps"), speed: members.some(({ state }) => state === "running") ? sum("env_steps_per_s") : null,
       episodes: sum("episodes"), version: newest("value_version"), age: newest("value_age_s"),
-      waited: told("queue_wait_s").length ? sum("queue_wait_s") : null, sent: sum("sent_bytes"), dropped: sum("dropped"),
+      waited: known("queue_wait_s").length ? sum("queue_wait_s") : null, sent: sum("sent_bytes"), dropped: sum("dropped"),
     };
   }
 
   async #load() {
     const files = await get(path("jobs", this.data.name, "files"));
-    const order = (this.data.view?.seats ?? []).map(({ policy }) => `episodes/${policy}.gif`);
+    const order = (this.data.view?.roles ?? []).map(({ policy }) => `episodes/${policy}.gif`);
     const found = (files ?? []).filter(({ name }) => order.includes(name))
       .sort((a, b) => order.indexOf(a.name) - order.indexOf(b.name));
     const signature = found.map(({ name, modified }) => `${name} ${modified}`).join("\n");
@@ -164,19 +165,19 @@ export class LearningPart {
   }
 }
 
-// A return with as many digits as tell something.
+// A return with the significant digits only.
 export function score(value) {
   if (value == null) return NONE;
   const size = Math.abs(value);
   return size >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(size >= 10 ? 1 : 2);
 }
 
-// Without the module that makes it.
+// Environment name without its module.
 function shortEnv(env) {
   return env.startsWith("text:") ? env : env.split(":").at(-1);
 }
 
-// What a policy does: the worst that one of its actors does.
+// State of a policy: the worst of its actors.
 function policyState({ members }) {
   const states = members.map(memberState);
   return states.find((state) => state !== "running" && state !== "done") ?? states[0] ?? "waiting";
@@ -188,7 +189,7 @@ function criticAge({ version, age, members }) {
   return silent ? element("span", { class: "bad" }, `v${count(version)}, silent ${duration(age)}`) : `v${count(version)}`;
 }
 
-// A row of numbers as a small line, lowest to highest.
+// A sparkline, scaled from lowest to highest.
 function spark({ curve, at, policy }) {
   const points = curve.filter((_, place) => place % Math.ceil(curve.length / 60) === 0 || place === curve.length - 1);
   if (points.length < 2) return NONE;
@@ -196,8 +197,8 @@ function spark({ curve, at, policy }) {
   const place = (value, index) => `${((100 * index) / (points.length - 1)).toFixed(1)},${(19 - (18 * (value - low)) / span).toFixed(1)}`;
   const line = drawn("polyline", { points: points.map(place).join(" ") });
   line.style.stroke = `var(--series-${at % 8})`;
-  const told = `Return of ${policy} from ${score(curve[0])} to ${score(curve.at(-1))}`;
-  return drawn("svg", { class: "spark", viewBox: "0 0 100 20", preserveAspectRatio: "none", role: "img" }, drawn("title", null, told), line);
+  const label = `Return of ${policy} from ${score(curve[0])} to ${score(curve.at(-1))}`;
+  return drawn("svg", { class: "spark", viewBox: "0 0 100 20", preserveAspectRatio: "none", role: "img" }, drawn("title", null, label), line);
 }
 
 const POLICIES = [
@@ -211,7 +212,7 @@ const POLICIES = [
   { name: "Steps/s", align: "right", value: ({ speed }) => count(speed), sort: ({ speed }) => speed },
   { name: "Episodes", align: "right", value: ({ episodes }) => count(episodes), sort: ({ episodes }) => episodes },
   { name: "Critic", align: "right", value: criticAge, sort: ({ version }) => version },
-  { name: "Waited", align: "right", hint: "Seconds it waited for room in its queue", value: ({ waited }) => (waited == null ? NONE : duration(waited)), sort: ({ waited }) => waited },
+  { name: "Waited", align: "right", hint: "Seconds it waited for space in its queue", value: ({ waited }) => (waited == null ? NONE : duration(waited)), sort: ({ waited }) => waited },
   { name: "Sent", align: "right", value: ({ sent }) => bytes(sent), sort: ({ sent }) => sent },
   { name: "Dropped", align: "right", hint: "Trajectories that were not learned from", value: ({ dropped }) => count(dropped), sort: ({ dropped }) => dropped },
   { name: "On", value: ({ members }) => element("span", null, ...members.flatMap(({ node }, at) => [at ? ", " : null, link(`#/fleet/${encodeURIComponent(node)}`, node)])) },

@@ -1,4 +1,4 @@
-// Members of a job: who trains where, how far each is, and what went wrong with it.
+// Members of a job: node, progress and errors.
 
 import { element, link, pill } from "../lib/dom.js";
 import { age, bytes, count, loss, NONE, percent } from "../lib/format.js";
@@ -30,7 +30,7 @@ export class MembersPart {
   close() {}
 }
 
-// The error of a member in words, and the last that it printed.
+// The error of a member as text, and its last output.
 function trouble({ member, node, error, tail, exit_code: code }) {
   const id = `trouble-${member}`;
   return element("section", { class: "card", "aria-labelledby": id },

@@ -1,4 +1,4 @@
-// What the processes of a job print: followed live, or searched at the hub.
+// Output of a job's processes: followed live, or searched on the hub.
 
 import { element, setText } from "../lib/dom.js";
 import { moment } from "../lib/format.js";
@@ -49,7 +49,7 @@ export class OutputPart {
     this.members.value = this.member;
   }
 
-  // Everything anew: another member, another text.
+  // Reload after a change of member or search text.
   async #again() {
     this.text = this.search.value.trim() ? this.search.value : "";
     const asked = this.asked += 1;
@@ -63,7 +63,7 @@ export class OutputPart {
     setText(this.note, "searching…");
     const found = await get(path("jobs", this.data.name, "logs"), { tail: FOUND, q: this.text, member: this.member });
     if (asked !== this.asked) return;
-    // A hub that does not know the search answers with every line.
+    // A hub without search returns every line.
     const low = this.text.toLowerCase();
     const lines = (found?.lines ?? []).filter(({ text }) => text.toLowerCase().includes(low));
     setText(this.note, lines.length === FOUND ? `the last ${FOUND} lines with it` : `${lines.length} lines with it`);
@@ -89,7 +89,7 @@ export class OutputPart {
   close() { clearTimeout(this.timer); }
 }
 
-// The line with what was searched for marked.
+// A line with the search text highlighted.
 function marked(text, wanted) {
   if (!wanted) return [text];
   const parts = [];

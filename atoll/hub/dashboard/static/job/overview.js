@@ -1,4 +1,4 @@
-// Overview of a job: what each node is worth, its curves, and what happened.
+// Overview of a job: value of each node, curves, and events.
 
 import { Chart, dates } from "../lib/charts.js";
 import { card, element, empty, fill, link, pill } from "../lib/dom.js";
@@ -27,7 +27,7 @@ export class OverviewPart {
     this.charts = CHARTS.map(([id, title, note, kinds, options]) => [new Chart({ id, title, note, ...options }), kinds]);
     this.worthText = element("p", { class: "worth" });
     this.worthTable = new Table({ label: "What each node adds", columns: WORTH, key: (row) => row.member });
-    this.worth = card("Is it worth it?", this.worthText, this.worthTable.element);
+    this.worth = card("Value of each node", this.worthText, this.worthTable.element);
     this.worth.hidden = true;
     this.metric = new MetricChart(data);
     this.events = element("ol", { class: "events", tabindex: "0", "aria-label": "Events of the job" });

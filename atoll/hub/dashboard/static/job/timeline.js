@@ -1,4 +1,4 @@
-// Timeline of a job: what every member did in each round, and the rounds as a table.
+// Timeline of a job: phases of every member per round, and a table of rounds.
 
 import { element, pill } from "../lib/dom.js";
 import { bytes, clock, duration } from "../lib/format.js";
@@ -19,7 +19,7 @@ export class TimelinePart {
     this.element = element("div", { class: "stackview" },
       element("section", { class: "card", "aria-labelledby": "timeline-title" },
         element("div", { class: "head" }, element("h2", { id: "timeline-title" }, "Timeline"),
-          element("span", { class: "quiet" }, "arrow keys walk through the rounds, + and − zoom"),
+          element("span", { class: "quiet" }, "arrow keys move through the rounds, + and − zoom"),
           element("span", { class: "space" }),
           element("label", { class: "filter" }, "last ", this.select = element("select", {
             id: "round-count", change: (event) => { this.number = Number(event.target.value); this.#draw(); },
@@ -70,8 +70,8 @@ function members({ members: planned, contributors }) {
 }
 
 function slowest({ timeline }) {
-  const told = (timeline ?? []).filter((row) => row.compute_s != null);
-  if (told.length < 2) return "–";
-  const worst = told.reduce((a, b) => (b.compute_s > a.compute_s ? b : a));
+  const reported = (timeline ?? []).filter((row) => row.compute_s != null);
+  if (reported.length < 2) return "–";
+  const worst = reported.reduce((a, b) => (b.compute_s > a.compute_s ? b : a));
   return `${worst.member} ${duration(worst.compute_s)}`;
 }

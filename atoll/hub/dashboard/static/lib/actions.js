@@ -1,4 +1,4 @@
-// What an operator can do, each with a question before it.
+// Operator actions, each with a confirmation.
 
 import { button } from "./dom.js";
 import { ask } from "./dialog.js";
@@ -42,14 +42,14 @@ export async function resume(job) {
   if (given) await post(path("jobs", job, "resume"), {}, { done: `${job} goes on.` });
 }
 
-// Deletes jobs that have ended; resolves to those that are gone.
+// Deletes ended jobs; resolves to those that were deleted.
 export async function erase(jobs) {
   const sizes = await Promise.all(jobs.map((job) => get(path("jobs", job, "size"))));
   const sum = (...names) => sizes.flatMap((size) => names.map((name) => size?.[name] ?? 0)).reduce((a, b) => a + b, 0);
   const checkpoints = sum("checkpoint_bytes");
   const given = await ask({
     title: jobs.length === 1 ? `Delete ${jobs[0]}?` : `Delete ${jobs.length} jobs?`, verb: "Delete", danger: true,
-    text: `${jobs.length > 1 ? `${jobs.join(", ")}. ` : ""}Record, curves, output, artifacts, checkpoints and queues go for good: `
+    text: `${jobs.length > 1 ? `${jobs.join(", ")}. ` : ""}Record, curves, output, artifacts, checkpoints and queues are deleted permanently: `
       + `${count(sum("files"))} files, ${bytes(sum("file_bytes", "code_bytes", "queue_bytes"))}`
       + `${checkpoints ? `, ${bytes(checkpoints)} of them checkpoints` : ""}.`,
   });
@@ -76,13 +76,13 @@ export async function resize({ job, min_nodes: min, nodes_wanted: max }) {
 
 export async function letter(verb, queue, seq) {
   const given = await ask(verb === "requeue"
-    ? { title: "Put the item back?", verb: "Requeue", text: `Item ${seq} of ${queue} is handed out again.` }
+    ? { title: "Requeue the item?", verb: "Requeue", text: `Item ${seq} of ${queue} can be claimed again.` }
     : {
       title: "Discard the item?", verb: "Discard", danger: true,
-      text: `Item ${seq} of ${queue} is gone for good.`,
+      text: `Item ${seq} of ${queue} is deleted permanently.`,
     });
   if (!given) return false;
-  return post(path("queues", verb), { queue, seq }, { done: verb === "requeue" ? "Back in line." : "Discarded." });
+  return post(path("queues", verb), { queue, seq }, { done: verb === "requeue" ? "Requeued." : "Discarded." });
 }
 
 export async function silence({ id, cause, kind }) {
@@ -93,7 +93,7 @@ export async function silence({ id, cause, kind }) {
   return given ? post(path("alarms", String(id), "silence"), {}, { done: "Silenced." }) : false;
 }
 
-// The buttons that fit a node or a job just now; nothing for those who only look.
+// Buttons for the state of a node or job; none for viewers.
 export function nodeButtons(store, node) {
   if (!store.operator) return [];
   const gone = node.state !== "online";

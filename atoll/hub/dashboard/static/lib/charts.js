@@ -1,4 +1,4 @@
-// Charts by plotly.js, which the hub serves from its own disk; loaded when the first one is shown.
+// Charts by plotly.js, which the hub serves itself; loaded with the first chart.
 
 import { element } from "./dom.js";
 
@@ -6,7 +6,7 @@ const open = new Set();
 
 let ready;
 
-// Loads plotly once; resolves to false where the hub does not have it.
+// Loads plotly once; resolves to false if the hub does not have it.
 export function loadPlotly() {
   ready ??= new Promise((resolve) => {
     const script = document.createElement("script");
@@ -18,12 +18,12 @@ export function loadPlotly() {
   return ready;
 }
 
-// Draws every open chart again, e.g. in other colours.
+// Redraws every open chart, e.g. after a change of theme.
 export function redraw() {
   for (const chart of open) chart.draw(chart.traces, chart.marks);
 }
 
-// A colour of the style sheet as plotly understands it.
+// A colour of the style sheet in plotly's format.
 export function colour(name) {
   const probe = document.getElementById("probe");
   probe.style.color = `var(${name})`;
@@ -37,7 +37,7 @@ export function seriesColour(owner) {
 }
 
 export class Chart {
-  // zero: the axis begins at 0; format: of its numbers; note: a few words beside the title.
+  // zero: the axis begins at 0; format: of its numbers; note: text beside the title.
   constructor({ id, title, note = "", zero = false, format = "~s", legend = true }) {
     this.zero = zero;
     this.format = format;
@@ -69,7 +69,7 @@ export class Chart {
     this.range = range;
     this.traces = traces;
     this.marks = marks;
-    // Hidden, it has no width: plotly would take one of its own, too wide for a column.
+    // While hidden it has no width, and plotly's default is too wide for a column.
     if (!window.Plotly || !this.target.offsetParent) return;
     const shown = traces.flatMap((trace) => [...band(trace), line(trace)]);
     const empty = !traces.some(({ y }) => y.length);
@@ -100,7 +100,7 @@ export class Chart {
       " on its machine, then reload. Everything else works."));
   }
 
-  // What happened to members, as small triangles along the lower edge with their text.
+  // Events of members as small triangles along the lower edge.
   #marks() {
     if (!this.marks.length) return [];
     return [{
@@ -140,7 +140,7 @@ export class Chart {
   }
 }
 
-// New arrays at each draw: plotly takes the same array for unchanged data.
+// New arrays at each draw: plotly treats the same array as unchanged data.
 function line({ owner, x, y, held = false, dash = "solid", color = null }) {
   const shade = color ?? seriesColour(owner);
   return {
@@ -152,7 +152,7 @@ function line({ owner, x, y, held = false, dash = "solid", color = null }) {
   };
 }
 
-// The room between the lowest and the highest of each bucket.
+// The area between minimum and maximum of each bucket.
 function band({ owner, x, low, high, color = null }) {
   if (!low) return [];
   const shade = color ?? seriesColour(owner);

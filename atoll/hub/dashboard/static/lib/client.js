@@ -1,4 +1,4 @@
-// How the page talks to the hub: questions, wishes, and the stream of ticks.
+// Communication with the hub: requests, and the stream of ticks.
 
 import { say } from "./dialog.js";
 
@@ -7,7 +7,7 @@ const HIDDEN_MS = 60000;
 
 export const path = (...parts) => ["api", ...parts.map(encodeURIComponent)].join("/");
 
-// GET; resolves to null where the hub has no answer: the view shows what it has.
+// GET; resolves to null on failure, so that the view keeps what it has.
 export async function get(address, query = {}) {
   const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== ""));
   const text = asked.toString();
@@ -19,7 +19,7 @@ export async function get(address, query = {}) {
   }
 }
 
-// POST; says how it went, resolves to whether it went well.
+// POST; shows the outcome and resolves to whether it succeeded.
 export const post = (address, body, { done = "Done." } = {}) => send(address, done, {
   method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
 });
@@ -34,7 +34,7 @@ async function send(address, done, wish) {
     if (answer.ok) { say(done, "good"); return true; }
     const { error } = await answer.json();
     problem = [error.what, error.given, error.remedy].filter(Boolean).join(" · ");
-  } catch { /* said below */ }
+  } catch { /* reported below */ }
   say(problem, "bad");
   return false;
 }
@@ -50,13 +50,13 @@ export class Stream {
     document.addEventListener("visibilitychange", () => this.#look());
   }
 
-  // Opens the stream, with what is new of one job; `points()` is the last point that is known.
+  // Opens the stream with details of one job; `points()` is the id of the last known point.
   open(job = "", points = () => 0) {
     this.wanted = { job, points };
     this.#connect();
   }
 
-  // A hidden page costs the hub nothing; it is complete again when it is shown.
+  // A hidden page closes the stream to save work on the hub, and catches up when shown.
   #look() {
     clearTimeout(this.sleep);
     if (!document.hidden) {
@@ -89,12 +89,12 @@ export class Stream {
     if (this.source.readyState === EventSource.CLOSED) this.#again();
   }
 
-  // Refused, not only cut: a login that has ended leads to the form, everything else is tried again.
+  // After an expired login show the form; retry after every other failure.
   async #again() {
     try {
       const { status } = await fetch("api/hub");
       if (status === 401) { location.reload(); return; }
       if (this.source?.readyState === EventSource.CLOSED) this.#connect();
-    } catch { /* the hub is away: the next look tries again */ }
+    } catch { /* hub unavailable: retried later */ }
   }
 }

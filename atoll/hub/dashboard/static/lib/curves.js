@@ -1,4 +1,4 @@
-// Points of a job by curve: every value that a member reported, against step, tokens or time.
+// Points of a job by curve: every reported value against step, tokens or time.
 
 import { Series } from "./series.js";
 
@@ -27,7 +27,7 @@ export class Curves {
     }
   }
 
-  // Members evaluate shares of the held-out text at the same step: the loss is that of all together.
+  // Members evaluate parts of the held-out text at the same step; their losses are combined.
   #share(point) {
     const { step, values } = point;
     const [sum, tokens] = this.shares.get(step) ?? [0, 0];
@@ -37,7 +37,7 @@ export class Curves {
     this.#push("held-out", "held_out", point, both[0] / both[1]);
   }
 
-  // What grows becomes a rate: busy seconds and bytes between two points of a member.
+  // Counters become rates between two points of a member: busy seconds and bytes.
   #rates(point) {
     const { member, values } = point;
     const before = this.before.get(member);
@@ -57,10 +57,10 @@ export class Curves {
 
   of(...kinds) { return this.series.of(...kinds); }
 
-  // Names of everything that can be drawn.
+  // Names of all curves.
   kinds() { return this.series.kinds(); }
 
-  // The step that members had reached at a time: where a mark of an event goes.
+  // The step at a time, to place the mark of an event.
   stepAt(time) {
     let best = 0;
     for (const curve of this.of("loss")) {
@@ -70,7 +70,7 @@ export class Curves {
     return best;
   }
 
-  // All members of a job as one curve in `bins` pieces of x: the mean, or the sum over members.
+  // One curve over all members in `bins` intervals of x: mean or sum over members.
   whole(kind, axis, { bins = 240, sum = false } = {}) {
     const curves = this.of(kind);
     const ends = curves.map((curve) => curve[axis].at(-1) ?? 0);

@@ -1,11 +1,11 @@
-// Questions before something is done, and words about how it went.
+// Confirmations before an action, and messages about its outcome.
 
 import { element } from "./dom.js";
 
 const dialog = () => document.getElementById("dialog");
 const toasts = () => document.getElementById("toasts");
 
-// Asks; resolves to the values of the fields, or to null when the person thinks better of it.
+// Asks; resolves to the values of the fields, or to null if cancelled.
 // fields: [{name, label, type, value, min, max}]
 export function ask({ title, text, verb, danger = false, fields = [] }) {
   const inputs = fields.map((field) => element("label", { class: "field" }, field.label,
@@ -33,7 +33,7 @@ export function ask({ title, text, verb, danger = false, fields = [] }) {
   });
 }
 
-// Shows something to read until it is closed.
+// Shows content until it is closed.
 export function show(title, ...children) {
   const box = dialog();
   box.replaceChildren(element("form", { method: "dialog" },

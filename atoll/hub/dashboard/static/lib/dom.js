@@ -1,6 +1,6 @@
-// Elements: made, written, and coloured by state. Text is never read as HTML.
+// DOM elements: create, update, and colour by state. Text is never parsed as HTML.
 
-// element("td", {class: "right"}, "text", child, ...); null attributes and children are left out.
+// element("td", {class: "right"}, "text", child, ...); null attributes and children are skipped.
 export function element(tag, attributes, ...children) {
   const made = document.createElement(tag);
   set(made, attributes);
@@ -8,7 +8,7 @@ export function element(tag, attributes, ...children) {
   return made;
 }
 
-// The same for drawings.
+// The same for SVG.
 export function drawn(tag, attributes, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   set(made, attributes);
@@ -31,13 +31,13 @@ export function set(target, attributes) {
   return target;
 }
 
-// Writing only what changed keeps selections, screen readers and focus at rest.
+// Writing only changes preserves selections, focus and screen reader state.
 export function setText(target, text) {
   const wanted = String(text);
   if (target.textContent !== wanted) target.textContent = wanted;
 }
 
-// Replaces children unless they read the same.
+// Replaces children unless their text is equal.
 export function fill(target, ...children) {
   const made = element("div", null, ...children);
   if (target.innerHTML !== made.innerHTML) target.replaceChildren(...made.childNodes);
@@ -62,7 +62,7 @@ export function setPill(target, state) {
   setText(target, state);
 }
 
-// A share of a whole as a bar with its number; `value` in percent, null where it is unknown.
+// A share as a bar with its number; `value` in percent, null if unknown.
 export function bar(value, { name = "", text = null, bad = 90 } = {}) {
   if (value == null) return element("span", { class: "quiet" }, "–");
   const level = Math.max(0, Math.min(100, value));

@@ -1,4 +1,4 @@
-// One event as a line of a list.
+// One event as a list item.
 
 import { element, link } from "./dom.js";
 import { moment } from "./format.js";

@@ -1,4 +1,4 @@
-// Numbers and times in words: how the page writes what the hub says.
+// Formats numbers and times.
 
 export const NONE = "–";
 
@@ -14,7 +14,7 @@ export function rate(bytesPerSecond) {
   return bytesPerSecond == null ? NONE : `${bytes(bytesPerSecond)}/s`;
 }
 
-// Bits per second, as links are sold.
+// Bits per second with decimal prefixes, as usual for links.
 export function bits(bps) {
   if (!bps) return NONE;
   const units = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s"];
@@ -63,7 +63,7 @@ export function clock(seconds) {
   return new Date(seconds * 1000).toLocaleTimeString("en-GB");
 }
 
-// The time, with the day in front when it is not today.
+// The time, preceded by the day unless it is today.
 export function moment(seconds) {
   if (!seconds) return NONE;
   const then = new Date(seconds * 1000);

@@ -1,4 +1,4 @@
-// Keys that work everywhere; those of lists, map and timeline are theirs.
+// Global keyboard shortcuts; lists, map and timeline have their own.
 
 import { element } from "./dom.js";
 import { show } from "./dialog.js";
@@ -7,11 +7,11 @@ const GO = { f: "#/fleet", j: "#/jobs", c: "#/compare", q: "#/queues", e: "#/eve
 const HELP = [
   ["g f  g j  g c  g q  g e", "go to fleet, jobs, compare, queues, events"],
   ["/", "search in this view"],
-  ["↑ ↓ Home End", "walk through a list; arrows walk around the map"],
-  ["← →", "walk through parts of a job, or the rounds of the timeline"],
+  ["↑ ↓ Home End", "move through a list, or around the map"],
+  ["← →", "move through the parts of a job, or the rounds of the timeline"],
   ["+ −", "zoom the timeline"],
   ["Enter", "open"],
-  ["Esc", "close a question, leave a field"],
+  ["Esc", "close a dialog, leave a field"],
   ["?", "these keys"],
 ];
 
@@ -41,7 +41,7 @@ export function setUpKeys() {
   });
 }
 
-// Left and right go along a row of tabs.
+// Left and right move along a row of tabs.
 function walkLinks(event) {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   const row = event.target.closest("nav");

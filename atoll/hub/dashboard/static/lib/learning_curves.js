@@ -1,4 +1,4 @@
-// What policies and their critic measured, by name and member, against environment steps or time.
+// Measurements of policies and critic, by name and member, against environment steps or time.
 
 import { Series } from "./series.js";
 
@@ -13,7 +13,7 @@ export class LearningCurves {
       for (const kind of KINDS) {
         if (values[kind] != null) this.#push(kind, member, values.env_steps ?? step, time, values[kind]);
       }
-      if (values.value_loss != null && values.env_steps != null) { // of an actor with a critic of its own
+      if (values.value_loss != null && values.env_steps != null) { // an actor with its own critic
         this.#push("value_loss", member, values.env_steps, time, values.value_loss);
       }
       for (const name of Object.keys(values)) {
@@ -26,10 +26,10 @@ export class LearningCurves {
     this.series.push(kind, owner, [step, time], value);
   }
 
-  // The curves of one kind by policy, in the order of the job file, with the mean of their last values.
-  byPolicy(seats, kind) {
+  // Curves of one kind by policy in job-file order, with the mean of their last values.
+  byPolicy(roles, kind) {
     const found = new Map();
-    seats.forEach(({ role, policy }, slot) => {
+    roles.forEach(({ role, policy }, slot) => {
       const curve = role === "actor" && this.of(kind, `w${slot}`);
       if (curve) found.set(policy, [...(found.get(policy) ?? []), curve]);
     });
@@ -39,7 +39,7 @@ export class LearningCurves {
 
   owners(kind) { return this.series.of(kind).map(({ owner }) => owner); }
 
-  // The mean of the owners' last values; null where there are none.
+  // The mean of the owners' last values; null if there are none.
   last(kind) {
     const ends = this.series.of(kind).map(({ y }) => y.at(-1));
     return ends.length ? ends.reduce((a, b) => a + b, 0) / ends.length : null;
@@ -48,10 +48,10 @@ export class LearningCurves {
   of(kind, owner) { return this.series.get(kind, owner); }
 }
 
-// The policies of a job in the order of its file, each with its actors.
-export function policiesOf({ seats = [], members }) {
+// The policies of a job in job-file order, each with its actors.
+export function policiesOf({ roles = [], members }) {
   const found = new Map();
-  seats.forEach(({ role, policy, env, steps }, slot) => {
+  roles.forEach(({ role, policy, env, steps }, slot) => {
     if (role !== "actor") return;
     const known = found.get(policy) ?? { policy, env, steps, at: found.size, members: [] };
     found.set(policy, known);
@@ -62,7 +62,7 @@ export function policiesOf({ seats = [], members }) {
 }
 
 // The member that is the critic, or the learner, of all policies.
-export function criticOf({ seats = [], members }) {
-  const slot = seats.findIndex(({ role }) => role !== "actor");
+export function criticOf({ roles = [], members }) {
+  const slot = roles.findIndex(({ role }) => role !== "actor");
   return slot < 0 ? null : members.find((one) => one.slot === slot) ?? null;
 }

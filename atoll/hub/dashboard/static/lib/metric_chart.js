@@ -1,4 +1,4 @@
-// A chart of any metric that members report, chosen from a list.
+// A chart of any reported metric, chosen from a list.
 
 import { Chart, dates } from "./charts.js";
 import { element } from "./dom.js";

@@ -1,17 +1,17 @@
-// Curves by kind and owner, and the one place where the page thins them.
+// Curves by kind and owner, thinned in one place.
 
-const MAX_POINTS = 1600; // what plotly draws without a pause, per curve
+const MAX_POINTS = 1600; // per curve; plotly draws this many without delay
 const MIN_POINTS = 200;
-const MAX_TOTAL = 200_000; // of all curves of a job: some megabytes
+const MAX_TOTAL = 200_000; // of all curves of a job: a few megabytes
 
 export class Series {
-  // axes: names of what a value may be drawn against, e.g. ["step", "time"].
+  // axes: names of possible x axes, e.g. ["step", "time"].
   constructor(axes) {
     this.axes = axes;
     this.byName = new Map();
   }
 
-  // at: one number for each axis. `replace`: a value at the same first axis takes the last one's place.
+  // at: one number per axis. `replace`: a value at the same first axis replaces the last one.
   push(kind, owner, at, value, { replace = false } = {}) {
     const curve = this.get(kind, owner) ?? this.#make(kind, owner);
     if (replace && curve[this.axes[0]].at(-1) === at[0]) {
@@ -26,7 +26,7 @@ export class Series {
 
   get(kind, owner) { return this.byName.get(`${kind}/${owner}`) ?? null; }
 
-  // Curves of some kinds, in the order of their owners.
+  // Curves of some kinds, ordered by owner.
   of(...kinds) {
     return [...this.byName.values()]
       .filter((curve) => kinds.includes(curve.kind))
@@ -41,7 +41,7 @@ export class Series {
     return curve;
   }
 
-  // A long curve loses every second point of its older half: the past gets coarser, never shorter.
+  // Drops every second point of the older half: the past becomes coarser, not shorter.
   #thin(curve) {
     const half = curve.y.length / 2;
     for (const name of [...this.axes, "y"]) {

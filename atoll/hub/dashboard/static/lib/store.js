@@ -1,4 +1,4 @@
-// What the page knows of the hub: ticks merged into whole rows.
+// The page's state of the hub: ticks merged into full rows.
 
 const RATE_OVER_S = 3;
 const MAX_EVENTS = 1000;
@@ -47,7 +47,7 @@ export class Store {
     this.counters.set(node, { time: this.time, sent, received });
   }
 
-  // Jobs as the hub lists them: newest first.
+  // Jobs in the hub's order: newest first.
   jobList() { return [...this.jobs.values()].sort((a, b) => b.created - a.created); }
 
   nodeList() {
@@ -60,7 +60,7 @@ function merge(rows, key, changed = [], gone = []) {
   for (const row of changed) rows.set(row[key], { ...rows.get(row[key]), ...row });
 }
 
-// ----------------------------------------------------------------------- states in one word
+// ---------------------------------------------------------------------- states as one word
 
 export function nodeState(node) {
   if (node.state !== "online") return "lost";
@@ -68,7 +68,7 @@ export function nodeState(node) {
   return node.draining ? "draining" : "online";
 }
 
-// Why it takes no work, if so.
+// Why a node takes no work, if so.
 export function nodeReason(node) {
   return node.info.offer?.paused || node.drain_reason || "";
 }
@@ -79,13 +79,13 @@ export function jobState(job) {
   return job.paused ? "paused" : job.state;
 }
 
-// What a member does: rounds know more than its process tells.
+// State of a member: its state in rounds is more specific than that of its process.
 export function memberState(member) {
   if (member.state !== "running") return member.state;
   return { recovering: "recovering", away: "silent" }[member.standing] ?? member.state;
 }
 
-// A job without the time in its name, where a table is narrow.
+// A job's name without the time, for narrow tables.
 export function shortJob(job) {
   return job.replace(/-\d{8}-\d{6}/, "");
 }

@@ -1,10 +1,10 @@
-// A table that is written again and again: keyed rows, sorted by any column, walked with arrow keys.
+// A table that is updated often: keyed rows, sortable columns, navigation by arrow keys.
 
 import { element, setText } from "./dom.js";
 import { NONE } from "./format.js";
 
 // columns: {name, value(row) -> text or element, align, sort(row) -> number or text, hint, live:
-// written at every tick, optional: left out while no row has a value to sort by}
+// updated at every tick, optional: hidden while no row has a value to sort by}
 export class Table {
   constructor({ label, columns, key, rowClass = () => "", sortBy = "", cards = false, limit = 500 }) {
     this.columns = columns;
@@ -101,7 +101,7 @@ export class Table {
     return [...data].sort((a, b) => sign * compare(column.sort(a), column.sort(b)));
   }
 
-  // Up and down go from row to row, on the same kind of link or button.
+  // Up and down move between rows, on the same kind of link or button.
   #walk(event) {
     const steps = { ArrowDown: 1, ArrowUp: -1, Home: -Infinity, End: Infinity };
     const step = steps[event.key];

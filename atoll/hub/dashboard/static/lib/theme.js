@@ -1,16 +1,16 @@
-// Light or dark: as the system says, or as chosen here.
+// Light or dark theme: the system's, or as chosen here.
 
 import { redraw } from "./charts.js";
 import { setText } from "./dom.js";
 
-const NAMES = { "": "as the system", light: "light", dark: "dark" };
+const NAMES = { "": "system default", light: "light", dark: "dark" };
 const NEXT = { "": "light", light: "dark", dark: "" };
 
 export function setUpTheme(switcher) {
   let chosen = "";
   try {
     chosen = localStorage.getItem("atoll-theme") ?? "";
-  } catch { /* without storage it is chosen anew each time */ }
+  } catch { /* without storage the choice is not kept */ }
   const apply = () => {
     document.documentElement.dataset.theme = chosen;
     setText(switcher, { "": "◐", light: "☀", dark: "☾" }[chosen]);

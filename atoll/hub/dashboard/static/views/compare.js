@@ -1,4 +1,4 @@
-// Compare: several jobs over each other, against steps, tokens or time, and their last figures.
+// Compare: overlaid curves of several jobs against steps, tokens or time, and their last figures.
 
 import { Chart, colour } from "../lib/charts.js";
 import { Curves } from "../lib/curves.js";
@@ -89,7 +89,7 @@ export class CompareView {
     this.#refresh();
   }
 
-  // The address holds the choice, so that it can be kept and sent to others.
+  // The address stores the selection, so that it can be bookmarked and shared.
   #keep() {
     const names = this.chosen.map(encodeURIComponent).join(",");
     history.replaceState(null, "", `#/compare?jobs=${names}&x=${this.axis}`);
@@ -127,7 +127,7 @@ export class CompareView {
     this.returns.draw(this.chosen.flatMap((job, at) => {
       const row = this.store.jobs.get(job);
       const learning = this.data.get(job)?.learning;
-      return row?.kind === "rl" && learning ? [{ job, seats: row.seats, started: row.started, learning, at }] : [];
+      return row?.kind === "rl" && learning ? [{ job, roles: row.roles, started: row.started, learning, at }] : [];
     }), this.axis);
     for (const [chart, kind] of this.charts) {
       chart.draw(this.chosen.flatMap((job, at) => {
@@ -159,10 +159,10 @@ export class CompareView {
   }
 
   // The newest return of each policy.
-  #returns({ job, seats = [] }) {
+  #returns({ job, roles = [] }) {
     const learning = this.data.get(job)?.learning;
-    const told = learning ? learning.byPolicy(seats, "return").map(({ policy, last }) => `${policy} ${score(last)}`) : [];
-    return told.join(", ") || NONE;
+    const returns = learning ? learning.byPolicy(roles, "return").map(({ policy, last }) => `${policy} ${score(last)}`) : [];
+    return returns.join(", ") || NONE;
   }
 
   close() {

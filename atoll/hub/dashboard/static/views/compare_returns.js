@@ -1,5 +1,5 @@
-// Compare, for jobs of policies: one chart for each policy, in which its returns in all chosen jobs
-// lie over each other, in the colours of the jobs.
+// Compare, for RL jobs: one chart per policy with its returns in all selected jobs, in the colours
+// of the jobs.
 
 import { Chart, colour } from "../lib/charts.js";
 import { element } from "../lib/dom.js";
@@ -12,11 +12,11 @@ export class ReturnPanels {
     this.element = element("div", { class: "charts panels", hidden: "" });
   }
 
-  // jobs: [{job, seats, started, learning, at}], `at` the place of the job among the chosen ones.
+  // jobs: [{job, roles, started, learning, at}], `at` is the index of the job in the selection.
   draw(jobs, axis) {
     const traces = new Map();
     for (const job of jobs) {
-      for (const { policy, curves } of job.learning.byPolicy(job.seats, "return")) {
+      for (const { policy, curves } of job.learning.byPolicy(job.roles, "return")) {
         traces.set(policy, [...(traces.get(policy) ?? []), ...curves.map((curve) => trace(job, curve, curves.length, axis))]);
       }
     }

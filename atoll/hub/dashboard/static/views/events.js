@@ -1,4 +1,4 @@
-// Events: alarms with cause and remedy, what happened, and (for operators) who did what.
+// Events: alarms with cause and remedy, events, and (for operators) the audit log.
 
 import { silence } from "../lib/actions.js";
 import { button, element, empty, fill, link, pill, setText } from "../lib/dom.js";
@@ -7,7 +7,7 @@ import { duration, moment, NONE } from "../lib/format.js";
 import { get } from "../lib/client.js";
 import { Table } from "../lib/table.js";
 
-const PARTS = [["alarms", "Alarms"], ["happened", "What happened"], ["audit", "Who did what"]];
+const PARTS = [["alarms", "Alarms"], ["happened", "Events"], ["audit", "Audit log"]];
 const REFRESH_MS = 5000;
 const SHOWN = 300;
 
@@ -20,9 +20,9 @@ export class EventsView {
       ...PARTS.map(([name, text]) => link(`#/events/${name}`, text, { "data-part": name })));
     this.open = new Table({ label: "Open alarms", columns: this.#alarmColumns(true), key: (row) => String(row.id), cards: true, rowClass: ({ severity }) => severity });
     this.ended = new Table({ label: "Ended alarms", columns: this.#alarmColumns(false), key: (row) => String(row.id), cards: true });
-    this.audit = new Table({ label: "Who did what", columns: AUDIT, key: (row) => JSON.stringify(row), cards: true });
+    this.audit = new Table({ label: "Audit log", columns: AUDIT, key: (row) => JSON.stringify(row), cards: true });
     this.list = element("ol", { class: "events long", tabindex: "0", "aria-label": "Events of the hub, its nodes and jobs" });
-    this.calm = empty("No open alarm: nothing needs you.");
+    this.calm = empty("No open alarms.");
     this.noneEnded = empty("None has ended yet.");
     this.noAudit = empty("Nothing yet.");
     this.search = element("input", { id: "event-search", type: "search", placeholder: "Search events", "data-search": "", input: (event) => { this.filter = event.target.value.toLowerCase(); this.seen = -1; this.update(); } });
@@ -31,10 +31,10 @@ export class EventsView {
         section("open-title", "Open alarms", this.calm, this.open.element),
         section("ended-title", "Ended alarms", this.noneEnded, this.ended.element)),
       happened: element("section", { class: "card", "aria-labelledby": "happened-title" },
-        element("div", { class: "head" }, element("h2", { id: "happened-title" }, "What happened"), element("span", { class: "space" }),
+        element("div", { class: "head" }, element("h2", { id: "happened-title" }, "Events"), element("span", { class: "space" }),
           element("label", { class: "filter" }, element("span", { class: "hidden" }, "Search events"), this.search)),
         this.list),
-      audit: section("audit-title", "Who did what", this.noAudit, this.audit.element),
+      audit: section("audit-title", "Audit log", this.noAudit, this.audit.element),
     };
     this.place = element("div", { class: "part" });
     this.element = element("div", { class: "view" }, this.tabs, this.place);

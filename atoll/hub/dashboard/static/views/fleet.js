@@ -1,4 +1,4 @@
-// Fleet: the map, what all machines are together, and a line for each.
+// Fleet: map, totals, and a row per node.
 
 import { bar, card, element, empty, facts, fill, link, pill, setText } from "../lib/dom.js";
 import { age, bits, bytes, count, milliseconds, NONE, plural, rate } from "../lib/format.js";
@@ -45,7 +45,7 @@ export class FleetView {
     this.#openSide();
   }
 
-  // Another node of the same view: nothing is built anew but the panel.
+  // Selecting another node in the same view only rebuilds the panel.
   go({ parts: [chosen = ""] }) {
     if (chosen === this.chosen) return true;
     this.chosen = chosen;
@@ -101,7 +101,7 @@ function summary(nodes, online, store) {
   return [
     facts([
       ["Nodes", [...states].sort().map(([state, number]) => element("span", { class: "pair" }, pill(state), ` ${number} `))],
-      ["Jobs that run", String(jobs)],
+      ["Running jobs", String(jobs)],
       ["Tokens/s", count(sum((node) => node.tokens_per_s))],
       ["Cores", `${count(sum(({ info }) => info.cores))}${gpus ? ` and ${plural(gpus, "GPU")}` : ""}`],
       ["Processors", bar(cpu)],

@@ -1,4 +1,4 @@
-// Jobs: all of them, filtered by state, batch and text.
+// Jobs, filtered by state, batch and text.
 
 import { erase } from "../lib/actions.js";
 import { bar, button, element, empty, link, pill, setText } from "../lib/dom.js";
@@ -79,7 +79,7 @@ export class JobsView {
     this.#showVerbs();
   }
 
-  // What can be done with the chosen jobs: compare several, delete those that have ended.
+  // Actions for the selected jobs: compare several, delete ended ones.
   #showVerbs() {
     for (const job of this.chosen) if (!this.store.jobs.has(job)) this.chosen.delete(job);
     const over = [...this.chosen].every((job) => !["running", "waiting"].includes(this.store.jobs.get(job).state));

@@ -1,10 +1,10 @@
-// The fleet as a drawing: the hub in the middle, nodes around it, links as wide as they are fast.
+// The fleet as a drawing: the hub in the centre, nodes around it, line width by link speed.
 
 import { drawn, element, set, setText } from "../lib/dom.js";
 import { bits, milliseconds } from "../lib/format.js";
 import { nodeReason, nodeState } from "../lib/store.js";
 
-const LABELLED = 24; // with more nodes, names are shown under the pointer
+const LABELLED = 24; // with more nodes, names are shown on hover only
 const SHAPES = {
   online: "M-7,0a7,7 0 1,0 14,0a7,7 0 1,0 -14,0",
   idle: "M-6,0a6,6 0 1,0 12,0a6,6 0 1,0 -12,0",
@@ -82,8 +82,8 @@ export class FleetMap {
     set(parts.shape, { d: SHAPES[state], transform: count > 60 ? "scale(0.8)" : null });
     set(parts.halo, { r: count > 60 ? 9 : 13 });
     setText(parts.title, describe(node, speed));
-    const told = labelled || own || state === "lost" && count <= 60;
-    setText(parts.name, told ? shortened(node.node) : "");
+    const named = labelled || own || state === "lost" && count <= 60;
+    setText(parts.name, named ? shortened(node.node) : "");
     set(parts.name, { y: place.y < place.hubY ? -12 : 20 });
   }
 
@@ -104,7 +104,7 @@ export class FleetMap {
     return parts;
   }
 
-  // One stop for the tab key; arrow keys go around.
+  // One tab stop; arrow keys move between nodes.
   #walk(event) {
     const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
     const step = steps[event.key];
@@ -120,7 +120,7 @@ export class FleetMap {
   }
 }
 
-// Places on rings around the hub, the inner ones first.
+// Positions on rings around the hub, inner ones first.
 function layout(count, width, height) {
   const hubX = width / 2, hubY = height / 2;
   const rings = count <= 16 ? 1 : count <= 48 ? 2 : 3;
@@ -137,7 +137,7 @@ function layout(count, width, height) {
   });
 }
 
-// A place for text beside the middle of a link, on its upper or right side.
+// Position of a label beside the middle of a link, above or to its right.
 function beside({ hubX, hubY, x, y }) {
   const length = Math.hypot(x - hubX, y - hubY) || 1;
   const flat = Math.abs(x - hubX) / length, steep = Math.abs(y - hubY) / length;

@@ -1,4 +1,4 @@
-// One machine: what it is, what its owner allows, what it runs, and its past.
+// One node: hardware, owner's policy, processes, and history.
 
 import { nodeButtons } from "../lib/actions.js";
 import { Chart, colour, dates } from "../lib/charts.js";
@@ -42,7 +42,7 @@ export class NodePanel {
       element("div", { class: "head" }, element("h2", { id: "past-title" }, `Past of ${name}`),
         element("span", { class: "space" }),
         element("label", { class: "filter" }, element("span", { class: "hidden" }, "Figure"), this.figures),
-        element("label", { class: "filter" }, element("span", { class: "hidden" }, "Stretch of time"), this.ranges)),
+        element("label", { class: "filter" }, element("span", { class: "hidden" }, "Time range"), this.ranges)),
       this.chart.element);
     this.timer = setInterval(() => this.#load(), REFRESH_MS);
     this.#load();
@@ -56,7 +56,7 @@ export class NodePanel {
   update() {
     const node = this.store.nodes.get(this.name);
     if (!node) {
-      fill(this.facts, element("p", { class: "empty" }, "The hub does not know this node (any more)."));
+      fill(this.facts, element("p", { class: "empty" }, "Unknown node."));
       this.buttons.replaceChildren();
       return;
     }
@@ -79,7 +79,7 @@ export class NodePanel {
     const [key, text, scale, unit, color] = FIGURES.find(([name]) => name === this.figures.value);
     const series = found?.series?.[key];
     this.chart.rename(text);
-    setText(this.chart.note, series ? `${unit}, in steps of ${step(found.bucket_s)}` : "nothing kept yet");
+    setText(this.chart.note, series ? `${unit}, in steps of ${step(found.bucket_s)}` : "no history yet");
     const scaled = (values) => values.map((value) => (value == null ? null : value * scale));
     this.chart.draw(series ? [{
       owner: key, x: dates(found.times), y: scaled(series.mean), low: scaled(series.min),

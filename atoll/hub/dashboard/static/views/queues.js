@@ -1,4 +1,4 @@
-// Queues and topics: how full, how old, how fast; and the dead letters of one.
+// Queues and topics: fill, age and rates; dead letters of one queue.
 
 import { letter } from "../lib/actions.js";
 import { button, element, empty, link, setText } from "../lib/dom.js";
@@ -16,9 +16,9 @@ export class QueuesView {
     this.title = queue || "Queues";
     this.table = new Table({ label: "Queues", columns: QUEUE_COLUMNS, key: (row) => row.queue, cards: true, sortBy: "Queue", rowClass: (row) => (row.queue === this.queue ? "chosen" : "") });
     this.topics = new Table({ label: "Topics", columns: TOPIC_COLUMNS, key: (row) => row.queue, cards: true, sortBy: "Topic" });
-    this.none = empty("No queue holds anything.");
+    this.none = empty("All queues are empty.");
     this.own = element("input", { type: "checkbox", id: "own-queues", change: () => this.update() });
-    this.wantOwn = element("label", { class: "filter", hidden: "" }, this.own, " orders to nodes too");
+    this.wantOwn = element("label", { class: "filter", hidden: "" }, this.own, " include commands to nodes");
     this.topicsCard = element("section", { class: "card", "aria-labelledby": "topics-title", hidden: "" },
       element("h2", { id: "topics-title" }, "Topics"), this.topics.element);
     this.letters = new Table({ label: "Dead letters", columns: this.#letterColumns(), key: (row) => String(row.seq), cards: true });
@@ -97,7 +97,7 @@ export class QueuesView {
   close() { clearInterval(this.timer); }
 }
 
-// Text where it is some, else how many bytes.
+// The payload as text if it is text, otherwise its size.
 function payload(base64) {
   if (!base64) return NONE;
   try {

@@ -1,4 +1,4 @@
-"""What every group must do with parcels, and with several exchanges in one round."""
+"""What every group must do with messages, and with several exchanges in one round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll.wire.messages import RoundPlan
 from tests.contracts.group_suite import Build, World, mean64, together, values
 
 BIG = 300_000
-"""Elements of a parcel that takes several pieces."""
+"""Elements of a message that takes several pieces."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ def vector_in(packet: Packet) -> Tensor:
     return make_codec(packet.codec).decode(packet)
 
 
-def swap_once(
-    group: Group, parcels: Sequence[PeerMessage], weight: float = 1.0
+def all_to_all_once(
+    group: Group, messages: Sequence[PeerMessage], weight: float = 1.0
 ) -> CommittedRound[AllToAllResult]:
     return run_round(
         group,
-        lambda _: group.swap(parcels, weight=weight).wait(),
+        lambda _: group.all_to_all(messages, weight=weight).wait(),
         PeriodReport(group.committed_round, "base"),
     )
 
@@ -99,15 +99,15 @@ def mean_once(group: Group, x: Tensor) -> Reduced:
     return group.reduce([x], codec=make_codec("fp32"), weight=1.0).wait()
 
 
-class SwapSuite:
+class AllToAllSuite:
     """Inherit beside :class:`GroupSuite`, with the same fixture `build`."""
 
-    def test_a_parcel_for_all_reaches_all_bit_for_bit(self, build: Build) -> None:
+    def test_a_message_for_all_reaches_all_bit_for_bit(self, build: Build) -> None:
         def member(group: Group) -> AllToAllResult:
             everybody = ("w0", "w1", "w2")
-            parcel = PeerMessage(everybody, packet_of(mine(group.me), "int8"))
+            message = PeerMessage(everybody, packet_of(mine(group.me), "int8"))
             weight = 1.0 + int(group.me[1:])
-            return swap_once(group, [parcel], weight).reduced
+            return all_to_all_once(group, [message], weight).reduced
 
         results = together(build(3), member)
         assert len({result.digest for result in results}) == 1
@@ -120,18 +120,18 @@ class SwapSuite:
                 assert bytes(packet.data) == bytes(expected.data)
 
     @pytest.mark.parametrize("size", [0, 1, 77, BIG])
-    def test_parcels_reach_those_that_they_are_for_and_nobody_else(
+    def test_messages_reach_those_that_they_are_for_and_nobody_else(
         self, build: Build, size: int
     ) -> None:
-        """Each member has two parcels for the next one, of different sizes."""
+        """Each member has two messages for the next one, of different sizes."""
         following = {"w0": "w1", "w1": "w2", "w2": "w0"}
 
         def member(group: Group) -> AllToAllResult:
-            parcels = [
+            messages = [
                 PeerMessage((following[group.me], "w9"), packet_of(mine(group.me, size))),
                 PeerMessage((following[group.me],), packet_of(mine(group.me, 3, seed=1))),
             ]
-            return swap_once(group, parcels).reduced
+            return all_to_all_once(group, messages).reduced
 
         results = together(build(3), member)
         assert len({result.digest for result in results}) == 1
@@ -145,14 +145,16 @@ class SwapSuite:
 
     def test_what_a_member_gives_to_itself_it_gets(self, build: Build) -> None:
         def member(group: Group) -> AllToAllResult:
-            return swap_once(group, [PeerMessage((group.me,), packet_of(mine(group.me)))]).reduced
+            return all_to_all_once(
+                group, [PeerMessage((group.me,), packet_of(mine(group.me)))]
+            ).reduced
 
         for slot, result in enumerate(together(build(2), member)):
             assert torch.equal(vector_in(result.packets[f"w{slot}"][0]), mine(f"w{slot}"))
             assert list(result.packets) == [f"w{slot}"]
 
     def test_nothing_for_nobody_is_agreed_on_too(self, build: Build) -> None:
-        results = together(build(3), lambda group: swap_once(group, [], weight=0.0))
+        results = together(build(3), lambda group: all_to_all_once(group, [], weight=0.0))
         assert len({result.reduced.digest for result in results}) == 1
         for result in results:
             assert result.verdict.committed
@@ -162,30 +164,30 @@ class SwapSuite:
     def test_what_others_gave_each_other_changes_the_digest(self, build: Build) -> None:
         def digest(value: float) -> str:
             def member(group: Group) -> str:
-                parcels = [PeerMessage(("w1",), packet_of(torch.full((5,), value)))]
-                return swap_once(group, parcels if group.me == "w0" else []).reduced.digest
+                messages = [PeerMessage(("w1",), packet_of(torch.full((5,), value)))]
+                return all_to_all_once(group, messages if group.me == "w0" else []).reduced.digest
 
             return together(build(3), member)[2]
 
         assert digest(1.0) == digest(1.0)
         assert digest(1.0) != digest(2.0)
 
-    def test_one_member_alone_swaps_with_itself(self, build: Build) -> None:
+    def test_one_member_alone_gets_its_own_messages(self, build: Build) -> None:
         def member(group: Group) -> AllToAllResult:
-            parcels = [PeerMessage((group.me,), packet_of(mine(group.me)))]
-            return swap_once(group, parcels, weight=2.0).reduced
+            messages = [PeerMessage((group.me,), packet_of(mine(group.me)))]
+            return all_to_all_once(group, messages, weight=2.0).reduced
 
         (result,) = together(build(1), member)
         assert torch.equal(vector_in(result.packets["w0"][0]), mine("w0"))
         assert result.weights == {"w0": 2.0}
         assert result.sent_bytes == result.received_bytes == 0
 
-    def test_bytes_of_a_swap_are_those_of_its_parcels(self, build: Build) -> None:
+    def test_bytes_of_an_all_to_all_are_those_of_its_messages(self, build: Build) -> None:
         """Big ones, so that heads and tables weigh nothing; w0 gives one to both others."""
 
         def member(group: Group) -> tuple[int, int, str]:
             to = {"w0": ("w1", "w2"), "w1": ("w0",), "w2": ("w2",)}[group.me]
-            agreed = swap_once(group, [PeerMessage(to, packet_of(mine(group.me, BIG)))])
+            agreed = all_to_all_once(group, [PeerMessage(to, packet_of(mine(group.me, BIG)))])
             assert agreed.sent_bytes == agreed.reduced.sent_bytes
             return agreed.sent_bytes, agreed.received_bytes, agreed.plan.route
 
@@ -220,36 +222,36 @@ class SwapSuite:
         def member(group: Group) -> CommittedRound[Both]:
             def exchange(_: RoundPlan) -> Both:
                 codec = make_codec("fp32")
-                swap = group.swap([PeerMessage(("w0", "w1"), packet_of(mine(group.me)))])
+                sent = group.all_to_all([PeerMessage(("w0", "w1"), packet_of(mine(group.me)))])
                 mean = group.reduce([mine(group.me, BIG)], codec=codec, weight=1.0)
-                return Both(swap.wait(), mean.wait())
+                return Both(sent.wait(), mean.wait())
 
             return run_round(group, exchange, PeriodReport(0, "base"))
 
         results = together(build(2), member)
         assert len({result.reduced.digest for result in results}) == 1
-        swap, mean = results[1].reduced.first, results[1].reduced.second
-        assert isinstance(swap, AllToAllResult)
+        found, mean = results[1].reduced.first, results[1].reduced.second
+        assert isinstance(found, AllToAllResult)
         assert isinstance(mean, Reduced)
-        assert torch.equal(vector_in(swap.packets["w0"][0]), mine("w0"))
+        assert torch.equal(vector_in(found.packets["w0"][0]), mine("w0"))
         assert torch.equal(mean.tensors[0], (mine("w0", BIG) + mine("w1", BIG)) / 2)
 
     @pytest.mark.parametrize("lost_in", ["the first", "the second"])
-    @pytest.mark.parametrize("swap_first", [True, False])
+    @pytest.mark.parametrize("all_to_all_first", [True, False])
     def test_survivors_agree_after_a_loss_in_any_exchange(
-        self, build: Build, lost_in: str, swap_first: bool
+        self, build: Build, lost_in: str, all_to_all_first: bool
     ) -> None:
         world = build(3)
 
         def member(group: Group) -> CommittedRound[Both] | None:
-            def swap() -> AllToAllResult:
-                return group.swap(
+            def give() -> AllToAllResult:
+                return group.all_to_all(
                     [PeerMessage(("w0", "w1", "w2"), packet_of(mine(group.me)))]
                 ).wait()
 
             def exchange(_: RoundPlan) -> Both:
                 def step(first: bool) -> Reduced | AllToAllResult:
-                    return swap() if first == swap_first else mean_once(group, mine(group.me))
+                    return give() if first == all_to_all_first else mean_once(group, mine(group.me))
 
                 if group.me == "w1" and lost_in == "the first":
                     world.die(group)
@@ -272,12 +274,12 @@ class SwapSuite:
         for result in left:
             assert result.verdict.committed
             assert result.reduced.contributors == ("w0", "w2")
-            swap = result.reduced.first if swap_first else result.reduced.second
-            assert isinstance(swap, AllToAllResult)
-            for sender, (packet,) in swap.packets.items():
+            found = result.reduced.first if all_to_all_first else result.reduced.second
+            assert isinstance(found, AllToAllResult)
+            for sender, (packet,) in found.packets.items():
                 assert torch.equal(vector_in(packet), mine(sender))
 
-    def test_an_aborted_swap_is_made_again_with_what_is_given_then(self, build: Build) -> None:
+    def test_an_aborted_all_to_all_is_repeated_with_new_messages(self, build: Build) -> None:
         """The exchange is called anew with every plan, and may give something else."""
 
         def member(group: Group) -> tuple[CommittedRound[AllToAllResult], int]:
@@ -287,7 +289,7 @@ class SwapSuite:
                 nonlocal attempts
                 attempts += 1
                 value = torch.full((7,), float(attempts))
-                got = group.swap([PeerMessage(tuple(plan.members), packet_of(value))]).wait()
+                got = group.all_to_all([PeerMessage(tuple(plan.members), packet_of(value))]).wait()
                 if group.me == "w1" and attempts == 1:
                     world_full = GroupError("the disk is full")
                     got = AllToAllResult({}, got.weights, 0, 0, world_full.what)
@@ -350,7 +352,7 @@ class SwapSuite:
             group.join(PeriodReport(0, "base"))
             try:
                 if group.me == "w0":
-                    group.swap([PeerMessage(("w1",), packet_of(mine("w0")))]).wait()
+                    group.all_to_all([PeerMessage(("w1",), packet_of(mine("w0")))]).wait()
                 else:
                     mean_once(group, mine("w1"))
             except GroupError:

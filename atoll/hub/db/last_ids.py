@@ -1,0 +1,27 @@
+"""The last row id of every job in memory: a reader that has all rows costs no query."""
+
+from __future__ import annotations
+
+
+class LastIdCache:
+    """Ids that only grow, by job. One that is not known stands for "look"."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+
+    def stored(self, job: str, id_: int) -> None:
+        """Remember that a row with this id is on disk."""
+        self._ids[job] = max(id_, self._ids.get(job, 0))
+
+    def nothing_after(self, job: str, after: int) -> None:
+        """Remember that a look found no row above this id."""
+        self._ids.setdefault(job, after)
+
+    def forget(self, job: str) -> None:
+        """Know nothing of a job any more."""
+        self._ids.pop(job, None)
+
+    def is_all(self, job: str, after: int) -> bool:
+        """Return whether no row above this id is there, as far as is known without looking."""
+        known = self._ids.get(job)
+        return known is not None and known <= after

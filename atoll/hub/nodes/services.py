@@ -1,0 +1,24 @@
+"""The parts of a hub that act on jobs, handed on together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.clock import Clock
+from atoll.hub.nodes.membership import Membership
+from atoll.hub.rounds.service import RoundService
+from atoll.hub.sessions.session import Sessions
+from atoll.hub.storage.checkpoints import Checkpoints
+from atoll.hub.stores import Stores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobServices:
+    """What scheduler, router, views and alarms share."""
+
+    stores: Stores
+    sessions: Sessions
+    membership: Membership
+    rounds: RoundService
+    checkpoints: Checkpoints
+    clock: Clock
