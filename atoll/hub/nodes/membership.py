@@ -70,7 +70,8 @@ class Membership:
         known, before = self.nodes.get(session.address), self._book.get(session.address)
         same = before is not None and before.incarnation == session.incarnation
         info = session.info or (known.info if known else NodeInfo("", "", "", ""))
-        node = Node(session.address, info, session.incarnation)
+        heard = session.last_heard
+        node = Node(session.address, info, session.incarnation, last_heard=heard)
         if known is not None and same:  # what it reported since its agent started still holds
             node.info = msgspec.structs.replace(info, offer=known.info.offer)
         if before is not None and same:  # also when the hub was restarted meanwhile
