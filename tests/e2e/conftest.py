@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,8 @@ class Atoll:
     def environment(self, home: Path | None = None) -> dict[str, str]:
         own = {"ATOLL_HOME": str(home or self.home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         own["XDG_CACHE_HOME"] = str(self.cache)
-        return {**os.environ, **own, "PYTHONUNBUFFERED": "1", "ATOLL_TEST": str(self.folder)}
+        own |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        return {**os.environ, **own, "ATOLL_TEST": str(self.folder)}
 
     def start(self, *words: str, home: Path | None = None) -> Running:
         popen = subprocess.Popen(
@@ -189,6 +190,20 @@ class Atoll:
             psutil.wait_procs(left, timeout=0.05)  # what others started is reaped by none of us
         for popen in self.started:
             popen.communicate()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to a failure what the cluster says: it is gone when somebody reads the report."""
+    report = yield
+    made = getattr(item, "funcargs", {}).get("atoll")
+    if report.when == "call" and report.failed and isinstance(made, Atoll):
+        from tests.e2e import evidence
+
+        report.sections.append(("what the cluster says", evidence.of(made)))
+    return report
 
 
 @pytest.fixture
