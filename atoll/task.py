@@ -238,15 +238,36 @@ class Task:
         return self._parameters
 
     def buffers(self) -> list[Tensor]:
-        """Return the saved floating-point buffers, e.g. running means of BatchNorm."""
+        """Return the saved inexact (real or complex) buffers, e.g. running means of BatchNorm."""
+        return [buffer for buffer in self._saved().values() if is_inexact(buffer)]
+
+    def counts(self) -> dict[str, Tensor]:
+        """Return the other saved buffers by name, e.g. the batches that BatchNorm has counted.
+
+        Every member keeps its own.
+        """
+        return {name: b for name, b in self._saved().items() if not is_inexact(b)}
+
+    def frozen(self) -> dict[str, Tensor]:
+        """Return the parameters that members do not exchange, by name."""
+        exchanged = {id(parameter) for parameter in self.parameters()}
+        return {n: p for n, p in self.model.named_parameters() if id(p) not in exchanged}
+
+    def _saved(self) -> dict[str, Tensor]:
         saved = self.model.state_dict(keep_vars=True)
-        return [
-            buffer
-            for name, buffer in self.model.named_buffers()
-            if name in saved and buffer.is_floating_point()
-        ]
+        return {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
 
     @property
     def num_parameters(self) -> int:
-        """Number of trained values."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        """Number of trained real values; a complex one counts as two."""
+        return sum(real_numel(parameter) for parameter in self.parameters())
+
+
+def is_inexact(tensor: Tensor) -> bool:
+    """Return whether a tensor has real or complex numbers, which can be averaged."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def real_numel(tensor: Tensor) -> int:
+    """Return the number of real values of a tensor; a complex one counts as two."""
+    return tensor.numel() * (2 if tensor.is_complex() else 1)

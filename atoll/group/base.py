@@ -349,7 +349,12 @@ def flatten(xs: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
 
 
 def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of a flat vector in the shapes of `like`, moved to their devices."""
+    """Return views of a flat vector in the shapes of `like`, moved to their devices.
+
+    Those of a float64 tensor are copies in float64, which the caller may go on to compute with.
+    """
     sizes = [x.numel() for x in like]
     views = torch.split(vector, sizes) if sizes else ()
-    return [view.view(x.shape).to(x.device) for view, x in zip(views, like, strict=True)]
+    found = [view.view(x.shape).to(x.device) for view, x in zip(views, like, strict=True)]
+    wide = torch.float64
+    return [t.to(wide) if x.dtype == wide else t for t, x in zip(found, like, strict=True)]

@@ -19,7 +19,7 @@ from atoll.group.single import SingleGroup
 from atoll.methods.codecs import CODECS
 from atoll.strategies.resolve import Resolved
 from atoll.strategies.vectors.flat import iter_tensors
-from atoll.task import Task
+from atoll.task import Task, real_numel
 from atoll.train.build import whole_model
 from atoll.train.optim.optimizers import build_optimizer
 
@@ -43,7 +43,7 @@ class _Island:
     """`Task.elsewhere` of an island that does not train."""
 
     def __init__(self, task: Task) -> None:
-        self.vector = torch.empty(task.num_parameters + sum(b.numel() for b in task.buffers()))
+        self.vector = torch.empty(task.num_parameters + sum(map(real_numel, task.buffers())))
 
     def pull(self) -> None:
         pass
@@ -76,7 +76,7 @@ def leader_memory(
     host_model, largest = sum(sizes), max(sizes, default=0)
     known = {*held, *([_key(island.vector)] if spread else [])}
     vectors = {_key(t): t for t in iter_tensors([outer, codec]) if _key(t) not in known}
-    elements = task.num_parameters + sum(b.numel() for b in task.buffers())
+    elements = task.num_parameters + sum(map(real_numel, task.buffers()))
     kept = sum(t.untyped_storage().nbytes() for t in vectors.values())
     if not method.exchanges:
         return LeaderMemory(host_model, kept, 0, largest)

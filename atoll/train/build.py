@@ -34,7 +34,7 @@ from atoll.models import IMAGES, MODELS, TEXT, CausalLM, CausalLMConfig, build_m
 from atoll.models.pretrained import load_tokenizer
 from atoll.strategies.base import Outer
 from atoll.strategies.compatibility import check_job
-from atoll.task import Task
+from atoll.task import Task, real_numel
 from atoll.train.optim.lazy_compiler import leave_out_compiler
 from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
 
@@ -89,7 +89,7 @@ class Built:
 
     def intervals(self, spec: JobSpec, *, peers: int) -> Intervals:
         """Return how often to evaluate and save."""
-        elements = self.task.num_parameters + sum(b.numel() for b in self.task.buffers())
+        elements = self.task.num_parameters + sum(map(real_numel, self.task.buffers()))
         plan = self.outer.traffic(elements, max(2, peers), steps=spec.train.steps)
         return Intervals.of(spec, plan.rounds)
 

@@ -10,16 +10,17 @@ it, because a scheduler may compute the next rate from the current one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from atoll.strategies.base import SyncResult
-from atoll.strategies.vectors.flat import Flat
+from atoll.strategies.vectors.flat import Flat, real_view
 from atoll.task import Task
 
 SHARED_STATE = "shared."
@@ -61,13 +62,23 @@ class OuterDefaults:
 
 @contextmanager
 def as_carrier(flat: Flat, vector: Tensor) -> Iterator[None]:
-    """Load a vector into the model's tensors, and restore them on exit."""
-    before = flat.read()
+    """Load a vector into the model's tensors, and restore them bit for bit on exit."""
+    before = flat.copies()
     flat.write(vector)
     try:
         yield
     finally:
-        flat.write(before)
+        flat.restore(before)
+
+
+def gradients_of(parameters: Sequence[Parameter]) -> list[Tensor]:
+    """Return every parameter's gradient, set to zeros where there is none."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.is_conj():  # lazy: its real view does not exist
+            parameter.grad = parameter.grad.resolve_conj()
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 @torch.no_grad()
@@ -91,9 +102,10 @@ def own_step(task: Task, flat: Flat, direction: Tensor, *, decay: bool = True) -
             part = by_tensor.get(id(parameter))
             if part is None:
                 continue
+            value = real_view(parameter)
             if shrink:
-                parameter.mul_(1.0 - shrink)
-            parameter.add_(part.to(parameter.device, parameter.dtype), alpha=-rate)
+                value.mul_(1.0 - shrink)
+            value.add_(part.to(value.device, value.dtype), alpha=-rate)
             parameter.grad = None
 
 

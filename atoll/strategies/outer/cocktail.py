@@ -230,7 +230,7 @@ class CocktailOuter(EveryStepBase):
         else:
             vector[positions] = vector[positions].sub_(squeezed.sent).add_(squeezed.mean)
             self._common[positions] += squeezed.mean
-            self._owed[positions[squeezed.owned]] = squeezed.left
+            self._owed[positions[squeezed.owned]] = squeezed.left.to(self._owed.dtype)
         self._flat.write(vector)
         if taken.moved.numel():
             self._buffers.write(self._buffers.read().add_(taken.moved))

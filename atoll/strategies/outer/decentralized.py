@@ -87,7 +87,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
         self._all_to_all = VectorAllToAll(group, codec)
         self._round_client = RoundClient(group, self._clock, codec=codec)
         self._flat = Flat.of(task)
-        codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
+        codec.set_shapes(self._flat.shapes)
         self._num_parameters = task.num_parameters
         self._scratch = self._flat.new()
         self._stand(task)

@@ -163,7 +163,7 @@ class DeMoOuter(GradientRounds[Tensor]):
             )
         super().setup(task, group=group, codec=codec)
         options = self.options
-        shapes = [parameter.shape for parameter in self._parameters]
+        shapes = self._flat.shapes
         self._spectrum = Spectrum(shapes, side=options.side, topk=options.topk)
         self._momentum = self._flat.new().zero_()
 
@@ -178,7 +178,7 @@ class DeMoOuter(GradientRounds[Tensor]):
         parts = zip(self._parameters, self._flat.views(self._moved), strict=True)
         for (parameter, moved), part in zip(parts, self._flat.views(gradient), strict=True):
             moved.add_(part, alpha=rates.get(id(parameter), 0.0))
-        positions, values = self._spectrum.choose(self._moved)
+        positions, values = self._spectrum.choose(self._moved.float())
         self._codec.set_round(task.round)
         packet = self._codec.encode(values.contiguous(), key="coefficients")
         self._kept = self._scattered(positions, self._codec.decode(packet))

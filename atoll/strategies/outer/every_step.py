@@ -36,7 +36,7 @@ from atoll.strategies.base import (
     reported_weight,
 )
 from atoll.strategies.codec_selection import codec_state, load_codec_state
-from atoll.strategies.outer.base import SCALINGS, OuterDefaults, ScaledRate
+from atoll.strategies.outer.base import SCALINGS, OuterDefaults, ScaledRate, gradients_of
 from atoll.strategies.outer.periodic import WeightRule, outcome, start_volume
 from atoll.strategies.rounds.initial_sync import broadcast_start
 from atoll.strategies.rounds.round_client import RoundClient, restore_mean
@@ -86,7 +86,7 @@ class EveryStepOuter(OuterDefaults):
         self._parameters = task.parameters()
         self._buffers = task.buffers()
         self._state = Flat.of(task)
-        codec.set_shapes([tensor.shape for tensor in self._state.tensors])
+        codec.set_shapes(self._state.shapes)
         self._scratch = self._state.new()
         self._collective = group.policy.collective
         self._rate.attach(task.optimizer)
@@ -108,10 +108,7 @@ class EveryStepOuter(OuterDefaults):
     def gradients(self, task: Task) -> None:
         """Replace every gradient by the mean over the members."""
         entered = self._clock.monotonic()
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        combined = Flat([*(_gradient(p) for p in self._parameters), *self._buffers])
+        combined = Flat([*gradients_of(self._parameters), *self._buffers])
         vector = combined.read(self._scratch)
         norm = length(vector)
         if not math.isfinite(norm):
@@ -134,7 +131,7 @@ class EveryStepOuter(OuterDefaults):
         began = self._clock.monotonic()
         mean, members = agreed.reduced.tensors[0], len(agreed.reduced.contributors)
         if self.options.reduction == "sum":
-            mean[: len(mean) - sum(buffer.numel() for buffer in self._buffers)].mul_(members)
+            mean[: task.num_parameters].mul_(members)
         combined.write(mean)
         self._rate.set(members, step=task.step)
         task.skipped = any_overflowed(agreed.reduced.weight)
@@ -206,10 +203,3 @@ def collective_bytes(
         return star_bytes(up, down, rank=rank, members=peers)
     length = wire_elements(elements, peers)
     return moved_bytes(collective, rank=rank, members=peers, elements=length)
-
-
-def _gradient(parameter: torch.nn.Parameter) -> Tensor:
-    """Return a parameter's gradient, zeros if it has none."""
-    if parameter.grad is None:
-        raise RuntimeError("a gradient was removed during the step")
-    return parameter.grad

@@ -25,7 +25,7 @@ from atoll.errors import ConfigError, LossNotFinite
 from atoll.group.base import AllToAllResult, Group, PeerMessage, Reduced, Resting
 from atoll.group.run_round import CommittedRound
 from atoll.strategies.base import Committed, SyncResult, Traffic, any_overflowed, reported_weight
-from atoll.strategies.outer.base import OuterDefaults
+from atoll.strategies.outer.base import OuterDefaults, gradients_of
 from atoll.strategies.outer.periodic import WeightRule, outcome
 from atoll.strategies.rounds.initial_sync import broadcast_start
 from atoll.strategies.rounds.round_client import RoundClient
@@ -279,10 +279,7 @@ class GradientRounds(EveryStepBase, ABC, Generic[V]):
         Raises:
             LossNotFinite: one of them is not finite.
         """
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        Flat([p.grad for p in self._parameters if p.grad is not None]).read(self._gradient)
+        Flat(gradients_of(self._parameters)).read(self._gradient)
         norm = length(self._gradient)
         if not math.isfinite(norm):
             raise LossNotFinite(

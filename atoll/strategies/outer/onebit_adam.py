@@ -53,6 +53,7 @@ from atoll.strategies.rounds.compressed_allreduce import (
 )
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.exact_math import tree_sum
+from atoll.strategies.vectors.flat import real_view
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
@@ -125,7 +126,7 @@ class OneBitAdamOuter(GradientRounds[Value]):
         for index, parameter, group in self._groups(task):
             part, beta = gradients[index], float(group["betas"][0])
             if not _decoupled(task.optimizer) and group["weight_decay"]:
-                part.add_(parameter.detach().to(part), alpha=float(group["weight_decay"]))
+                part.add_(real_view(parameter).to(part), alpha=float(group["weight_decay"]))
             part.div_(self._flat.views(self._divisor)[index])
             part.mul_(1.0 - beta).add_(momenta[index], alpha=beta)
         self._wanted = gradient.add_(self._error)
@@ -168,12 +169,12 @@ class OneBitAdamOuter(GradientRounds[Value]):
                     remedy="resume with the optimizer's state, or with a longer warm-up",
                 )
             self._steps = int(state["step"])
-            root = state["exp_avg_sq"].detach().float().cpu().sqrt()
+            root = real_view(state["exp_avg_sq"]).float().cpu().sqrt()
             root /= (1.0 - float(group["betas"][1]) ** self._steps) ** 0.5
             typical = tree_sum(root.double().flatten().square()) / max(1, root.numel())
             root.clamp_(min=self.options.floor * float(typical.sqrt()))
             divisors[index].copy_(root.add_(float(group["eps"])))
-            momenta[index].copy_(state["exp_avg"].detach()).div_(divisors[index])
+            momenta[index].copy_(real_view(state["exp_avg"])).div_(divisors[index])
         self._frozen = True
 
     def _groups(self, task: Task) -> Iterator[tuple[int, nn.Parameter, dict[str, Any]]]:

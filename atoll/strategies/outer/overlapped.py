@@ -60,7 +60,7 @@ class OverlappedOuter(OuterDefaults, ABC):
         self._task, self._codec = task, codec
         self._round_client = RoundClient(group, self._clock, codec=codec)
         self._flat = Flat.of(task)
-        codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
+        codec.set_shapes(self._flat.shapes)
         self._start = self._flat.read()
 
     def digest(self, task: Task) -> str:
@@ -73,7 +73,7 @@ class OverlappedOuter(OuterDefaults, ABC):
 
     def committed(self, task: Task) -> Committed:
         """Return the common state, without the round under way; see :meth:`Outer.committed`."""
-        return Committed(self._taken, self._base, self._flat.views(self._start))
+        return Committed(self._taken, self._base, self._flat.values(self._start))
 
     def rejoin(self, task: Task) -> None:
         """Continue from the common state, or from this member's saved one; see `Outer.rejoin`."""

@@ -134,7 +134,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         """Use the current parameters as the common state."""
         self._round_client, self._codec = RoundClient(group, self._clock, codec=codec), codec
         self._flat = Flat.of(task)
-        codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
+        codec.set_shapes(self._flat.shapes)
         self._num_parameters, self._num_trained = task.num_parameters, len(task.parameters())
         self._start = self._flat.read()
         self._scratch = self._flat.scratch()
@@ -269,7 +269,7 @@ class PeriodicOuter(OuterDefaults, ABC):
 
     def committed(self, task: Task) -> Committed:
         """Return the common state; see :meth:`Outer.committed`."""
-        return Committed(task.period.start, self._base, self._flat.views(self._start))
+        return Committed(task.period.start, self._base, self._flat.values(self._start))
 
     # ------------------------------------------------------------------------- state
 

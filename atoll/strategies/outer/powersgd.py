@@ -135,7 +135,7 @@ class PowerSGDOuter(GradientRounds[Factors]):
         why = "it applies error feedback itself, and its factors change basis every round"
         dense_codec(codec, method="PowerSGD", why=why)
         super().setup(task, group=group, codec=codec)
-        shapes = [parameter.shape for parameter in self._parameters]
+        shapes = self._flat.shapes
         self._layout = Layout.of(shapes, rank=self.options.rank)
         self._error = self._flat.new().zero_()
         self._q = self._fresh(0)

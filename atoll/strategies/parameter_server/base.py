@@ -72,8 +72,8 @@ class ParameterServerOuter(ParameterServerState):
                 remedy='outer = "diloco" works with both',
             )
         self._round_client, self._codec, self._group = RoundClient(group, self._clock), codec, group
-        self._flat = Flat.of(task)
-        codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
+        self._flat = Flat.of(task, rounded=True)  # servers hold float32
+        codec.set_shapes(self._flat.shapes)
         self._shards = Shards(
             task.num_parameters, self._flat.num_elements, servers=self._num_servers
         )

@@ -145,7 +145,7 @@ class ParameterServerState(OuterDefaults, ABC):
 
     def committed(self, task: Task) -> Committed:
         """Return the state of the last sync point; see :meth:`Outer.committed`."""
-        return Committed(self._anchor_step, self._base, self._flat.views(self._anchor))
+        return Committed(self._anchor_step, self._base, self._flat.values(self._anchor))
 
     def evaluating(self, task: Task) -> AbstractContextManager[None]:
         """Load the last sync point's state, which all members share, into the model."""

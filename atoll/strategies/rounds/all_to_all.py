@@ -64,7 +64,8 @@ class VectorAllToAll:
 
         Args:
             plan: The members.
-            vectors: Key -> vector, finite, float32, shape (n,); the same keys on every member.
+            vectors: Key -> vector, finite, shape (n,), sent as float32; the same keys on every
+                member.
             to: Recipients; if empty, nothing is encoded.
             weight: Sent to all members.
             resting: Surrounds the wait.
@@ -78,7 +79,7 @@ class VectorAllToAll:
         self._codec.set_round(plan.round)
         own, messages = dict(vectors), list[PeerMessage]()
         for key, vector in vectors.items() if to else ():
-            packet = self._codec.encode(vector, key=key)
+            packet = self._codec.encode(vector.float(), key=key)
             messages.append(PeerMessage(tuple(to), packet))
             if not self._exact:
                 own[key] = self._codec.base.decode(packet)

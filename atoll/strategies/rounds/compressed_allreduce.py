@@ -53,7 +53,8 @@ def both_ways(
 ) -> ExchangeResult[CompressedMean]:
     """Return the result of two all-to-alls; see the module's docstring.
 
-    `values` are u, `owed` is e, both float32, shape (n,). The codec MUST be stateless.
+    `values` are u, `owed` is e, both of shape (n,), exchanged as float32. The codec MUST be
+    stateless.
 
     Raises:
         PeerLost: an owner was lost, or this member was left out.
@@ -64,6 +65,7 @@ def both_ways(
         whole = slice(0, values.numel())
         squeezed = CompressedMean(values + owed, values, whole, torch.zeros_like(owed), alone=True)
         return ExchangeResult(squeezed, (me,), floor.weight, "alone")
+    values = values.float()
     sizes = parts_of(values.numel(), len(members), codec)
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     places = {m: slice(a, a + n) for m, a, n in zip(members, starts, sizes, strict=True)}
@@ -78,7 +80,7 @@ def both_ways(
     given = {m: found[0] for m, found in up.packets.items() if found}
     mine = places[me]
     total = _mean({**given, me: packets[me]}, up.weights, codec, size=mine.stop - mine.start)
-    total += owed[mine]
+    total += owed[mine].float()
     answer = codec.encode(total, key="down")
     left = total - codec.decode(answer)
     others = tuple(member for member in members if member != me)

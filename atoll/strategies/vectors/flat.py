@@ -1,4 +1,4 @@
-"""Parameters as one flat float32 vector: read, write, difference, norm, digest."""
+"""Parameters as one flat vector: read, write, difference, norm, digest."""
 
 from __future__ import annotations
 
@@ -11,17 +11,26 @@ import torch
 from torch import Tensor
 
 from atoll.errors import ConfigError
-from atoll.task import Task
+from atoll.task import Task, real_numel
+
+WIDE = frozenset({torch.float64, torch.complex128})
+"""Types that a float32 vector would round."""
 
 
 class Flat:
-    """A model's tensors, read into and written from one flat float32 vector in main memory.
+    """A model's tensors, read into and written from one flat vector in main memory.
 
-    The order of the tensors MUST be the same on every member.
+    The vector is float32, or float64 if one of the tensors is: then reading rounds nothing. Complex
+    values are pairs of real ones. The order of the tensors MUST be the same on every member.
     """
 
     def __init__(
-        self, tensors: Sequence[Tensor], *, task: Task | None = None, whole: bool = False
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        task: Task | None = None,
+        whole: bool = False,
+        rounded: bool = False,
     ) -> None:
         """Keep the tensors without copying.
 
@@ -29,21 +38,32 @@ class Flat:
             tensors: What is read and written.
             task: The task of their model; it is notified of every read and write.
             whole: Whether these are all tensors that members agree on.
+            rounded: The vector is float32 whatever the tensors are.
         """
         self.tensors = list(tensors)
         self._task, self._whole = task, whole
         self._lent: Tensor | None = None
-        self.sizes = [tensor.numel() for tensor in self.tensors]
+        self.sizes = [real_numel(tensor) for tensor in self.tensors]
         self.num_elements = sum(self.sizes)
+        wide = not rounded and any(tensor.dtype in WIDE for tensor in self.tensors)
+        self.dtype = torch.float64 if wide else torch.float32
+        self._places: list[int] = []
+        self._cached: list[Tensor] = []
 
     @classmethod
-    def of(cls, task: Task) -> Flat:
-        """Return all tensors members agree on: trained parameters, then floating-point buffers."""
-        return cls([*task.parameters(), *task.buffers()], task=task, whole=True)
+    def of(cls, task: Task, *, rounded: bool = False) -> Flat:
+        """Return all tensors members agree on: trained parameters, then inexact buffers."""
+        tensors = [*task.parameters(), *task.buffers()]
+        return cls(tensors, task=task, whole=True, rounded=rounded)
+
+    @property
+    def shapes(self) -> list[torch.Size]:
+        """Shapes of the tensors; of complex ones with a last dimension of 2."""
+        return [torch.Size((*t.shape, 2)) if t.is_complex() else t.shape for t in self.tensors]
 
     def new(self) -> Tensor:
         """Return an uninitialised vector of the right length."""
-        return torch.empty(self.num_elements)
+        return torch.empty(self.num_elements, dtype=self.dtype)
 
     def scratch(self) -> Tensor:
         """Return a reusable vector to read into and work in.
@@ -65,8 +85,11 @@ class Flat:
             if self._task is not None and self._task.elsewhere is not None:
                 self._task.elsewhere.spoil()
             return vector
-        if self.tensors:
-            torch._foreach_copy_(self.views(vector), self.tensors)
+        rows = self._rows()
+        if rows and all(row.dim() == 1 and row.device == vector.device for row in rows):
+            torch.cat(rows, out=vector)  # of 10,000 small tensors 7 times as fast as _foreach_copy_
+        elif rows:
+            torch._foreach_copy_(self._parts(vector, rows), rows)
         return vector
 
     @torch.no_grad()
@@ -85,19 +108,72 @@ class Flat:
             )
         if self._task is not None and not self._whole:
             self._task.pull()  # these tensors are a part: the others are pushed as they are
-        if self.tensors:
-            torch._foreach_copy_(self.tensors, self.views(vector))
+        rows = self._rows()
+        if rows:
+            torch._foreach_copy_(rows, self._parts(vector, rows))
         if self._task is not None:
             self._task.push()
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """Return a vector's parts in the shapes of the tensors, sharing its memory."""
+        """Return a vector's parts in `shapes`, sharing its memory."""
         parts = torch.split(vector, self.sizes)
-        return [part.view(like.shape) for part, like in zip(parts, self.tensors, strict=True)]
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def values(self, vector: Tensor) -> list[Tensor]:
+        """Return a vector's parts as values for the tensors; complex ones are copies."""
+        return [
+            torch.view_as_complex(part.clone()) if like.is_complex() else part
+            for part, like in zip(self.views(vector), self.tensors, strict=True)
+        ]
+
+    def copies(self) -> list[Tensor]:
+        """Return exact copies of the tensors, for `restore`."""
+        if self._task is not None:
+            self._task.pull()
+        return [tensor.detach().clone() for tensor in self.tensors]
+
+    @torch.no_grad()
+    def restore(self, copies: Sequence[Tensor]) -> None:
+        """Write back what `copies` returned, bit for bit."""
+        if self.tensors:
+            torch._foreach_copy_(self.tensors, list(copies))
+        if self._task is not None:
+            self._task.push()
+
+    def _rows(self) -> list[Tensor]:
+        """Return the tensors as real views, 1-D where their memory is contiguous.
+
+        Views of 10,000 small tensors cost more than an optimizer step, so they are kept as long as
+        the tensors stay in the same memory; `module.to(...)` and `p.data = ...` move them.
+        """
+        places = [tensor.data_ptr() for tensor in self.tensors]
+        if places != self._places or not self._cached:
+            self._cached = [_row(tensor) for tensor in self.tensors]
+            self._places = places
+        return self._cached
+
+    def _parts(self, vector: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Return a vector's parts in the shapes of `rows`."""
+        parts = torch.split(vector, self.sizes)
+        return [
+            part if row.dim() == 1 else part.view(row.shape)
+            for part, row in zip(parts, rows, strict=True)
+        ]
+
+
+def real_view(tensor: Tensor) -> Tensor:
+    """Return a tensor without its graph; a complex one with a last dimension of 2."""
+    found = tensor.detach() if tensor.requires_grad else tensor
+    return torch.view_as_real(found) if found.is_complex() else found
+
+
+def _row(tensor: Tensor) -> Tensor:
+    found = real_view(tensor)
+    return found.view(-1) if found.dim() != 1 and found.is_contiguous() else found
 
 
 def pseudo_gradient(start: Tensor, now: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return the outer gradient `start - now`, float32, same shape as `start`.
+    """Return the outer gradient `start - now`, float32 or float64, same shape as `start`.
 
     DiLoCo, Algorithm 1 (https://arxiv.org/abs/2311.08105). The sign is defined only here: an
     optimizer that subtracts the result moves towards the members. `out` may be `now` itself.

@@ -9,7 +9,6 @@ that entirely.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from atoll.errors import ConfigError, unknown
 from atoll.strategies.vectors.flat import Flat
-from atoll.task import Task
+from atoll.task import Task, real_numel
 
 PATTERNS = ("strided", "sequential")
 """How layers are assigned to fragments."""
@@ -110,7 +109,7 @@ def _sizes(layers: Sequence[str], tensors: Sequence[Tensor], names: Sequence[str
     found = dict.fromkeys(layers, 0)
     for tensor, name in zip(tensors, names, strict=True):
         if layer_of(name) in found:
-            found[layer_of(name)] += tensor.numel()
+            found[layer_of(name)] += real_numel(tensor)
     return list(found.values())
 
 
@@ -152,5 +151,5 @@ def _fragment(pieces: Sequence[Piece], tensors: Sequence[Tensor], trained: int) 
 
 def _elements(piece: Piece, tensor: Tensor) -> int:
     if piece.rows is None:
-        return tensor.numel()
-    return (piece.rows[1] - piece.rows[0]) * math.prod(tensor.shape[1:])
+        return real_numel(tensor)
+    return (piece.rows[1] - piece.rows[0]) * (real_numel(tensor) // tensor.shape[0])

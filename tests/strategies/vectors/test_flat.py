@@ -26,6 +26,33 @@ def test_bfloat16_parameters_are_read_as_float32() -> None:
     assert torch.equal(vector, tensor.float())
 
 
+def test_float64_and_complex_tensors_are_carried_exactly() -> None:
+    """Row by row: also one whose memory is not contiguous, and one at an odd place."""
+    tensors = [
+        torch.randn(3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.complex64),
+        torch.randn(4, 5).t(), torch.tensor(1 + 1e-15, dtype=torch.float64),
+    ]  # fmt: skip
+    flat, copies = Flat(tensors), [torch.zeros_like(t) for t in tensors]
+    vector = flat.read()
+    assert vector.dtype == torch.float64
+    assert vector.shape == (3 + 12 + 20 + 1,)
+    Flat(copies).write(vector)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, copies, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(tensors, flat.values(vector), strict=True))
+    assert Flat(tensors, rounded=True).read().dtype == torch.float32
+
+
+def test_tensors_that_move_to_other_memory_are_followed() -> None:
+    """Views are kept from read to read; `module.to(...)` puts the values elsewhere."""
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    flat = Flat([parameter])
+    assert torch.equal(flat.read(), torch.ones(6))
+    parameter.data = torch.full((2, 3), 2.0)
+    assert torch.equal(flat.read(), torch.full((6,), 2.0))
+    flat.write(torch.zeros(6))
+    assert torch.equal(parameter.detach(), torch.zeros(2, 3))
+
+
 def test_reading_into_a_buffer_makes_no_new_one() -> None:
     flat = Flat([torch.ones(3)])
     out = flat.new()
