@@ -118,12 +118,14 @@ class ParameterServer:
     def _load(self, member: str, ask: Load, packet: Packet | None) -> Answers:
         if ask.anchor < self.anchor:
             return [(member, Answer("unknown", anchor=self.anchor), None)]
+        answers: Answers = []
         if ask.anchor > self.anchor:
+            idle = [m for m, w in self.clocks.workers.items() if isinstance(w.waiting, Idle)]
             self._load_state(ask, packet)
+            answers += [(m, Answer("unknown", anchor=self.anchor), None) for m in idle]
             for lost in self._gone & self.clocks.workers.keys():
                 self.clocks.workers[lost].state = WorkerState.LOST
         waiting, self._attaching = self._attaching, {}
-        answers: Answers = []
         for name, attach in [*waiting.items(), (member, Attach(ask.anchor, want=False))]:
             answers += self._attach(name, attach)
         return answers
@@ -150,9 +152,23 @@ class ParameterServer:
         self.clocks = WorkerClocks(ask.members, speeds=self.clocks.speeds)
 
     def _idle(self, member: str, ask: Idle) -> Answers:
+        """Stop waiting for a member's pushes.
+
+        One that has done all its steps is answered when the others come to a sync point or have
+        done theirs: a round waits for joins for a limited time only, and would go on without them.
+        """
         worker = self.clocks.enter(member)
-        worker.state, worker.final, worker.waiting = WorkerState.IDLE, ask.final, None
-        return [(member, Answer("idle", anchor=self.anchor), None), *self._released()]
+        worker.state, worker.final, worker.waiting = WorkerState.IDLE, ask.final, ask
+        return self._released()
+
+    def _idle_answers(self) -> Answers:
+        meeting = self.clocks.hurry or not self.clocks.pushing
+        answers: Answers = []
+        for member, worker in self.clocks.workers.items():
+            if isinstance(worker.waiting, Idle) and (meeting or not worker.waiting.final):
+                worker.waiting = None
+                answers.append((member, Answer("idle", anchor=self.anchor), None))
+        return answers
 
     def _fetch(self, member: str) -> Answers:
         rule = self._rule
@@ -270,9 +286,9 @@ class ParameterServer:
     # --------------------------------------------------------------------- answers
 
     def _released(self) -> Answers:
+        answers = self._idle_answers()
         if self.setup.mode == "synchronous":
-            return self._end_clock()
-        answers: Answers = []
+            return answers + self._end_clock()
         for member in self.clocks.pushing:
             worker = self.clocks.workers[member]
             ahead = worker.clock - self.clocks.slowest()

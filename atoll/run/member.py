@@ -250,7 +250,8 @@ class Run(Session):
                 return
             else:
                 self._note(sync)
-                return
+                if sync is None or not sync.more:
+                    return
 
     def _recover(self, error: LeftBehind) -> None:
         """Load the committed state; steps since the last round are dropped."""

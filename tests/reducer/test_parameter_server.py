@@ -69,6 +69,22 @@ def test_who_does_not_stand_on_the_anchor_is_told_so() -> None:
         assert answer.kind == "unknown"
 
 
+def test_a_member_that_is_done_meets_the_others_when_they_come() -> None:
+    """A round waits for joins for a limited time only: it must not begin before the slow are near.
+    """
+    for end in (
+        lambda s: s.handle("w1", Idle(1)),  # it comes to a sync point
+        lambda s: s.handle("w1", Idle(1, final=True)),  # it is done, too
+        lambda s: s.lose("w1"),
+        lambda s: s.handle("w1", Load(2, ["w1"], s.setup, ELEMENTS), FP32.encode(torch.ones(6))),
+    ):
+        server = loaded(Setup(), ["w0", "w1"])
+        assert server.handle("w0", Idle(1, final=True)) == []
+        assert names(push(server, "w1", 1)) == ["w1"], "the slow member goes on"
+        assert server.handle("w0", Idle(1, final=True)) == [], "sent again after a reconnect"
+        assert "w0" in names(end(server))
+
+
 def test_repeated_push_is_idempotent() -> None:
     server = loaded(Setup(), ["w0", "w1"])
     first = push(server, "w0", 1)
