@@ -197,6 +197,7 @@ class Trainer:
         """Train with the parts that `prepare` built; return this member's part of the summary."""
         self.start_s = self.clock.monotonic() - self.began
         self.recorder.point({"parameters": self.task.num_parameters, "start_s": self.start_s})
+        self.recorder.process_began(self.totals)
         try:
             # Start from the others' state, from a restored checkpoint, or fresh and all alike.
             if self.start.recover and self.outer.inherits:

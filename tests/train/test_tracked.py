@@ -47,7 +47,8 @@ def test_tracked_points_carry_steps_and_logged_values(
     assert (event.kind, event.text) == ("episode", "here it is")
     points = [one for one in told if isinstance(one, Point)]
     assert points[0].values == {"parameters": 3.0}
-    assert [(p.step, p.values.get("value")) for p in points[1:]] == [
+    assert points[1].values["process_began"] == 1.0
+    assert [(p.step, p.values.get("value")) for p in points[2:]] == [
         (30, 2.0),
         (40, 3.0),
         (40, None),

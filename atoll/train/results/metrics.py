@@ -15,6 +15,7 @@ from atoll.net.outbox import SyncOutbox
 from atoll.net.sync_link import SyncLink
 from atoll.strategies.base import SyncResult
 from atoll.task import Task
+from atoll.train.results.summary import PROCESS_BEGAN
 from atoll.wire.messages import Event, Metrics, Point
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,14 @@ class Recorder:
             self._write(self._file, point)
         if self._report is not None:
             self._report(point)
+
+    def process_began(self, totals: Totals) -> None:
+        """Record the totals that this process continues from, so that they are not counted twice.
+
+        The summary adds what the earlier processes of the member did beyond them.
+        """
+        counts = totals.to_dict() | {"tokens": self._task.tokens}
+        self.point({PROCESS_BEGAN: 1.0} | counts)
 
     def _write(self, file: IO[str], point: Point) -> None:
         line = {

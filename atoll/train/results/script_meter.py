@@ -32,6 +32,8 @@ class ScriptMeter:
     def restart(self) -> None:
         """Start the time of the next step now."""
         self._mark = self._reported = self._clock.monotonic()
+        if self._recorder is not None:
+            self._recorder.process_began(self.totals)
 
     def open(self, task: Task, connection: Connection | None, *, flush_timeout_s: float) -> None:
         """Send points of `task` from now on."""

@@ -16,6 +16,10 @@ from atoll.train.results.rl_summary import rl_summary
 
 SUMMARY_NAME = "summary.json"
 FP32_BYTES = 4
+PROCESS_BEGAN = "process_began"
+"""Value of a process's point with the totals that it continues from."""
+ADDED = ("tokens", "wall_s", "compute_s", "sent_bytes", "received_bytes")
+"""Totals that are added over the processes of a member: one that was killed has done its work."""
 
 Results = Mapping[str, Mapping[str, Any]]
 Points = Sequence[Mapping[str, Any]]
@@ -174,10 +178,19 @@ def _members(results: Results, points: Points) -> list[str]:
 def _figures(name: str, results: Results, points: Points) -> dict[str, Any]:
     """Return one member's row, from its result or its last measurements."""
     latest: dict[str, Any] = {}
+    before = dict.fromkeys(ADDED, 0.0)
     for point in points:
-        if point["member"] == name:
-            latest |= {**point["values"], "steps": point["step"], "rounds": point["round"]}
+        if point["member"] != name:
+            continue
+        values = point["values"]
+        if PROCESS_BEGAN in values:
+            for key in ADDED:
+                again = float(values.get(key, 0.0))
+                before[key] += max(0.0, float(latest.get(key, 0.0)) - again)
+                latest[key] = again
+        latest |= {**values, "steps": point["step"], "rounds": point["round"]}
     told = {**latest, **results.get(name, {})}
+    told |= {key: float(told.get(key, 0.0)) + before[key] for key in ADDED}
     wall_s, tokens = float(told.get("wall_s", 0.0)), int(told.get("tokens", 0))
     compute_s = float(told.get("compute_s", 0.0))
     return {

@@ -99,6 +99,24 @@ def test_a_lost_member_counts_with_its_last_measurements() -> None:
     assert [m["finished"] for m in found["members"]] == [True, False]
 
 
+def test_what_killed_processes_did_counts() -> None:
+    began = {"process_began": 1.0}
+    points = [
+        point("w1", 0, **began, tokens=0, wall_s=0.0),
+        point("w1", 10, tokens=300, wall_s=4.0, compute_s=3.0, sent_bytes=80.0),
+        point("w1", 10, **began, tokens=0, wall_s=0.0),  # killed, and another one begins
+        point("w1", 15, tokens=100, wall_s=1.0),
+        point("w1", 12, **began, tokens=60, wall_s=0.5),  # this one goes on from a checkpoint
+    ]
+    found = make({"w0": result("w0"), "w1": result("w1")}, points)
+    assert found["tokens"] == 1_000 + 300 + 40 + 1_000
+    assert found["wall_s"] == 4.0 + 0.5 + 10.0
+    assert found["tokens_per_s"] == pytest.approx(2_340 / 14.5)
+    row = found["members"][1]
+    assert (row["compute_s"], row["sent_bytes"]) == (12.0, 80.0 + 500.0)
+    assert make({"w0": result("w0")}, points[:2])["tokens"] == 1_300
+
+
 def test_shares_of_an_evaluation_add_up() -> None:
     points = [
         point("w0", 0, 1, held_out_loss_sum=10.0, held_out_tokens=5.0),
