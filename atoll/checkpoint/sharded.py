@@ -34,7 +34,7 @@ from atoll.checkpoint.format.weights import MODEL_PREFIX
 from atoll.checkpoint.state.ranks import RankGroup, storage_error
 from atoll.checkpoint.state.same_model import check_same_model, check_same_optimizer
 from atoll.checkpoint.state.sharded_state import Trained as Trained
-from atoll.checkpoint.stores.folder import Folder, check_part
+from atoll.checkpoint.stores.folder import Folder
 from atoll.checkpoint.stores.store import versions
 from atoll.errors import AtollError, CheckpointError, CheckpointMissing
 from atoll.wire.manifest import (
@@ -45,6 +45,7 @@ from atoll.wire.manifest import (
     checkpoint_folder,
     encode_manifest,
 )
+from atoll.wire.part_check import check_part
 from atoll.wire.retention import Keep
 
 ABOUT_NAME = "about.json"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from atoll.checkpoint.stores.folder import Folder, check_part, missing, open_manifest
+from atoll.checkpoint.stores.folder import Folder, missing
 from atoll.checkpoint.stores.remote import Remote, locate
 from atoll.cli import hub_access
 from atoll.cli.hub_access import KnownHub
 from atoll.errors import CheckpointMissing, ConfigError, HubError
 from atoll.wire.manifest import MANIFEST_NAME, Manifest, checkpoint_folder, round_of
+from atoll.wire.part_check import check_part, open_manifest
 
 
 class Place(Protocol):
@@ -150,3 +151,24 @@ def choose(place: Place, round_: int) -> Manifest:
     if round_ not in found:
         raise missing(round_, place=place.name, rounds=list(found))
     return found[round_]
+
+
+def chosen_round(text: str) -> int | None:
+    """Return the round that `atoll resume --checkpoint` names; -1: the start, None: not given.
+
+    Raises:
+        ConfigError: it is neither a round, nor a checkpoint's folder, nor `start`.
+    """
+    if not text:
+        return None
+    if text == "start":
+        return -1
+    round_ = int(text) if text.isdecimal() else round_of(Path(text).name)
+    if round_ is None:
+        raise ConfigError(
+            "this is not a checkpoint", given=text,
+            expected="a round such as 12, a folder such as checkpoints/round-000012, or start",
+            remedy="`atoll checkpoint list JOB` lists them; one of another folder comes in by "
+            "`atoll checkpoint import`",
+        )  # fmt: skip
+    return round_

@@ -31,6 +31,9 @@ SCORE = "score"
 REPLACED = "-replaced"
 """Suffix of the folder that keeps an old checkpoint until its replacement is complete."""
 
+DAMAGED = "-damaged"
+"""Suffix of the folder of a damaged checkpoint, kept aside when a job resumes from an older one."""
+
 
 class ManifestPart(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a checkpoint."""

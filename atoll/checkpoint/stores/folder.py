@@ -28,7 +28,7 @@ from atoll.checkpoint.files import (
     unobserved,
     write_file,
 )
-from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull, WireError
+from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
 from atoll.ids import slot_of
 from atoll.wire.manifest import (
     MANIFEST_NAME,
@@ -37,17 +37,15 @@ from atoll.wire.manifest import (
     Manifest,
     ManifestPart,
     checkpoint_folder,
-    decode_manifest,
     encode_manifest,
     member_part,
     round_of,
 )
+from atoll.wire.part_check import check_part, open_manifest
 from atoll.wire.part_header import read_score, read_stamp
 from atoll.wire.retention import Keep
 
 logger = logging.getLogger(__name__)
-
-REMEDY = "resume from an older checkpoint of the job, or copy the part from a backup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +297,8 @@ class Folder:
         except (CheckpointCorrupt, OSError) as error:
             logger.warning("checkpoint of round %d is skipped: %s", round_, error)
             return None
+        if not whole:
+            logger.warning("checkpoint of round %d is skipped: a part has the wrong size", round_)
         return manifest if whole else None
 
     def _rounds(self) -> set[int]:
@@ -306,62 +306,6 @@ class Folder:
         paths = (self.path / "checkpoints").glob("round-*")
         rounds = {round_of(path.name) for path in paths if path.is_dir()}
         return {round_ for round_ in rounds if round_ is not None}
-
-
-def open_manifest(data: bytes, *, round_: int) -> Manifest:
-    """Return the manifest of a round.
-
-    Raises:
-        CheckpointCorrupt: it is malformed, or of another round.
-    """
-    try:
-        manifest = decode_manifest(data)
-    except WireError as error:
-        raise CheckpointCorrupt(
-            f"{MANIFEST_NAME} of the checkpoint of round {round_} cannot be read",
-            given=str(error),
-            remedy=REMEDY,
-        ) from error
-    safe = all(entry.name == Path(entry.name).name for entry in manifest.parts)
-    if manifest.round != round_ or not safe:
-        raise CheckpointCorrupt(
-            f"{MANIFEST_NAME} of the checkpoint of round {round_} is of another round",
-            given=f"round {manifest.round}, parts {[entry.name for entry in manifest.parts]}",
-            expected=f"round {round_}, plain file names",
-            remedy=REMEDY,
-        )
-    return manifest
-
-
-def check_part(path: Path, entry: ManifestPart, *, round_: int) -> None:
-    """Verify a part against its entry in the manifest.
-
-    Raises:
-        CheckpointCorrupt: it is missing, of another size, or altered.
-    """
-    try:
-        held = hash_file(path)
-    except OSError as error:
-        raise CheckpointCorrupt(
-            f"part {entry.name} of the checkpoint of round {round_} is missing",
-            given=str(error),
-            expected=f"{entry.nbytes} bytes",
-            remedy=REMEDY,
-        ) from error
-    if held.nbytes != entry.nbytes:
-        raise CheckpointCorrupt(
-            f"part {entry.name} of the checkpoint of round {round_} has the wrong size",
-            given=f"{path}: {held.nbytes} bytes",
-            expected=f"{entry.nbytes} bytes",
-            remedy=REMEDY,
-        )
-    if held.sha256 != entry.sha256:
-        raise CheckpointCorrupt(
-            f"part {entry.name} of the checkpoint of round {round_} was altered",
-            given=f"{path}: SHA-256 {held.sha256[:16]}...",
-            expected=f"{entry.sha256[:16]}... as its manifest says",
-            remedy=REMEDY,
-        )
 
 
 def missing(round_: int, *, place: str, rounds: Sequence[int]) -> CheckpointMissing:

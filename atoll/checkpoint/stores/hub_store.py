@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from atoll.checkpoint.files import write_file
 from atoll.checkpoint.format.part import Part, part_blocks, read_part
-from atoll.checkpoint.stores.folder import check_part, missing, open_manifest
+from atoll.checkpoint.stores.folder import missing
 from atoll.checkpoint.stores.store import SavePoint, stamped
 from atoll.errors import CheckpointMissing, HubUnreachable
 from atoll.net.endpoint import PLAIN, HubEndpoint
@@ -23,6 +23,7 @@ from atoll.net.http.client import HubClient
 from atoll.net.retry import backoff
 from atoll.wire.manifest import MANIFEST_NAME, Manifest, checkpoint_folder
 from atoll.wire.messages import CheckpointPart
+from atoll.wire.part_check import check_part, open_manifest
 
 T = TypeVar("T")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ from atoll import __version__
 from atoll.checkpoint.files import Moment, unobserved
 from atoll.checkpoint.format.part import STATE, Part, part_blocks, read_part
 from atoll.checkpoint.stores.folder import Folder, PartFile
+from atoll.errors import CheckpointCorrupt
 from atoll.wire.manifest import SCORE, SHARED_PART, STAMP, Manifest, stamp_of
 from atoll.wire.retention import Keep
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +136,18 @@ class DirectoryStore:
         return self._files.manifest(round_)
 
     def latest(self) -> int:
-        """Return the round of the newest complete checkpoint, or -1.
+        """Return the round of the newest undamaged checkpoint, or -1.
 
-        Complete: the manifest reads and every part is there in full size; hashes are checked by
-        `get`.
+        Every part is read and hashed; a damaged checkpoint is passed over with a warning.
         """
-        return max(self._files.complete(), default=-1)
+        for round_ in sorted(self._files.complete(), reverse=True):
+            try:
+                self._files.check(round_)
+            except CheckpointCorrupt as error:
+                logger.warning("checkpoint of round %d is skipped: %s", round_, error)
+                continue
+            return round_
+        return -1
 
     def verify(self, round_: int) -> Manifest:
         """Check the hash of every part and return the manifest; raises as `get` does."""

@@ -198,11 +198,11 @@ def _import_checkpoint(
 ) -> tuple[Path, int]:
     """Fetch all parts of a checkpoint, the manifest last."""
     from atoll.checkpoint.files import write_file
-    from atoll.checkpoint.stores.folder import check_part
     from atoll.cli.checkpoint_place import RemotePlace, choose, find
     from atoll.errors import AtollError
     from atoll.net.http.streams import blocks
     from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder, encode_manifest
+    from atoll.wire.part_check import check_part
 
     place = find(source, runs=runs, hub=hub)
     manifest = choose(place, round_)

@@ -1,4 +1,4 @@
-"""`atoll resume`: continue a job from its newest complete checkpoint."""
+"""`atoll resume`: continue a job from its newest undamaged checkpoint, or a chosen one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ def resume(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE, e.g. train.steps=4000.")
     ] = None,
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            help="Round or folder of the checkpoint, see `atoll checkpoint list JOB`; later ones "
+            "are deleted. start: step 0. Default: the newest that is not damaged."
+        ),
+    ] = "",
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     detach: Annotated[
         bool, typer.Option("--detach/--follow", help="Resume and return at once.")
@@ -26,14 +33,18 @@ def resume(
     """Resume a job that was stopped, failed or interrupted.
 
     Model, data, seed and script stay the same; members and strategy may change.
+
+    A damaged checkpoint is passed over: the job continues from the newest good one and reports what
+    was damaged and how many steps are lost.
     """
+    from atoll.cli.checkpoint_place import chosen_round
     from atoll.cli.jobs.embedded import recall_embedded
     from atoll.cli.jobs.jobfile import change_for_resume
     from atoll.cli.jobs.precheck import check_names
     from atoll.cli.views import screen
     from atoll.config import parse_spec
 
-    console = screen.output()
+    console, chosen = screen.output(), chosen_round(checkpoint)
     folder = Path(job) if (Path(job) / "job.toml").exists() else runs / job
     local = None if hub else recall_embedded(folder)
     if local is not None:
@@ -47,7 +58,7 @@ def resume(
         here = nodes * spec.island.machines if nodes else before
         plan = LocalRun(
             folder=place, jobs=folder.parent, nodes=here, resume=folder.name,
-            changed=changed, parameters=parameters,
+            changed=changed, checkpoint=chosen, parameters=parameters,
         )  # fmt: skip
         raise typer.Exit(run_local(plan, console=console))
     from atoll.cli import hub_access
@@ -60,5 +71,5 @@ def resume(
         changed = change_for_resume(text, nodes=nodes, preset=preset, settings=set_ or ())
         if changed:
             check_names(parse_spec(changed))
-        name = client.resume(name, spec=changed)
+        name = client.resume(name, spec=changed, checkpoint=chosen)
     raise typer.Exit(follow_remote(where, name, runs=runs, detach=detach, console=console))

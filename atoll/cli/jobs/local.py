@@ -59,6 +59,8 @@ class LocalRun:
     """A job of an earlier embedded run."""
     changed: str = ""
     """The job file with which it resumes, if changed."""
+    checkpoint: int | None = None
+    """Round of the checkpoint that it resumes from; -1: none; None: the newest undamaged one."""
     parameters: int = 0
     """Of the model, if known; for the comparison with data-parallel training."""
     picture: Picture | None = None
@@ -164,7 +166,7 @@ def _enter(plan: LocalRun, client: HubClient) -> list[str]:
     """Submit the new jobs or resume the old one; return their ids."""
     if plan.submissions:
         return send_batch(client, list(plan.submissions), batch=batch.label(plan.folder))
-    return [client.resume(plan.resume, spec=plan.changed)]
+    return [client.resume(plan.resume, spec=plan.changed, checkpoint=plan.checkpoint)]
 
 
 def _stop(ready: Ready, outcome: _Outcome, interrupts: Interrupts) -> None:

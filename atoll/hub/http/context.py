@@ -42,8 +42,11 @@ class LiveHub(Protocol):
         """Change the bounds on the members of a waiting or running job."""
         ...
 
-    async def resume(self, job: str, *, spec: str = "") -> str:
-        """Resume a job, optionally with a new `spec`; return the id of the job that continues."""
+    async def resume(self, job: str, *, spec: str = "", checkpoint: int | None = None) -> str:
+        """Resume a job, optionally with a new `spec` or from the `checkpoint` of that round.
+
+        Returns the id of the job that continues.
+        """
         ...
 
     def relay(self) -> dict[str, float]:

@@ -37,6 +37,8 @@ class ResumeRequest(msgspec.Struct, frozen=True):
 
     spec: str = ""
     """New job file; empty: unchanged."""
+    checkpoint: int | None = None
+    """Round of the checkpoint; -1: none; null: the newest undamaged one."""
 
 
 class BoundsRequest(msgspec.Struct, frozen=True):
@@ -108,10 +110,11 @@ async def scale(request: Request, context: Context) -> Response:
 
 
 async def resume(request: Request, context: Context) -> Response:
-    """POST /api/jobs/J/resume: resume it from its newest checkpoint."""
+    """POST /api/jobs/J/resume: resume it from a checkpoint."""
     job = job_of(request, context)
     body = await body_as(request, ResumeRequest)
-    return Json({"job": await context.live.resume(job, spec=body.spec)})
+    resumed = await context.live.resume(job, spec=body.spec, checkpoint=body.checkpoint)
+    return Json({"job": resumed})
 
 
 async def read_metrics(request: Request, context: Context) -> Response:

@@ -73,10 +73,10 @@ class HubLive:
         """Change the bounds on a job's members."""
         await self._scheduler.scale(job, least=least, most=most)
 
-    async def resume(self, job: str, *, spec: str = "") -> str:
-        """Resume a job from its newest checkpoint, optionally with a changed job file."""
+    async def resume(self, job: str, *, spec: str = "", checkpoint: int | None = None) -> str:
+        """Resume a job from a checkpoint, optionally with a changed job file."""
         async with self._stores.jobs.reviving:
-            return await self._scheduler.resume(job, spec=spec)
+            return await self._scheduler.resume(job, spec=spec, checkpoint=checkpoint)
 
     def relay(self) -> dict[str, float]:
         """Return the counters of the relay."""

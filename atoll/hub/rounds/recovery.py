@@ -119,13 +119,13 @@ class RecoveryCoordinator:
         machine, record = runtime.machine, self._jobs.get(runtime.job)
         if any(m.state == MemberState.DONE for m in record.members.values()):
             raise GroupError("the job is ending: all members with its state are done", given=member)
-        checkpoint = await self._checkpoints.newest(runtime.job)
-        round_ = max(0, checkpoint)
+        newest = await self._checkpoints.newest(runtime.job)
+        checkpoint, round_ = newest.round, max(0, newest.round)
         if round_ == machine.committed_round:
             return checkpoint
         before = machine.committed_round
         cursors = await self._rounds.store.cursors_at(runtime.job, round_)
-        await self._checkpoints.begin(runtime.job, resume_round=checkpoint)
+        await self._checkpoints.begin(runtime.job, resume=newest)
         machine.rewind(round_, cursors)
         outsiders = machine.members.outsiders & record.members.keys()
         await self._rounds.store.set_round(

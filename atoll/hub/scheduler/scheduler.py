@@ -23,6 +23,7 @@ from atoll.hub.scheduler.requests import CapacityView, PlacementRequests, failed
 from atoll.hub.scheduler.scaling import Scaling
 from atoll.ids import follower_id, is_follower, member_id, session_id
 from atoll.wire.messages import Stopping
+from atoll.wire.part_check import Newest
 from atoll.wire.states import JobState
 
 __all__ = ["KILL_GRACE_S", "Scheduler"]
@@ -145,33 +146,36 @@ class Scheduler:
                 await self._scaling.send_away(record)
         await self.schedule()
 
-    async def resume(self, job: str, *, spec: str = "") -> str:
-        """Start an ended job again, from its newest complete checkpoint if there is one.
+    async def resume(self, job: str, *, spec: str = "", checkpoint: int | None = None) -> str:
+        """Start an ended job again, from its newest undamaged checkpoint if there is one.
 
         Args:
             job: Which.
             spec: A changed job file to go on with; empty: the same.
+            checkpoint: Round of another checkpoint; -1: none, the job begins again.
 
         Raises:
             ConfigError: the changed job file cannot go on where the job stands.
+            CheckpointMissing: there is no such checkpoint.
+            CheckpointCorrupt: that checkpoint, or every one of the job, is damaged.
         """
         record = self._jobs.get(job)
         if record.state in (JobState.RUNNING, JobState.WAITING):
             return job
+        origin = await self._checkpoints.choose(job, round_=checkpoint)
         nodes = record.nodes_wanted
         if spec:
             record = await self._jobs.replace_spec(job, spec)
         if record.nodes_wanted != nodes:
             await self._rounds.store.forget_leases(job)
-        await self._begin_again(record, why="it is being placed")
+        await self._begin_again(record, origin, why="it is being placed")
         await self.schedule()
         return job
 
-    async def _begin_again(self, record: Job, *, why: str) -> None:
-        """Let a job wait for places, to continue from its newest complete checkpoint."""
-        job = record.job
-        round_ = await self._checkpoints.newest(job)
-        await self._checkpoints.begin(job, resume_round=round_)
+    async def _begin_again(self, record: Job, checkpoint: Newest, *, why: str) -> None:
+        """Let a job wait for places, to continue from a checkpoint."""
+        job, round_ = record.job, checkpoint.round
+        await self._checkpoints.begin(job, resume=checkpoint)
         start = max(0, round_)
         cursors = await self._rounds.store.cursors_at(job, start)
         self._jobs.members.reset(job)
@@ -315,7 +319,8 @@ class Scheduler:
         if again:
             await self._jobs.update(job, data_slots=0)
             await self._rounds.store.forget_leases(job)
-            await self._begin_again(record, why="it restarts with other members")
+            newest = await self._checkpoints.newest(record.job)
+            await self._begin_again(record, newest, why="it restarts with other members")
 
     async def _end_critic(self, job: Job) -> None:
         """Stop a critic that waits for actors that will never be done; asks only once."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll import __version__
 from atoll.clock import Clock
-from atoll.errors import CheckpointCorrupt, WireError
+from atoll.errors import CheckpointCorrupt, CheckpointMissing, WireError
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.events import Events
@@ -20,6 +20,7 @@ from atoll.hub.storage.files import Files
 from atoll.hub.storage.replication import Replicator
 from atoll.ids import slot_of
 from atoll.wire.manifest import (
+    DAMAGED,
     MANIFEST_NAME,
     SHARED_PART,
     Manifest,
@@ -31,6 +32,7 @@ from atoll.wire.manifest import (
     round_of,
 )
 from atoll.wire.messages import CheckpointPart
+from atoll.wire.part_check import REMEDY, Newest, newest_good
 from atoll.wire.part_header import read_score, read_stamp
 from atoll.wire.retention import Keep
 
@@ -116,8 +118,50 @@ class Checkpoints:
         self._mixed = {one for one in self._mixed if one[0] != job}
         await self._copies.forget(job)
 
-    async def begin(self, job: str, *, resume_round: int) -> None:
-        """Forget parts and checkpoints after `resume_round`, from which the job resumes."""
+    async def choose(self, job: str, *, round_: int | None = None) -> Newest:
+        """Return the checkpoint to resume from: the newest that is not damaged.
+
+        Every part is read and hashed.
+
+        Args:
+            job: Which job.
+            round_: Only this one; -1: none, the job begins again.
+
+        Raises:
+            CheckpointMissing: there is no checkpoint of that round.
+            CheckpointCorrupt: that checkpoint, or every one of the job, is damaged.
+        """
+        folder = self._jobs.folder(job)
+        if round_ == -1:
+            return Newest()
+        rounds = await asyncio.to_thread(_published, folder)
+        if round_ is not None and round_ not in rounds:
+            raise CheckpointMissing(
+                f"there is no complete checkpoint of round {round_}",
+                given=job,
+                expected=f"one of rounds {rounds}" if rounds else "no round has one yet",
+            )
+        found = await self.newest(job, rounds if round_ is None else [round_])
+        if found.damaged and found.round < 0:
+            raise CheckpointCorrupt(
+                found.describe_damage(),
+                remedy=f"{REMEDY}; `--checkpoint start` begins again at step 0",
+            )
+        return found
+
+    async def newest(self, job: str, rounds: list[int] | None = None) -> Newest:
+        """Return the newest undamaged checkpoint of a job, or of the given rounds."""
+        folder = self._jobs.folder(job)
+        return await asyncio.to_thread(
+            lambda: newest_good(folder, _published(folder) if rounds is None else rounds)
+        )
+
+    async def begin(self, job: str, *, resume: Newest) -> None:
+        """Forget parts and checkpoints after the round from which the job resumes.
+
+        Damaged checkpoints are renamed instead of deleted.
+        """
+        resume_round = resume.round
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -127,7 +171,15 @@ class Checkpoints:
         async with self._lock:
             await self._database.write(write)
             folder = self._jobs.folder(job)
+            for one in resume.damaged:
+                await asyncio.to_thread(_set_aside, folder, one.round)
             gone = await asyncio.to_thread(abandon, folder, after=resume_round)
+        if resume.damaged:
+            text = (
+                f"{resume.describe_damage()}; it continues from round {resume_round} and keeps the "
+                f"damaged files in checkpoints/*{DAMAGED}"
+            )
+            await self._events.add(job, "checkpoint-damaged", text)
         if gone:
             text = f"checkpoints of rounds {gone} are abandoned: it continues from {resume_round}"
             await self._events.add(job, "checkpoints-abandoned", text)
@@ -173,10 +225,6 @@ class Checkpoints:
 
         for (round_,) in await self._database.read(find):
             await self._publish(job, round_)
-
-    async def newest(self, job: str) -> int:
-        """Return the round of a job's newest complete checkpoint, or -1."""
-        return await asyncio.to_thread(newest_complete, self._jobs.folder(job))
 
     async def _publish(self, job: str, round_: int) -> bool:
         """Write the manifest if no part is missing; return whether it exists."""
@@ -257,7 +305,7 @@ class Checkpoints:
         table = self._jobs.get(job).spec.checkpoint
         keep = Keep(newest=table.keep, every=table.keep_every, best=table.keep_best)
         deleted = await asyncio.to_thread(prune, self._jobs.folder(job), keep=keep)
-        newest = await self.newest(job)
+        newest = await asyncio.to_thread(newest_complete, self._jobs.folder(job))
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -295,6 +343,15 @@ def _delete(folder: Path, rounds: list[int]) -> list[int]:
         _manifest(folder, round_).unlink(missing_ok=True)
         shutil.rmtree(folder / checkpoint_folder(round_), ignore_errors=True)
     return rounds
+
+
+def _set_aside(folder: Path, round_: int) -> None:
+    """Rename a damaged checkpoint, so that its round can be written again."""
+    path = folder / checkpoint_folder(round_)
+    aside = path.with_name(path.name + DAMAGED)
+    shutil.rmtree(aside, ignore_errors=True)
+    if path.exists():
+        path.rename(aside)
 
 
 def _manifest(folder: Path, round_: int) -> Path:

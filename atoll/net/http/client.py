@@ -34,6 +34,9 @@ SUBMIT_PAUSES_S = (0.5, 1.5)
 SLOW_ANSWER_S = 120.0
 """Timeout of requests that end when a file is durable at the hub."""
 
+RESUME_TIMEOUT_S = 1800.0
+"""Timeout of a resume: the hub hashes a whole checkpoint first, at about 1 GB/s per core."""
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
@@ -190,15 +193,22 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
         """Ask a job to save and end; its processes are killed after `grace_s`."""
         self._rest.call("POST", _path(job, "stop"), json={"grace_s": grace_s})
 
-    def resume(self, job: str, *, spec: str = "") -> str:
-        """Resume a job from its last checkpoint; return the id of the new run.
+    def resume(self, job: str, *, spec: str = "", checkpoint: int | None = None) -> str:
+        """Resume a job from a checkpoint; return the id of the new run.
 
-        `spec` is a new job file, with other nodes or another strategy; empty: the same.
+        Args:
+            job: Which job.
+            spec: A new job file, with other nodes or another strategy; empty: the same.
+            checkpoint: Its round; -1: none, the job begins again; None: the newest undamaged one.
 
         Raises:
             ConfigError: the job file is wrong, or changes what cannot change.
+            CheckpointMissing: there is no such checkpoint.
+            CheckpointCorrupt: that checkpoint, or every one of the job, is damaged.
         """
-        return str(self._rest.json("POST", _path(job, "resume"), json={"spec": spec})["job"])
+        body = {"spec": spec, "checkpoint": checkpoint}
+        answer = self._rest.json("POST", _path(job, "resume"), json=body, timeout=RESUME_TIMEOUT_S)
+        return str(answer["job"])
 
     def drain(self, node: str, *, draining: bool = True, reason: str = "") -> None:
         """Drain a node, or end its draining."""

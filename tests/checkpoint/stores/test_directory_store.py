@@ -10,9 +10,9 @@ import torch
 
 from atoll.checkpoint import SHARED, DirectoryStore, Part, SavePoint, member_part
 from atoll.checkpoint.format.part import STATE
-from atoll.checkpoint.stores.folder import check_part
 from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
 from atoll.wire.manifest import MANIFEST_NAME
+from atoll.wire.part_check import check_part
 from atoll.wire.retention import Keep
 from tests.checkpoint.test_files import small_disk
 from tests.patience import PATIENCE_S

@@ -24,6 +24,8 @@ from atoll.checkpoint.background.copies import CheckpointCopies
 from atoll.checkpoint.sharded import ShardedInfo, Trained, save_sharded
 from atoll.cli import hub_access
 from atoll.cli import main as command
+from atoll.cli.checkpoint_place import chosen_round
+from atoll.errors import ConfigError
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.task import Task
@@ -255,7 +257,16 @@ def test_hub_resumes_from_an_imported_checkpoint(running: Running, tmp_path: Pat
     CheckpointCopies(folder, str(tmp_path / "copies")).copy(1)
     DirectoryStore(folder).abandon(after=-1)
     assert running.hub.hub is not None
-    assert running.hub.call(running.hub.hub.checkpoints.newest(running.job)) == -1
+    assert running.hub.call(running.hub.hub.checkpoints.newest(running.job)).round == -1
     where = f"file://{tmp_path}/copies/{running.job}"
     assert run("import", where, "--runs", str(tmp_path / "hub-runs")) == 0
-    assert running.hub.call(running.hub.hub.checkpoints.newest(running.job)) == 1
+    assert running.hub.call(running.hub.hub.checkpoints.newest(running.job)).round == 1
+
+
+def test_resume_names_a_checkpoint_by_round_or_folder() -> None:
+    assert chosen_round("") is None
+    assert chosen_round("12") == 12
+    assert chosen_round("runs/j/checkpoints/round-000012/") == 12
+    assert chosen_round("start") == -1
+    with pytest.raises(ConfigError, match="not a checkpoint"):
+        chosen_round("step-500")

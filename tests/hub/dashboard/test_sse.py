@@ -46,7 +46,7 @@ class Nobody:
 
     async def stop(self, job: str, *, grace_s: float) -> None: ...
 
-    async def resume(self, job: str, *, spec: str = "") -> str:
+    async def resume(self, job: str, *, spec: str = "", checkpoint: int | None = None) -> str:
         return job
 
     async def scale(self, job: str, *, least: int, most: int) -> None: ...

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import struct
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.errors import CheckpointCorrupt, CheckpointMissing
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.hub.storage.checkpoints import abandon, newest_complete, prune
+from atoll.net.http.client import HubClient
 from atoll.wire.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -29,6 +32,7 @@ from atoll.wire.messages import (
     RoundVote,
     Verdict,
 )
+from atoll.wire.part_check import Newest
 from atoll.wire.retention import Keep
 from tests.hub.nodes.test_membership import Running, commands, job_of, launches, registered, until
 from tests.hub.peer import Peer, member
@@ -164,6 +168,66 @@ def test_resumed_job_starts_from_the_newest_complete_checkpoint(running: Running
         assert (answer.committed_round, answer.resume_round) == (1, 1)
 
 
+def stopped_with_checkpoints(running: Running, num_rounds: int) -> Path:
+    """Write a checkpoint per round, let the job fail, and return the folder of its checkpoints."""
+    folder = folder_of(running)
+    record = job_of(running.hub, running.job)
+    table = dataclasses.replace(record.spec.checkpoint, keep=9)
+    record.spec = dataclasses.replace(record.spec, checkpoint=table)
+    for round_ in range(1, num_rounds + 1):
+        commit(running, round_ - 1, running.members)
+        deliver(running, 0, round_, "shared.safetensors", "w0.safetensors")
+        assert deliver(running, 1, round_, "w1.safetensors")
+    running.members[0].request(Finished(False, error={"kind": "LossNotFinite", "what": "nan"}))
+    until(lambda: job_of(running.hub, running.job).state == "failed")
+    return folder / "checkpoints"
+
+
+def resume(running: Running, checkpoint: int | None = None) -> int:
+    """Resume the job as `atoll resume` does; return the round that it continues from."""
+    with HubClient(running.hub.url, running.hub.operator_token) as client:
+        assert client.resume(running.job, checkpoint=checkpoint) == running.job
+    return job_of(running.hub, running.job).resume_round
+
+
+def test_resume_passes_over_damaged_checkpoints_and_reports_them(running: Running) -> None:
+    folder = stopped_with_checkpoints(running, 3)
+    altered = folder / "round-000003" / "w1.safetensors"
+    altered.write_bytes(b"X" * altered.stat().st_size)  # the size is right, the bytes are not
+    (folder / "round-000002" / "w0.safetensors").write_bytes(b"short")
+    assert resume(running) == 1
+    assert running.hub.hub is not None
+    events = running.hub.call(running.hub.hub.stores.events.read(running.job))
+    (text,) = [str(event["text"]) for event in events if event["kind"] == "checkpoint-damaged"]
+    assert "round 3 (step 30)" in text
+    assert "part w1.safetensors" in text
+    assert "SHA-256 " + hashlib.sha256(b"X" * 16).hexdigest()[:16] in text
+    assert "part w0.safetensors of the checkpoint of round 2 has the wrong size" in text
+    assert "5 bytes, expected 16 bytes" in text
+    assert "20 steps are lost" in text
+    kept = sorted(path.name for path in folder.iterdir())
+    assert kept == ["round-000001", "round-000002-damaged", "round-000003-damaged"]
+
+
+def test_resume_from_a_chosen_checkpoint(running: Running) -> None:
+    folder = stopped_with_checkpoints(running, 3)
+    with pytest.raises(CheckpointMissing, match=r"round 7") as missed:
+        resume(running, 7)
+    assert "[1, 2, 3]" in str(missed.value)
+    assert resume(running, 2) == 2
+    assert sorted(path.name for path in folder.iterdir()) == ["round-000001", "round-000002"]
+
+
+def test_job_with_damaged_checkpoints_only_restarts_when_asked(running: Running) -> None:
+    folder = stopped_with_checkpoints(running, 1)
+    (folder / "round-000001" / "w0.safetensors").unlink()
+    with pytest.raises(CheckpointCorrupt, match=r"w0\.safetensors .* is missing") as refused:
+        resume(running)
+    assert "--checkpoint start" in str(refused.value)
+    assert job_of(running.hub, running.job).state == "failed"
+    assert resume(running, -1) == -1
+
+
 def stamped(name: str, stamp: str, *, score: str = "", filling: int = 0) -> bytes:
     """Return a part that carries a stamp, and maybe a score."""
     texts = {"stamp": stamp} | ({"score": score} if score else {})
@@ -223,7 +287,7 @@ def test_rounds_after_the_resume_checkpoint_are_dropped(running: Running) -> Non
             assert deliver(running, 1, round_ + 1, "w1.safetensors")
     assert newest_complete(folder_of(running)) == 2
     assert running.hub.hub is not None
-    running.hub.call(running.hub.hub.checkpoints.begin(running.job, resume_round=1))
+    running.hub.call(running.hub.hub.checkpoints.begin(running.job, resume=Newest(1, 10)))
     kept = sorted(path.name for path in (folder_of(running) / "checkpoints").iterdir())
     assert kept == ["round-000001"]
     assert "checkpoints-abandoned" in kinds(running)
