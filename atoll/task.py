@@ -168,6 +168,8 @@ class Task:
     """The data, if it is assigned anew from round to round."""
     leases: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
     """Cursor of each data slot at the last round."""
+    leased: int = 0
+    """Data slots that had a member at the last round; 0: unknown."""
     overflowed: bool = False
     """Whether this step's gradients overflowed in half precision; they are zeroed then."""
     skipped: bool = False

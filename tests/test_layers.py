@@ -101,7 +101,7 @@ SUB_ROOMS: dict[str, list[str]] = {
     "reducer": ["rules"],
     "rl": ["environments", "channel", "nets", "actor", "algorithms", "critic", "text"],
     "strategies": ["catalogue", "vectors", "rounds", "outer", "inner", "parameter_server"],
-    "train": ["optim", "results", "state", "island", "report"],
+    "train": ["shares", "optim", "results", "state", "island", "report"],
 }  # fmt: skip
 """Room -> its sub-rooms, lowest first: each may import those before it.
 

@@ -29,6 +29,7 @@ from atoll.train.agreement import Agreement
 from atoll.train.island.script_leader import ScriptLeader
 from atoll.train.island.script_ranks import RankMessage, ScriptRanks
 from atoll.train.join_job import JoinedJob
+from atoll.train.results import data_account
 from atoll.train.results.result import end_member, run_result, trained
 from atoll.train.state.wrapped_state import WrappedState
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
@@ -81,7 +82,20 @@ class Run(Session):
         return RankMessage(
             member=self.member, members=list(self.members), slot=self.slot,
             num_slots=self.num_slots, step=self.step, stopping=self._asked_to_stop,
+            slots_are_free=self._unread,
         )  # fmt: skip
+
+    @property
+    def _slots_are_free(self) -> bool:
+        """Whether data of lost members had no reader at the last round; the same on all ranks."""
+        return super()._slots_are_free if self._joint else self._unread
+
+    @property
+    def _unread(self) -> bool:
+        task, optimizer = self._task, self._optimizer
+        if task is None or optimizer is None or not optimizer.outer.goes_on:
+            return False
+        return 0 < task.leased < self.num_slots and not self._gone
 
     # ---------------------------------------------------------------------------- training
 
@@ -138,6 +152,7 @@ class Run(Session):
         self.group.policy, strategy = agreement.policy, agreement.options.build()
         task = self._task = self._task_of(model, optimizer)
         self._meter.open(task, self._connection, flush_timeout_s=FLUSH_TIMEOUT_S)
+        task.stretch = self._rank_state
         strategy.setup(task, group=self.group, codec=make_codec(agreement.codec))
         self._state = WrappedState(
             task, strategy, group=self.group, strategy=agreement.name,
@@ -301,6 +316,9 @@ class Run(Session):
 
     def _after_step(self, sync: SyncResult | None) -> None:
         """Measure a step's time, and save if its round requires it."""
+        self._meter.totals.samples_given = self._rank_state.given
+        if sync is not None and self._task is not None:
+            self._rank_state.check_orders(self._task.leases)
         self._meter.step(sync)
         if self._state is not None:
             self._state.after(sync)
@@ -324,6 +342,7 @@ class Run(Session):
             if self._optimizer is not None and not (broken and self._joint):
                 digest = self._optimizer.outer.digest(task)
             result |= trained(task, totals=totals, digest=digest)
+            result[data_account.KEY] = self._rank_state.account(task.leases)
         return result | self.results
 
     # ---------------------------------------------------------------------------------- ends

@@ -14,7 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from atoll.run.rank_state import RankState
 from atoll.train.island.script_ranks import ScriptRanks
-from atoll.train.sharding import DataShare, deal
+from atoll.train.sharding import deal
+from atoll.train.shares.share import DataSetShare, LoopView
+from atoll.train.shares.sources import Division
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +96,49 @@ class JobPlace:
     def shard(self, data: Any) -> Any:
         """Return this member's share of some data; all members' shares together are the whole.
 
-        A `DataLoader` becomes a loader of this member's samples (shuffled if it was), a data set
-        with a length a `Subset`, anything else an iterable of every n-th item. Loaders and
-        iterables end early when the job is asked to stop. Iterables and loaders with a sampler of
-        their own MUST give every member the same order.
+        A `DataLoader` becomes a loader of this member's samples (shuffled if it was; another
+        sampler draws the same order on every member, which is dealt out), a data set with a length
+        a `Subset`, anything else an `IterableDataset` of every n-th item, which may be given to a
+        `DataLoader` with workers. All of them end early when the job is asked to stop. Iterables
+        MUST give every member the same order.
+
+        What is iterated directly has a position, which every round commits: a new process of a
+        member continues there, and the others read on for a member that is not replaced. Passes
+        that were done before are empty then, so a loop over epochs goes on in the right one.
 
         In an island every rank calls it. Ranks that differ only along `pipeline` or `tensor` get
         the same rows, the others different ones, all equally many.
+
+        Raises:
+            DataError: there are fewer samples than members, or a sampler's order cannot be
+                repeated.
         """
         if self._joint:
             self._ranks.meet()
-        dealt = deal(
-            data, slot=self.slot, num_slots=self.num_slots, seed=self.seed,
-            should_stop=lambda: self.stopping, rank=self._ranks.data_rank,
+        division = Division(
+            self.slot, self.num_slots, self.seed, rank=self._ranks.data_rank,
             ranks=self._ranks.shape.data,
         )  # fmt: skip
-        if isinstance(dealt, DataShare):
-            self._rank_state.share(dealt)
+        loop = LoopView(
+            should_stop=lambda: self.stopping, step=lambda: self.step,
+            slots_are_free=lambda: self._slots_are_free, hold_round=self.finish,
+        )  # fmt: skip
+        dealt = deal(data, division, loop)
+        self._rank_state.share(dealt.share if isinstance(dealt, DataSetShare) else dealt)
         return dealt
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done by the group; a joining member starts there."""
+        return 0
+
+    @property
+    def _slots_are_free(self) -> bool:
+        """Whether data of lost members had no reader at the last round."""
+        return self._ranks.message is not None and self._ranks.message.slots_are_free
+
+    def finish(self) -> None:
+        """Synchronize the last steps."""
 
     def keep(self, name: str, thing: Any) -> None:
         """Store an object's state in the job's checkpoints, and restore it when the job resumes.

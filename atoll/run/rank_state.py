@@ -16,13 +16,17 @@ from atoll.checkpoint.format.memory_image import MemoryImage, part_of
 from atoll.checkpoint.format.nested import TREE, flatten, nest
 from atoll.checkpoint.format.part import Part
 from atoll.checkpoint.state.capture import random_state, set_random_state
-from atoll.errors import CheckpointError, ConfigError
+from atoll.errors import CheckpointError, ConfigError, DataError
 from atoll.island.command_broadcaster import CommandBroadcaster
-from atoll.train.sharding import DataShare
+from atoll.train.shares.share import DataShare
 
-GATHER, RESTORE = "gather-rank-states", "restore-rank-states"
-"""Commands to the ranks: send your state; load it."""
+GATHER, RESTORE, MOVE = "gather-rank-states", "restore-rank-states", "move-in-the-data"
+"""Commands to the ranks: send your state; load it; continue with other data."""
 NAME = "rank"
+PLACE = ("passes", "offset")
+"""Names of a share's position in a cursor, after the share's number."""
+ORDER = "order"
+"""Name of the digest of the order that it counts in."""
 
 
 class RankState:
@@ -35,12 +39,17 @@ class RankState:
         self._came: Mapping[str, Any] = {}
         """What a checkpoint had for shares and things that are not here yet."""
         self._broadcaster: CommandBroadcaster | None = None
+        self._slot: int | None = None
+        """The data slot, once it was leased."""
+        self._cursor: dict[str, int] = {}
+        """Its positions in shares that are not here yet."""
 
     def follow(self, broadcaster: CommandBroadcaster) -> None:
         """Handle the commands of the first rank."""
         self._broadcaster = broadcaster
         broadcaster.on(GATHER, self._gather)
         broadcaster.on(RESTORE, self._deal)
+        broadcaster.on(MOVE, self._move)
 
     # ------------------------------------------------------------------- what there is to keep
 
@@ -49,8 +58,11 @@ class RankState:
         number = len(self._shares)
         self._shares.append(share)
         places = self._came.get("places", [])
-        if number < len(places):
-            share.go_to(places[number])
+        if number < len(places) and places[number] is not None:
+            share.resume(places[number])
+        if self._slot is not None:
+            passes, offset = (self._cursor.pop(f"{number}.{name}", 0) for name in PLACE)
+            share.go_to(self._slot, passes=passes, offset=offset)
 
     def thing(self, name: str, thing: Any) -> None:
         """Keep anything with `state_dict` and `load_state_dict`.
@@ -70,6 +82,83 @@ class RankState:
         self._things[name] = thing
         if name in self._came.get("things", {}):
             _load(name, thing, self._came["things"][name])
+
+    # ----------------------------------------------------------------- rounds: the data slot
+
+    def place(self) -> tuple[int, dict[str, int]] | None:
+        """Return the data slot and the positions in the shares that are trained on.
+
+        The sums of their passes and offsets are what the hub compares.
+        """
+        cursor = dict(self._cursor)
+        for number, share in enumerate(self._shares):
+            if share.in_training:
+                cursor |= {f"{number}.passes": share.passes, f"{number}.offset": share.offset}
+                if share.digest is not None:
+                    cursor[f"{number}.{ORDER}"] = share.digest
+        if not cursor:
+            return None
+        sums = [
+            sum(value for name, value in cursor.items() if name.endswith(f".{part}"))
+            for part in PLACE
+        ]
+        slot = self._slot if self._slot is not None else self._shares[0].slot
+        return slot, {"data_pass": sums[0], "offset": sums[1], **cursor}
+
+    def check_orders(self, leases: Mapping[int, Mapping[str, int]]) -> None:
+        """Check that members deal out the same order; `leases` are those of a committed round.
+
+        Raises:
+            DataError: another member's sampler drew another order for the same pass.
+        """
+        for number, share in enumerate(self._shares):
+            for slot, cursor in leases.items():
+                theirs = cursor.get(f"{number}.{ORDER}", share.digest)
+                same_pass = cursor.get(f"{number}.passes") == share.passes
+                if same_pass and share.in_training and theirs != share.digest:
+                    raise DataError(
+                        "the members' samplers draw different orders, so samples would be missed "
+                        "and repeated",
+                        given=f"pass {share.passes}, this member and the reader of slot {slot}",
+                        expected="the same order on every member",
+                        remedy="seed what the order depends on, e.g. with run.seed",
+                    )
+
+    @property
+    def given(self) -> int:
+        """Samples that were given to training."""
+        return sum(share.given for share in self._shares if share.in_training)
+
+    def account(self, leases: Mapping[int, Mapping[str, int]]) -> list[dict[str, list[int]]]:
+        """Return per share and slot the committed passes and offset, and the slot's samples."""
+        found: list[dict[str, list[int]]] = []
+        for number, share in enumerate(self._shares):
+            found.append({})
+            for slot, cursor in leases.items():
+                size = share.size(slot) if share.in_training else None
+                if size:
+                    place = [cursor.get(f"{number}.{name}", 0) for name in PLACE]
+                    found[-1][str(slot)] = [*place, size]
+        return found
+
+    def move(self, slot: int, cursor: Mapping[str, int]) -> None:
+        """Continue with a data slot from a position, on all ranks; on the first one."""
+        if self.place() == (slot, dict(cursor)):
+            return
+        if self._broadcaster is None:
+            self._move(slot, dict(cursor))
+        else:
+            self._broadcaster.call(MOVE, slot=slot, cursor=dict(cursor))
+
+    def _move(self, slot: int, cursor: dict[str, int]) -> None:
+        places = {name: value for name, value in cursor.items() if "." in name}
+        self._slot = slot
+        for number, share in enumerate(self._shares):
+            places.pop(f"{number}.{ORDER}", None)
+            passes, offset = (places.pop(f"{number}.{name}", 0) for name in PLACE)
+            if share.in_training or not share.begun:  # an evaluation keeps its own share
+                share.go_to(slot, passes=passes, offset=offset)
+        self._cursor = places
 
     # -------------------------------------------------------------------------- on the first rank
 
@@ -101,14 +190,15 @@ class RankState:
     def _state(self) -> dict[str, Any]:
         return {
             "random": random_state(),
-            "places": [share.place() for share in self._shares],
+            "places": [share.place() if share.in_training else None for share in self._shares],
             "things": {name: thing.state_dict() for name, thing in self._things.items()},
         }
 
     def _take_up(self, state: Mapping[str, Any]) -> None:
         self._came = state
         for share, place in zip(self._shares, state["places"], strict=False):
-            share.go_to(place)
+            if place is not None:
+                share.resume(place)
         for name, thing in self._things.items():
             if name in state["things"]:
                 _load(name, thing, state["things"][name])

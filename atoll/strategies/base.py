@@ -137,6 +137,11 @@ class Outer(Protocol):
         """Whether a joining member starts from another member's state."""
         ...
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether training may go on after `finish`, whose round then is one like any other."""
+        ...
+
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Allocate and check; nothing crosses the network yet."""
         ...

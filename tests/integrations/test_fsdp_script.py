@@ -20,6 +20,7 @@ from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.run.place import Membership
 from atoll.train.sharding import deal
+from atoll.train.shares.sources import Division
 from tests.e2e.conftest import Atoll
 from tests.integrations.examples import EXAMPLES, assert_same, load
 from tests.patience import PATIENCE_S
@@ -39,8 +40,7 @@ def rows_of(example: Any, slot: int, *, members: int) -> Any:
     shares = [
         deal(
             DataLoader(example.letters(4_000, 100_000), batch_size=32, shuffle=True),
-            slot=slot, num_slots=members, seed=SEED, should_stop=lambda: False,
-            rank=rank, ranks=RANKS,
+            Division(slot, members, SEED, rank=rank, ranks=RANKS),
         )
         for rank in range(RANKS)
     ]  # fmt: skip

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 import torch
@@ -70,14 +72,15 @@ def test_who_does_not_stand_on_the_anchor_is_told_so() -> None:
 
 
 def test_a_member_that_is_done_meets_the_others_when_they_come() -> None:
-    """A round waits for joins for a limited time only: it must not begin before the slow are near.
-    """
-    for end in (
+    """Joins are awaited for a limited time: a round must not begin before the slow are near."""
+    load = Load(2, ["w1"], Setup(parameters=ELEMENTS), ELEMENTS)
+    ends: list[Callable[[ParameterServer], Answers]] = [
         lambda s: s.handle("w1", Idle(1)),  # it comes to a sync point
         lambda s: s.handle("w1", Idle(1, final=True)),  # it is done, too
         lambda s: s.lose("w1"),
-        lambda s: s.handle("w1", Load(2, ["w1"], s.setup, ELEMENTS), FP32.encode(torch.ones(6))),
-    ):
+        lambda s: s.handle("w1", load, FP32.encode(torch.ones(ELEMENTS))),
+    ]
+    for end in ends:
         server = loaded(Setup(), ["w0", "w1"])
         assert server.handle("w0", Idle(1, final=True)) == []
         assert names(push(server, "w1", 1)) == ["w1"], "the slow member goes on"

@@ -34,6 +34,7 @@ class OuterDefaults:
     one_model = True
     one_state = True
     inherits = True
+    goes_on = False
 
     def gradients(self, task: Task) -> None:
         """Do nothing: gradients stay local."""

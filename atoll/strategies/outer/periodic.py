@@ -94,6 +94,8 @@ class WeightRule:
 class PeriodicOuter(OuterDefaults, ABC):
     """Run a round every so many steps; see the module's docstring."""
 
+    goes_on = True
+
     def __init__(self, *, weight: str, clock: Clock | None = None) -> None:
         """Weigh contributions by `tokens`, `equal` or `fednova`."""
         self._weigher = WeightRule(weight, among=(*WEIGHTS, FEDNOVA))

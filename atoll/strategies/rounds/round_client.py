@@ -135,6 +135,7 @@ class RoundClient:
             self._phases["upload"] = self.group.upload_s
         verdict, me = committed.verdict, self.group.me
         task.pace = verdict.pace.get(me, 1.0) if task.paced else 1.0
+        task.leased = len(verdict.leases)
         for assigned in verdict.leases.values():
             task.leases[assigned.slot] = dict(assigned.cursor)
         lease = verdict.leases.get(me)

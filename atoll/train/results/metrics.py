@@ -114,6 +114,8 @@ class Totals:
     """Attempts at rounds that were not committed."""
     recovery_s: float = 0.0
     """Part of `wall_s`: recovery of the committed state after being left behind."""
+    samples_given: float = 0.0
+    """Of the data from `run.shard` that a script trains on."""
     wasted_steps: float = 0.0
     """Optimizer steps that were lost because the group continued without this member."""
 

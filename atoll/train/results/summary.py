@@ -12,13 +12,14 @@ from typing import Any
 from atoll.config import JobSpec
 from atoll.errors import StorageFull
 from atoll.strategies.resolve import resolve
+from atoll.train.results import data_account
 from atoll.train.results.rl_summary import rl_summary
 
 SUMMARY_NAME = "summary.json"
 FP32_BYTES = 4
 PROCESS_BEGAN = "process_began"
 """Value of a process's point with the totals that it continues from."""
-ADDED = ("tokens", "wall_s", "compute_s", "sent_bytes", "received_bytes")
+ADDED = ("tokens", "samples_given", "wall_s", "compute_s", "sent_bytes", "received_bytes")
 """Totals that are added over the processes of a member: one that was killed has done its work."""
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -43,6 +44,7 @@ def summarise(
     tokens = sum(int(m["tokens"]) for m in members.values())
     wall_s = max((m["wall_s"] for m in members.values()), default=0.0)
     compute_s = _mean([m["compute_s"] for m in members.values()])
+    given = round(sum(m["samples_given"] for m in members.values()))
     sent = _mean([m["sent_bytes"] for m in members.values()])
     parameters = max((int(m["parameters"]) for m in members.values()), default=0)
     ddp = ddp_bytes(parameters=parameters, members=spec.job.nodes, steps=steps)
@@ -56,6 +58,7 @@ def summarise(
         "rounds_aborted": rounds_aborted,
         "steps": steps,
         "tokens": tokens,
+        "data": data_account.account(results, given=given),
         "parameters": parameters,
         "wall_s": wall_s,
         "compute_s": compute_s,
@@ -199,6 +202,7 @@ def _figures(name: str, results: Results, points: Points) -> dict[str, Any]:
         "steps": int(told.get("steps", 0)),
         "rounds": int(told.get("rounds", 0)),
         "tokens": tokens,
+        "samples_given": told["samples_given"],
         "wall_s": wall_s,
         "compute_s": compute_s,
         "utilisation": compute_s / wall_s if wall_s else None,

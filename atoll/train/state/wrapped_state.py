@@ -15,7 +15,7 @@ from atoll.train.join_job import JoinedJob
 from atoll.train.state.committed import CommittedState
 from atoll.train.state.recovery_client import RolledBack
 from atoll.train.state.saving import Saving
-from atoll.wire.messages import Event
+from atoll.wire.messages import Event, Lease
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,10 @@ class RankStates(Protocol):
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Load the state of every rank."""
+        ...
+
+    def move(self, slot: int, cursor: Mapping[str, int]) -> None:
+        """Continue with a data slot from a cursor."""
         ...
 
 
@@ -70,6 +74,7 @@ class WrappedState:
                 self.recover(None)
             elif enrolled.connection.registered.resume_round >= 0:
                 self._resume(enrolled, enrolled.connection.registered.resume_round)
+                self._read(getattr(enrolled.connection.registered, "lease", None))
             else:
                 result = extend_history_hash(self._task, self._outer.begin(self._task))
         except LeftBehind as error:
@@ -95,14 +100,21 @@ class WrappedState:
             self._outer.rejoin(self._task)
             return
         try:
-            enrolled.recovery.take(self._task, self._outer)
+            lease = enrolled.recovery.take(self._task, self._outer).lease
         except RolledBack as back:
             log.warning("%s", back)
+            lease = back.lease
             if back.round >= 0:
                 self._resume(enrolled, back.round)
             else:
                 self._task.round = self._group.committed_round
                 extend_history_hash(self._task, self._outer.begin(self._task))
+        self._read(lease)
+
+    def _read(self, lease: Lease | None) -> None:
+        """Read the leased data from its committed position: later samples are given again."""
+        if lease is not None and self._rank_states is not None:
+            self._rank_states.move(lease.slot, lease.cursor)
 
     def after(self, sync: SyncResult | None) -> None:
         """Record a round, and save if it is due."""

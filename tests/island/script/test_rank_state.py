@@ -21,6 +21,8 @@ from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.run.rank_state import RankState
 from atoll.train.sharding import deal
+from atoll.train.shares.share import DataSetShare
+from atoll.train.shares.sources import Division
 from tests.island.pool import Ranks
 from tests.island.script.kit import by_ddp, by_fsdp, enter, net, whole
 
@@ -146,17 +148,12 @@ def _rows_of(folder: Path, round_: int, ways: list[str]) -> list[float]:
         return [float(v) for v in next(iter(loader))[0]]
 
 
-def test_other_ranks_begin_their_own_data(ranks: Ranks, tmp_path: Path) -> None:
+def test_other_ranks_go_on_at_the_same_sample(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run(2, _script, "fsdp", tmp_path, -1, 7, 20)
     round_, ways = DirectoryStore(tmp_path).latest(), ["alone", "fsdp"]
     going_on = ranks.run(2, _rows_of, tmp_path, round_, ways)
     (alone,) = ranks.run(1, _rows_of, tmp_path, round_, ways)
-    fresh = deal(
-        DataLoader(TensorDataset(torch.arange(float(SAMPLES))), batch_size=BATCH), slot=0,
-        num_slots=1, seed=7, should_stop=lambda: False,
-    )  # fmt: skip
-    assert alone == next(iter(fresh))[0].tolist()
-    assert alone not in going_on, "these are further on"
+    assert sorted(alone) == sorted(rows[0] for rows in going_on), "half as many ranks as rows"
 
 
 class TestKept:
@@ -181,7 +178,7 @@ class TestKept:
         def share() -> Any:
             data = TensorDataset(torch.arange(23.0))
             loader = DataLoader(data, batch_size=3, shuffle=shuffle)
-            return deal(loader, slot=1, num_slots=2, seed=5, should_stop=lambda: False)
+            return deal(loader, Division(1, 2, 5))
 
         def numbers(batches: Any) -> list[Tensor]:
             return [rows.tolist() for (rows,) in batches]
@@ -195,19 +192,24 @@ class TestKept:
         next(under_way)
         next(under_way)
         other = share()
-        other.go_to(again.place())
+        other.resume(again.place())
+        assert numbers(other) == [], "the first pass was done before"
         assert numbers(other) == passes[1][2:]
         assert numbers(other) == passes[2]
         at_the_end = share()
         list(again)
-        at_the_end.go_to(again.place())
+        at_the_end.resume(again.place())
+        at_the_end.set_epoch(again.place()["passes"])
         assert len(numbers(at_the_end)) == len(at_the_end)
 
     def test_places_of_others_do_not_count(self) -> None:
-        mine, theirs = (
-            deal(iter(range(10)), slot=slot, num_slots=2, seed=5, should_stop=lambda: False)
-            for slot in (0, 1)
-        )
+        mine, theirs = deal(range(10), Division(0, 2, 5)), deal(range(10), Division(0, 3, 5))
+        other = deal(range(10), Division(0, 3, 6))
+        assert isinstance(mine, DataSetShare)
+        assert isinstance(theirs, DataSetShare)
+        assert isinstance(other, DataSetShare)
         next(iter(theirs))
-        mine.go_to(theirs.place())
-        assert list(mine) == [0, 2, 4, 6, 8]
+        whole = list(deal(range(10), Division(0, 2, 5)))
+        mine.share.resume(theirs.share.place())
+        mine.share.resume(other.share.place())
+        assert list(mine) == whole

@@ -100,13 +100,12 @@ def test_a_lost_member_counts_with_its_last_measurements() -> None:
 
 
 def test_what_killed_processes_did_counts() -> None:
-    began = {"process_began": 1.0}
     points = [
-        point("w1", 0, **began, tokens=0, wall_s=0.0),
+        point("w1", 0, process_began=1.0, tokens=0, wall_s=0.0),
         point("w1", 10, tokens=300, wall_s=4.0, compute_s=3.0, sent_bytes=80.0),
-        point("w1", 10, **began, tokens=0, wall_s=0.0),  # killed, and another one begins
+        point("w1", 10, process_began=1.0, tokens=0, wall_s=0.0),  # killed, and another one begins
         point("w1", 15, tokens=100, wall_s=1.0),
-        point("w1", 12, **began, tokens=60, wall_s=0.5),  # this one goes on from a checkpoint
+        point("w1", 12, process_began=1.0, tokens=60, wall_s=0.5),  # from a checkpoint
     ]
     found = make({"w0": result("w0"), "w1": result("w1")}, points)
     assert found["tokens"] == 1_000 + 300 + 40 + 1_000

@@ -1,0 +1,181 @@
+"""Every sample of a pass is in committed work once, whatever becomes of a member.
+
+Samples of steps that were lost with a process are given again; no others are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import atoll
+from atoll.checkpoint.format.part import Part
+from atoll.errors import DataError, PeerLost
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
+from atoll.recovery import Recovered
+from atoll.run import Run
+from atoll.run.place import Membership
+from atoll.train.state.recovery_client import RecoveryClient
+from tests.contracts.strategy_suite import adamw, small_model
+from tests.patience import PATIENCE_S
+
+SAMPLES, BATCH, EPOCHS = 58, 2, 2
+
+
+@dataclass
+class World:
+    """Members on threads, with what each process was given and what was lost with it."""
+
+    folder: Path
+    outer: Any
+    groups: MemoryGroups
+    shard: Callable[[Run], Any]
+    given: Counter[int] = field(default_factory=Counter)
+    lost: Counter[int] = field(default_factory=Counter)
+    _states: dict[str, Any] = field(default_factory=dict)
+
+    def enter(self, group: Group, *, late: bool) -> Run:
+        """Return a run that can recover from the other members."""
+        slot = int(group.me[1:])
+        run = Run(group, Membership(self.folder, slot=slot, num_slots=len(self.groups)))
+        server = SimpleNamespace(
+            offer=lambda state, *, still: self._states.update({group.me: (state, still)})
+        )
+
+        def fetch(*, ready: bool, distrusted: Any = ()) -> Recovered:
+            answer = group.recover(list(distrusted), ready=ready)
+            state, still = self._states[answer.peers[0].member]
+            with still(timeout_s=PATIENCE_S):
+                shared, inner = (
+                    Part(part.name, {k: v.clone() for k, v in part.tensors.items()}, part.metadata)
+                    for part in state.parts()
+                )
+                return Recovered(state.round, state.base, shared, inner, ["w0"], 0.0, 0, answer)
+
+        client = RecoveryClient(group, fetch=fetch, server=server, announce=lambda _: None)
+        run._enrolled = SimpleNamespace(  # type: ignore[assignment]
+            late=late, replaced=False, recovery=client,
+            connection=SimpleNamespace(registered=SimpleNamespace(resume_round=-1)),
+        )  # fmt: skip
+        return run
+
+    def train(self, group: Group, *, late: bool = False, epochs: int = EPOCHS) -> None:
+        """Be one process: a plain loop over epochs."""
+        run, since = self.enter(group, late=late), Counter[int]()
+        try:
+            with run:
+                model = small_model()
+                optimizer = run.wrap(model, adamw(model), outer=self.outer, codec="fp32")
+                share = self.shard(run)
+                for _ in range(epochs):
+                    for (rows,) in share:
+                        numbers = rows[:, 0].int().tolist()
+                        self.given.update(numbers)
+                        since.update(numbers)
+                        round_ = run._task.round if run._task else 0
+                        optimizer.zero_grad()
+                        model(rows / 100).square().mean().backward()
+                        optimizer.step()
+                        if run._task is not None and run._task.round > round_:
+                            since.clear()
+        except PeerLost:
+            self.lost.update(since)
+            raise
+
+
+def loader() -> DataLoader[Any]:
+    rows = torch.arange(SAMPLES, dtype=torch.float32)[:, None].expand(-1, 5)
+    return DataLoader(TensorDataset(rows), batch_size=BATCH, shuffle=True)
+
+
+def world(folder: Path, outer: Any, members: int = 2) -> World:
+    groups = MemoryGroups(members, timeout_s=PATIENCE_S)
+    return World(folder, outer, groups, lambda run: run.shard(loader()))
+
+
+def assert_each_once(world: World, epochs: int = EPOCHS) -> None:
+    committed = world.given - world.lost
+    assert committed == Counter(dict.fromkeys(range(SAMPLES), epochs))
+
+
+OUTERS = [
+    pytest.param(atoll.DiLoCo(every=3), id="diloco"),
+    pytest.param(atoll.Average(every=4), id="average"),
+    pytest.param("ddp", id="ddp"),
+]
+
+
+@pytest.mark.parametrize("outer", OUTERS)
+def test_the_others_read_on_for_a_member_that_is_not_replaced(outer: Any, tmp_path: Path) -> None:
+    found = world(tmp_path, outer, members=3)
+
+    body = killed_at_round(found, "w1", 3)
+    results = found.groups.run(body, timeout_s=PATIENCE_S)
+    assert isinstance(results[1], PeerLost)
+    assert results[0] is None, results[0]
+    assert results[2] is None, results[2]
+    assert_each_once(found)
+
+
+def killed_at_round(found: World, member: str, round_: int) -> Callable[[Any], None]:
+    """Return a member's body; `member` dies when it joins this round."""
+
+    def body(group: Any) -> None:
+        if group.me == member:
+            join = group.join
+
+            def doomed(report: Any, **options: Any) -> Any:
+                if report.round == round_:
+                    found.groups.kill(member)
+                return join(report, **options)
+
+            group.join = doomed
+        found.train(group)
+
+    return body
+
+
+@pytest.mark.parametrize("outer", OUTERS[:2])
+def test_a_new_process_goes_on_at_the_committed_place(outer: Any, tmp_path: Path) -> None:
+    found = world(tmp_path, outer)
+    body = killed_at_round(found, "w1", 4)
+
+    def replaced(group: Any) -> None:
+        try:
+            body(group)
+        except PeerLost:
+            found.train(found.groups.add("w1"), late=True)
+
+    found.groups.together(replaced, timeout_s=PATIENCE_S)
+    assert found.lost, "the process died in the middle of its period"
+    assert_each_once(found)
+
+
+def test_different_orders_are_told_at_the_first_round(tmp_path: Path) -> None:
+    """The order is made where no seed reaches it: here by the member itself."""
+    found = world(tmp_path, atoll.DiLoCo(every=3))
+
+    def shard(run: Run) -> Any:
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(run.slot)).tolist()
+        data = loader().dataset
+        return run.shard(DataLoader(data, batch_size=BATCH, sampler=order))
+
+    found.shard = shard
+    errors = found.groups.run(found.train, timeout_s=PATIENCE_S)
+    assert any(isinstance(error, DataError) for error in errors), errors
+    assert any("draw different orders" in str(error) for error in errors)
+
+
+def test_members_that_all_stay_read_each_sample_once(tmp_path: Path) -> None:
+    found = world(tmp_path, atoll.DiLoCo(every=3), members=3)
+    found.groups.together(found.train, timeout_s=PATIENCE_S)
+    assert_each_once(found)
