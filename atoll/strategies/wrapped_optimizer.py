@@ -99,7 +99,7 @@ class WrapSpec(Optimizer):
             for gradient in gradients:
                 gradient.zero_()
         elif scale is not None:
-            inverse = scale.double().reciprocal().float()
+            inverse = scale.cpu().double().reciprocal().float()  # some devices have no float64
             for gradient in gradients:
                 gradient.mul_(inverse.to(gradient.device))
 

@@ -122,3 +122,25 @@ def test_the_outer_step_is_not_unscaled(tmp_path: Path) -> None:
     assert not hasattr(run._optimizer, "grad_scale")
     again = Run(MemoryGroups(1)[0], Membership(tmp_path))
     assert torch.equal(told.vector(), loop(again, atoll.DiLoCo(every=1), scaled=False).vector())
+
+
+class WithoutDoubles(Tensor):
+    """A number on a device that has no float64, as MPS."""
+
+    def double(self) -> Tensor:
+        raise TypeError("the framework does not support float64")
+
+    def cpu(self) -> Tensor:  # type: ignore[override]
+        return self.as_subclass(Tensor)
+
+
+def test_a_scale_on_a_device_without_float64_is_divided_out(tmp_path: Path) -> None:
+    model = small_model()
+    wrapped = Run(MemoryGroups(1)[0], Membership(tmp_path)).wrap(model, sgd(model), outer="ddp")
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 6.0)
+    wrapped.grad_scale = torch.tensor(4.0).as_subclass(WithoutDoubles)  # type: ignore[attr-defined]
+    wrapped.unscale(overflowed=False)
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, torch.full_like(parameter, 1.5))

@@ -10,13 +10,12 @@ it, because a scheduler may compute the next rate from the current one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from atoll.strategies.base import SyncResult
@@ -70,16 +69,6 @@ def as_carrier(flat: Flat, vector: Tensor) -> Iterator[None]:
         yield
     finally:
         flat.restore(before)
-
-
-def gradients_of(parameters: Sequence[Parameter]) -> list[Tensor]:
-    """Return every parameter's gradient, set to zeros where there is none."""
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        elif parameter.grad.is_conj():  # lazy: its real view does not exist
-            parameter.grad = parameter.grad.resolve_conj()
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ Differs from DistributedDataParallel:
     tokens, not the mean of means (`weight = "equal"` gives the latter);
   * floating-point buffers are averaged, not taken from the first member;
   * a parameter without a gradient takes part with zeros;
+  * a sparse gradient is exchanged as a dense one;
   * gradients may be summed, and the learning rate may follow the number of members.
 """
 
@@ -36,12 +37,13 @@ from atoll.strategies.base import (
     reported_weight,
 )
 from atoll.strategies.codec_selection import codec_state, load_codec_state
-from atoll.strategies.outer.base import SCALINGS, OuterDefaults, ScaledRate, gradients_of
+from atoll.strategies.outer.base import SCALINGS, OuterDefaults, ScaledRate
 from atoll.strategies.outer.periodic import WeightRule, outcome, start_volume
 from atoll.strategies.rounds.initial_sync import broadcast_start
 from atoll.strategies.rounds.round_client import RoundClient, restore_mean
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.flat import Flat, digest, length
+from atoll.strategies.vectors.gradients import Gradients
 from atoll.task import Task
 
 REDUCTIONS = ("average", "sum")
@@ -83,8 +85,7 @@ class EveryStepOuter(OuterDefaults):
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Prepare the vector for the task's gradients."""
         self._round_client, self._codec = RoundClient(group, self._clock, codec=codec), codec
-        self._parameters = task.parameters()
-        self._buffers = task.buffers()
+        self._gradients, self._buffers = Gradients(task), task.buffers()
         self._state = Flat.of(task)
         codec.set_shapes(self._state.shapes)
         self._scratch = self._state.new()
@@ -108,7 +109,7 @@ class EveryStepOuter(OuterDefaults):
     def gradients(self, task: Task) -> None:
         """Replace every gradient by the mean over the members."""
         entered = self._clock.monotonic()
-        combined = Flat([*gradients_of(self._parameters), *self._buffers])
+        combined = Flat([*self._gradients.dense(), *self._buffers])
         vector = combined.read(self._scratch)
         norm = length(vector)
         if not math.isfinite(norm):
@@ -133,6 +134,7 @@ class EveryStepOuter(OuterDefaults):
         if self.options.reduction == "sum":
             mean[: task.num_parameters].mul_(members)
         combined.write(mean)
+        self._gradients.restore_layout()
         self._rate.set(members, step=task.step)
         task.skipped = any_overflowed(agreed.reduced.weight)
         # The parameters follow from the agreed gradients, so hashing those in every step is enough.

@@ -25,12 +25,13 @@ from atoll.errors import ConfigError, LossNotFinite
 from atoll.group.base import AllToAllResult, Group, PeerMessage, Reduced, Resting
 from atoll.group.run_round import CommittedRound
 from atoll.strategies.base import Committed, SyncResult, Traffic, any_overflowed, reported_weight
-from atoll.strategies.outer.base import OuterDefaults, gradients_of
+from atoll.strategies.outer.base import OuterDefaults
 from atoll.strategies.outer.periodic import WeightRule, outcome
 from atoll.strategies.rounds.initial_sync import broadcast_start
 from atoll.strategies.rounds.round_client import RoundClient
 from atoll.strategies.traffic import total, volume
 from atoll.strategies.vectors.flat import Flat, digest, length
+from atoll.strategies.vectors.gradients import Gradients
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
@@ -236,7 +237,7 @@ class GradientRounds(EveryStepBase, ABC, Generic[V]):
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Prepare the vector for the task's gradients."""
         super().setup(task, group=group, codec=codec)
-        self._gradient = self._flat.new()
+        self._gradients, self._gradient = Gradients(task), self._flat.new()
 
     def gradients(self, task: Task) -> None:
         """Run the exchange of this step's gradients and apply its result."""
@@ -257,6 +258,7 @@ class GradientRounds(EveryStepBase, ABC, Generic[V]):
         task.skipped, delta_norm = any_overflowed(agreed.reduced.weight), 0.0
         if not task.skipped:
             delta_norm = self.apply(task, value, counted=self._counts(agreed.reduced.contributors))
+        self._gradients.restore_layout()
         apply_s = self._clock.monotonic() - began
         self._round_client.note_applied(apply_s)
         seconds = {"prepare": prepare_s, "apply": apply_s}
@@ -279,7 +281,7 @@ class GradientRounds(EveryStepBase, ABC, Generic[V]):
         Raises:
             LossNotFinite: one of them is not finite.
         """
-        Flat(gradients_of(self._parameters)).read(self._gradient)
+        Flat(self._gradients.dense()).read(self._gradient)
         norm = length(self._gradient)
         if not math.isfinite(norm):
             raise LossNotFinite(

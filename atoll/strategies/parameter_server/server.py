@@ -22,7 +22,6 @@ Differs from the papers:
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from atoll.codec.base import Codec
@@ -32,6 +31,7 @@ from atoll.methods.parameter_server import Server
 from atoll.strategies.parameter_server.base import ParameterServerOuter
 from atoll.strategies.parameter_server.options import check_lateness
 from atoll.strategies.vectors.flat import Flat
+from atoll.strategies.vectors.gradients import dense_gradient
 from atoll.task import Task
 from atoll.wire.parameter_server_messages import Setup
 
@@ -117,8 +117,8 @@ class ServerOuter(ParameterServerOuter):
         """Return the step that was taken, or the gradient."""
         if self.moves:
             return super().learned(task)
-        slots = [p.grad if p.grad is not None else torch.zeros_like(p) for p in task.parameters()]
-        Flat([*slots, *task.buffers()]).read(self._scratch)
+        slots = [*map(dense_gradient, task.parameters()), *task.buffers()]
+        Flat(slots).read(self._scratch)
         buffers = slice(self._shards.num_parameters, None)
         self._scratch[buffers] = self._start[buffers] - self._scratch[buffers]
         return self._scratch
