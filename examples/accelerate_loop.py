@@ -53,10 +53,12 @@ def train(run: atoll.Run, *, steps: int) -> nn.Module:
     optimizer = run.wrap(  # 2: a torch.optim.Optimizer that also agrees with the others
         model, inner, outer=atoll.DiLoCo(every=20, outer_lr=0.8, outer_momentum=0.5)
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.998**step)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.998**run.step)
     loader = DataLoader(run.shard(letters(4_000, 100_000)), batch_size=32)  # 3: this share
     prepared, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-    for inputs, targets in itertools.islice(itertools.cycle(loader), 2 * steps):
+    batches = itertools.cycle(loader)
+    while run.step < steps and not run.stopping:  # a member that joins late begins at run.step
+        inputs, targets = next(batches)
         with accelerator.accumulate(prepared):
             loss = nn.functional.cross_entropy(prepared(inputs), targets)
             accelerator.backward(loss)
@@ -66,8 +68,6 @@ def train(run: atoll.Run, *, steps: int) -> nn.Module:
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-        if run.stopping:
-            break
     run.finish()
     return model
 

@@ -13,6 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from atoll.group.single import SingleGroup
+from atoll.run import Run
+from atoll.train.state.committed import CommittedState, adopt
 from tests.e2e.conftest import Atoll
 
 TRIES = 3
@@ -62,3 +65,14 @@ def assert_same(found: dict[str, Tensor], model: nn.Module, *, tolerance: float 
     assert found
     for name, value in found.items():
         assert_close(value, state[name], rtol=0, atol=tolerance)
+
+
+def take_over(run: Run, donor: Run) -> None:
+    """Load the donor's committed state, as a member does that joins late or has recovered."""
+    ours, theirs = run._optimizer, donor._optimizer
+    assert ours is not None
+    assert theirs is not None
+    shared, inner = CommittedState(theirs.task, theirs.outer).parts()
+    adopt(ours.task, ours.outer, shared=shared, inner=inner)
+    assert isinstance(run.group, SingleGroup)
+    run.group.committed_round = ours.task.round

@@ -15,11 +15,12 @@ from torch.utils.data import DataLoader
 import atoll as package
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.run.place import Membership
 from tests.contracts.strategy_suite import BATCH, adamw, batches, small_model, squared_error
 from tests.e2e.conftest import Atoll
-from tests.integrations.examples import assert_same, load, run_on_two_nodes
+from tests.integrations.examples import assert_same, load, run_on_two_nodes, take_over
 
 accelerate = pytest.importorskip("accelerate", reason="pip install 'atoll[hf]'")
 STEPS = 24
@@ -104,3 +105,28 @@ def test_preparing_gives_the_state_back_unchanged(tmp_path: Path) -> None:
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     assert torch.equal(train(prepared=False), train(prepared=True))
+
+
+def test_a_member_that_joins_late_goes_on_at_the_groups_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = load("accelerate_loop")
+    donor = make_run(SingleGroup(), tmp_path)
+    example.train(donor, steps=20)
+    rates: list[float] = []
+
+    class Late(Run):
+        def wrap(self, *args: Any, **options: Any) -> Any:
+            optimizer = super().wrap(*args, **options)
+            take_over(self, donor)
+            return optimizer
+
+        def log(self, **values: Any) -> None:
+            assert self._optimizer is not None
+            rates.append(self._optimizer.param_groups[0]["lr"])
+            super().log(**values)
+
+    run = Late(SingleGroup(), Membership(tmp_path, num_slots=2))
+    example.train(run, steps=22)
+    assert run.step == 22
+    assert rates == [3e-3 * 0.998**step for step in (20, 20, 21, 21)]  # two batches each

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import atoll as package
+from atoll.errors import LeftBehind
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.run.place import Membership
 from tests.e2e.conftest import Atoll
-from tests.integrations.examples import assert_same, load, run_on_two_nodes
+from tests.integrations.examples import assert_same, load, run_on_two_nodes, take_over
 
 pl = pytest.importorskip("lightning.pytorch", reason="pip install 'atoll[lightning]'")
 pytestmark = [
@@ -135,3 +136,117 @@ def test_it_stops_when_the_job_does(tmp_path: Path, example: Any) -> None:
 
     trainer = fit(example, make_run(group, tmp_path), steps=50, callbacks=[Stop()])
     assert trainer.global_step in (5, 6)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_gradients_are_clipped_in_mixed_precision(
+    tmp_path: Path, example: Any, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clipped: list[float] = []
+    clip = nn.utils.clip_grad_norm_
+
+    def noted(parameters: Any, largest: float) -> Tensor:
+        norm = clip(parameters, largest)
+        clipped.append(float(norm))
+        return norm
+
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", noted)
+    scaler = torch.amp.GradScaler("cpu") if precision == "16-mixed" else None
+    plugin = pl.plugins.MixedPrecision(precision, "cpu", scaler)
+    run = make_run(SingleGroup(), tmp_path, num_slots=1)
+    trainer = fit(example, run, steps=6, plugins=[plugin])
+    assert trainer.global_step == run.step == 6
+    assert len(clipped) == 6
+    assert max(clipped) < 100  # norms of gradients without the scale, 65,536 at first
+    assert bool(vector(trainer.lightning_module).isfinite().all())
+
+
+class Diary(pl.Callback):  # type: ignore[misc,name-defined]
+    """Notes the learning rate of every step."""
+
+    def __init__(self) -> None:
+        self.rates: dict[int, float] = {}
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.rates[trainer.global_step] = optimizer.param_groups[0]["lr"]
+
+
+def rejoin(
+    example: Any, folder: Path, *, donor: Run | None = None, again_at: int = 0, **settings: Any
+) -> tuple[Run, Diary, Any]:
+    """Train a member; it takes over a donor's state at once, and again in a later step."""
+    from atoll.integrations.lightning import AtollCallback
+
+    class Module(example.NextLetter):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = run.wrap(
+                self, torch.optim.AdamW(self.parameters(), 3e-3),
+                outer=package.DiLoCo(every=3, outer_lr=0.5),
+            )  # fmt: skip
+            if donor is not None and not again_at:
+                take_over(run, donor)
+            elif donor is not None:
+                leave_behind(optimizer, donor)
+            by_step = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+            by_pass = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+            kind = settings.get("by", "step")
+            schedule = by_pass if kind == "epoch" else by_step
+            return [optimizer], [{"scheduler": schedule, "interval": kind}]
+
+    def leave_behind(optimizer: Any, donor: Run) -> None:
+        sync = optimizer.outer.sync
+
+        def left_behind(task: Any) -> Any:
+            if task.step == again_at:
+                raise LeftBehind("the group went on")
+            return sync(task)
+
+        optimizer.outer.sync = left_behind
+        optimizer._recover = lambda error: take_over(run, donor)
+
+    run, diary = make_run(SingleGroup(), folder, num_slots=1), Diary()
+    limits = {name: settings[name] for name in ("max_steps", "max_epochs") if name in settings}
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, default_root_dir=str(folder), logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        accumulate_grad_batches=2, num_sanity_val_steps=0, limit_val_batches=0,
+        log_every_n_steps=1, callbacks=[AtollCallback(run), diary], **limits,
+    )  # fmt: skip
+    # 10 batches are a pass of 5 steps.
+    data = DataLoader(example.letters(4_000, 4_328), batch_size=32)
+    trainer.fit(Module(run), data, data)
+    return run, diary, trainer
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_steps": 15}, {"max_epochs": 3}, {"max_epochs": 3, "by": "epoch"}]
+)
+def test_a_member_that_joins_late_goes_on_at_the_groups_step(
+    tmp_path: Path, example: Any, settings: dict[str, Any]
+) -> None:
+    _, expected, _ = rejoin(example, tmp_path / "whole", **settings)
+    assert list(expected.rates) == list(range(15))
+    donor, _, _ = rejoin(example, tmp_path / "donor", max_steps=9)
+    run, diary, trainer = rejoin(example, tmp_path, donor=donor, **settings)
+    assert list(diary.rates) == list(range(9, 15))
+    assert trainer.global_step == run.step == 15
+    if "by" not in settings:
+        assert diary.rates == {step: expected.rates[step] for step in diary.rates}
+    else:  # it begins its pass anew: its rate is that of the pass
+        assert diary.rates[9] == expected.rates[9]
+
+
+def test_a_member_that_recovers_goes_on_at_the_groups_step(tmp_path: Path, example: Any) -> None:
+    _, expected, _ = rejoin(example, tmp_path / "whole", max_steps=12)
+    donor, _, _ = rejoin(example, tmp_path / "donor", max_steps=9)
+    run, diary, trainer = rejoin(example, tmp_path, max_steps=12, donor=donor, again_at=5)
+    assert list(diary.rates) == [0, 1, 2, 3, 4, 9, 10, 11]
+    assert {step: expected.rates[step] for step in diary.rates} == diary.rates
+    assert trainer.global_step == run.step == 12
+
+
+def test_a_member_that_joins_after_the_last_step_trains_none(tmp_path: Path, example: Any) -> None:
+    donor, _, _ = rejoin(example, tmp_path / "donor", max_steps=6)
+    run, diary, trainer = rejoin(example, tmp_path, max_steps=6, donor=donor)
+    assert not diary.rates
+    assert trainer.global_step == run.step == 6

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import atoll as package
+from atoll.errors import LeftBehind
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.run.place import Membership
 from tests.e2e.conftest import Atoll
-from tests.integrations.examples import assert_same, load, run_on_two_nodes
+from tests.integrations.examples import assert_same, load, run_on_two_nodes, take_over
 
 transformers = pytest.importorskip("transformers", reason="pip install 'atoll[hf]'")
 STEPS = 24
@@ -173,3 +174,87 @@ def test_it_stops_when_the_job_does(tmp_path: Path, example: Any) -> None:
     )  # fmt: skip
     trainer.train()
     assert trainer.state.global_step == 3
+
+
+class Diary(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+    """Notes the learning rate of every step, the batches, and what was logged."""
+
+    def __init__(self) -> None:
+        self.rates: dict[int, float] = {}
+        self.batches: list[Tensor] = []
+        self.losses: dict[int, float] = {}
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.rates[state.global_step] = more["optimizer"].param_groups[0]["lr"]
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+        self.losses |= {state.global_step: logs["loss"]} if "loss" in logs else {}
+
+    def note(self, module: nn.Module, args: Any, inputs: Any) -> None:
+        if module.training:
+            self.batches.append(inputs["input_ids"].clone())
+
+
+def rejoin(
+    example: Any, folder: Path, *, steps: int, donor: Run | None = None, again_at: int = 0
+) -> tuple[Run, Diary, Any]:
+    """Train a member; it takes over a donor's state at once, and again in a later step."""
+    from atoll.integrations.transformers import AtollCallback
+
+    run, model, diary = make_run(SingleGroup(), folder, num_slots=1), example.make_model(), Diary()
+    model.register_forward_pre_hook(diary.note, with_kwargs=True)
+    inner = torch.optim.AdamW(model.parameters(), 3e-3)
+    optimizer: Any = run.wrap(model, inner, outer=package.DiLoCo(every=3, outer_lr=0.5))
+    if donor is not None and not again_at:
+        take_over(run, donor)
+    elif donor is not None:
+        sync = optimizer.outer.sync
+
+        def left_behind(task: Any) -> Any:
+            if task.step == again_at:
+                raise LeftBehind("the group went on")
+            return sync(task)
+
+        optimizer.outer.sync = left_behind
+        optimizer._recover = lambda error: take_over(run, donor)
+    arguments = example.settings(folder, steps=steps)
+    arguments.eval_strategy, arguments.logging_steps = "no", 2
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=example.Windows(64, 264), optimizers=(optimizer, None),
+        callbacks=[AtollCallback(run), diary],
+    )  # fmt: skip
+    trainer.train()
+    return run, diary, trainer
+
+
+def test_a_member_that_joins_late_goes_on_at_the_groups_step(tmp_path: Path, example: Any) -> None:
+    # A pass has 200 windows: 25 batches, so 13 steps of two.
+    _, expected, _ = rejoin(example, tmp_path / "whole", steps=24)
+    for stop in (9, 15):
+        donor, _, _ = rejoin(example, tmp_path / f"donor{stop}", steps=stop)
+        run, diary, trainer = rejoin(example, tmp_path / f"late{stop}", steps=24, donor=donor)
+        assert trainer.state.global_step == run.step == 24
+        assert list(diary.rates) == list(range(stop, 24))
+        assert diary.rates == {step: expected.rates[step] for step in diary.rates}
+        if stop < 13:  # still in the first pass: the batches are those that come next
+            rest = expected.batches[2 * stop : 25]
+            assert all(map(torch.equal, diary.batches[: len(rest)], rest))
+        assert min(diary.losses.values()) > 1.0  # not divided by the group's steps
+        assert trainer.state.log_history[-1]["train_loss"] > 1.0
+
+
+def test_a_member_that_recovers_goes_on_at_the_groups_step(tmp_path: Path, example: Any) -> None:
+    _, expected, _ = rejoin(example, tmp_path / "whole", steps=12)
+    donor, _, _ = rejoin(example, tmp_path / "donor", steps=9)
+    run, diary, trainer = rejoin(example, tmp_path, steps=12, donor=donor, again_at=5)
+    assert list(diary.rates) == [0, 1, 2, 3, 4, 9, 10, 11]
+    assert trainer.state.global_step == run.step == 12
+    assert {step: expected.rates[step] for step in diary.rates} == diary.rates
+    assert min(diary.losses.values()) > 1.0
+
+
+def test_a_member_that_joins_after_the_last_step_trains_none(tmp_path: Path, example: Any) -> None:
+    donor, _, _ = rejoin(example, tmp_path / "donor", steps=6)
+    run, diary, trainer = rejoin(example, tmp_path, steps=6, donor=donor)
+    assert not diary.rates
+    assert trainer.state.global_step == run.step == 6
