@@ -6,7 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from atoll.config.constraints import Amount, NotNegative, Positive, PositiveFloat, one_of
+from atoll.config.constraints import (
+    Amount,
+    NotNegative,
+    NotNegativeFloat,
+    Positive,
+    PositiveFloat,
+    one_of,
+)
 from atoll.config.island_tables import IslandTable
 from atoll.config.mesh import MeshShape, mesh_of
 from atoll.config.rl_tables import RlTable
@@ -165,7 +172,11 @@ class CheckpointTable:
     """`[checkpoint]`: when the state is saved, and what is kept."""
 
     every: int = 0
-    """Rounds between checkpoints; 0: about eight in a run. Stopping always saves one."""
+    """Rounds between checkpoints; 0: about eight in a run, in a script one every `every_s`.
+    Stopping always saves one."""
+    every_s: NotNegativeFloat = 300.0
+    """Seconds between checkpoints of a script with `every = 0`; 0: it saves none. A pause is longer
+    where a checkpoint takes more than a tenth of it."""
     keep: Positive = 2
     """Number of newest checkpoints kept."""
     keep_every: int = 0
@@ -259,6 +270,12 @@ class JobSpec:
         if self.job.command:
             return "command"
         return "script" if self.job.script else "trainer"
+
+    @property
+    def saves_every_s(self) -> float:
+        """Seconds between checkpoints that the hub asks for; 0: it asks for none."""
+        own_schedule = self.kind in ("trainer", "rl") or self.checkpoint.every > 0
+        return 0.0 if own_schedule else self.checkpoint.every_s
 
     @property
     def trust(self) -> str:

@@ -101,6 +101,8 @@ class HubGroup:
         self.epoch = 0
         self.committed_round = 0
         self.stopping = False
+        self.save_round = -1
+        """Round after which the hub last asked for a checkpoint, counted as `committed_round`."""
         self.leaving = False
         self.policy = GroupPolicy()
         self.registered: Registered | None = None
@@ -209,6 +211,8 @@ class HubGroup:
                 raise GroupLeft("this member leaves its group", given=self.me)
             self._decided.clear()
         self.members, self.epoch, self.stopping = tuple(plan.members), plan.epoch, plan.stopping
+        if plan.saving:
+            self.save_round = plan.round + 1
         if self.me not in plan.members:
             raise GroupError(
                 "the plan of this round is without this member",

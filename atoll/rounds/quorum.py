@@ -176,6 +176,7 @@ class Quorum(JobState):
             members=self.pending.members(),
             timeout_s=self.timeout_s(route.name),
             stopping=self.stopping,
+            saving=self.saving,
         )
         self.attempt = Attempt(plan, now, self.pending.leave_for(plan.round))
         return Planned(plan, self.attempt.joins)

@@ -91,6 +91,7 @@ def make_plan(
     members: list[str],
     timeout_s: float,
     stopping: bool,
+    saving: bool,
 ) -> RoundPlan:
     """Return the plan of an attempt."""
     return RoundPlan(
@@ -103,6 +104,7 @@ def make_plan(
         store=route.store,
         timeout_s=timeout_s,
         stopping=stopping,
+        saving=saving,
         sites=route.sites,
         stores=route.stores,
     )

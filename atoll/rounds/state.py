@@ -249,6 +249,8 @@ class JobState:
     unproved: bool = False
     """The record comes from a previous hub process and no member has confirmed it yet."""
     stopping: bool = False
+    saving: bool = False
+    """The next plan asks the members to save the state."""
     reducer_ready: bool = False
     paused: str = ""
     """Why no round is planned; empty: not paused."""

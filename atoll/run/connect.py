@@ -83,7 +83,7 @@ def _enter(environment: WorkerEnvironment, spec: JobSpec, ranks: ScriptRanks) ->
     )  # fmt: skip
     return Run(
         enrolled.connection.group, membership, enrolled=enrolled, asked=asked,
-        checkpoint_every=spec.checkpoint.every, ranks=ranks,
+        saving=spec.checkpoint, ranks=ranks,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from torch.optim import SGD, Optimizer
 from atoll.checkpoint import save_weights
 from atoll.clock import Clock
 from atoll.codec import make_codec
+from atoll.config import CheckpointTable
 from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.base import Group
 from atoll.island.peer_failure import is_peer_failure
@@ -53,7 +54,7 @@ class Run(Session):
         *,
         enrolled: JoinedJob | None = None,
         asked: threading.Event | None = None,
-        checkpoint_every: int = 0,
+        saving: CheckpointTable | None = None,
         clock: Clock | None = None,
         ranks: ScriptRanks | None = None,
     ) -> None:
@@ -63,7 +64,7 @@ class Run(Session):
             enrolled=enrolled, asked=asked, clock=clock,
         )  # fmt: skip
         self._ranks.make_message = self._word
-        self._every = checkpoint_every
+        self._saving = saving
         self._state: WrappedState | None = None
         self._optimizer: OuterOptimizer | None = None
         self._task: Task | None = None
@@ -156,7 +157,7 @@ class Run(Session):
         strategy.setup(task, group=self.group, codec=make_codec(agreement.codec))
         self._state = WrappedState(
             task, strategy, group=self.group, strategy=agreement.name,
-            enrolled=self._enrolled, every=self._every, rank_states=self._rank_state,
+            enrolled=self._enrolled, table=self._saving, rank_states=self._rank_state,
         )  # fmt: skip
         self._state.begin()
         self._meter.bytes()

@@ -73,6 +73,8 @@ class RoundPlan(Message, frozen=True):
     """Time limit of the reduce, derived from measured rounds."""
     stopping: bool = False
     """A stop was requested: this is the job's last round."""
+    saving: bool = False
+    """Members save the state after this round, if it commits."""
     sites: list[list[str]] = []
     """Hierarchical route: groups of members that reach each other; the first of each relays."""
     stores: list[str] = []

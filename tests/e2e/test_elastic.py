@@ -146,6 +146,52 @@ def test_killed_members_resume_and_leaver_is_replaced(
     assert len(results) == 2
 
 
+SCRIPT = """
+import torch
+import atoll
+
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+with atoll.join() as run:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = run.wrap(model, optimizer, outer=atoll.DiLoCo(every=20))
+    print("started at step", run.step, flush=True)
+    while not run.stopping:
+        loss = model(torch.randn(4, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_script_outlives_the_death_of_all_its_members(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    atoll.join(ticket_of(hub), name="both", slots=2)
+    spec = """
+        [job]
+        script = "main.py"
+        nodes = 2
+        route = "relay"
+        [checkpoint]
+        every_s = 2
+        """
+    with hub.client() as client:
+        until(lambda: len(client.nodes()) == 1)
+        name = client.submit(spec, files={"main.py": SCRIPT})
+        until(lambda: "checkpoint" in kinds(client, name))
+        for process in atoll.workers():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        until(lambda: "alarm:rewound" in kinds(client, name))
+        last = client.rounds(name)["last"]
+        until(lambda: ["w0", "w1"] in contributors(client, name, since=last))
+        events = client.events(name)["events"]
+        results = [member["result"] for member in stop(client, name)]
+    (text,) = {e["text"] for e in events if e["kind"] == "alarm:rewound"}
+    assert int(text.rpartition(" ")[2]) > 0, text
+    assert len({r["digest"] for r in results}) == 1
+
+
 ALL = ["w0", "w1", "w2"]
 
 

@@ -62,7 +62,12 @@ def run(
         typer.Option(help="With --local: also save the terminal output as an SVG file."),
     ] = None,
 ) -> None:
-    """Run jobs: submit them, watch them, and collect their results in runs/JOB/."""
+    """Run jobs: submit them, watch them, and collect their results in runs/JOB/.
+
+    State is saved at intervals: about eight times in a run of the built-in trainer, every five
+    minutes in a script that uses run.wrap (--set checkpoint.every_s=SECONDS; 0: never).
+    `atoll resume`, and members that were all killed, continue from the last checkpoint.
+    """
     import dataclasses
 
     from atoll.cli.jobs.jobfile import Overrides, anywhere, read_targets, sort_words

@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.errors import GroupError
 from atoll.hub.jobs.jobs import Job
+from atoll.hub.rounds.save_schedule import SaveSchedule
 from atoll.hub.rounds.store import RoundStore
 from atoll.hub.rounds.timeline import Timeline
 from atoll.rounds.checks import LEAVING, RECOVERING
@@ -32,6 +33,7 @@ class RoundRuntime:
     machine: RoundMachine
     opened_at: float
     """Monotonic time at which this hub process opened the job."""
+    saves: SaveSchedule
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from an input until its effects are stored and sent."""
     plans: dict[str, asyncio.Future[RoundPlan]] = field(default_factory=dict)
@@ -122,7 +124,7 @@ async def restore_runtime(
             paced=job.spec.train.pace == "measured",
         ),
     )
-    runtime = RoundRuntime(machine, now)
+    runtime = RoundRuntime(machine, now, SaveSchedule(job.spec.saves_every_s, now=now))
     runtime.verdicts = {plan.epoch: verdict for plan, verdict in rows if verdict is not None}
     runtime.decided.set()
     _enrol(machine, job, fresh=fresh)

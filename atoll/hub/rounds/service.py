@@ -126,6 +126,7 @@ class RoundService:
         body, odd = validate_stats(body)
         async with runtime.lock:
             now = self._clock.monotonic()
+            runtime.machine.saving = runtime.saves.due(now)
             effects = runtime.machine.join(member, body, now)
             if odd := runtime.timeline.joined(member, body, odd, now):
                 text = f"{member} reported invalid statistics: {', '.join(odd)}; ignored"
@@ -202,6 +203,11 @@ class RoundService:
             return [], 0.0
         waited_s = self._clock.monotonic() - runtime.machine.pending.since()
         return runtime.machine.waits_for(), max(0.0, waited_s)
+
+    def saved(self, job: str) -> None:
+        """Record that a checkpoint of a job is complete."""
+        if job in self._runtimes:
+            self._runtimes[job].saves.completed(self._clock.monotonic())
 
     def describe(self, job: str, member: str) -> dict[str, Any]:
         """Return a member's state in the rounds, and its share of a period's steps."""
@@ -346,6 +352,8 @@ class RoundService:
         if not effect.verdict.committed:
             for member in effect.plan.members:
                 self._wire.notify(session_id(runtime.job, member), effect.verdict)
+        elif effect.plan.saving:
+            runtime.saves.asked(self._clock.monotonic())
         runtime.keep(effect.verdict)
         runtime.decided.set()
 

@@ -249,6 +249,7 @@ class Checkpoints:
                 score=await asyncio.to_thread(read_score, self._part(job, round_, SHARED_PART)),
             )
             await self._files.write(job, manifest_path, encode_manifest(manifest))
+        self._rounds.saved(job)
         await self._events.add(job, "checkpoint", f"checkpoint of round {round_} is complete")
         await self._prune(job)
         self._copy(job)

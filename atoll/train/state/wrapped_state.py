@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from atoll.checkpoint import BackgroundSaver, Extras, adopt, describe, resume
+from atoll.config import CheckpointTable
 from atoll.errors import LeftBehind
 from atoll.group.base import Group
 from atoll.strategies.base import Outer, SyncResult, extend_history_hash
@@ -49,16 +50,14 @@ class WrappedState:
         group: Group,
         strategy: str,
         enrolled: JoinedJob | None,
-        every: int = 0,
+        table: CheckpointTable | None = None,
         rank_states: RankStates | None = None,
     ) -> None:
-        """Store the arguments.
-
-        `every` is the number of rounds between checkpoints; 0 saves none.
-        """
+        """Store the arguments; without a `table` no checkpoint is saved."""
         self._rank_states = rank_states
         self._task, self._outer, self._group = task, outer, group
-        self._strategy, self._enrolled, self._every = strategy, enrolled, every
+        self._strategy, self._enrolled = strategy, enrolled
+        self._table = table if table is not None else CheckpointTable(every_s=0)
         self._saver: BackgroundSaver | None = None
 
     def begin(self) -> SyncResult | None:
@@ -66,8 +65,6 @@ class WrappedState:
         enrolled = self._enrolled
         if enrolled is None:
             return extend_history_hash(self._task, self._outer.begin(self._task))
-        if self._every:
-            self._saver = enrolled.saver()
         result: SyncResult | None = None
         try:
             if enrolled.late:
@@ -118,10 +115,14 @@ class WrappedState:
 
     def after(self, sync: SyncResult | None) -> None:
         """Record a round, and save if it is due."""
-        if sync is None or self._saver is None:
+        enrolled, every = self._enrolled, self._table.every
+        if sync is None or enrolled is None or not (every or self._table.every_s):
             return
-        final = sync.ends(self._group)
-        if final or self._task.round % self._every == 0:
+        final, round_ = sync.ends(self._group), self._task.round
+        due = round_ % every == 0 if every else round_ == enrolled.connection.group.save_round
+        if final or due:
+            if self._saver is None:  # not before: a short script needs no writer
+                self._saver = enrolled.saver()
             self._save(final=final)
 
     def close(self) -> None:
