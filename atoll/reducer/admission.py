@@ -8,7 +8,7 @@ that are not finite are left out by every policy. `norms:K:FLOOR` then applies, 
    too: then all members have changed, and only this round can be a reference;
  * if more than a third was rejected, do not commit the round: the filter is not trusted;
  * shorten the rest to max(K / 2 times the median, FLOOR), and limit weights to four times the
-   median weight;
+   median weight, and of three or more members to a third of the total: a weight is only a claim;
  * evict a member after three rejections within twenty rounds.
 
 Pure: histories are arguments and results.
@@ -86,7 +86,7 @@ def admit(
     _check_quorum(rejected, len(candidates) + len(bad))
     let_in = [c for c in candidates if c.member not in rejected]
     longest = max(0.5 * times * middle, floor)
-    heaviest = HEAVIEST * median_low([c.weight for c in let_in])
+    heaviest = _heaviest([c.weight for c in let_in])
     return Admitted(
         scales={c.member: _scale(c.norm, longest) for c in let_in},
         weights={c.member: min(c.weight, heaviest) for c in let_in},
@@ -112,6 +112,26 @@ def _deviations(norm: float, history: History) -> float:
     """Return the distance of a norm above the mean, in deviations of its logarithm."""
     variance = max(0.0, history.log_norm_square - history.log_norm**2)
     return (math.log(norm) - history.log_norm) / max(math.sqrt(variance), LEAST_DEVIATION)
+
+
+def _heaviest(weights: Sequence[float]) -> float:
+    """Return the limit of every weight.
+
+    Weights are tokens that members claim to have trained on, which cannot be verified. The filter
+    assumes that at most a third of the contributions are wrong, so of three or more members none
+    gets more than a third of the total weight: with three, four times the median would still leave
+    a liar 4 of 6 parts. Of two members, neither can be judged.
+
+    The limit c of that third solves c = (k c + r) / 3, where k members reach the limit (never more
+    than two need it) and r is the weight of the others.
+    """
+    limit = HEAVIEST * median_low(weights)
+    if len(weights) < 3:
+        return limit
+    _, second, *others = sorted(weights, reverse=True)
+    rest = math.fsum(others)
+    third = (second + rest) / 2
+    return min(limit, third if second <= third else rest)
 
 
 def _scale(norm: float, longest: float) -> float:

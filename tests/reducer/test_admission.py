@@ -57,8 +57,37 @@ def test_what_is_left_is_shortened_to_half_of_that() -> None:
 
 
 def test_weights_are_capped_at_four_times_the_median() -> None:
-    found = judged([1.0] * 4, weights=[10.0, 10.0, 12.0, 1e6])
-    assert list(found.weights.values()) == [10.0, 10.0, 12.0, 40.0]
+    honest = [10.0, 10.0, 12.0, *[10.0] * 6]
+    found = judged([1.0] * 10, weights=[*honest, 1e6])
+    assert list(found.weights.values()) == [*honest, 40.0]
+
+
+@pytest.mark.parametrize(
+    ("claimed", "used"),
+    [
+        ([1.0, 1.0, 1e9], [1.0, 1.0, 1.0]),
+        ([1.0, 1.0, 1.0, 1e9], [1.0, 1.0, 1.0, 1.5]),
+        ([1e9, 1.0, 1.0, 1.0, 1e9], [3.0, 1.0, 1.0, 1.0, 3.0]),
+        ([4.0, 3.0, 2.0, 1.0], [3.0, 3.0, 2.0, 1.0]),
+        ([3.0, 2.0, 3.0, 2.0], [3.0, 2.0, 3.0, 2.0]),
+        ([1.0, 1e9], [1.0, 4.0]),
+    ],
+)
+def test_no_claim_of_tokens_gets_more_than_a_third(claimed: list[float], used: list[float]) -> None:
+    found = judged([1.0] * len(claimed), weights=claimed)
+    assert list(found.weights.values()) == used
+    if len(claimed) >= 3:
+        assert max(used) <= sum(used) / 3
+
+
+def test_liar_about_tokens_does_not_turn_the_mean_of_three() -> None:
+    vectors = {"w0": torch.ones(8), "w1": torch.ones(8), "w2": -torch.ones(8)}
+    weights = {"w0": 1.0, "w1": 1.0, "w2": 1e9}
+    shares = [
+        Share(m, FP32.encode(v, key=m), weights[m], policy=POLICY) for m, v in vectors.items()
+    ]
+    found = combine(shares, codec=FP32, policy=POLICY, memory=NormHistory())
+    torch.testing.assert_close(FP32.decode(found.packet), torch.full((8,), 1.0 / 3.0))
 
 
 def test_a_norm_that_was_never_seen_is_rejected_after_ten_rounds() -> None:
@@ -115,13 +144,13 @@ def vectors(n: int, *, seed: int = 0) -> list[Tensor]:
 
 
 def combined(xs: Sequence[Tensor], memory: NormHistory, *, round_: int = 0) -> Mean:
-    given = [Share(f"w{i}", FP32.encode(x), 1.0 + i, policy=POLICY) for i, x in enumerate(xs)]
+    given = [Share(f"w{i}", FP32.encode(x), 3.0 + i, policy=POLICY) for i, x in enumerate(xs)]
     return combine(given, codec=FP32, policy=POLICY, memory=memory, round_=round_)
 
 
 def test_with_nobody_rejected_it_is_the_plain_mean_to_the_bit() -> None:
     xs = vectors(4)
-    given = [Share(f"w{i}", FP32.encode(x), 1.0 + i) for i, x in enumerate(xs)]
+    given = [Share(f"w{i}", FP32.encode(x), 3.0 + i) for i, x in enumerate(xs)]
     assert combined(xs, NormHistory()) == mean_of(given, codec=FP32)
 
 
@@ -131,7 +160,7 @@ def test_rejecting_one_of_n_equals_a_run_of_the_others() -> None:
     assert bytes(with_it.packet.data) == bytes(combined(xs, NormHistory()).packet.data)
     assert set(with_it.left_out) == {"w4"}
     assert with_it.contributors == ("w0", "w1", "w2", "w3")
-    assert with_it.weight == 10.0
+    assert with_it.weight == 18.0
 
 
 def test_evicted_member_is_refused_and_not_counted() -> None:
