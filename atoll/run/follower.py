@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from atoll.errors import ConfigError
 from atoll.queues import Queue, Topic
 from atoll.run.member import Run
 from atoll.run.place import JobPlace, Membership
-from atoll.strategies.wrapped_optimizer import WrapSpec, two_moments
+from atoll.strategies.wrapped_optimizer import KEY, WrapSpec, two_moments
 from atoll.train.agreement import Agreement
 from atoll.train.island.script_model import RankModel, saved_model
 from atoll.train.island.script_ranks import RankMessage, ScriptRanks
@@ -61,13 +61,13 @@ class RankOptimizer(WrapSpec):
         self._ranks.go_on()
         return loss
 
-    def state_dict(self) -> dict[str, Any]:
+    def _state_to_save(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state; the strategy's is the first rank's."""
         return self.inner.state_dict()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
-        self.inner.load_state_dict({k: v for k, v in state_dict.items() if k != "atoll"})
+    def _load_saved(self, state: dict[str, Any]) -> None:
+        state.pop(KEY, None)
+        self.inner.load_state_dict(state)
 
     def __repr__(self) -> str:
         return f"a rank's {self.inner!r}"

@@ -103,6 +103,44 @@ class WrapSpec(Optimizer):
             for gradient in gradients:
                 gradient.mul_(inverse.to(gradient.device))
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state and what belongs to it; torch's hooks are called."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state = self._state_to_save()
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, state)
+            state = state if changed is None else changed
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned; load the model's own state first."""
+        state = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state)
+            state = state if changed is None else changed
+        self._load_saved(dict(state))
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _state_to_save(self) -> dict[str, Any]:
+        raise NotImplementedError  # see `skipped`
+
+    def _load_saved(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError  # see `skipped`
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse: a copy would be a second member of the same name.
+
+        Raises:
+            ConfigError: always, for `copy.copy`, `copy.deepcopy` and `pickle`.
+        """
+        raise ConfigError(
+            "a wrapped optimizer cannot be copied or pickled",
+            given="it belongs to this member's place in the group",
+            remedy="copy its state_dict(), or copy the optimizer before run.wrap(...)",
+        )
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: the parameters that members agree on are fixed when the optimizer is wrapped.
 
@@ -220,17 +258,15 @@ class OuterOptimizer(WrapSpec):
             with gate.moving():
                 agreed.__exit__(None, None, None)
 
-    def state_dict(self) -> dict[str, Any]:
+    def _state_to_save(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, and the strategy's under `atoll`."""
         task = self.task
         ours = {"outer": self.outer.state_dict(), "step": task.step, "tokens": task.tokens}
         return {**self.inner.state_dict(), KEY: ours}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned; load the model's own state first."""
-        rest = dict(state_dict)
-        ours = rest.pop(KEY, None)
-        self.inner.load_state_dict(rest)
+    def _load_saved(self, state: dict[str, Any]) -> None:
+        ours = state.pop(KEY, None)
+        self.inner.load_state_dict(state)
         if ours is not None:
             self.task.step, self.task.tokens = int(ours["step"]), int(ours["tokens"])
             self.outer.load_state_dict(ours["outer"])
