@@ -241,21 +241,22 @@ class Task:
 
     def buffers(self) -> list[Tensor]:
         """Return the saved inexact (real or complex) buffers, e.g. running means of BatchNorm."""
-        return [buffer for buffer in self._saved().values() if is_inexact(buffer)]
+        return [buffer for buffer in self.saved_buffers().values() if is_inexact(buffer)]
 
     def counts(self) -> dict[str, Tensor]:
         """Return the other saved buffers by name, e.g. the batches that BatchNorm has counted.
 
         Every member keeps its own.
         """
-        return {name: b for name, b in self._saved().items() if not is_inexact(b)}
+        return {name: b for name, b in self.saved_buffers().items() if not is_inexact(b)}
 
     def frozen(self) -> dict[str, Tensor]:
         """Return the parameters that members do not exchange, by name."""
         exchanged = {id(parameter) for parameter in self.parameters()}
         return {n: p for n, p in self.model.named_parameters() if id(p) not in exchanged}
 
-    def _saved(self) -> dict[str, Tensor]:
+    def saved_buffers(self) -> dict[str, Tensor]:
+        """Return the buffers that the model's checkpoints contain, by name."""
         saved = self.model.state_dict(keep_vars=True)
         return {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
 

@@ -60,7 +60,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": {*LEAVES, "wire", "net", "gate", "task"},
     "recovery": {*LEAVES, "wire", "net", "gate", "task", "checkpoint"},
     "queues": {*LEAVES, "wire", "net"},
-    "train": {*LEAVES, *TRAINING, "config", "wire", "net", "queues"},
+    # The summary and the hub's alarm compare the members' results by the same rule.
+    "train": {*LEAVES, *TRAINING, "config", "wire", "rounds", "net", "queues"},
     "plan": {*LEAVES, "methods", "config", "task", "data", "codec", "group", "strategies", "train"},
     "run": {*LEAVES, *TRAINING, "config", "wire", "queues", "train"},
     "rl": {

@@ -24,6 +24,7 @@ from atoll.run.place import Membership
 from atoll.run.session import Session
 from atoll.strategies.base import SyncResult, extend_history_hash
 from atoll.strategies.inner.host_model import HostModel
+from atoll.strategies.vectors.whole_state import report
 from atoll.strategies.wrapped_optimizer import OuterOptimizer, WrapSpec
 from atoll.task import Task
 from atoll.train.agreement import Agreement
@@ -334,15 +335,15 @@ class Run(Session):
 
         A sharded model cannot be read then.
         """
-        totals, task, digest = self._meter.totals, self._task, ""
+        totals, task = self._meter.totals, self._task
         result = run_result(
             member=self.member, slot=self.slot, seed=self.seed,
             reason="asked to stop" if self.stopping else "", totals=totals,
         )  # fmt: skip
         if task is not None:
+            result |= trained(task, totals=totals)
             if self._optimizer is not None and not (broken and self._joint):
-                digest = self._optimizer.outer.digest(task)
-            result |= trained(task, totals=totals, digest=digest)
+                result |= report(task)
             result[data_account.KEY] = self._rank_state.account(task.leases)
         return result | self.results
 

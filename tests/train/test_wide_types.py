@@ -59,9 +59,7 @@ def train(group: Group, preset: str, folder: Path) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_members_end_with_one_model_and_both_parts_of_a_number_are_trained(
-    preset: str, tmp_path: Path
-) -> None:
+def test_both_parts_of_a_number_are_trained_alike(preset: str, tmp_path: Path) -> None:
     first, second = MemoryGroups(2).together(lambda group: train(group, preset, tmp_path))
     same = all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert same != (preset in APART)

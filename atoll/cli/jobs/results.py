@@ -152,9 +152,13 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _identical(summary: Mapping[str, Any]) -> str:
-    if summary["replicas_identical"]:
-        return "yes"
-    return "no, on purpose" if summary["strategy"]["outer"] == "alone" else "[red]NO[/]"
+    identical, note = summary["replicas_identical"], escape(summary.get("replicas_note") or "")
+    if identical is None:
+        return note or "unknown"
+    if not identical and summary["strategy"]["outer"] == "alone":
+        return "no, on purpose"
+    word = "yes" if identical else "[red]NO[/]"
+    return f"{word} ({note})" if note else word
 
 
 def _time(summary: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from atoll.hub.rounds.timeline import CatchUp, Row
 
@@ -23,9 +24,8 @@ class MemberFacts:
     since: float = 0.0
     """Unix time at which this launch was first seen running."""
     error: Mapping[str, str] | None = None
-    digest: str = ""
-    """Digest of its final parameters, after `rounds` rounds."""
-    rounds: int = 0
+    end: Mapping[str, Any] | None = None
+    """Its result with the digests of its final parameters, once it has ended."""
 
 
 @dataclass(frozen=True, slots=True)

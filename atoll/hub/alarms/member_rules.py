@@ -10,6 +10,7 @@ from atoll.hub.alarms.engine import Finding
 from atoll.hub.alarms.facts import Facts, JobFacts
 from atoll.hub.alarms.statistics import outliers
 from atoll.hub.rounds.timeline import CatchUp, Row
+from atoll.rounds.replicas import compare
 from atoll.wire.states import JobState, MemberState
 
 ZERO_ROUNDS = 3
@@ -259,19 +260,10 @@ def replica_mismatch(facts: Facts) -> Iterator[Finding]:
                 yield _differs(job, mark.member, f"{job.who(mark.member)}: {mark.text}")
         if job.ended is None or facts.now - job.ended > ENDED_FOR_S or job.alone:
             continue
-        for member in _odd_digests(job):
+        found = compare({name: m.end for name, m in job.members.items() if m.end})
+        for member in found.odd:
             text = f"{job.who(member)} ended with parameters that differ from the rest of its group"
-            yield _differs(job, member, text)
-
-
-def _odd_digests(job: JobFacts) -> list[str]:
-    """Return members with a final digest other than the most common one of full participants."""
-    most = max((m.rounds for m in job.members.values()), default=0)
-    digests = {n: m.digest for n, m in job.members.items() if m.digest and m.rounds == most}
-    if len(set(digests.values())) < 2:
-        return []
-    common = statistics.mode(digests.values())
-    return [member for member, digest in digests.items() if digest != common]
+            yield _differs(job, member, f"{text}: {found.note}")
 
 
 def _differs(job: JobFacts, member: str, cause: str) -> Finding:

@@ -125,7 +125,6 @@ class JobMemory:
             launch = (name, member.attempt)
             if member.state == MemberState.RUNNING:
                 self._since.setdefault(launch, now)
-            result = member.result or {}
             members[name] = MemberFacts(
                 member=name,
                 node=member.node,
@@ -134,8 +133,7 @@ class JobMemory:
                 aside=name in record.aside,
                 since=self._since.get(launch, now),
                 error=member.error,
-                digest=str(result.get("digest") or ""),
-                rounds=int(result.get("rounds") or 0),
+                end=member.result,
             )
         return JobFacts(
             job=record.job,

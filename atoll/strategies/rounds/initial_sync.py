@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from atoll.codec.registry import make_codec
-from atoll.errors import GroupError
+from atoll.errors import ConfigError, GroupError
+from atoll.group.base import Group, Reduced
 from atoll.group.policy import exactly
 from atoll.group.run_round import CommittedMean
 from atoll.strategies.rounds.round_client import RoundClient
-from atoll.strategies.vectors.flat import Flat, digest
+from atoll.strategies.vectors.flat import Flat, real_view
+from atoll.strategies.vectors.whole_state import (
+    layout,
+    tensor_digest,
+    together,
+    values,
+    whole_state,
+    words,
+)
 from atoll.task import Task
+from atoll.wire.messages import RoundPlan
 
 log = logging.getLogger(__name__)
 
@@ -24,53 +36,55 @@ DIGEST_ELEMENTS = 32
 def broadcast_start(
     task: Task, flat: Flat, round_client: RoundClient, *, base: str
 ) -> tuple[Tensor, list[CommittedMean]]:
-    """Copy the first member's tensors to all members; return them as one vector, and the rounds.
+    """Copy the first member's whole state to all members; return `flat` as a vector, and rounds.
 
-    First the members average the bytes of their digests, and the squares of these: the variance is
-    zero exactly if all are equal. That costs 128 bytes, and suffices if all members used the same
-    seed. Otherwise a second round follows in which only the first member's values have weight, in
-    fp32, so that the copies are exact. Under a robust policy no member's parameters are copied:
-    those that differ from the majority are rejected.
+    The whole state is every parameter, trained or frozen, and every saved buffer. First the members
+    average the bytes of a digest of it, and the squares of these: the variance is zero exactly if
+    all are equal. That costs 128 bytes, and suffices if all members used the same seed. Otherwise a
+    second round compares the digests of single tensors, and copies those that differ bit for bit.
+    Under a robust policy nothing is copied: members that differ from the majority are rejected.
 
     Args:
         task: Its round is advanced.
-        flat: The tensors to be made equal.
+        flat: The tensors that are exchanged in later rounds.
         round_client: Runs the rounds.
         base: Last common digest, or a fixed word.
 
     Raises:
+        ConfigError: the members have different models.
         GroupError: this member differs, and the policy is robust.
     """
-    codec = make_codec("fp32")
-    vector = flat.read()
-    rounds: list[CommittedMean] = []
+    state = whole_state(task)
+    tensors, rounds = list(state.values()), list[CommittedMean]()
+    digests = [tensor_digest(tensor) for tensor in tensors]
+    mark = _bytes_of(layout(tensors) + together(digests)[:8])
     while True:
-        mark = torch.tensor(list(bytes.fromhex(digest(vector))), dtype=torch.float32)
         with exactly(round_client.group):
-            compared = round_client.run(
-                task,
-                round_client.mean_of(
-                    task, [mark, mark.square()], codec=codec, weight=1.0, key="start"
-                ),
-                base=base,
+            both = round_client.mean_of(
+                task, [mark, mark.square()], codec=make_codec("fp32"), weight=1.0, key="start"
             )
+            compared = round_client.run(task, both, base=base)
         rounds.append(compared)
         task.round += 1
         mean, squares = compared.reduced.tensors
         if round_client.group.policy.robust:
             _check_with_most(mark, mean, task.member)
-            return vector, rounds
-        if len(compared.reduced.contributors) == 1 or torch.equal(mean.square(), squares):
-            return vector, rounds
+            return flat.read(), rounds
+        differs = mean.square() != squares
+        if len(compared.reduced.contributors) == 1 or not differs.any():
+            return flat.read(), rounds
+        if differs[:8].any():
+            raise ConfigError(
+                "the members do not start with the same model",
+                given=f"{task.member}: {len(tensors)} tensors of "
+                f"{sum(tensor.numel() for tensor in tensors)} values",
+                expected="tensors of the same shapes, in the same order, on every member",
+            )
         leader = compared.reduced.contributors[0]
-        log.info("members start from different parameters: all take those of %s", leader)
+        copying = _Copying(task, round_client.group, tensors, digests, leader=leader)
         try:
-            weight = float(round_client.group.me == leader)
             with exactly(round_client.group):
-                values = round_client.mean_of(
-                    task, [vector], codec=codec, weight=weight, key="start"
-                )
-                copied = round_client.run(task, values, base=base)
+                copied = round_client.run(task, copying.exchange, base=base)
         except GroupError as error:
             if "weight" not in str(error):
                 raise
@@ -78,9 +92,69 @@ def broadcast_start(
             continue
         rounds.append(copied)
         task.round += 1
-        vector = copied.reduced.tensors[0]
-        flat.write(vector)
-        return vector, rounds
+        names = [name for name, differs in zip(state, copying.differs, strict=True) if differs]
+        log.info("members started with different values; all take those of %s: %s", leader, names)
+        return copying.apply(copied, flat), rounds
+
+
+class _Copying:
+    """The exchange that finds the tensors which differ, and copies those of one member."""
+
+    def __init__(
+        self,
+        task: Task,
+        group: Group,
+        tensors: Sequence[Tensor],
+        digests: Sequence[bytes],
+        *,
+        leader: str,
+    ) -> None:
+        """`leader` gives its values."""
+        self._task, self._group, self._tensors, self._leader = task, group, tensors, leader
+        self._mark = _bytes_of(b"".join(digest[:4] for digest in digests))
+        self.differs: list[bool] = []
+
+    def exchange(self, _: RoundPlan) -> Reduced:
+        """Compare all tensors, then copy; may be called again after an aborted attempt."""
+        found = self._mean([self._mark, self._mark.square()], weight=1.0)
+        mean, squares = found.tensors
+        self.differs = (mean.square() != squares).view(-1, 4).any(1).tolist()
+        own = words(self._chosen()) if any(self.differs) else torch.zeros(1)
+        copied = self._mean([own], weight=float(self._group.me == self._leader))
+        return replace(
+            copied,
+            digest=together([found.digest.encode(), copied.digest.encode()]).hex(),
+            sent_bytes=found.sent_bytes + copied.sent_bytes,
+            received_bytes=found.received_bytes + copied.received_bytes,
+        )
+
+    @torch.no_grad()
+    def apply(self, copied: CommittedMean, flat: Flat) -> Tensor:
+        """Load the copied tensors into the model; return `flat` as a vector."""
+        chosen = self._chosen()
+        found = values(copied.reduced.tensors[0], chosen) if chosen else []
+        for tensor, value in zip(chosen, found, strict=True):
+            real_view(tensor).copy_(value)
+        self._task.push()
+        vector = flat.read()
+        # Where this member rounds to half precision, the vector has the values themselves.
+        places = dict(zip(map(id, flat.tensors), flat.views(vector), strict=True))
+        for tensor, value in zip(chosen, found, strict=True):
+            if id(tensor) in places:
+                places[id(tensor)].copy_(value)
+        return vector
+
+    def _chosen(self) -> list[Tensor]:
+        return [t for t, differs in zip(self._tensors, self.differs, strict=True) if differs]
+
+    def _mean(self, xs: Sequence[Tensor], *, weight: float) -> Reduced:
+        work = self._group.reduce(xs, codec=make_codec("fp32"), weight=weight, key="start")
+        with self._task.gate.resting():
+            return work.wait()
+
+
+def _bytes_of(digest: bytes) -> Tensor:
+    return torch.tensor(list(digest), dtype=torch.float32)
 
 
 def _check_with_most(mark: Tensor, most: Tensor, member: str) -> None:

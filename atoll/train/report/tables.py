@@ -36,12 +36,17 @@ def tiles(summary: Mapping[str, Any]) -> str:
         "fewer than data parallel": _number(summary.get("reduction"), "{:.0f}×"),
         "rounds": summary.get("rounds_committed"),
         "aborted": summary.get("rounds_aborted"),
-        "replicas identical": {True: "yes", False: "NO"}.get(
-            summary.get("replicas_identical")  # type: ignore[arg-type]
-        ),
+        "replicas identical": _identical(summary),
         "strategy": " × ".join(str(part) for part in strategy.values()) or None,
     }
     return boxes(shown)
+
+
+def _identical(summary: Mapping[str, Any]) -> str | None:
+    """Return the verdict over the members' final states, with what it does not cover."""
+    note = str(summary.get("replicas_note") or "")
+    word = {True: "yes", False: "NO"}.get(summary.get("replicas_identical"))  # type: ignore[arg-type]
+    return ": ".join(part for part in (word, note) if part) or None
 
 
 def boxes(shown: Mapping[str, object]) -> str:

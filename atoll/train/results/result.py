@@ -12,6 +12,7 @@ import torch
 from atoll import __version__
 from atoll.data import Dataset, ImageDataset
 from atoll.errors import AtollError, HubError, ScriptError
+from atoll.strategies.vectors.whole_state import report
 from atoll.task import Task
 from atoll.train.build import Built
 from atoll.train.evaluate import Evaluation, LossOfBatch, evaluate
@@ -56,7 +57,8 @@ def member_result(
     task = built.task
     return {
         **run_result(member=task.member, slot=slot, seed=seed, reason=reason, totals=totals),
-        **trained(task, totals=totals, digest=built.outer.digest(task)),
+        **trained(task, totals=totals),
+        **report(task),
         "start_s": start_s,
         "first_loss_sum": first.loss_sum,
         "first_tokens": first.tokens,
@@ -122,7 +124,7 @@ def run_result(*, member: str, slot: int, seed: int, reason: str, totals: Totals
     }
 
 
-def trained(task: Task, *, totals: Totals, digest: str) -> dict[str, Any]:
+def trained(task: Task, *, totals: Totals) -> dict[str, Any]:
     """Return the figures of the trained model."""
     return {
         "steps": task.step,
@@ -130,6 +132,5 @@ def trained(task: Task, *, totals: Totals, digest: str) -> dict[str, Any]:
         "rounds": task.round,
         "parameters": task.num_parameters,
         "digests": task.past,
-        "digest": digest,
         "tokens_per_s": task.tokens / totals.wall_s if totals.wall_s > 0 else 0.0,
     }

@@ -11,6 +11,7 @@ from typing import Any
 
 from atoll.config import JobSpec
 from atoll.errors import StorageFull
+from atoll.rounds.replicas import compare
 from atoll.strategies.resolve import resolve
 from atoll.train.results import data_account
 from atoll.train.results.rl_summary import rl_summary
@@ -49,6 +50,7 @@ def summarise(
     parameters = max((int(m["parameters"]) for m in members.values()), default=0)
     ddp = ddp_bytes(parameters=parameters, members=spec.job.nodes, steps=steps)
     evaluations = held_out_losses(points)
+    replicas = compare(results, nodes=spec.job.nodes)
     final = _first_of(results, "loss_final")
     return {
         "job": job,
@@ -74,7 +76,8 @@ def summarise(
         "best_single_node_tokens_per_s": max(
             (m["tokens_per_s"] for m in members.values()), default=None
         ),
-        "replicas_identical": _identical(results),
+        "replicas_identical": replicas.identical,
+        "replicas_note": replicas.note,
         "same_data": len({r["data_digest"] for r in results.values() if "data_digest" in r}) <= 1,
         "stopped": any(bool(result.get("stopped")) for result in results.values()),
         "seed": spec.job.seed,
@@ -96,6 +99,7 @@ def _of_policies(spec: JobSpec, results: Results, points: Points) -> dict[str, A
         "bytes_sent_ddp_fp32": None,
         "reduction": None,
         "replicas_identical": None,
+        "replicas_note": "",
     }
 
 
@@ -220,18 +224,6 @@ def _loss_first(results: Results, evaluations: Sequence[tuple[int, int, float]])
     if tokens:
         return sum(float(r.get("first_loss_sum", 0)) for r in results.values()) / tokens
     return evaluations[0][2] if evaluations and evaluations[0][0] == 0 else None
-
-
-def _identical(results: Results) -> bool:
-    """Return whether all members that finished report the same digests, per round and at the end.
-
-    A member that joined late or left early has another history: only the members with the most
-    rounds are compared.
-    """
-    most = max((int(result.get("rounds", 0)) for result in results.values()), default=0)
-    full = [result for result in results.values() if int(result.get("rounds", 0)) == most]
-    pasts = {(result.get("digests"), result.get("digest")) for result in full}
-    return len(pasts) == 1 and None not in next(iter(pasts))
 
 
 def _first_of(results: Results, key: str) -> Any:

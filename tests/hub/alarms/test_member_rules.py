@@ -257,7 +257,7 @@ def test_replica_that_differs_is_found_and_ends() -> None:
 def test_final_parameter_mismatch_is_found() -> None:
     def end(digests: dict[str, tuple[str, int]], **more: Any) -> list[str]:
         known = {
-            m: MemberFacts(member=m, node="n", state="done", digest=d, rounds=r)
+            m: MemberFacts(member=m, node="n", state="done", end={"digest": d, "rounds": r})
             for m, (d, r) in digests.items()
         }
         ended = job(state="done", ended=START - 5, members=known, **more)

@@ -76,9 +76,8 @@ def test_replicas_that_differ_are_told() -> None:
     assert (
         make({"w0": result("w0"), "w1": result("w1", digest="cc")})["replicas_identical"] is False
     )
-    assert (
-        make({"w0": result("w0"), "w1": result("w1", digests="c")})["replicas_identical"] is False
-    )
+    resumed = make({"w0": result("w0"), "w1": result("w1", digests="c")})
+    assert resumed["replicas_identical"] is True, "a newcomer has another history"
 
 
 def test_members_that_read_different_texts_are_told() -> None:
@@ -87,9 +86,21 @@ def test_members_that_read_different_texts_are_told() -> None:
     assert make(same | {"w1": result("w1", data_digest="other")})["same_data"] is False
 
 
-def test_a_member_that_left_early_is_not_compared() -> None:
-    early = result("w1", rounds=3, digests="early", digest="early")
-    assert make({"w0": result("w0"), "w1": early})["replicas_identical"] is True
+def test_members_that_ended_elsewhere_are_not_compared() -> None:
+    early = result("w1", rounds=3, steps=60, digest="early")
+    found = make({"w0": result("w0"), "w1": early})
+    assert found["replicas_identical"] is None
+    ends = "w0 ended at step 100, round 5, w1 ended at step 60, round 3"
+    assert found["replicas_note"] == f"not comparable: {ends}"
+    third = make({"w0": result("w0"), "w1": early, "w2": result("w2")})
+    assert third["replicas_identical"] is True
+    assert third["replicas_note"].startswith("compared: w0, w2; not comparable: w0 and w2 ended")
+    ahead = make({"w0": result("w0", steps=120), "w1": result("w1", steps=90, digest="cc")})
+    assert ahead["replicas_identical"] is None
+    assert "w1 ended at step 90" in ahead["replicas_note"]
+    lost = make({"w0": result("w0")})
+    assert lost["replicas_identical"] is None
+    assert lost["replicas_note"] == "not comparable: only w0 reported its parameters"
 
 
 def test_a_lost_member_counts_with_its_last_measurements() -> None:

@@ -1,0 +1,102 @@
+"""Whether the members of a run ended with the same values, from what they reported."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.ids import slot_of
+
+Results = Mapping[str, Mapping[str, Any]]
+
+MOST_NAMES = 5
+"""Tensors that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The verdict over the members' final states."""
+
+    identical: bool | None
+    """Every compared member ended with the same values; None: no two can be compared."""
+    note: str = ""
+    """What differs, or why members are not compared; empty if all are equal."""
+    odd: tuple[str, ...] = ()
+    """Members that differ from most others with the same number of steps and rounds."""
+
+
+def compare(results: Results, *, nodes: int = 1) -> Comparison:
+    """Compare the final digests of members that ended at the same step and round.
+
+    Members that ended elsewhere, e.g. because they left earlier, hold other values without a fault.
+    `nodes` is how many members the run began with.
+    """
+    members = sorted((m for m, r in results.items() if r.get("digest")), key=slot_of)
+    if not members:
+        return Comparison(None, "no member reported its parameters")
+    if len(members) == 1 and max(nodes, len(results)) > 1:
+        return Comparison(None, f"not comparable: only {members[0]} reported its parameters")
+    if len({results[m]["digest"] for m in members}) == 1:
+        return Comparison(True, _own(results, members))
+    places: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for member in members:
+        places[_place(results[member])].append(member)
+    notes, odd = [], list[str]()
+    for group in places.values():
+        found, differ = _compare_group(results, group)
+        notes += found
+        odd += differ
+    if odd:
+        return Comparison(False, "; ".join(notes), tuple(odd))
+    last = places[max(places)]
+    ends = ", ".join(_ended(results, group) for group in places.values())
+    if len(last) < 2:
+        return Comparison(None, f"not comparable: {ends}")
+    return Comparison(True, f"compared: {', '.join(last)}; not comparable: {ends}")
+
+
+def _compare_group(results: Results, group: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return sentences about the members that differ from most of a group, and these members."""
+    by: dict[str, list[str]] = defaultdict(list)
+    for member in group:
+        by[results[member]["digest"]].append(member)
+    if len(by) == 1:
+        return [], []
+    most = max(by.values(), key=len)
+    odd = [member for member in group if member not in most]
+    notes = []
+    for member in odd:
+        names = _different(results[most[0]], results[member], "tensors")
+        text = f"{member} and {most[0]} differ"
+        notes.append(f"{text} in {_some(names)}" if names else text)
+    return notes, odd
+
+
+def _different(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> list[str]:
+    left, right = one.get(key) or {}, other.get(key) or {}
+    return [name for name in {**left, **right} if left.get(name) != right.get(name)]
+
+
+def _own(results: Results, members: Sequence[str]) -> str:
+    """Return which counts differ, though every tensor that members exchange is equal."""
+    first = results[members[0]]
+    names = dict.fromkeys(
+        name for m in members[1:] for name in _different(first, results[m], "own_tensors")
+    )
+    return f"each member's own: {_some(list(names))}" if names else ""
+
+
+def _ended(results: Results, group: Sequence[str]) -> str:
+    steps, rounds = _place(results[group[0]])[::-1]
+    return f"{' and '.join(group)} ended at step {steps}, round {rounds}"
+
+
+def _place(result: Mapping[str, Any]) -> tuple[int, int]:
+    return int(result.get("rounds") or 0), int(result.get("steps") or 0)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

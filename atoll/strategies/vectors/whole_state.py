@@ -1,0 +1,126 @@
+"""All that a model holds: digests that name a tensor, and exact copies between members.
+
+What members exchange in rounds is only a part of it. Frozen parameters are equal because they are
+equal at the start and not trained; counts, such as the batches that BatchNorm has seen, are each
+member's own. So equality is checked over everything, tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.strategies.vectors.flat import WIDE, real_view
+from atoll.task import Task, is_inexact
+
+WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+"""Parts of a name that only say how a module is wrapped on this machine."""
+
+MOST_GROUPS = 512
+"""Digests in a member's report; larger models report runs of neighbouring tensors together."""
+
+
+def whole_state(task: Task) -> dict[str, Tensor]:
+    """Return every parameter, trained or frozen, and every saved buffer, by name, in order."""
+    task.pull()
+    found: dict[str, Tensor] = {**dict(task.model.named_parameters()), **task.saved_buffers()}
+    return {plain_name(name): tensor for name, tensor in found.items()}
+
+
+def plain_name(name: str) -> str:
+    """Return a tensor's name without the wrappers in it."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def layout(tensors: Iterable[Tensor]) -> bytes:
+    """Return 8 bytes that are equal where shapes and kinds of numbers are, in this order."""
+    text = ";".join(f"{tuple(t.shape)} {canonical_type(t)}" for t in tensors)
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+def tensor_digest(tensor: Tensor) -> bytes:
+    """Return 16 bytes over a tensor's canonical values; zeros on torch's device `meta`."""
+    if tensor.is_meta:
+        return bytes(16)
+    return hashlib.blake2b(_bytes(tensor).data, digest_size=16).digest()
+
+
+def together(digests: Iterable[bytes]) -> bytes:
+    """Return one digest of many, 16 bytes."""
+    return hashlib.blake2b(b"".join(digests), digest_size=16).digest()
+
+
+def canonical_type(tensor: Tensor) -> torch.dtype:
+    """Return the type in which a tensor's values are compared and copied.
+
+    Half precision counts as float32, so that members may differ in it.
+    """
+    if is_inexact(tensor) and tensor.dtype not in WIDE:
+        return torch.float32
+    return torch.float64 if tensor.dtype == torch.complex128 else tensor.dtype
+
+
+def words(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the bytes of tensors as float32 numbers of 16 bits each, (n,).
+
+    Numbers up to 2^24 survive a weighted mean exactly, if one member has all the weight; floats
+    would not: -0.0 becomes 0.0, and infinity times 0 is not a number.
+    """
+    return torch.from_numpy(np.concatenate([_words(tensor) for tensor in tensors]))
+
+
+def values(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors that `words` was made of, in the canonical type and real shape."""
+    found, start, packed = [], 0, vector.numpy().astype("<u2")
+    for tensor in like:
+        kind, shape = canonical_type(tensor), real_view(tensor).shape
+        nbytes = kind.itemsize * shape.numel()
+        end = start + -(-nbytes // 2)
+        data = torch.from_numpy(packed[start:end].copy()).view(torch.uint8)[:nbytes]
+        found.append(data.clone().view(kind).view(shape))
+        start = end
+    return found
+
+
+def report(task: Task) -> dict[str, Any]:
+    """Return what members compare at the end of a run, as entries of their result.
+
+    `digest` covers what is equal on all members of a round: parameters and inexact buffers.
+    `tensors` has a short digest by name of these, and `own_tensors` of counts.
+    """
+    state, own = whole_state(task), {plain_name(name) for name in task.counts()}
+    digests = {name: tensor_digest(tensor) for name, tensor in state.items()}
+    common = {name: found for name, found in digests.items() if name not in own}
+    return {
+        "digest": together(common.values()).hex(),
+        "tensors": _grouped(common),
+        "own_tensors": _grouped({name: digests[name] for name in digests if name in own}),
+    }
+
+
+def _grouped(digests: Mapping[str, bytes]) -> dict[str, str]:
+    """Return 8 hex digits by name; runs of neighbours share them if there are too many."""
+    names, each = list(digests), max(1, -(-len(digests) // MOST_GROUPS))
+    found: dict[str, str] = {}
+    for start in range(0, len(names), each):
+        run = names[start : start + each]
+        label = run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}"
+        found[label] = together(digests[name] for name in run).hex()[:8]
+    return found
+
+
+def _bytes(tensor: Tensor) -> Any:
+    value = real_view(tensor).detach().to("cpu", canonical_type(tensor)).contiguous()
+    return value.reshape(-1).view(torch.uint8).numpy()
+
+
+def _words(tensor: Tensor) -> Any:
+    data = _bytes(tensor)
+    if len(data) % 2:
+        data = np.append(data, np.uint8(0))
+    return data.view("<u2").astype(np.float32)
