@@ -144,7 +144,7 @@ def killed_at_round(found: World, member: str, round_: int) -> Callable[[Any], N
     return body
 
 
-@pytest.mark.parametrize("outer", OUTERS[:2])
+@pytest.mark.parametrize("outer", [*OUTERS[:2], pytest.param(atoll.NoSync(every=3), id="alone")])
 def test_a_new_process_goes_on_at_the_committed_place(outer: Any, tmp_path: Path) -> None:
     found = world(tmp_path, outer)
     body = killed_at_round(found, "w1", 4)

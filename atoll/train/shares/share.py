@@ -182,6 +182,12 @@ class StreamShare(DataShare, IterableDataset[Any]):
 
     _source: ItemSource
 
+    def set_epoch(self, epoch: int) -> None:
+        """Declare the number of the next pass, also to the data, as trainers do."""
+        super().set_epoch(epoch)
+        if hasattr(self._source.data, "set_epoch"):
+            self._source.data.set_epoch(epoch)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)

@@ -166,11 +166,20 @@ class RecoveryClient:
         )  # fmt: skip
         return RecoveredState(answer.lease, sources, seconds, recovered.nbytes)
 
-    def catch_up(self) -> int:
-        """Take over only the round number, where members train models of their own."""
+    def catch_up(self, task: Task) -> None:
+        """Take over only round number and data, where members train models of their own.
+
+        A member that keeps its data slot keeps its place: its model has learned what it read.
+        """
         answer = self._hub.recover()
         self._hub.standing(answer.round, base="", sources=[], seconds=0.0, nbytes=0)
-        return answer.round
+        task.round = answer.round
+        if answer.lease is None or task.stretch is None:
+            return
+        slot, cursor = task.stretch.place() or (answer.lease.slot, {})
+        read = cursor.get("data_pass", 0) or cursor.get("offset", 0)
+        if not read or slot != answer.lease.slot:
+            task.stretch.move(answer.lease.slot, answer.lease.cursor)
 
     def _newest(self) -> tuple[Recovered, Sources]:
         """Return the state of the newest committed round, and the hub's answer for it."""

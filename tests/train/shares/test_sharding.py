@@ -176,7 +176,8 @@ def test_a_stream_has_no_length_and_keeps_its_methods() -> None:
     assert isinstance(share, IterableDataset)
     with pytest.raises(TypeError, match="no length"):
         len(share)
-    assert (share.by_worker, share.count) == (False, 37)
+    share.set_epoch(4)
+    assert (share.by_worker, share.count, share.epoch) == (False, 37, 4)
     again = deal((x for x in range(5)), Division(1, 2, SEED))
     assert [int(x) for x in DataLoader(again, batch_size=None)] == [1, 3]  # type: ignore[arg-type]
 
