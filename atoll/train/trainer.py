@@ -256,7 +256,7 @@ class Trainer:
             )
         # Members train models of their own: only the round number is needed.
         if not self.outer.inherits:
-            self.recovery.catch_up(self.task)
+            self.recovery.catch_up(self.task, self.outer)
             self.outer.rejoin(self.task)
             return
         taken = self.recovery.take(self.task, self.outer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import atoll
+from atoll.checkpoint import DirectoryStore, Saved, SavePoint
 from atoll.checkpoint.format.part import Part
 from atoll.errors import DataError, PeerLost
 from atoll.group.base import Group
@@ -41,10 +42,24 @@ class World:
     shard: Callable[[Run], Any]
     given: Counter[int] = field(default_factory=Counter)
     lost: Counter[int] = field(default_factory=Counter)
+    resume_round: int = -1
+    stop_at: int = -1
+    """Round at which the job is asked to stop."""
     _states: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def store(self) -> DirectoryStore:
+        """The job's checkpoints."""
+        return DirectoryStore(self.folder, job="j")
+
+    def again(self) -> World:
+        """Return the same job, resumed from its newest checkpoint."""
+        round_ = self.store.latest()
+        groups = MemoryGroups(len(self.groups), timeout_s=PATIENCE_S, start_round=round_)
+        return replace(self, groups=groups, resume_round=round_, stop_at=-1, _states={})
+
     def enter(self, group: Group, *, late: bool) -> Run:
-        """Return a run that can recover from the other members."""
+        """Return a run that can recover from the other members, or from a checkpoint."""
         slot = int(group.me[1:])
         run = Run(group, Membership(self.folder, slot=slot, num_slots=len(self.groups)))
         server = SimpleNamespace(
@@ -63,10 +78,25 @@ class World:
 
         client = RecoveryClient(group, fetch=fetch, server=server, announce=lambda _: None)
         run._enrolled = SimpleNamespace(  # type: ignore[assignment]
-            late=late, replaced=False, recovery=client,
-            connection=SimpleNamespace(registered=SimpleNamespace(resume_round=-1)),
+            late=late, replaced=False, recovery=client, store=self._reading, saver=self._saver,
+            connection=SimpleNamespace(
+                registered=SimpleNamespace(resume_round=self.resume_round, lease=None)
+            ),
         )  # fmt: skip
+        run._every = 1
         return run
+
+    def _reading(self) -> Any:
+        store: Any = self.store
+        store.close = lambda: None
+        return store
+
+    def _saver(self) -> Any:
+        def save(point: SavePoint, parts: Any, *, final: bool) -> Saved:
+            self.store.put(point, parts)
+            return Saved(0, 0.0)
+
+        return SimpleNamespace(save=save, close=lambda *, timeout_s: None)
 
     def train(self, group: Group, *, late: bool = False, epochs: int = EPOCHS) -> None:
         """Be one process: a plain loop over epochs."""
@@ -85,6 +115,8 @@ class World:
                         optimizer.zero_grad()
                         model(rows / 100).square().mean().backward()
                         optimizer.step()
+                        if run._task is not None and run._task.round == self.stop_at:
+                            self.groups.stop()
                         if run._task is not None and run._task.round > round_:
                             since.clear()
         except PeerLost:
@@ -158,6 +190,17 @@ def test_a_new_process_goes_on_at_the_committed_place(outer: Any, tmp_path: Path
     found.groups.together(replaced, timeout_s=PATIENCE_S)
     assert found.lost, "the process died in the middle of its period"
     assert_each_once(found)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_stopped_job_goes_on_where_it_was(members: int, tmp_path: Path) -> None:
+    first = world(tmp_path, atoll.DiLoCo(every=3), members=members)
+    first.stop_at = 4
+    first.groups.together(first.train, timeout_s=PATIENCE_S)
+    assert 0 < first.given.total() < EPOCHS * SAMPLES
+    again = first.again()
+    again.groups.together(again.train, timeout_s=PATIENCE_S)
+    assert_each_once(again)
 
 
 def test_different_orders_are_told_at_the_first_round(tmp_path: Path) -> None:

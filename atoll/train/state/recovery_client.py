@@ -166,13 +166,13 @@ class RecoveryClient:
         )  # fmt: skip
         return RecoveredState(answer.lease, sources, seconds, recovered.nbytes)
 
-    def catch_up(self, task: Task) -> None:
+    def catch_up(self, task: Task, outer: Outer) -> None:
         """Take over only round number and data, where members train models of their own.
 
         A member that keeps its data slot keeps its place: its model has learned what it read.
         """
         answer = self._hub.recover()
-        self._hub.standing(answer.round, base="", sources=[], seconds=0.0, nbytes=0)
+        self._hub.standing(answer.round, base=outer.committed(task).base)
         task.round = answer.round
         if answer.lease is None or task.stretch is None:
             return

@@ -93,7 +93,7 @@ class WrappedState:
                 "the run is under way", expected="a connection to the other members"
             )
         if not self._outer.inherits:
-            enrolled.recovery.catch_up(self._task)
+            enrolled.recovery.catch_up(self._task, self._outer)
             self._outer.rejoin(self._task)
             return
         try:
