@@ -200,7 +200,7 @@ def pytest_runtest_makereport(
     report = yield
     made = getattr(item, "funcargs", {}).get("atoll")
     if report.when == "call" and report.failed and isinstance(made, Atoll):
-        from tests.e2e import evidence
+        from tests import evidence
 
         report.sections.append(("what the cluster says", evidence.of(made)))
     return report
