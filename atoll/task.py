@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -182,6 +183,10 @@ class Task:
     """Of the steps since the last round."""
     waited_s: float = 0.0
     """Seconds a strategy waited for others outside of rounds, since last read."""
+    fit: Callable[[Sequence[str]], None] | None = field(default=None, repr=False)
+    """Sets the strategy up for other parameters, by name; None: they never change."""
+    exchanged: tuple[str, ...] = ()
+    """Names of the parameters that members exchange, if they have changed during the run."""
     _parameters: list[nn.Parameter] = field(init=False, repr=False, default_factory=list)
 
     def begin_period(self, due: int, *, together: bool = False) -> None:
@@ -233,11 +238,29 @@ class Task:
     def parameters(self) -> list[nn.Parameter]:
         """Return the trained parameters in registration order, without duplicates.
 
-        Determined at the first call: parameters frozen then stay excluded.
+        Determined at the first call: parameters frozen then stay excluded, until `exchange`.
         """
         if not self._parameters:
             self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         return self._parameters
+
+    def exchange(self, names: Sequence[str]) -> None:
+        """Exchange the parameters of these names from now on.
+
+        Raises:
+            KeyError: the model has no parameter of such a name.
+        """
+        named = dict(self.model.named_parameters())
+        wanted = {id(named[name]) for name in names}
+        self._parameters = [p for p in self.model.parameters() if id(p) in wanted]
+        self.exchanged = tuple(sorted(names))
+
+    def labelled(self, base: str) -> str:
+        """Return the digest of a state as members compare it: with the set of parameters."""
+        if not self.exchanged:
+            return base
+        text = " ".join([base, *self.exchanged])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def buffers(self) -> list[Tensor]:
         """Return the saved inexact (real or complex) buffers, e.g. running means of BatchNorm."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ from atoll.group.base import Group
 from atoll.island.peer_failure import is_peer_failure
 from atoll.run.place import Membership
 from atoll.run.session import Session
-from atoll.strategies.base import SyncResult, extend_history_hash
+from atoll.strategies.base import Outer, SyncResult, extend_history_hash
 from atoll.strategies.inner.host_model import HostModel
-from atoll.strategies.vectors.whole_state import report
+from atoll.strategies.vectors.whole_state import not_synchronised, report
 from atoll.strategies.wrapped_optimizer import OuterOptimizer, WrapSpec
 from atoll.task import Task
 from atoll.train.agreement import Agreement
@@ -33,11 +34,14 @@ from atoll.train.island.script_ranks import RankMessage, ScriptRanks
 from atoll.train.join_job import JoinedJob
 from atoll.train.results import data_account
 from atoll.train.results.result import end_member, run_result, trained
+from atoll.train.state.trained_set import TrainedSet, joined_model
 from atoll.train.state.wrapped_state import WrappedState
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 
 if TYPE_CHECKING:
     from atoll.train.island.script_model import RankModel
+
+log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 10.0
 
@@ -160,19 +164,33 @@ class Run(Session):
             task, strategy, group=self.group, strategy=agreement.name,
             enrolled=self._enrolled, table=self._saving, rank_states=self._rank_state,
         )  # fmt: skip
+        trained = TrainedSet(
+            task, strategy, model=model, group=self.group, codec=agreement.codec
+        )  # fmt: skip
         self._state.begin()
+        self._list_unsynchronised(task, strategy)
         self._meter.bytes()
         self._meter.restart()
         return OuterOptimizer(
             optimizer, task=task, outer=strategy, after_step=self._after_step,
             recover=self._recover, others=self._leading if self._joint else None,
+            before_step=lambda: self._renew(trained),
         )  # fmt: skip
+
+    def _list_unsynchronised(self, task: Task, strategy: Outer) -> None:
+        """Say once what rounds do not keep equal."""
+        apart = not_synchronised(task, rounded=not strategy.can_grow)
+        if apart and self.num_slots > 1:
+            text = f"not synchronised: {'; '.join(apart)}"
+            log.info("%s", text)
+            if self.slot == 0:
+                self._meter.tell("not-synchronised", text)
 
     def _task_of(self, model: nn.Module, optimizer: Optimizer) -> Task:
         """Return the strategies' task: of the model, or of its host model."""
         round_ = self.group.committed_round
         if not self._joint:
-            return Task(model, optimizer, member=self.member, round=round_)
+            return Task(joined_model(model, optimizer), optimizer, member=self.member, round=round_)
         broadcaster = self._ranks.broadcaster
         from atoll.train.island.script_model import RankModel, ScriptOptimizer
 
@@ -324,6 +342,13 @@ class Run(Session):
         self._meter.step(sync)
         if self._state is not None:
             self._state.after(sync)
+
+    def _renew(self, trained: TrainedSet) -> None:
+        """Exchange parameters that became trainable since the last step."""
+        with trained.task.gate.moving():
+            sync = trained.renew()
+        if sync is not None:
+            self._note(sync)
 
     def _note(self, sync: SyncResult | None) -> None:
         self._meter.bytes()

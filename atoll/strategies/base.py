@@ -142,6 +142,11 @@ class Outer(Protocol):
         """Whether training may go on after `finish`, whose round then is one like any other."""
         ...
 
+    @property
+    def can_grow(self) -> bool:
+        """Whether `setup` may follow a `finish`, for parameters that became trainable."""
+        ...
+
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Allocate and check; nothing crosses the network yet."""
         ...

@@ -174,9 +174,11 @@ class OuterOptimizer(WrapSpec):
         after_step: Callable[[SyncResult | None], None],
         recover: Callable[[LeftBehind], None] | None = None,
         others: OtherOptimizers | None = None,
+        before_step: Callable[[], None] = lambda: None,
     ) -> None:
         """Wrap `inner`, whose task and strategy are set up already.
 
+        `before_step` runs before each step, and may run a round.
         `recover` loads the committed state after the group continued without this member. `others`
         are the other ranks of this member, if any.
 
@@ -187,6 +189,7 @@ class OuterOptimizer(WrapSpec):
         """
         self.task, self.outer = task, outer
         self._after_step, self._recover, self._others = after_step, recover, others
+        self._before_step = before_step
         self._local = not two_moments(outer)
         self._searches = needs_closure(inner)
         if self._searches and not (self._local and others is None):
@@ -222,6 +225,7 @@ class OuterOptimizer(WrapSpec):
             overflowed = self._others.arrive(overflowed=overflowed)
         sync: SyncResult | None = None
         try:
+            self._before_step()
             with self.task.gate.moving():
                 self.task.overflowed, self.task.skipped = overflowed, False
                 self.unscale(overflowed=overflowed)
@@ -270,6 +274,17 @@ class OuterOptimizer(WrapSpec):
         if ours is not None:
             self.task.step, self.task.tokens = int(ours["step"]), int(ours["tokens"])
             self.outer.load_state_dict(ours["outer"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; the next step synchronizes them, at the same step on every member.
+
+        Raises:
+            ConfigError: the ranks of an island share this optimizer.
+        """
+        if self._ready and self._others is None:
+            self.inner.add_param_group(param_group)
+        else:
+            super().add_param_group(param_group)
 
     def __repr__(self) -> str:
         return f"{type(self.outer).__name__} around {self.inner!r}"

@@ -33,6 +33,7 @@ class OuterDefaults:
     one_model = True
     one_state = True
     inherits = True
+    can_grow = True
     goes_on = False
 
     def gradients(self, task: Task) -> None:
@@ -112,6 +113,7 @@ class ScaledRate:
         self.factor = 1.0
         """Of the next step."""
         self._before: list[Any] = []
+        self._attached = False
 
     def set(self, members: int, *, step: int) -> None:
         """Set the factor of the next step.
@@ -126,7 +128,8 @@ class ScaledRate:
 
     def attach(self, optimizer: Optimizer) -> None:
         """Register the step hooks on an optimizer."""
-        if self._scaling != "none":
+        if self._scaling != "none" and not self._attached:
+            self._attached = True
             optimizer.register_step_pre_hook(self._enlarge)
             optimizer.register_step_post_hook(self._restore)
 

@@ -35,6 +35,7 @@ _RULE = "shared.rule."
 class ParameterServerState(OuterDefaults, ABC):
     """Options, state and formulas of :class:`ParameterServerOuter`."""
 
+    can_grow = False  # servers hold a vector of fixed length
     _round_client: RoundClient
     _group: Group
     _codec: Codec

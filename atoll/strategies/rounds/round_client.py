@@ -101,7 +101,7 @@ class RoundClient:
         place = task.stretch.place() if task.stretch is not None else None
         return PeriodReport(
             round=task.round,
-            base=base,
+            base=task.labelled(base),
             tokens=task.tokens,
             steps=task.period.done,
             busy_s=self._clock.monotonic() - self._period_began,
@@ -113,7 +113,7 @@ class RoundClient:
         """Return a report for the round after the one for which it was made."""
         before = report.stats or MemberStats()
         stats = self._stats(norm=before.update_norm, loss=before.loss)
-        return replace(report, round=task.round, base=base, stats=stats)
+        return replace(report, round=task.round, base=task.labelled(base), stats=stats)
 
     def _stats(self, *, norm: float | None, loss: float | None) -> MemberStats:
         return MemberStats(phases=self._phases, update_norm=norm, loss=loss)

@@ -21,6 +21,9 @@ from atoll.task import Task, is_inexact
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """Parts of a name that only say how a module is wrapped on this machine."""
 
+MOST_NAMES = 5
+"""Tensors that a sentence names."""
+
 MOST_GROUPS = 512
 """Digests in a member's report; larger models report runs of neighbouring tensors together."""
 
@@ -81,8 +84,8 @@ def values(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         kind, shape = canonical_type(tensor), real_view(tensor).shape
         nbytes = kind.itemsize * shape.numel()
         end = start + -(-nbytes // 2)
-        data = torch.from_numpy(packed[start:end].copy()).view(torch.uint8)[:nbytes]
-        found.append(data.clone().view(kind).view(shape))
+        data = np.frombuffer(packed[start:end].tobytes(), np.uint8)[:nbytes].copy()
+        found.append(torch.from_numpy(data).view(kind).view(shape))
         start = end
     return found
 
@@ -101,6 +104,35 @@ def report(task: Task) -> dict[str, Any]:
         "tensors": _grouped(common),
         "own_tensors": _grouped({name: digests[name] for name in digests if name in own}),
     }
+
+
+def not_synchronised(task: Task, *, rounded: bool) -> list[str]:
+    """Return sentences for people about what rounds do not keep equal, bit for bit.
+
+    `rounded`: the strategy keeps float32 only.
+    """
+    frozen, counts = task.frozen(), task.counts()
+    state, all_buffers = task.saved_buffers(), dict(task.model.named_buffers())
+    unsaved = {name: b for name, b in all_buffers.items() if name not in state}
+    wide = {
+        name: tensor
+        for name, tensor in {**dict(task.model.named_parameters()), **state}.items()
+        if tensor.dtype in WIDE and name not in frozen
+    }
+    kept = "rounded to float32 by its servers" if rounded else "kept exactly"
+    found = (
+        (frozen, "frozen parameters, equal at the start; never exchanged unless they are trained"),
+        (counts, "counts and flags, equal at the start; each member goes on with its own"),
+        (unsaved, "buffers that checkpoints leave out; each member has its own"),
+        (wide, f"float64 values: differences are exchanged as float32 at best; {kept}"),
+    )
+    return [f"{some_names(list(names))} ({about})" for names, about in found if names]
+
+
+def some_names(names: Sequence[str]) -> str:
+    """Return a few names, and how many more there are."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _grouped(digests: Mapping[str, bytes]) -> dict[str, str]:

@@ -11,9 +11,10 @@ optimizer, and a model of its own only as of the last round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from atoll.checkpoint.format.nested import flatten, nest
@@ -41,7 +42,7 @@ class CommittedState:
     @property
     def base(self) -> str:
         """Digest of the committed state."""
-        return self._outer.committed(self._task).base
+        return self._task.labelled(self._outer.committed(self._task).base)
 
     @property
     def identical(self) -> bool:
@@ -54,7 +55,8 @@ class CommittedState:
         shared = {
             "step": found.step,
             "round": task.round,
-            "base": found.base,
+            "base": task.labelled(found.base),
+            "exchanged": list(task.exchanged),
             "chain": task.past,
             "outer": self._outer.shared_state(),
             "model": _trained(task) if found.tensors is None else {},
@@ -81,6 +83,7 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
     with task.gate.moving():
         try:
             task.pull()
+            _fit(task, tree.get("exchanged", []))
             _load_model(task, tree["model"])
             if inner is not None:
                 own = _tree(inner)
@@ -102,12 +105,43 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
                 given=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
                 remedy="run the same script and packages on every machine",
             ) from error
-        found = outer.committed(task).base
+        found = task.labelled(outer.committed(task).base)
     if found != base:
         raise CheckpointError(
             "the recovered state is not the committed one",
             given=f"digest {found[:16]}", expected=base[:16],
         )  # fmt: skip
+
+
+EXCHANGED = "shared.exchanged"
+"""Key of the exchanged parameters' names in the strategy's part of a checkpoint."""
+
+
+def exchanged_state(task: Task) -> dict[str, Tensor]:
+    """Return the names of the exchanged parameters for a checkpoint, if they have changed."""
+    if not task.exchanged:
+        return {}
+    return {EXCHANGED: torch.tensor(list(" ".join(task.exchanged).encode()), dtype=torch.uint8)}
+
+
+def take_exchanged(task: Task, state: dict[str, Tensor]) -> None:
+    """Exchange the parameters that a checkpoint names; the entry is removed from its state.
+
+    Raises:
+        ConfigError: this member trains others, too.
+    """
+    names = state.pop(EXCHANGED, None)
+    if names is not None:
+        _fit(task, bytes(names.tolist()).decode().split(" "))
+
+
+def _fit(task: Task, names: Sequence[str]) -> None:
+    """Exchange the parameters that the other members exchange."""
+    if tuple(names) == task.exchanged:
+        return
+    if task.fit is None or not names:
+        raise ValueError(f"this member exchanges other parameters: {task.exchanged or names}")
+    task.fit(names)
 
 
 def _trained(task: Task) -> dict[str, Tensor]:

@@ -161,7 +161,7 @@ class RecoveryClient:
             break
         seconds, sources = RealClock().monotonic() - began, tuple(recovered.sources)
         self._hub.standing(
-            task.round, base=outer.committed(task).base, sources=list(sources),
+            task.round, base=task.labelled(outer.committed(task).base), sources=list(sources),
             seconds=seconds, nbytes=recovered.nbytes,
         )  # fmt: skip
         return RecoveredState(answer.lease, sources, seconds, recovered.nbytes)

@@ -11,6 +11,7 @@ from atoll.checkpoint import BackgroundSaver, Extras, OuterState, Saved, SavePoi
 from atoll.checkpoint.format.memory_image import image_nbytes
 from atoll.strategies.base import Outer
 from atoll.task import Task
+from atoll.train.state.committed import exchanged_state
 
 SLACK_BYTES = 1 << 20
 """For counters and metadata that are not known yet."""
@@ -79,7 +80,7 @@ NOT_SAVED = Saving()
 
 def _outer_state(task: Task, outer: Outer) -> OuterState:
     return OuterState(
-        outer.state_dict(), own_model=not outer.one_model,
+        {**outer.state_dict(), **exchanged_state(task)}, own_model=not outer.one_model,
         base=outer.committed(task).base if outer.one_model else "", agreed=agreed(task, outer),
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from atoll.group.base import Group
 from atoll.strategies.base import Outer, SyncResult, extend_history_hash
 from atoll.task import Task
 from atoll.train.join_job import JoinedJob
-from atoll.train.state.committed import CommittedState
+from atoll.train.state.committed import CommittedState, take_exchanged
 from atoll.train.state.recovery_client import RolledBack
 from atoll.train.state.saving import Saving
 from atoll.wire.messages import Event, Lease
@@ -147,6 +147,7 @@ class WrappedState:
         finally:
             store.close()
         self._task.push()
+        take_exchanged(self._task, restored.outer)
         warning = adopt(self._outer, restored, strategy=self._strategy)
         if warning:
             self._tell(enrolled, warning)
