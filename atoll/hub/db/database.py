@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from atoll.errors import HubError
-from atoll.hub.db.opening import explain, hold_lock, open_writer
+from atoll.hub.db.opening import NO_ROOM, explain, full, hold_lock, open_writer
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -321,6 +321,8 @@ def _run_alone(connection: sqlite3.Connection, write: _Write, path: Path) -> Non
         connection.execute("ROLLBACK TO one")
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, _CALLERS):
             error = explain(error, path)
+        elif isinstance(error, OSError) and error.errno in NO_ROOM:  # a file beside the database
+            error = full(path)
         write.outcome = (None, error)
     connection.execute("RELEASE one")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,15 +80,24 @@ def open_writer(path: Path, schemas: Sequence[str]) -> sqlite3.Connection:
     return connection
 
 
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Numbers of the system's errors for a full disk."""
+
+
+def full(path: Path) -> StorageFull:
+    """Return the error for a full disk."""
+    return StorageFull(
+        "no room is left for the hub's database",
+        given=str(path),
+        remedy="free some space; acknowledged data is safe",
+    )
+
+
 def explain(error: sqlite3.Error, path: Path) -> AtollError:
     """Return what an error of SQLite means for the person who runs the hub."""
     text = " ".join(str(error).split())
     if "full" in text:
-        return StorageFull(
-            "no room is left for the hub's database",
-            given=str(path),
-            remedy="free some space; acknowledged data is safe",
-        )
+        return full(path)
     if "not a database" in text or "malformed" in text:
         return HubError(
             "the hub's database is damaged",

@@ -47,8 +47,8 @@ def job_view(
         "error": job.error,
         "nodes_wanted": job.nodes_wanted,
         "min_nodes": job.min_nodes,
-        "paused": bool(job.paused) and job.state == JobState.RUNNING,
-        "paused_reason": job.paused,
+        "paused": bool(job.trouble or job.paused) and job.state == JobState.RUNNING,
+        "paused_reason": job.trouble or job.paused,
         "members": members,
         "machines": job.machines,
         "followers": [

@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS jobs (
 JobList = list[Job]
 
 _encode = msgspec.json.Encoder().encode
-_FILE = ("spec", "text")
+_FILE = ("spec", "text", "trouble")
 _JOB_FIELDS = frozenset(Job.__struct_fields__) - {"job", "created", "files", "members", *_FILE}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Protocol, cast
 
 from atoll.clock import Clock
-from atoll.errors import EpochChanged, GroupError, HubError
+from atoll.errors import EpochChanged, GroupError, HubError, StorageFull
 from atoll.hub.jobs.jobs import Job, Member
 from atoll.hub.observability.events import Events
 from atoll.hub.rounds.runtime import RoundRuntime, restore_runtime
@@ -378,7 +378,10 @@ class RoundService:
         log = logger.error if note.alarm else logger.info
         log("%s: %s", runtime.job, note.text)
         kind = f"alarm:{note.kind}" if note.alarm else note.kind
-        await self._events.add(runtime.job, kind, note.text, member=note.member)
+        try:
+            await self._events.add(runtime.job, kind, note.text, member=note.member)
+        except StorageFull as error:  # the effects after this one, e.g. a plan, must not be lost
+            logger.error("%s: this event is not stored: %s", runtime.job, error)
 
     _acts: ClassVar[
         dict[type[Any], Callable[[RoundService, RoundRuntime, Any], Awaitable[None]]]

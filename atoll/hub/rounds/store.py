@@ -157,7 +157,7 @@ class RoundStore:
             if completed is not None:
                 timelines.store(connection, plan.job, completed.epoch, rows)
 
-        await self._write(lambda: write)
+        await self._write(plan.job, lambda: write)
 
     async def joins_of(self, plan: RoundPlan) -> dict[str, RoundJoin]:
         """Return the joins of an attempt without verdict."""
@@ -217,7 +217,7 @@ class RoundStore:
 
             return write
 
-        await self._write(prepare)
+        await self._write(job, prepare)
 
     async def set_round(
         self, job: str, round_: int, cursors: dict[int, Cursor], **changes: Any
@@ -227,7 +227,7 @@ class RoundStore:
         record.committed_round, record.leases = round_, dict(cursors)
         for name, value in changes.items():
             setattr(record, name, value)
-        await self._write(lambda: self._jobs.storing(job))
+        await self._write(job, lambda: self._jobs.storing(job))
 
     async def forget_leases(self, job: str) -> None:
         """Delete the data cursors of all rounds; slots are assigned differently from now on."""
@@ -235,12 +235,12 @@ class RoundStore:
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM round_leases WHERE job = ?", (job,))
 
-        await self._write(lambda: write)
+        await self._write(job, lambda: write)
 
     async def set_paused(self, job: str, reason: str) -> None:
         """Store why a job is paused; empty: it is not."""
         self._jobs.get(job).paused = reason
-        await self._write(lambda: self._jobs.storing(job))
+        await self._write(job, lambda: self._jobs.storing(job))
 
     async def cursors_at(self, job: str, round_: int) -> dict[int, Cursor]:
         """Return the data cursors after this many rounds; empty: the beginning."""
@@ -310,14 +310,24 @@ class RoundStore:
         except AtollError as error:
             logger.warning("%s is not summed up: %s", job, error)
 
-    async def _write(self, prepare: Callable[[], Write]) -> None:
-        """Retry until durable: a full disk delays a round but must not fork it."""
+    async def _write(self, job: str, prepare: Callable[[], Write]) -> None:
+        """Retry until durable: a full disk delays a round but must not fork it.
+
+        Meanwhile the job's view says why its rounds wait, and what to do.
+        """
+        record = self._jobs.get(job)
         while True:
             try:
-                return await self._database.write(prepare())
+                await self._database.write(prepare())
             except (AtollError, sqlite3.OperationalError) as error:
-                logger.error("a round cannot be stored yet: %s", error)
+                logger.error("a round of %s cannot be stored yet: %s", job, error)
+                record.trouble = f"its rounds wait for the hub's storage: {error}"
                 await asyncio.sleep(RETRY_S)
+            else:
+                if record.trouble:
+                    logger.info("rounds of %s are stored again", job)
+                    record.trouble = ""
+                return
 
 
 def _describe(
