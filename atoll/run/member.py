@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,9 +22,9 @@ from atoll.group.base import Group
 from atoll.island.peer_failure import is_peer_failure
 from atoll.run.place import Membership
 from atoll.run.session import Session
-from atoll.strategies.base import Outer, SyncResult, extend_history_hash
+from atoll.strategies.base import SyncResult, extend_history_hash
 from atoll.strategies.inner.host_model import HostModel
-from atoll.strategies.vectors.whole_state import not_synchronised, report
+from atoll.strategies.vectors.whole_state import report
 from atoll.strategies.wrapped_optimizer import OuterOptimizer, WrapSpec
 from atoll.task import Task
 from atoll.train.agreement import Agreement
@@ -40,8 +39,6 @@ from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 
 if TYPE_CHECKING:
     from atoll.train.island.script_model import RankModel
-
-log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 10.0
 
@@ -118,18 +115,16 @@ class Run(Session):
     ) -> WrapSpec:
         """Return an optimizer that synchronizes the members' models; use it instead of `optimizer`.
 
-        All members start from the first member's parameters. The arguments after the first two MUST
-        be the same on every member. In an island every rank calls it with its part of one model,
-        and only methods that synchronize parameters are possible.
+        All members start from the first one's parameters and buffers, also frozen ones. The
+        arguments after the first two MUST be the same on every member. In an island every rank
+        calls it with its part of one model, and only methods that synchronize parameters work.
 
         Args:
             model: What is trained; it may be sharded over the ranks by `fully_shard`, tensor
-                parallelism or
-                DDP.
+                parallelism or DDP.
             optimizer: Your own optimizer over its parameters.
             outer: A preset (`diloco`, `local-sgd`, `ddp`, ...: `atoll methods` lists them) or
-                options such
-                as `atoll.DiLoCo(every=500)`.
+                options such as `atoll.DiLoCo(every=500)`.
             codec: Encoding of tensors on the wire, e.g. `int8`; empty: the preset's, or fp32.
             aggregate: How the members' vectors are combined: `mean`, or a robust rule such as
                 `trimmed:1`.
@@ -138,8 +133,7 @@ class Run(Session):
 
         Raises:
             ConfigError: an unknown name, a number out of range, parts that cannot work together, or
-                a
-                second call.
+                a second call.
         """
         agreement = Agreement.of(
             outer, codec=codec, aggregate=aggregate, collective=collective, admission=admission
@@ -165,26 +159,18 @@ class Run(Session):
             enrolled=self._enrolled, table=self._saving, rank_states=self._rank_state,
         )  # fmt: skip
         trained = TrainedSet(
-            task, strategy, model=model, group=self.group, codec=agreement.codec
+            task, strategy, model=model, group=self.group, codec=agreement.codec,
+            after_round=self._note,
         )  # fmt: skip
         self._state.begin()
-        self._list_unsynchronised(task, strategy)
+        trained.list_apart(self._meter.tell)
         self._meter.bytes()
         self._meter.restart()
         return OuterOptimizer(
             optimizer, task=task, outer=strategy, after_step=self._after_step,
             recover=self._recover, others=self._leading if self._joint else None,
-            before_step=lambda: self._renew(trained),
+            before_step=trained.renew,
         )  # fmt: skip
-
-    def _list_unsynchronised(self, task: Task, strategy: Outer) -> None:
-        """Say once what rounds do not keep equal."""
-        apart = not_synchronised(task, rounded=not strategy.can_grow)
-        if apart and self.num_slots > 1:
-            text = f"not synchronised: {'; '.join(apart)}"
-            log.info("%s", text)
-            if self.slot == 0:
-                self._meter.tell("not-synchronised", text)
 
     def _task_of(self, model: nn.Module, optimizer: Optimizer) -> Task:
         """Return the strategies' task: of the model, or of its host model."""
@@ -234,10 +220,8 @@ class Run(Session):
         Args:
             loss: Training loss of the step; in an island, the mean over the ranks that pass one.
             tokens: Tokens (or samples) of the step, by which members are weighted. Each rank of an
-                island
-                passes those of its own rows.
-            values: Any other values; the last one of each second is kept. In an island, the first
-                rank's.
+                island passes those of its own rows.
+            values: Any others; the last one of each second is kept, in an island the first rank's.
         """
         if self._joint:
             self._ranks.report.add(loss=loss, tokens=tokens)
@@ -343,13 +327,6 @@ class Run(Session):
         if self._state is not None:
             self._state.after(sync)
 
-    def _renew(self, trained: TrainedSet) -> None:
-        """Exchange parameters that became trainable since the last step."""
-        with trained.task.gate.moving():
-            sync = trained.renew()
-        if sync is not None:
-            self._note(sync)
-
     def _note(self, sync: SyncResult | None) -> None:
         self._meter.bytes()
         if self._state is not None:
@@ -382,9 +359,8 @@ class Run(Session):
     ) -> None:
         try:
             result = self._come_to_the_end() if error is None else self._result(broken=True)
-            if error is None or not is_peer_failure(
-                error
-            ):  # else its supervisor tells which rank is lost
+            # Otherwise its supervisor tells which rank is lost.
+            if error is None or not is_peer_failure(error):
                 self._leave(error, result)
         finally:
             self._give_signals_back()

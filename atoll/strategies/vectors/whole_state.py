@@ -85,7 +85,10 @@ def values(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         nbytes = kind.itemsize * shape.numel()
         end = start + -(-nbytes // 2)
         data = np.frombuffer(packed[start:end].tobytes(), np.uint8)[:nbytes].copy()
-        found.append(torch.from_numpy(data).view(kind).view(shape))
+        value = torch.empty(shape, dtype=kind)
+        if nbytes:  # torch refuses to view nothing as another type
+            value = torch.from_numpy(data).view(kind).view(shape)
+        found.append(value)
         start = end
     return found
 

@@ -9,7 +9,8 @@ not take part, but takes over the others' state with their set, or fails if it t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,8 +19,10 @@ from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.strategies.base import Outer, SyncResult, extend_history_hash
-from atoll.strategies.vectors.whole_state import some_names
+from atoll.strategies.vectors.whole_state import not_synchronised, some_names
 from atoll.task import Task
+
+log = logging.getLogger(__name__)
 
 ONLY = "_optimizer_only"
 """Name under which parameters are kept that the optimizer has and the model has not."""
@@ -46,27 +49,35 @@ class TrainedSet:
     """The exchanged parameters of one member."""
 
     def __init__(
-        self, task: Task, outer: Outer, *, model: nn.Module, group: Group, codec: str
+        self,
+        task: Task,
+        outer: Outer,
+        *,
+        model: nn.Module,
+        group: Group,
+        codec: str,
+        after_round: Callable[[SyncResult], None],
     ) -> None:
-        """`model` is the script's own; strategy and task are set up for its trainable ones."""
+        """`model` is the script's own; `after_round` takes the rounds of `renew`."""
         self.task, self._outer, self._model = task, outer, model
+        self._after_round = after_round
         self._group, self._codec = group, codec
         self._note()
         task.fit = self.fit
 
-    def renew(self) -> SyncResult | None:
-        """Exchange parameters from now on that became trainable; return the round before it.
+    def renew(self) -> None:
+        """Exchange parameters from now on that became trainable, after a round with the others.
 
         Raises:
             ConfigError: the strategy, or an island, cannot do that during a run.
         """
         if not self._changed():
-            return None
+            return
         task = self.task
         new = self._new()
         if not new or not self._outer.inherits:  # where members share nothing, nothing changes
             self._note()
-            return None
+            return
         if task.elsewhere is not None or not self._outer.can_grow:
             raise ConfigError(
                 "these parameters became trainable during the run and would not be synchronised",
@@ -74,9 +85,20 @@ class TrainedSet:
                 expected="the parameters that were trainable in run.wrap(...)",
                 remedy="unfreeze them before run.wrap, or use a method such as diloco or ddp",
             )
-        ended = extend_history_hash(task, self._outer.finish(task))
-        self.fit(sorted({*self._names(), *new}))
-        return ended
+        with task.gate.moving():
+            ended = extend_history_hash(task, self._outer.finish(task))
+            self.fit(sorted({*self._names(), *new}))
+        if ended is not None:
+            self._after_round(ended)
+
+    def list_apart(self, tell: Callable[[str, str], None]) -> None:
+        """Log what rounds do not keep equal, and report it if this is the first member."""
+        found = not_synchronised(self.task, rounded=not self._outer.can_grow)
+        if found and self._outer.inherits:
+            text = f"not synchronised: {'; '.join(found)}"
+            log.info("%s", text)
+            if self._group.members[:1] == (self._group.me,):
+                tell("not-synchronised", text)
 
     def fit(self, names: Sequence[str]) -> None:
         """Set the strategy up to exchange these parameters, from the model as it is.

@@ -72,13 +72,13 @@ def test_different_models_are_refused(tmp_path: Path) -> None:
 
 def test_under_a_robust_policy_a_frozen_parameter_counts_too(tmp_path: Path) -> None:
     def body(group: Group) -> str:
-        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        nn.init.constant_(model[0].weight, 1.0 if group.me != "w2" else 2.0)
-        for parameter in (*model[1].parameters(), model[0].bias):
+        frozen, trained = nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)
+        model = nn.Sequential(frozen, trained)
+        for parameter in model.parameters():
             nn.init.ones_(parameter)
-        model[0].weight.requires_grad_(False)
+        nn.init.constant_(frozen.weight, 1.0 if group.me != "w2" else 2.0)
         run = Run(group, Membership(tmp_path, slot=int(group.me[1:]), num_slots=3))
-        optimizer = torch.optim.SGD(model[1].parameters(), 0.1)
+        optimizer = torch.optim.SGD(trained.parameters(), 0.1)
         try:
             run.wrap(model, optimizer, outer="diloco", aggregate="trimmed:1")
         except GroupError as error:
