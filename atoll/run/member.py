@@ -68,6 +68,8 @@ class Run(Session):
         self._ranks.make_message = self._word
         self._saving = saving
         self._state: WrappedState | None = None
+        self._changed = False
+        """Whether members have come, gone or been left behind."""
         self._optimizer: OuterOptimizer | None = None
         self._task: Task | None = None
         self._leading = ScriptLeader(self._ranks, meter=self._meter, asked=self._leave_soon)
@@ -85,20 +87,22 @@ class Run(Session):
         return RankMessage(
             member=self.member, members=list(self.members), slot=self.slot,
             num_slots=self.num_slots, step=self.step, stopping=self._asked_to_stop,
-            slots_are_free=self._unread,
+            unsettled=self._members_changed,
         )  # fmt: skip
 
     @property
-    def _slots_are_free(self) -> bool:
-        """Whether data of lost members had no reader at the last round; the same on all ranks."""
-        return super()._slots_are_free if self._joint else self._unread
+    def _is_unsettled(self) -> bool:
+        """Whether members have come, gone or been left behind; the same on all ranks."""
+        return super()._is_unsettled if self._joint else self._members_changed
 
     @property
-    def _unread(self) -> bool:
+    def _members_changed(self) -> bool:
         task, optimizer = self._task, self._optimizer
-        if task is None or optimizer is None or not optimizer.outer.goes_on:
+        if task is None or optimizer is None or not optimizer.outer.goes_on or self._gone:
             return False
-        return 0 < task.leased < self.num_slots and not self._gone
+        late = self._enrolled is not None and self._enrolled.late
+        self._changed |= late or 0 < task.leased < self.num_slots
+        return self._changed
 
     # ---------------------------------------------------------------------------- training
 
@@ -277,6 +281,7 @@ class Run(Session):
         if self._state is None or self._task is None:
             raise error
         began = self._clock.monotonic()
+        self._changed = True
         self._meter.totals.wasted_steps += self._task.period.done
         self._state.recover(error)
         self._meter.totals.recovery_s += self._clock.monotonic() - began
@@ -323,6 +328,7 @@ class Run(Session):
         self._meter.totals.samples_given = self._rank_state.given
         if sync is not None and self._task is not None:
             self._rank_state.check_orders(self._task.leases)
+            self._changed |= 0 < self._task.leased < self.num_slots
         self._meter.step(sync)
         if self._state is not None:
             self._state.after(sync)

@@ -121,7 +121,7 @@ class JobPlace:
         )  # fmt: skip
         loop = LoopView(
             should_stop=lambda: self.stopping, step=lambda: self.step,
-            slots_are_free=lambda: self._slots_are_free, hold_round=self.finish,
+            unsettled=lambda: self._is_unsettled, hold_round=self.finish,
         )  # fmt: skip
         dealt = deal(data, division, loop)
         self._rank_state.share(dealt.share if isinstance(dealt, DataSetShare) else dealt)
@@ -133,9 +133,9 @@ class JobPlace:
         return 0
 
     @property
-    def _slots_are_free(self) -> bool:
-        """Whether data of lost members had no reader at the last round."""
-        return self._ranks.message is not None and self._ranks.message.slots_are_free
+    def _is_unsettled(self) -> bool:
+        """Whether members have come, gone or been left behind; the same on all ranks."""
+        return self._ranks.message is not None and self._ranks.message.unsettled
 
     def finish(self) -> None:
         """Synchronize the last steps."""

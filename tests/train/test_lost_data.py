@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import atoll
 from atoll.checkpoint import DirectoryStore, Saved, SavePoint
 from atoll.checkpoint.format.part import Part
+from atoll.config import CheckpointTable
 from atoll.errors import DataError, PeerLost
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
@@ -83,7 +84,7 @@ class World:
                 registered=SimpleNamespace(resume_round=self.resume_round, lease=None)
             ),
         )  # fmt: skip
-        run._every = 1
+        run._saving = CheckpointTable(every=1)
         return run
 
     def _reading(self) -> Any:

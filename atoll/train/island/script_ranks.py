@@ -43,8 +43,8 @@ class RankMessage:
     step: int = 0
     round: int = 0
     stopping: bool = False
-    slots_are_free: bool = False
-    """Data of lost members had no reader at the last round."""
+    unsettled: bool = False
+    """Members have come, gone or been left behind since this process began."""
     midway: bool = False
     """The place is not over: do the own optimizer's step, then return here."""
     skipped: bool = False

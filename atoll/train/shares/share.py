@@ -27,8 +27,8 @@ class LoopView:
     should_stop: Callable[[], bool] = lambda: False
     step: Callable[[], int] = lambda: 0
     """Optimizer steps done."""
-    slots_are_free: Callable[[], bool] = lambda: False
-    """Whether data of lost members had no reader at the last round."""
+    unsettled: Callable[[], bool] = lambda: False
+    """Whether members have come, gone or been left behind: slots may have no reader."""
     hold_round: Callable[[], None] = lambda: None
     """Synchronize the steps so far, after which slots are leased anew."""
 
@@ -160,8 +160,11 @@ class DataShare:
         return self._source.open(self.slot, pass_=self.passes, skip=self.offset)
 
     def _take_over(self, number: int) -> bool:
-        """Return whether this member got unread data of a lost one; it holds a round for that."""
-        if not self._trained or not self._loop.slots_are_free():
+        """Return whether there is more to read in this pass, after a round that commits the rest.
+
+        It may lease this member the data of a lost one, or fail and take back its own last steps.
+        """
+        if not self._trained or not self._loop.unsettled():
             return False
         self._loop.hold_round()
         return self.passes <= number

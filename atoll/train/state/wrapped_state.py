@@ -34,6 +34,10 @@ class RankStates(Protocol):
         """Load the state of every rank."""
         ...
 
+    def place(self) -> tuple[int, dict[str, int]] | None:
+        """Return the data slot and its cursor; None without shared data."""
+        ...
+
     def move(self, slot: int, cursor: Mapping[str, int]) -> None:
         """Continue with a data slot from a cursor."""
         ...
@@ -105,7 +109,12 @@ class WrappedState:
                 self._resume(enrolled, back.round)
             else:
                 self._task.round = self._group.committed_round
+                place = self._rank_states.place() if self._rank_states is not None else None
+                if lease is None and place is not None:
+                    lease = Lease(place[0])  # all work is lost: from the beginning
+                self._read(lease)
                 extend_history_hash(self._task, self._outer.begin(self._task))
+                return
         self._read(lease)
 
     def _read(self, lease: Lease | None) -> None:

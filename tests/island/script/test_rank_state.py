@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import atoll
 from atoll.checkpoint import DirectoryStore, Saved, SavePoint
-from atoll.config import MeshShape
+from atoll.config import CheckpointTable, MeshShape
 from atoll.errors import CheckpointError, ConfigError
 from atoll.group.single import SingleGroup
 from atoll.run import Run
@@ -51,7 +51,7 @@ def _entered(shape: MeshShape, folder: Path, round_: int) -> Run:
     run = enter(shape, folder=folder, group=SingleGroup(committed_round=max(0, round_)))
     if not run.rank:
         store.close = lambda: None  # type: ignore[attr-defined]
-        run._every = 1
+        run._saving = CheckpointTable(every=1)
         run._enrolled = SimpleNamespace(  # type: ignore[assignment]
             late=False, replaced=False, store=lambda: store, saver=lambda: _AtOnce(store),
             recovery=SimpleNamespace(offer=lambda *_: None),
