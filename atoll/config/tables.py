@@ -214,7 +214,8 @@ class ModelTable:
     """`[model]`: which model."""
 
     name: str = "gpt"
-    """`gpt`, `gpt2`, `llama`, `resnet`, `vit`, or `transformers` (a model of that library)."""
+    """`gpt`, `gpt2`, `llama`, `resnet`, `vit`, `transformers` (a model of that library), or
+    `module:factory` of the job's own code."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Options of the model (layers, width, ...): all other keys of the table."""
 
@@ -279,5 +280,7 @@ class JobSpec:
 
     @property
     def trust(self) -> str:
-        """Kind of job that the owner must allow; custom RL environments count as a script."""
-        return "script" if self.kind == "rl" and (self.job.code or self.rl.has_code) else self.kind
+        """Kind of job that the owner must allow; code of the job counts as a script."""
+        own = self.kind == "rl" and (self.job.code or self.rl.has_code)
+        own = own or (self.kind == "trainer" and (self.job.code or ":" in self.model.name))
+        return "script" if own else self.kind

@@ -7,6 +7,7 @@ Start with `registry.py` and `contract.py`.
 from atoll.models.causal_lm import CausalLM
 from atoll.models.classifier import Classifier
 from atoll.models.contract import Trainable
+from atoll.models.custom import build_custom, check_context, is_custom
 from atoll.models.gpt import GPT, GPTConfig
 from atoll.models.gpt2 import GPT2, GPT2Config
 from atoll.models.language import LanguageModel
@@ -36,6 +37,9 @@ __all__ = [
     "Trainable",
     "ViT",
     "ViTConfig",
+    "build_custom",
     "build_model",
+    "check_context",
+    "is_custom",
     "model_row",
 ]

@@ -109,6 +109,8 @@ def main() -> int:
             from atoll.node.islands.rank_supervisor import supervise
 
             return supervise(environment, spec)
+        if spec.job.code and not spec.job.script:
+            sys.path.insert(0, str(Path.cwd()))  # the job's own environments or model
         if spec.kind == "rl":
             return run_roles(environment, spec)
         if spec.job.script:
@@ -310,7 +312,6 @@ def run_roles(environment: WorkerEnvironment, spec: JobSpec) -> int:
     from atoll.rl.run import run_job
     from atoll.run import join
 
-    sys.path.insert(0, str(Path.cwd()))  # environments of the job's own code
     try:
         with join() as run:
             run_job(spec, run)

@@ -30,7 +30,18 @@ from atoll.data import (
 )
 from atoll.errors import ConfigError
 from atoll.group.policy import GroupPolicy
-from atoll.models import IMAGES, MODELS, TEXT, CausalLM, CausalLMConfig, build_model, model_row
+from atoll.models import (
+    IMAGES,
+    MODELS,
+    TEXT,
+    CausalLM,
+    CausalLMConfig,
+    build_custom,
+    build_model,
+    check_context,
+    is_custom,
+    model_row,
+)
 from atoll.models.pretrained import load_tokenizer
 from atoll.strategies.base import Outer
 from atoll.strategies.compatibility import check_job
@@ -130,6 +141,8 @@ def check_data(spec: JobSpec) -> None:
         ConfigError: the model is unknown, or a text model is paired with images or the reverse.
     """
     name, corpus = spec.model.name, spec.data.corpus
+    if is_custom(name):  # it is called with the data, which shows whether it takes them
+        return
     given = IMAGES if is_images(corpus) else TEXT
     if model_row(name).data == given:
         return
@@ -193,9 +206,15 @@ def whole_model(spec: JobSpec, dataset: Dataset | ImageDataset | None = None) ->
         DataError: a pretrained model, or data that the model's size depends on, is missing.
     """
     leave_out_compiler()
-    options = _options(spec, dataset.model_options if dataset else _told_by_data(spec))
+    from_data = dataset.model_options if dataset else _told_by_data(spec)
     torch.manual_seed(spec.job.seed)
-    return build_model(spec.model.name, **options)
+    name = spec.model.name
+    if not is_custom(name):
+        return build_model(name, **_options(spec, from_data))
+    model = build_custom(name, spec.model.options, from_data=from_data)
+    if not is_images(spec.data.corpus):
+        check_context(model, name=name)
+    return model
 
 
 def _told_by_data(spec: JobSpec) -> Mapping[str, object]:
@@ -209,6 +228,8 @@ def _told_by_data(spec: JobSpec) -> Mapping[str, object]:
 
 def _options(spec: JobSpec, from_data: Mapping[str, object]) -> dict[str, Any]:
     """Return the model's options, completed from the data."""
+    if is_custom(spec.model.name):
+        return dict(spec.model.options)
     known = model_row(spec.model.name).options
     fitting = {name: value for name, value in from_data.items() if name in known}
     return {**fitting, **spec.model.options}

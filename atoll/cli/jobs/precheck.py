@@ -55,7 +55,7 @@ def check_names(spec: JobSpec, *, here: bool = False) -> int:
     import torch
 
     from atoll.codec.registry import make_codec
-    from atoll.models import build_model
+    from atoll.models import build_model, is_custom
     from atoll.train.build import check_data
     from atoll.train.optim.lazy_compiler import leave_out_compiler
 
@@ -63,6 +63,8 @@ def check_names(spec: JobSpec, *, here: bool = False) -> int:
     make_codec(resolved.codec)
     resolved.build()  # options that are out of range are refused here
     check_data(spec)
+    if is_custom(spec.model.name):  # the job's own code must not run before it is on a node
+        return 0
     try:
         with torch.device("meta"):  # shapes only: costs neither time nor memory
             model = build_model(spec.model.name, **spec.model.options)

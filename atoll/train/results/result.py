@@ -37,9 +37,10 @@ def final_evaluation(
         look["accuracy"] = found.accuracy
     if isinstance(built.dataset, Dataset):
         look["bytes_per_token"] = built.dataset.held_out.bytes_per_token
-        look["sample"] = write_text(
-            built.model, built.dataset.tokenizer, SAMPLE_PROMPT, tokens=SAMPLE_TOKENS, seed=seed
-        )
+        if callable(getattr(built.model, "generate", None)):  # a user's model may lack it
+            look["sample"] = write_text(
+                built.model, built.dataset.tokenizer, SAMPLE_PROMPT, tokens=SAMPLE_TOKENS, seed=seed
+            )
     return look
 
 
