@@ -19,9 +19,10 @@ from torch import Tensor
 
 from atoll.checkpoint.format.nested import flatten, nest
 from atoll.checkpoint.format.part import Part
-from atoll.errors import CheckpointError
+from atoll.errors import CheckpointError, ConfigError
 from atoll.island.peer_failure import is_peer_failure
 from atoll.strategies.base import Outer
+from atoll.strategies.vectors.whole_state import some_names, tensor_digest
 from atoll.task import Task
 
 SHARED_PART, INNER_PART = "shared", "inner"
@@ -33,6 +34,7 @@ class CommittedState:
 
     def __init__(self, task: Task, outer: Outer) -> None:
         self._task, self._outer = task, outer
+        self._frozen: tuple[list[tuple[int, int]], dict[str, str]] = ([], {})
 
     @property
     def round(self) -> int:
@@ -59,12 +61,21 @@ class CommittedState:
             "exchanged": list(task.exchanged),
             "chain": task.past,
             "outer": self._outer.shared_state(),
-            "model": _trained(task) if found.tensors is None else {},
+            "model": {**_small_frozen(task), **(_trained(task) if found.tensors is None else {})},
+            "frozen": self._frozen_digests(),
         }
         optimizer = task.optimizer.state_dict() if task.elsewhere is None else None
         scaler = task.scaler.state_dict() if task.scaler is not None else {}
         inner = {"optimizer": optimizer, "model": _counts(task), "scaler": scaler}
         return _part(SHARED_PART, shared), _part(INNER_PART, inner)
+
+    def _frozen_digests(self) -> dict[str, str]:
+        """Return the digests of frozen parameters, computed again only if they have changed."""
+        frozen = self._task.frozen()
+        versions = [(id(tensor), tensor._version) for tensor in frozen.values()]
+        if versions != self._frozen[0]:
+            self._frozen = versions, {n: tensor_digest(t).hex() for n, t in frozen.items()}
+        return self._frozen[1]
 
 
 def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None:
@@ -85,6 +96,7 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
             task.pull()
             _fit(task, tree.get("exchanged", []))
             _load_model(task, tree["model"])
+            _check_frozen(task, tree.get("frozen", {}))
             if inner is not None:
                 own = _tree(inner)
                 _load_model(task, own["model"])
@@ -142,6 +154,34 @@ def _fit(task: Task, names: Sequence[str]) -> None:
     if task.fit is None or not names:
         raise ValueError(f"this member exchanges other parameters: {task.exchanged or names}")
     task.fit(names)
+
+
+def _small_frozen(task: Task) -> dict[str, Tensor]:
+    """Return the frozen parameters, unless they are larger than the trained ones.
+
+    A large frozen part is usually a pretrained model that every member has: only its digests are
+    compared.
+    """
+    frozen = {name: tensor.detach() for name, tensor in task.frozen().items()}
+    trained_bytes = sum(parameter.nbytes for parameter in task.parameters())
+    return frozen if sum(t.nbytes for t in frozen.values()) <= trained_bytes else {}
+
+
+def _check_frozen(task: Task, digests: Mapping[str, str]) -> None:
+    """Compare the frozen parameters with those of the other members.
+
+    Raises:
+        ConfigError: they differ, and rounds would never make them equal.
+    """
+    own = {name: tensor_digest(tensor).hex() for name, tensor in task.frozen().items()}
+    wrong = [name for name in own if digests and digests.get(name) != own[name]]
+    if wrong:
+        raise ConfigError(
+            "this member's frozen parameters differ from those of the others",
+            given=some_names(wrong),
+            expected="the same values on every member; large frozen parts are not sent",
+            remedy="load the same weights, or use the same seed, before run.wrap",
+        )
 
 
 def _trained(task: Task) -> dict[str, Tensor]:

@@ -12,11 +12,12 @@ from torch import nn
 import atoll
 from atoll.checkpoint.format.part import Part, part_blocks, read_part
 from atoll.codec import make_codec
-from atoll.errors import CheckpointError
+from atoll.errors import AtollError, CheckpointError
 from atoll.group.single import SingleGroup
 from atoll.methods.periodic import Average
 from atoll.task import Task
 from atoll.train.state.committed import CommittedState, adopt
+from atoll.train.state.trained_set import TrainedSet
 from tests.contracts.strategy_suite import Run, adamw, small_model, start_run
 
 OPTIONS = [atoll.DiLoCo(every=4), Average(every=4), atoll.EveryStep()]
@@ -127,3 +128,61 @@ def test_without_a_donors_optimizer_the_own_one_stays(tmp_path: Path) -> None:
     task, outer, _ = newcomer(atoll.DiLoCo(every=4))
     adopt(task, outer, shared=shared, inner=None)
     assert task.optimizer.state_dict()["state"] == {}
+
+
+def half_frozen(seed: int, *, large: bool) -> nn.Module:
+    """Return two layers of which the first, frozen one may be the larger."""
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, 3 if large else 1), nn.Linear(3 if large else 1, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    if not large:
+        model.append(nn.Linear(2, 9))
+    model.get_submodule("0").requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: type(o).__name__)
+def test_a_newcomer_has_the_frozen_parameters_of_the_others(options: Any) -> None:
+    for large in (False, True):
+        donor, late = half_frozen(1, large=large), half_frozen(2, large=large)
+        tasks = [Task(model, torch.optim.SGD(model.parameters(), 0.1)) for model in (donor, late)]
+        outers = [options.build() for _ in tasks]
+        for task, outer in zip(tasks, outers, strict=True):
+            outer.setup(task, group=SingleGroup(), codec=make_codec("fp32"))
+        outers[0].begin(tasks[0])
+        shared, inner = CommittedState(tasks[0], outers[0]).parts()
+        if large:
+            with pytest.raises(AtollError, match=r"frozen parameters differ.*0\.weight, 0\.bias"):
+                adopt(tasks[1], outers[1], shared=shared, inner=inner)
+            continue
+        adopt(tasks[1], outers[1], shared=shared, inner=inner)
+        for name, value in donor.state_dict().items():
+            assert torch.equal(late.state_dict()[name], value)
+
+
+def test_a_newcomer_exchanges_what_the_others_unfroze() -> None:
+    parts = []
+    for seed in (1, 2):
+        model, group = half_frozen(seed, large=False), SingleGroup()
+        task = Task(model, torch.optim.SGD(model.parameters(), 0.1))
+        outer: Any = atoll.DiLoCo(every=4).build()
+        outer.setup(task, group=group, codec=make_codec("fp32"))
+        parts.append(
+            TrainedSet(
+                task, outer, model=model, group=group, codec="fp32", after_round=lambda _: None
+            )
+        )
+        if seed == 1:
+            outer.begin(task)
+            model.requires_grad_(True)
+            parts[0].renew()
+            state = CommittedState(task, outer)
+            shared, inner = state.parts()
+        else:
+            adopt(task, outer, shared=shared, inner=inner)
+            assert CommittedState(task, outer).base == state.base
+    first, second = (part.task.parameters() for part in parts)
+    assert len(first) == len(second) == 6
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
