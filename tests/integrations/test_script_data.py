@@ -67,5 +67,5 @@ def test_a_killed_process_costs_no_sample(atoll: Atoll) -> None:
     # Less only if a member is so late for the last round that the others end without it.
     assert data["committed"] + data["missed"] == SAMPLES
     assert data["missed"] <= EVERY * BATCH
-    assert data["given"] >= SAMPLES
+    assert data["given"] >= data["committed"]
     assert summary["tokens"] >= SAMPLES - 2 * EVERY * BATCH, "what the killed one did counts"

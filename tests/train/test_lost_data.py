@@ -5,6 +5,7 @@ Samples of steps that were lost with a process are given again; no others are.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,7 @@ class World:
 
     def train(self, group: Group, *, late: bool = False, epochs: int = EPOCHS) -> None:
         """Be one process: a plain loop over epochs."""
-        run, since = self.enter(group, late=late), Counter[int]()
+        run, since, wasted = self.enter(group, late=late), Counter[int](), 0.0
         try:
             with run:
                 model = small_model()
@@ -118,6 +119,10 @@ class World:
                         optimizer.step()
                         if run._task is not None and run._task.round == self.stop_at:
                             self.groups.stop()
+                        if run._meter.totals.wasted_steps > wasted:  # left behind
+                            self.lost.update(since)
+                            wasted = run._meter.totals.wasted_steps
+                            since.clear()
                         if run._task is not None and run._task.round > round_:
                             since.clear()
         except PeerLost:
@@ -190,6 +195,31 @@ def test_a_new_process_goes_on_at_the_committed_place(outer: Any, tmp_path: Path
 
     found.groups.together(replaced, timeout_s=PATIENCE_S)
     assert found.lost, "the process died in the middle of its period"
+    assert_each_once(found)
+
+
+@pytest.mark.parametrize("round_", [4, 5])  # inside a pass, and at its end
+def test_steps_of_a_member_left_behind_are_given_again(round_: int, tmp_path: Path) -> None:
+    found = world(tmp_path, atoll.DiLoCo(every=3))
+    machine = found.groups.coordinator.machine
+
+    def body(group: Any) -> None:
+        if group.me == "w1":
+            join = group.join
+
+            def frozen(report: Any, **options: Any) -> Any:
+                if report.round == round_:
+                    found.groups.lose("w1")
+                    deadline = time.monotonic() + PATIENCE_S
+                    while machine.committed_round <= round_ and time.monotonic() < deadline:
+                        time.sleep(0.01)
+                return join(report, **options)
+
+            group.join = frozen
+        found.train(group)
+
+    found.groups.together(body, timeout_s=PATIENCE_S)
+    assert found.lost
     assert_each_once(found)
 
 

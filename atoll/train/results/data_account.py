@@ -29,9 +29,10 @@ def account(results: Mapping[str, Mapping[str, Any]], *, given: int) -> dict[str
         complete = max(n // slots[slot][2] for slot, n in read.items())
         committed += sum(read.values())
         missed += sum(max(0, complete * slots[slot][2] - n) for slot, n in read.items())
+    given = max(given, committed)  # a killed process sent its last point before its last round
     return {
         "given": given, "committed": committed,
-        "repeated": max(0, given - committed), "missed": missed,
+        "repeated": given - committed, "missed": missed,
     }  # fmt: skip
 
 
