@@ -67,10 +67,11 @@ class AtollCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let gradients be clipped in mixed precision."""
-        plugin: Any = trainer.precision_plugin
+        plugin = trainer.precision_plugin
         if type(plugin) is MixedPrecision:
+            precision: Any = plugin.precision
             trainer.strategy.precision_plugin = WrappedMixedPrecision(
-                plugin.precision, plugin.device, plugin.scaler
+                precision, plugin.device, plugin.scaler
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from atoll.errors import ConfigError
 from atoll.queues import Queue, Topic
 from atoll.run.member import Run
 from atoll.run.place import JobPlace, Membership
+from atoll.strategies.several_optimizers import as_list, one_model
 from atoll.strategies.wrapped_optimizer import KEY, WrapSpec, two_moments
 from atoll.train.agreement import Agreement
 from atoll.train.island.script_model import RankModel, saved_model
@@ -136,33 +137,37 @@ class FollowerRun(Run):
 
     # ---------------------------------------------------------------------------- training
 
-    def wrap(
+    def wrap(  # type: ignore[override]  # mypy does not match it with the overloads of Run
         self,
-        model: nn.Module,
-        optimizer: Optimizer,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: Optimizer | Sequence[Optimizer],
         *,
         outer: str | object = "diloco",
         codec: str = "",
         aggregate: str = "mean",
         collective: str = "auto",
         admission: str = "finite",
-    ) -> WrapSpec:
+    ) -> WrapSpec | list[WrapSpec]:
         """Return an optimizer that steps with the other ranks; see :meth:`Run.wrap`."""
         agreement = Agreement.of(
             outer, codec=codec, aggregate=aggregate, collective=collective, admission=admission
         )
+        whole, inner = one_model(model), as_list(optimizer)
         self._ranks.meet()
-        agreement.check(again=self._followed is not None, nodes=self.num_slots, spread=True)
+        agreement.check(
+            again=self._followed is not None, nodes=self.num_slots, spread=True,
+            optimizers=len(inner),
+        )  # fmt: skip
         self._ranks.arrive("wrap")
         self._model = RankModel(
-            model, optimizer, broadcaster=self._ranks.broadcaster, device=self.device
+            whole, inner[0], broadcaster=self._ranks.broadcaster, device=self.device
         )
         self._rank_state.follow(self._ranks.broadcaster)
         self._ranks.go_on()
         self._followed = RankOptimizer(
-            optimizer, ranks=self._ranks, twice=two_moments(agreement.options.build())
+            inner[0], ranks=self._ranks, twice=two_moments(agreement.options.build())
         )
-        return self._followed
+        return self._followed if isinstance(optimizer, Optimizer) else [self._followed]
 
     def track(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Do nothing: the first rank measures."""

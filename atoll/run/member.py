@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -23,12 +22,12 @@ from atoll.island.peer_failure import is_peer_failure
 from atoll.run.place import Membership
 from atoll.run.session import Session
 from atoll.strategies.base import SyncResult, extend_history_hash
-from atoll.strategies.inner.host_model import HostModel
+from atoll.strategies.several_optimizers import PartOptimizer, as_list, joint, one_model
 from atoll.strategies.vectors.whole_state import report
 from atoll.strategies.wrapped_optimizer import OuterOptimizer, WrapSpec
 from atoll.task import Task
 from atoll.train.agreement import Agreement
-from atoll.train.island.script_leader import ScriptLeader
+from atoll.train.island.script_leader import ScriptLeader, is_spread
 from atoll.train.island.script_ranks import RankMessage, ScriptRanks
 from atoll.train.join_job import JoinedJob
 from atoll.train.results import data_account
@@ -106,27 +105,44 @@ class Run(Session):
 
     # ---------------------------------------------------------------------------- training
 
+    @overload
+    def wrap(
+        self, model: nn.Module, optimizer: Optimizer, *, outer: str | object = ...,
+        codec: str = ..., aggregate: str = ..., collective: str = ..., admission: str = ...,
+    ) -> WrapSpec: ...  # fmt: skip
+
+    @overload
+    def wrap(
+        self, model: nn.Module | Sequence[nn.Module], optimizer: Sequence[Optimizer], *,
+        outer: str | object = ..., codec: str = ..., aggregate: str = ..., collective: str = ...,
+        admission: str = ...,
+    ) -> list[WrapSpec]: ...  # fmt: skip
+
     def wrap(
         self,
-        model: nn.Module,
-        optimizer: Optimizer,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: Optimizer | Sequence[Optimizer],
         *,
         outer: str | object = "diloco",
         codec: str = "",
         aggregate: str = "mean",
         collective: str = "auto",
         admission: str = "finite",
-    ) -> WrapSpec:
+    ) -> WrapSpec | list[WrapSpec]:
         """Return an optimizer that synchronizes the members' models; use it instead of `optimizer`.
 
         All members start from the first one's parameters and buffers, also frozen ones. The
         arguments after the first two MUST be the same on every member. In an island every rank
         calls it with its part of one model, and only methods that synchronize parameters work.
 
+        Several models and optimizers (e.g. of a GAN) form one replica: give all in one call, in the
+        order in which the loop steps them. A step of the last one counts, in `run.step` and until
+        the next round, which combines all models. Methods that combine gradients are refused.
+
         Args:
             model: What is trained; it may be sharded over the ranks by `fully_shard`, tensor
-                parallelism or DDP.
-            optimizer: Your own optimizer over its parameters.
+                parallelism or DDP. Or several models.
+            optimizer: Your own optimizer over its parameters. Or several: then a list is returned.
             outer: A preset (`diloco`, `local-sgd`, `ddp`, ...: `atoll methods` lists them) or
                 options such as `atoll.DiLoCo(every=500)`.
             codec: Encoding of tensors on the wire, e.g. `int8`; empty: the preset's, or fp32.
@@ -142,19 +158,27 @@ class Run(Session):
         agreement = Agreement.of(
             outer, codec=codec, aggregate=aggregate, collective=collective, admission=admission
         )
-        self._joint = self._joint or _is_spread(model)
+        whole, inner = one_model(model), as_list(optimizer)
+        self._joint = self._joint or is_spread(whole)
         if self._joint:
             self._ranks.meet()
-        agreement.check(again=self._optimizer is not None, nodes=self.num_slots, spread=self._joint)
+        agreement.check(
+            again=self._optimizer is not None, nodes=self.num_slots, spread=self._joint,
+            optimizers=len(inner),
+        )  # fmt: skip
         with self._at("wrap"):
-            self._optimizer = self._wrapped(model, optimizer, agreement)
-        return self._optimizer
+            self._optimizer = self._wrapped(whole, inner, agreement)
+        if isinstance(optimizer, Optimizer):
+            return self._optimizer
+        task = self._optimizer.task
+        return [*(PartOptimizer(part, task=task) for part in inner[:-1]), self._optimizer]
 
     def _wrapped(
-        self, model: nn.Module, optimizer: Optimizer, agreement: Agreement
+        self, model: nn.Module, optimizers: list[Optimizer], agreement: Agreement
     ) -> OuterOptimizer:
+        """Return the last optimizer with the strategy around its step."""
         self.group.policy, strategy = agreement.policy, agreement.options.build()
-        task = self._task = self._task_of(model, optimizer)
+        task = self._task = self._task_of(model, joint(optimizers))
         self._meter.open(task, self._connection, flush_timeout_s=FLUSH_TIMEOUT_S)
         task.stretch = self._rank_state
         strategy.setup(task, group=self.group, codec=make_codec(agreement.codec))
@@ -171,7 +195,7 @@ class Run(Session):
         self._meter.bytes()
         self._meter.restart()
         return OuterOptimizer(
-            optimizer, task=task, outer=strategy, after_step=self._after_step,
+            optimizers[-1], task=task, outer=strategy, after_step=self._after_step,
             recover=self._recover, others=self._leading if self._joint else None,
             before_step=trained.renew,
         )  # fmt: skip
@@ -181,19 +205,10 @@ class Run(Session):
         round_ = self.group.committed_round
         if not self._joint:
             return Task(joined_model(model, optimizer), optimizer, member=self.member, round=round_)
-        broadcaster = self._ranks.broadcaster
-        from atoll.train.island.script_model import RankModel, ScriptOptimizer
-
-        self._model = RankModel(model, optimizer, broadcaster=broadcaster, device=self.device)
-        self._rank_state.follow(broadcaster)
-        self._leading.host_model = HostModel(broadcaster)
-        return Task(
-            self._model.whole,
-            ScriptOptimizer(optimizer, model=self._model, broadcaster=broadcaster),
-            member=self.member,
-            round=round_,
-            elsewhere=self._leading.host_model,
-        )
+        found = self._leading.task_of(model, optimizer, member=self.member, round_=round_)
+        self._model, task = found
+        self._rank_state.follow(self._ranks.broadcaster)
+        return task
 
     def _at(self, place: str) -> AbstractContextManager[None]:
         """Run the block together with the other ranks, if there are any."""
@@ -289,8 +304,7 @@ class Run(Session):
     def save(self, model: nn.Module, name: str = "model.safetensors") -> Path | None:
         """Write the agreed weights and upload them to the hub; every member MUST call this.
 
-        In an island every rank calls it, with the model that was wrapped; one whole file is
-        written.
+        In an island every rank calls it, with the wrapped model; one whole file is written.
 
         Returns:
             The file, on the first member (and its first rank); None on the others.
@@ -398,9 +412,3 @@ class Run(Session):
             self._enrolled.close()
             raise SystemExit(EXIT_REPLACED if replaced else EXIT_LEFT)
         end_member(self._enrolled, error=error, result=result, member=self.member)
-
-
-def _is_spread(model: nn.Module) -> bool:
-    """Return whether parameters are DTensors, without importing what defines them."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(p, module.DTensor) for p in model.parameters())

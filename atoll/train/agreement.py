@@ -9,6 +9,7 @@ from atoll.errors import ConfigError
 from atoll.group.policy import GroupPolicy
 from atoll.strategies.compatibility import check
 from atoll.strategies.resolve import Resolved, resolve_outer, without_shared_steps
+from atoll.strategies.wrapped_optimizer import two_moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +38,37 @@ class Agreement:
         """The strategy's name, as written into checkpoints."""
         return type(self.options).__name__.lower()
 
-    def check(self, *, again: bool, nodes: int, spread: bool) -> None:
+    def check(self, *, again: bool, nodes: int, spread: bool, optimizers: int = 1) -> None:
         """Refuse combinations that cannot work; the result is the same on every rank of an island.
 
-        `again`: an optimizer was wrapped before; `spread`: the model is sharded over ranks.
+        Args:
+            again: An optimizer was wrapped before.
+            nodes: Number of members.
+            spread: The model is sharded over ranks.
+            optimizers: Number of optimizers that are wrapped together.
 
         Raises:
             ConfigError: with the reason, and the nearest combination that works.
         """
         if again:
             raise ConfigError(
-                "a run wraps one optimizer",
+                "run.wrap is called once, with all that is trained",
                 given="a second call of run.wrap",
+                remedy="run.wrap([discriminator, generator], [its_optimizer, the_other]), "
+                "in the order of their steps",
+            )
+        if optimizers > 1 and spread:
+            raise ConfigError(
+                "an island trains with one optimizer",
+                given=f"{optimizers} optimizers on several ranks",
                 remedy="give one optimizer all parameters, in groups",
+            )
+        if optimizers > 1 and two_moments(self.options.build()):
+            raise ConfigError(
+                "this method acts in every step of one optimizer",
+                given=f"{self.name} with {optimizers} optimizers",
+                expected="a method that combines the parameters of all models after some steps",
+                remedy="outer='diloco' or 'local-sgd', or one optimizer with all parameters",
             )
         inner = "hybrid" if spread else "local"
         resolved = Resolved(method=self.options, inner=inner, codec=self.codec)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.optim import Optimizer
 
 from atoll.strategies.inner.host_model import HostModel
+from atoll.task import Task
 from atoll.train.island.script_ranks import ScriptRanks
 from atoll.train.results.script_meter import ScriptMeter
+
+if TYPE_CHECKING:
+    from atoll.train.island.script_model import RankModel
 
 
 class ScriptLeader:
@@ -23,6 +32,18 @@ class ScriptLeader:
         self._ranks, self._meter, self._asked = ranks, meter, asked
         self.host_model: HostModel | None = None
         """Of the model, once it is wrapped."""
+
+    def task_of(
+        self, model: nn.Module, optimizer: Optimizer, *, member: str, round_: int
+    ) -> tuple[RankModel, Task]:
+        """Return this rank's part of the model, and the task of the whole; every rank does it."""
+        from atoll.train.island.script_model import RankModel, ScriptOptimizer
+
+        broadcaster = self._ranks.broadcaster
+        own = RankModel(model, optimizer, broadcaster=broadcaster, device=self._ranks.device)
+        self.host_model = HostModel(broadcaster)
+        whole = ScriptOptimizer(optimizer, model=own, broadcaster=broadcaster)
+        return own, Task(own.whole, whole, member=member, round=round_, elsewhere=self.host_model)
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
@@ -58,3 +79,9 @@ class ScriptLeader:
     def _trained(self) -> None:
         if self.host_model is not None:
             self.host_model.trained()
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Return whether parameters are DTensors, without importing what defines them."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(p, module.DTensor) for p in model.parameters())

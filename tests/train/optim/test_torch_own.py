@@ -63,14 +63,8 @@ def by(name: str, info: Any) -> bool:
     return name == "average" or not needs_closure(info.optim_cls)
 
 
-SPARSE = pytest.mark.xfail(strict=True, reason="sparse gradients are not exchanged yet")
 PAIRS = [
-    pytest.param(
-        info,
-        method,
-        id=f"{info.name}-{name}",
-        marks=[SPARSE] if name == "ddp" and not dense(info) else [],
-    )
+    pytest.param(info, method, id=f"{info.name}-{name}")
     for info in INFOS.values()
     for name, method in METHODS.items()
     if by(name, info)
