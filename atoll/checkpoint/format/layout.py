@@ -19,6 +19,7 @@ import torch
 from atoll.errors import CheckpointCorrupt, CheckpointError
 
 TYPES: Mapping[torch.dtype, str] = {
+    torch.complex64: "C64",
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",

@@ -235,7 +235,7 @@ def restore(
         holder, extra = own, mine["model"]
     _load_model(task, plain_names(_model_tensors(holder)), extra=extra)
     giver = _tree_of(donor) if donor is not None else mine
-    _load(task.optimizer, giver["optimizer"], kind="optimizer")
+    _load(task.optimizer, _copied(giver["optimizer"]), kind="optimizer")
     if task.scaler is not None:
         _load(task.scaler, giver.get("scaler", {}), kind="scale of the loss")
     if task.scheduler is not None and mine["scheduler"] is not None:
@@ -309,6 +309,21 @@ def _load(target: Any, state: Any, *, kind: str) -> None:
             given=f"{type(error).__name__}: {error}",
             remedy="resume with the [train] table it was written with",
         ) from error
+
+
+def _copied(state: Any) -> Any:
+    """Return a state with tensors of its own.
+
+    An optimizer keeps the tensors that it loads. Those of a part lie where they lie in its file,
+    and a dot product of misaligned vectors (LBFGS) rounds in another order.
+    """
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, Mapping):
+        return {key: _copied(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_copied(value) for value in state)
+    return state
 
 
 def _tree_of(part: Part) -> dict[str, Any]:
