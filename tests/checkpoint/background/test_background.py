@@ -274,7 +274,7 @@ def test_hub_needs_somebody_who_announces(tmp_path: Path) -> None:
 
 def test_tensor_that_cannot_be_saved_is_named_at_once(tmp_path: Path) -> None:
     saver = BackgroundSaver(target(tmp_path), scratch=tmp_path)
-    part = Part(SHARED, {"model/v": torch.zeros(2, dtype=torch.complex64)})
+    part = Part(SHARED, {"model/v": torch.zeros(2, dtype=torch.complex128)})
     with pytest.raises(CheckpointError, match="model/v"):
         saver.save(SavePoint(1, 1, "w0", ["w0"]), [part])
     assert isinstance(save(saver, 2), Saved)

@@ -139,8 +139,8 @@ def test_a_tensor_that_another_writer_did_not_align_is_read() -> None:
 
 
 def test_types_outside_the_format_are_named() -> None:
-    with pytest.raises(CheckpointError, match=r"tensor z cannot be saved; given: torch.complex64"):
-        MemoryImage(Part("x", {"z": torch.zeros(1, dtype=torch.complex64)}))
+    with pytest.raises(CheckpointError, match=r"tensor z cannot be saved; given: torch.complex128"):
+        MemoryImage(Part("x", {"z": torch.zeros(1, dtype=torch.complex128)}))
     with pytest.raises(CheckpointError, match=r"tensor z cannot be saved.*sparse"):
         MemoryImage(Part("x", {"z": torch.eye(2).to_sparse()}))
 
