@@ -67,8 +67,7 @@ class Run(Session):
         self._ranks.make_message = self._word
         self._saving = saving
         self._state: WrappedState | None = None
-        self._changed = False
-        """Whether members have come, gone or been left behind."""
+        self._changed = enrolled is not None and enrolled.late
         self._optimizer: OuterOptimizer | None = None
         self._task: Task | None = None
         self._leading = ScriptLeader(self._ranks, meter=self._meter, asked=self._leave_soon)
@@ -91,17 +90,12 @@ class Run(Session):
 
     @property
     def _is_unsettled(self) -> bool:
-        """Whether members have come, gone or been left behind; the same on all ranks."""
         return super()._is_unsettled if self._joint else self._members_changed
 
     @property
     def _members_changed(self) -> bool:
-        task, optimizer = self._task, self._optimizer
-        if task is None or optimizer is None or not optimizer.outer.goes_on or self._gone:
-            return False
-        late = self._enrolled is not None and self._enrolled.late
-        self._changed |= late or 0 < task.leased < self.num_slots
-        return self._changed
+        goes_on = self._optimizer is not None and self._optimizer.outer.goes_on
+        return goes_on and self._changed and not self._gone
 
     # ---------------------------------------------------------------------------- training
 
