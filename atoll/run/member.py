@@ -113,16 +113,10 @@ class Run(Session):
     ) -> list[WrapSpec]: ...  # fmt: skip
 
     def wrap(
-        self,
-        model: nn.Module | Sequence[nn.Module],
-        optimizer: Optimizer | Sequence[Optimizer],
-        *,
-        outer: str | object = "diloco",
-        codec: str = "",
-        aggregate: str = "mean",
-        collective: str = "auto",
-        admission: str = "finite",
-    ) -> WrapSpec | list[WrapSpec]:
+        self, model: nn.Module | Sequence[nn.Module], optimizer: Optimizer | Sequence[Optimizer], *,
+        outer: str | object = "diloco", codec: str = "", aggregate: str = "mean",
+        collective: str = "auto", admission: str = "finite",
+    ) -> WrapSpec | list[WrapSpec]:  # fmt: skip
         """Return an optimizer that synchronizes the members' models; use it instead of `optimizer`.
 
         All members start from the first one's parameters and buffers, also frozen ones. The
@@ -366,11 +360,9 @@ class Run(Session):
     # ---------------------------------------------------------------------------------- ends
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
+        self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         try:
             result = self._come_to_the_end() if error is None else self._result(broken=True)
             # Otherwise its supervisor tells which rank is lost.
