@@ -46,8 +46,8 @@ class Row:
     """Whether methods that average gradients admit it."""
     needs: str = ""
     """A library."""
-    broken: Mapping[str, str] = field(default_factory=dict)
-    """Why it fails, by circumstance, `circumstance-method` or `circumstance-members`."""
+    counted: frozenset[str] = frozenset()
+    """Buffers that count what each member has done, which one that comes back begins anew."""
 
     def steps(self, members: int) -> int:
         return SAMPLES // (BATCH * self.batches * members)
@@ -56,8 +56,8 @@ class Row:
 OWN_PLACE = frozenset({Circumstance.LOST, Circumstance.LOST_SHARE, Circumstance.RESUMED})
 """Of a loop whose own loader has its place in the data: a new process begins the pass again."""
 
-ONE_WRAP = "several models and optimizers cannot be wrapped yet"
-NOT_RECOVERED = "a newcomer does not take over what members do not average"
+NEWCOMERS = frozenset({Circumstance.LOST, Circumstance.LOST_SHARE})
+"""Of a loop whose frozen parameters start different: newcomers are refused, which has a test."""
 
 ROWS: dict[str, Row] = {
     "plain": Row(plain_loops.plain),
@@ -67,14 +67,14 @@ ROWS: dict[str, Row] = {
     "streamed": Row(plain_loops.streamed),
     "dealt-stream": Row(plain_loops.dealt_stream),
     "uneven": Row(plain_loops.uneven, even=False),
-    "frozen": Row(plain_loops.frozen, broken={"lost": NOT_RECOVERED}),
-    "unfrozen": Row(plain_loops.unfrozen),
+    "frozen": Row(plain_loops.frozen, without=NEWCOMERS),
+    "unfrozen": Row(plain_loops.unfrozen, without=NEWCOMERS),
     "beside": Row(plain_loops.beside),
     "tied": Row(plain_loops.tied),
     "sparse": Row(plain_loops.sparse, tolerances={"ddp": 1e-6}),
     "complex": Row(plain_loops.waves),
     "double": Row(plain_loops.double, tolerances={"ddp": 1e-6}),
-    "batch-norm": Row(plain_loops.normalised, broken={"lost": NOT_RECOVERED}),
+    "batch-norm": Row(plain_loops.normalised, counted=frozenset({"1.num_batches_tracked"})),
     "accumulated": Row(plain_loops.accumulated, batches=2),
     "averaged": Row(plain_loops.averaged, keeps=False),
     "schedule-by-step": Row(plain_loops.schedule_by_step),
@@ -83,11 +83,7 @@ ROWS: dict[str, Row] = {
     "scaled": Row(plain_loops.scaled, keeps=False),
     "compiled": Row(plain_loops.compiled),
     "line-search": Row(plain_loops.line_search, averages_gradients=False),
-    "adversarial": Row(
-        plain_loops.adversarial,
-        averages_gradients=False,
-        broken=dict.fromkeys(Circumstance, ONE_WRAP),
-    ),
+    "adversarial": Row(plain_loops.adversarial, averages_gradients=False),
     "trainer": Row(library_loops.trainer, seeded=True, needs="transformers", begins_again=False),
     "lightning": Row(library_loops.lightning, needs="lightning", begins_again=False),
     "accelerated": Row(library_loops.accelerated, needs="accelerate"),
