@@ -200,13 +200,33 @@ class StreamShare(DataShare, IterableDataset[Any]):
 class DataSetShare(Subset[Any]):
     """A share of a data set with a length; iterated directly, its position is known.
 
-    A `DataLoader` over it chooses an order of its own, so its position is not.
+    A `DataLoader` over it chooses an order of its own, so its position is not: that is logged once.
     """
 
     def __init__(self, data: Any, source: MapSource, loop: LoopView | None = None) -> None:
         """Contain the samples of the own slot."""
         super().__init__(data, source.indices)
         self.share = DataShare(source, loop)
+        self._warned = False
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.share)
+
+    def __getitem__(self, at: Any) -> Any:
+        self._warn()
+        return super().__getitem__(at)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return some samples, for a `DataLoader`."""
+        self._warn()
+        return super().__getitems__(indices)
+
+    def _warn(self) -> None:
+        worker = get_worker_info()
+        if self._warned or (worker is not None and worker.id):
+            return
+        self._warned = True
+        log.warning(
+            "a loader picks from this share in an order that is not known here: after a kill its "
+            "pass begins anew. Give run.shard the DataLoader instead of the data set"
+        )

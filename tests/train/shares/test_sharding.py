@@ -238,3 +238,13 @@ def test_an_iterator_that_starts_once_is_not_moved(caplog: pytest.LogCaptureFixt
     share.go_to(1, passes=0, offset=3)
     assert list(rows) == [2, 4, 6, 8]
     assert "cannot be read here" in caplog.text
+
+
+def test_a_loader_over_a_share_says_once_what_is_not_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    share = deal(DATA, Division(0, 2, SEED))
+    assert len(list(share)) == SAMPLES // 2
+    assert caplog.text == ""
+    list(DataLoader(share, batch_size=4, shuffle=True))
+    assert caplog.text.count("Give run.shard the DataLoader") == 1
