@@ -98,7 +98,9 @@ def finish(folder: Path, *, view: Mapping[str, Any], console: Console) -> None:
             Panel(escape(sample), title="what the model writes", title_align="left"),
             soft_wrap=True,
         )
-    _say_files(console, folder, writes=summary.get("accuracy") is None)
+    name = config.parse_spec(str(view["spec"]), name="the job").model.name
+    evaluated = summary.get("accuracy") is None and summary.get("loss_final") is not None
+    _say_files(console, folder, writes=evaluated and ":" not in name)
 
 
 def write(
@@ -135,7 +137,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         "nodes": str(summary["nodes"]),
         "steps, tokens": f"{summary['steps']}, {screen.count(summary['tokens'])}",
         "rounds": f"{summary['rounds_committed']} committed, {summary['rounds_aborted']} aborted",
-        "held-out loss": _from_to(summary),
+        "held-out loss": _from_to(summary) if summary.get("loss_final") is not None else "",
         "time": _time(summary),
         "tokens/s": f"{screen.count(summary['tokens_per_s'] or 0)} "
         f"(best node alone {screen.count(summary['best_single_node_tokens_per_s'] or 0)})",
@@ -144,10 +146,15 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     }
     if summary.get("accuracy") is not None:
         rows["accuracy"] = f"{summary['accuracy']:.1%} of the held-out images"
+    account = summary.get("data") or {}
+    if account.get("missed"):
+        given = f"{account['missed']} of {account['missed'] + account['committed']} samples"
+        rows["data"] = f"[red]{given} are in no committed round[/]"
     if not summary.get("same_data", True):
         rows["data"] = "[red]members read different data[/]: compare their Python and files"
     for name, text in rows.items():
-        table.add_row(name, text)
+        if text:
+            table.add_row(name, text)
     return table
 
 

@@ -1,0 +1,53 @@
+"""What is printed at the end of a job: only what is known, and what went wrong in red."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from atoll.cli.jobs.results import finish
+
+SPEC = '[job]\nname = "own"\nnodes = 1\n{more}[model]\nname = "{model}"\n'
+TRAINED = {"steps": 40, "tokens": 640, "wall_s": 2.0, "compute_s": 1.0, "replica": "a", "round": 4}
+
+
+def printed(folder: Path, *, more: str = "", model: str = "gpt", **result: Any) -> str:
+    """Finish a job of one member, and return what it prints."""
+    (folder / "model.safetensors").touch()
+    view = {
+        "job": "own-1", "spec": SPEC.format(more=more, model=model),
+        "committed_round": 4, "aborted_rounds": 0,
+        "members": [{"member": "w0", "result": {**TRAINED, **result}}],
+    }  # fmt: skip
+    console = Console(file=io.StringIO(), width=80)
+    finish(folder, view=view, console=console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("given", "writes"),
+    [
+        ({"loss_final": 1.5}, True),
+        ({"loss_final": 1.5, "model": "package.nets:make"}, False),
+        ({"more": 'script = "mine.py"\n'}, False),
+    ],
+)
+def test_only_language_models_are_offered_to_write(
+    given: dict[str, Any], writes: bool, tmp_path: Path
+) -> None:
+    text = printed(tmp_path, **given)
+    assert ("atoll generate" in text) is writes
+    assert ("held-out loss" in text) is ("loss_final" in given)
+
+
+def test_samples_in_no_round_are_told(tmp_path: Path) -> None:
+    script = 'script = "mine.py"\n'
+    whole = printed(tmp_path, more=script, data=[{"0": [1, 0, 50], "1": [1, 0, 50]}])
+    assert "in no committed round" not in whole
+    text = printed(tmp_path, more=script, data=[{"0": [1, 0, 50], "1": [0, 45, 50]}])
+    assert "5 of 100 samples are in no committed round" in text
