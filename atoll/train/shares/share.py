@@ -214,7 +214,7 @@ class DataSetShare(Subset[Any]):
 
     def __getitem__(self, at: Any) -> Any:
         self._warn()
-        return super().__getitem__(at)
+        return super().__getitem__(at)  # type: ignore[no-untyped-call]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Return some samples, for a `DataLoader`."""

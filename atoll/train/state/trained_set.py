@@ -9,7 +9,6 @@ not take part, but takes over the others' state with their set, or fails if it t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
@@ -21,8 +20,6 @@ from atoll.group.base import Group
 from atoll.strategies.base import Outer, SyncResult, extend_history_hash
 from atoll.strategies.vectors.whole_state import not_synchronised, some_names
 from atoll.task import Task
-
-log = logging.getLogger(__name__)
 
 ONLY = "_optimizer_only"
 """Name under which parameters are kept that the optimizer has and the model has not."""
@@ -92,13 +89,12 @@ class TrainedSet:
             self._after_round(ended)
 
     def list_apart(self, tell: Callable[[str, str], None]) -> None:
-        """Log what rounds do not keep equal, and report it if this is the first member."""
+        """Report what rounds do not keep equal, if this is the first member."""
         found = not_synchronised(self.task, rounded=not self._outer.can_grow)
         if found and self._outer.inherits:
             text = f"not synchronised: {'; '.join(found)}"
-            log.info("%s", text)
             if self._group.members[:1] == (self._group.me,):
-                tell("not-synchronised", text)
+                tell("not-synchronised", text)  # is logged, too
 
     def fit(self, names: Sequence[str]) -> None:
         """Set the strategy up to exchange these parameters, from the model as it is.

@@ -27,7 +27,7 @@ from torch.utils.data import (
 from atoll.errors import DataError
 from atoll.train.sharding import deal
 from atoll.train.shares.seeded_draws import seeded_draws
-from atoll.train.shares.share import StreamShare
+from atoll.train.shares.share import DataSetShare, StreamShare
 from atoll.train.shares.sources import Division
 
 SAMPLES, SEED = 90, 5
@@ -244,6 +244,7 @@ def test_a_loader_over_a_share_says_once_what_is_not_known(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     share = deal(DATA, Division(0, 2, SEED))
+    assert isinstance(share, DataSetShare)
     assert len(list(share)) == SAMPLES // 2
     assert caplog.text == ""
     list(DataLoader(share, batch_size=4, shuffle=True))
