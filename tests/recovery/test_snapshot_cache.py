@@ -217,7 +217,7 @@ def test_a_round_that_ends_between_the_two_looks_is_not_given(cache: SnapshotCac
 def test_a_state_that_cannot_be_saved_is_refused_with_the_reason(cache: SnapshotCache) -> None:
     class Strange(Model):
         def parts(self) -> tuple[Part, Part]:
-            odd = Part("shared", {"z": torch.zeros(1, dtype=torch.complex64)})
+            odd = Part("shared", {"z": torch.zeros(1, dtype=torch.complex128)})
             return odd, odd
 
     cache.offer(Strange("w0", numel=1), still=Gate().still)

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from atoll.wire.messages import CheckpointPart
+from atoll.wire.part_check import Newest
 
 if TYPE_CHECKING:
     from tests.faults.simulation.disk import Disk
@@ -20,11 +21,11 @@ class SimulatedCheckpoints:
         self._jobs, self._rounds = jobs, rounds
         self._disk: Disk = current().disk
 
-    async def begin(self, job: str, *, resume_round: int) -> None:
+    async def begin(self, job: str, *, resume: Newest) -> None:
         """Forget what was saved after a round."""
         disk = self._disk
-        disk.published = {r for r in disk.published if r <= resume_round}
-        disk.parts = {r: parts for r, parts in disk.parts.items() if r <= resume_round}
+        disk.published = {r for r in disk.published if r <= resume.round}
+        disk.parts = {r: parts for r, parts in disk.parts.items() if r <= resume.round}
 
     async def deliver(self, job: str, member: str, part: CheckpointPart) -> bool:
         await asyncio.sleep(0.002)
@@ -49,8 +50,8 @@ class SimulatedCheckpoints:
         for round_ in list(self._disk.parts):
             await self._publish(job, round_)
 
-    async def newest(self, job: str) -> int:
-        return max(self._disk.published, default=-1)
+    async def newest(self, job: str) -> Newest:
+        return Newest(max(self._disk.published, default=-1))
 
     async def restart(self) -> None:
         """Nothing is under way after a restart."""

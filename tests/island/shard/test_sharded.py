@@ -256,7 +256,7 @@ def test_damage_is_named_on_every_rank(
 def _one_cannot_write(folder: Path) -> str:
     held = Held(MeshShape(shard=2), seed=1)
     if dist.get_rank() == 1:
-        held.buffers()["scale"].data = torch.zeros(1, dtype=torch.complex64)  # nobody can save it
+        held.buffers()["scale"].data = torch.zeros(1, dtype=torch.complex128)  # nobody can save it
         held._scale = {"other": held.buffers()["scale"]}
     with pytest.raises(CheckpointError) as caught:
         save_sharded(folder, 2, Trained(held, held.optimizer), ShardedInfo(1))

@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ from atoll.strategies.wrapped_optimizer import KEY, needs_closure
 
 pytest.importorskip("expecttest", reason="torch's own tests need it: pip install 'atoll[dev]'")
 from torch.testing._internal import common_optimizers
+
+for name in list(sys.modules):  # setuptools' copy of it warns when pip is looked for
+    if name.partition(".")[0] == "distutils":
+        del sys.modules[name]
 
 # Loading torch's tests forbids everyone in this process to set torch.backends.
 torch.backends.__allow_nonbracketed_mutation_flag = True
