@@ -23,6 +23,7 @@ pytestmark = [
     # What the libraries themselves call that torch is about to take away, and their advice.
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.`:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0"),
 ]
 
 DILOCO = atoll.DiLoCo(every=2, outer_lr=0.7, outer_momentum=0.5)
