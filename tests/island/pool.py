@@ -8,6 +8,7 @@ What a fork loads is forgotten with it: `tests/warm.py` has loaded it before.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import os
@@ -51,6 +52,7 @@ def _rank(pipe: Connection) -> None:
 
 def _do(pipe: Connection, function: Any, args: Any, rank: int, ranks: int, port: int) -> None:
     """Do one function in a process group of its own, and tell what came of it."""
+    faulthandler.dump_traceback_later(0.9 * DEADLINE_S)  # a rank that waits says where
     try:
         torch.manual_seed(0)
         dist.init_process_group(
@@ -62,8 +64,13 @@ def _do(pipe: Connection, function: Any, args: Any, rank: int, ranks: int, port:
         told = pickle.dumps((True, found))  # by value: this process is gone before it is read
     except BaseException as error:
         told = pickle.dumps((False, (error, traceback.format_exc())))
+    faulthandler.cancel_dump_traceback_later()
     pipe.send_bytes(told)
     pipe.recv()  # nobody hangs up while another rank still connects
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", function))
 
 
 class Ranks:
@@ -92,12 +99,12 @@ class Ranks:
                 continue
             if not pipe.poll(DEADLINE_S):
                 self.close()
-                raise TimeoutError(f"rank {rank} of {function.__name__} gave no answer")
+                raise TimeoutError(f"rank {rank} of {_name(function)} gave no answer")
             try:
                 good, value = pickle.loads(pipe.recv_bytes())
             except EOFError:
                 self.close()
-                raise RuntimeError(f"rank {rank} of {function.__name__} died") from None
+                raise RuntimeError(f"rank {rank} of {_name(function)} died") from None
             if good:
                 found.append(value)
             elif failed is None:

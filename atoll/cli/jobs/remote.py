@@ -49,7 +49,12 @@ def run_remote(where: KnownHub, wish: RemoteRun, *, target: Path, console: Conso
             submissions, skipped = one_per_node(submissions, client.nodes())
             for line in skipped:
                 console.print(f"[dim]left out: {escape(line)}[/]", soft_wrap=True)
-        jobs = send_batch(client, submissions, batch=batch.label(target))
+        try:
+            jobs = send_batch(client, submissions, batch=batch.label(target))
+        except KeyboardInterrupt:  # the hub may have it without our knowing
+            text = "interrupted while sending; what the hub has continues in the background"
+            console.print(f"{text}: atoll status, atoll stop JOB", soft_wrap=True)
+            raise
     if len(jobs) == 1:
         return follow_remote(
             where,
