@@ -98,49 +98,41 @@ def plain(run: Any, diary: Diary) -> Ended:
 # ------------------------------------------------------------------------------------- data
 
 
-def shuffled(run: Any, diary: Diary) -> Ended:
+def train_on(run: Any, diary: Diary, data: Any) -> Ended:
     model = net()
     optimizer = run.wrap(model, adamw(model), outer=diary.method)
-    data = run.shard(DataLoader(Numbered(), batch_size=BATCH, shuffle=True))
     descend(run, diary, model, optimizer, data=data)
     return Ended(model)
+
+
+def shuffled(run: Any, diary: Diary) -> Ended:
+    data = run.shard(DataLoader(Numbered(), batch_size=BATCH, shuffle=True))
+    return train_on(run, diary, data)
 
 
 def subset(run: Any, diary: Diary) -> Ended:
     """A data set is dealt out first, and loaded by the script."""
-    model = net()
-    optimizer = run.wrap(model, adamw(model), outer=diary.method)
     data = DataLoader(run.shard(Numbered()), batch_size=BATCH)
-    descend(run, diary, model, optimizer, data=data)
-    return Ended(model)
+    return train_on(run, diary, data)
 
 
 def weighted(run: Any, diary: Diary) -> Ended:
-    model = net()
-    optimizer = run.wrap(model, adamw(model), outer=diary.method)
     weights = [1.0 + index for index in range(SAMPLES)]
     # A generator of its own: members in threads share torch's.
     sampler = WeightedRandomSampler(weights, SAMPLES, False, generator=torch.Generator())
     data = run.shard(DataLoader(Numbered(), batch_size=BATCH, sampler=sampler))
-    descend(run, diary, model, optimizer, data=data)
-    return Ended(model)
+    return train_on(run, diary, data)
 
 
 def streamed(run: Any, diary: Diary) -> Ended:
-    model = net()
-    optimizer = run.wrap(model, adamw(model), outer=diary.method)
     data = run.shard(DataLoader(Stream(), batch_size=BATCH))
-    descend(run, diary, model, optimizer, data=data)
-    return Ended(model)
+    return train_on(run, diary, data)
 
 
 def dealt_stream(run: Any, diary: Diary) -> Ended:
     """A stream is dealt out first, and loaded by the script."""
-    model = net()
-    optimizer = run.wrap(model, adamw(model), outer=diary.method)
     data = DataLoader(run.shard(Stream()), batch_size=BATCH)
-    descend(run, diary, model, optimizer, data=data)
-    return Ended(model)
+    return train_on(run, diary, data)
 
 
 def uneven(run: Any, diary: Diary) -> Ended:
