@@ -261,6 +261,7 @@ class NatsBackend:
         if queue.topic:  # so that subscriptions that have not read them notice
             await self.set_position(queue.name, DROPPED, messages[-1].seq)
         await self._streams.delete(queue.name, [message.seq for message in messages])
+        queue.delivered = max(queue.delivered, messages[-1].seq)
         await self._blobs.drop(queue.name, messages)
         total = sum(message.nbytes for message in messages)
         ready, dropped = ItemState.READY, ItemState.DROPPED

@@ -98,8 +98,9 @@ class NatsQueue:
         self.name = state.queue
         self.topic = state.topic
         self.last = state.last
-        self.delivered = state.delivered
-        """Highest number ever delivered."""
+        gone = not state.topic and not state.pending
+        self.delivered = state.last if gone else state.delivered
+        """Highest number ever delivered or dropped."""
         self._created = state.created
         self.items: dict[int, NatsItem] = {}
         self.bases: dict[int, int] = {}
@@ -148,6 +149,11 @@ class NatsQueue:
         """Return the items leased under this request."""
         leased = self.of_state(ItemState.LEASED) if request else []
         return [item for item in leased if item.request == request]
+
+    @property
+    def undelivered(self) -> bool:
+        """Whether an item is stored that was never delivered."""
+        return self.delivered < self.last
 
     def is_done(self, seq: int) -> bool:
         """Return whether this hub has finished the item."""

@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 PARKED_S = 10 * 365 * 86_400.0
 """How long the server withholds a dead letter: effectively forever."""
 
+_LATE_TRIES = 20
+_LATE_S = 0.01
+"""How often and after what pause a fetch is repeated that found none of the items stored."""
+
 
 class NatsLeases:
     """Changes leases in memory and on the server.
@@ -75,15 +79,23 @@ class NatsLeases:
 
     async def _fetch(self, queue: NatsQueue, limit: int) -> list[tuple[NatsItem, bytes]]:
         taken: list[tuple[NatsItem, bytes]] = []
-        nbytes = 0
+        nbytes = tries = 0
         while len(taken) < limit:
             wanted = limit - len(taken)
             found = await self._streams.fetch(queue.name, limit=wanted, nbytes=nbytes)
+            if not found:
+                # The server confirms an item before its consumer can see it: on a busy machine
+                # the first fetch after a put finds nothing, and a claim that waits would sleep on.
+                tries += 1
+                if taken or tries > _LATE_TRIES or not queue.undelivered:
+                    break
+                await asyncio.sleep(_LATE_S)
+                continue
             ready = [item for one in found if (item := await self._ready(queue, one)) is not None]
             payloads = {one.message.seq: one.message.payload for one in found}
             taken += [(item, payloads[item.seq]) for item in ready]
             nbytes += sum(len(payloads[item.seq]) for item in ready)
-            if len(ready) == len(found):
+            if len(ready) == len(found) and not queue.undelivered:
                 break
         return taken
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from atoll.hub.db.database import Database
 from atoll.hub.queues import sqlite
 from atoll.hub.queues.nats import CAPABILITIES, NatsBackend
 from atoll.hub.queues.nats_client import NatsClient
+from atoll.hub.queues.nats_streams import Delivery, NatsStreams
 from atoll.hub.queues.queues import QueueDepth, Queues
 from atoll.hub.queues.sqlite import SqliteBackend
 from atoll.wire.messages import QueueOptions
@@ -58,6 +60,29 @@ class TestNatsQueue(QueueContract, LimitsContract, TopicContract):
         finally:
             await queues.close()
             database.close()
+
+    def test_a_server_slow_to_show_an_item_does_not_lose_a_claim(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server does this after one put of 300 on a machine at load 6."""
+        fetch, empty = NatsStreams.fetch, 3
+
+        async def late(*args: Any, **named: Any) -> list[Delivery]:
+            nonlocal empty
+            empty -= 1
+            return [] if empty >= 0 else await fetch(*args, **named)
+
+        async def test(queue: Queues) -> None:
+            await queue.put("q", key="a", payload=b"1")
+            (item,) = await queue.claim("q", lease_s=LEASE_S)
+            assert (item.key, empty) == ("a", -1)
+            await queue.ack("q", lease=item.lease)
+            asked = empty
+            assert await queue.claim("q", lease_s=LEASE_S) == []
+            assert empty == asked - 1  # an empty queue is asked once
+
+        monkeypatch.setattr(NatsStreams, "fetch", late)
+        self.with_queue(test)
 
     def test_a_lease_of_a_lost_hub_ends_by_the_servers_clock(self) -> None:
         async def lost(queue: Queues) -> None:
