@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,37 @@ def test_a_server_and_a_worker_that_die_lose_nothing(
     assert len(losses) == 15  # it went on where it was
     assert not failing
     assert_table(table_in(tmp_path, servers=2), one_process(example, workers=1, steps=steps)[0])
+
+
+def test_a_server_whose_leases_end_goes_on(
+    tmp_path: Path, example: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop that sleeps for longer than a lease."""
+    monkeypatch.setattr(example, "LEASE_S", 0.01)
+    monkeypatch.setattr(example, "SAVE_S", 0.05)
+    save, late = example.Server.save, 0
+
+    def slow(self: Any) -> None:
+        nonlocal late
+        time.sleep(0.02)
+        for item in self.asks.claim(64, lease_s=0.01):  # what it holds comes again
+            late += any(held.seq == item.seq for held in self.held)
+            self.take(item)
+        save(self)
+
+    monkeypatch.setattr(example.Server, "save", slow)
+    run = Run(SingleGroup(), Membership(tmp_path))
+    found: list[float] = []
+
+    def train() -> None:
+        found.extend(example.take_part(run, steps=5, servers=2))
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert late > 0
+    assert len(found) == 5
+    assert_table(table_in(tmp_path, servers=2), one_process(example, workers=1, steps=5)[0])
 
 
 @pytest.mark.e2e
