@@ -54,6 +54,9 @@ class Codec(Protocol):
     def base(self) -> Codec:
         """The codec that decodes the packets: itself, or the one inside a wrapper."""
 
+    def plain(self) -> Codec:
+        """Return this codec without a scaling that keeps its mean unbiased, for error feedback."""
+
     @property
     def needs_allgather(self) -> bool:
         """Whether a mean of several vectors does not fit one packet, as with sparse ones.
@@ -142,6 +145,10 @@ class Stateless:
     def base(self) -> Codec:
         """This codec itself."""
         return cast("Codec", self)
+
+    def plain(self) -> Codec:
+        """Return this codec: it scales nothing."""
+        return self.base
 
     def mean_codec(self, packet: Packet | None = None) -> Codec:
         """Return this codec."""

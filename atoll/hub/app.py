@@ -28,7 +28,9 @@ from atoll.hub.nodes.membership import Membership
 from atoll.hub.nodes.sampler import HubSampler, node_stats
 from atoll.hub.nodes.services import JobServices
 from atoll.hub.options import HubOptions as HubOptions
+from atoll.hub.rounds import checkpoints as checkpoints_module
 from atoll.hub.rounds import store as round_book_module
+from atoll.hub.rounds.checkpoints import Checkpoints
 from atoll.hub.rounds.recovery import RecoveryCoordinator
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.rounds.store import RoundStore
@@ -48,9 +50,7 @@ from atoll.hub.security.tls import TlsFiles, choose
 from atoll.hub.sessions.rejections import RejectionCounts, RejectionLog
 from atoll.hub.sessions.send_queue import Send
 from atoll.hub.sessions.session import Receive, Scope, Session, Sessions
-from atoll.hub.storage import checkpoints as checkpoints_module
 from atoll.hub.storage.backup import save_last_folder
-from atoll.hub.storage.checkpoints import Checkpoints
 from atoll.hub.storage.restore import restore
 from atoll.hub.stores import Stores, open_stores
 from atoll.hub.tasks import Tasks
@@ -156,7 +156,7 @@ class Hub:
         self.live = HubLive(services, self.scheduler)
         self.sampler = HubSampler(stores, clock=clock)
         self.deletions = Deletions(
-            stores=stores, checkpoints=self.checkpoints, settled=self.scheduler.schedule,
+            stores=stores, stop_work=self.checkpoints.forget, settled=self.scheduler.schedule,
             tasks=self.tasks, clock=clock,
         )  # fmt: skip
         self.retention = Retention(

@@ -33,8 +33,7 @@ import torch
 from torch import Tensor
 
 from atoll.codec.base import Codec, Packet, Stateless, check_packet, check_vector, output
-from atoll.codec.quantized.packing import Bytes, Floats
-from atoll.codec.sparse.positions import Indices
+from atoll.codec.quantized.packing import Bytes, Floats, Indices
 from atoll.codec.spec import Arguments
 from atoll.errors import ConfigError
 

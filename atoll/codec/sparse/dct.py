@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from atoll.codec.base import Codec, Packet, check_packet, output
-from atoll.codec.quantized.packing import Bytes
+from atoll.codec.quantized.packing import Bytes, Indices
 from atoll.codec.sparse.cosine import cosines
-from atoll.codec.sparse.positions import Indices
 from atoll.codec.spec import Arguments
 from atoll.codec.wrappers.selecting import Selecting
 from atoll.errors import ConfigError, WireError

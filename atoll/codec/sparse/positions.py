@@ -12,14 +12,10 @@ packet is known in advance.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from atoll.codec.quantized.packing import Bytes
+from atoll.codec.quantized.packing import Bytes, Indices
 from atoll.errors import WireError
-
-Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 _SPAN = 1 << 16
 

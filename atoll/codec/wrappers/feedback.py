@@ -21,7 +21,6 @@ from torch import Tensor
 
 from atoll.codec.base import Codec, Packet, check_vector
 from atoll.codec.registry import make_codec, row_of
-from atoll.codec.sparse.randomk import RandomK
 from atoll.codec.spec import Arguments
 from atoll.codec.wrappers.auto import Auto
 from atoll.codec.wrappers.wrapper import Wrapper, check_size, inner_state, load_inner_state
@@ -148,4 +147,4 @@ def fed_back(given: Arguments, inner: Sequence[Codec]) -> Codec:
             "and the residual can exceed the error that it corrects",
             given=repr(given.spec), expected=f"{codec.spec} alone, or {given.example}",
         )  # fmt: skip
-    return codec.plain() if isinstance(codec, RandomK) else codec
+    return codec.plain()

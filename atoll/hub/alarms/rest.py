@@ -7,15 +7,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atoll.errors import HubError
-from atoll.hub.alarms.node_value import node_value
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, Json, body_as, number
 from atoll.hub.http.jobs import job_of
+from atoll.hub.rounds.node_value import node_value
 
 
 async def show_node_value(request: Request, context: Context) -> Response:
     """GET /api/jobs/J/worth: what each node adds, and what one more would."""
-    return Json(await node_value(context, job_of(request, context)))
+    stores = context.stores
+    return Json(await node_value(stores.jobs, stores.database, job_of(request, context)))
 
 
 class SilenceRequest(msgspec.Struct, frozen=True):

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from atoll.hub.alarms.node_value import node_value
 from atoll.hub.http.context import Context
 from atoll.hub.http.jobs import view_of
 from atoll.hub.http.views import job_row
 from atoll.hub.observability.events import EVERYWHERE
+from atoll.hub.rounds.node_value import node_value
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,8 @@ class SnapshotSource:
         if now >= until:
             if len(self._worths) > JOBS_LISTED:
                 self._worths.clear()
-            worth = await node_value(self._context, job)
+            stores = self._context.stores
+            worth = await node_value(stores.jobs, stores.database, job)
             self._worths[job] = (now + WORTH_EVERY_S, worth)
         return worth
 

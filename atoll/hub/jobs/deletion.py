@@ -20,7 +20,6 @@ from atoll.clock import Clock
 from atoll.errors import AtollError, HubError
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.record import Job
-from atoll.hub.storage.checkpoints import Checkpoints
 from atoll.hub.stores import Stores
 from atoll.hub.tasks import Tasks
 from atoll.wire.states import JobState
@@ -124,7 +123,7 @@ class Deletions:
 
     Args:
         stores: What is durable.
-        checkpoints: What may be at work on the files of a job that has ended.
+        stop_work: Stops all work on the files of a job that has ended.
         settled: Returns when whatever ends jobs has finished what it was doing.
         tasks: Where the work runs.
         clock: Of the hub.
@@ -134,13 +133,13 @@ class Deletions:
         self,
         *,
         stores: Stores,
-        checkpoints: Checkpoints,
+        stop_work: Callable[[str], Awaitable[None]],
         settled: Callable[[], Awaitable[None]],
         tasks: Tasks,
         clock: Clock,
     ) -> None:
         self._stores = stores
-        self._checkpoints = checkpoints
+        self._stop_work = stop_work
         self._settled = settled
         self._tasks = tasks
         self._clock = clock
@@ -263,7 +262,7 @@ class Deletions:
         stores.files.expect_none(job)
         for memory in (stores.events, stores.logs, stores.metrics):
             memory.forget(job)
-        await self._checkpoints.forget(job)
+        await self._stop_work(job)
         await stores.auth.revoke_job(job)
         await delete_rows(stores.database, job)
         await stores.history.forget(f"{job}/")

@@ -13,7 +13,7 @@ from atoll.hub.jobs.deletion import Deletions
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.jobs.record import Job
 from atoll.hub.observability.history import DAY_S
-from atoll.hub.storage.checkpoints import newest_complete
+from atoll.hub.storage.checkpoint_folders import newest_complete
 from atoll.wire.states import JobState
 
 logger = logging.getLogger(__name__)

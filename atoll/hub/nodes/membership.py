@@ -13,9 +13,9 @@ from atoll.clock import Clock
 from atoll.errors import AuthError, HubError
 from atoll.hub.jobs.jobs import Job, Member
 from atoll.hub.nodes.store import Node, NodeRecord, NodeStore
+from atoll.hub.rounds.checkpoints import Checkpoints
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.sessions.session import Session, Sessions
-from atoll.hub.storage.checkpoints import Checkpoints
 from atoll.hub.stores import Stores
 from atoll.ids import is_follower, session_id, slot_of
 from atoll.wire.messages import (

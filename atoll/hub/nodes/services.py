@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from atoll.clock import Clock
 from atoll.hub.nodes.membership import Membership
+from atoll.hub.rounds.checkpoints import Checkpoints
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.sessions.session import Sessions
-from atoll.hub.storage.checkpoints import Checkpoints
 from atoll.hub.stores import Stores
 
 

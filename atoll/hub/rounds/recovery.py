@@ -13,9 +13,9 @@ from atoll.clock import Clock
 from atoll.errors import GroupError
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.events import Events
+from atoll.hub.rounds.checkpoints import Checkpoints
 from atoll.hub.rounds.runtime import ENDED, RoundRuntime
 from atoll.hub.rounds.service import RoundService
-from atoll.hub.storage.checkpoints import Checkpoints
 from atoll.rounds.checks import RECOVERING
 from atoll.rounds.machine import RoundMachine
 from atoll.wire.messages import Recover, Source, Sources, Standing

@@ -14,10 +14,10 @@ import msgspec
 
 from atoll.clock import Clock
 from atoll.errors import AtollError
-from atoll.hub.alarms.node_value import marginal_throughput
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.jobs import Jobs, Member
 from atoll.hub.rounds import timeline as timelines
+from atoll.hub.rounds.node_value import marginal_throughput
 from atoll.hub.rounds.timeline import Completed, Row, find_catch_up, row_view
 from atoll.rounds.data_slots import Cursor
 from atoll.rounds.effects import Decided, Planned

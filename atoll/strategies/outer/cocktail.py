@@ -39,15 +39,7 @@ from atoll.group.base import Group
 from atoll.group.run_round import CommittedRound
 from atoll.methods.every_step import Cocktail
 from atoll.strategies.base import HIDDEN, SyncResult, Traffic
-from atoll.strategies.outer.every_step_base import (
-    EveryStepBase,
-    ExchangeContext,
-    ExchangeResult,
-    Exchanging,
-    buffer_volume,
-    hashed,
-    one_round,
-)
+from atoll.strategies.outer.every_step_base import EveryStepBase, buffer_volume, one_round
 from atoll.strategies.outer.overlapped import in_a_row
 from atoll.strategies.outer.periodic import start_volume
 from atoll.strategies.rounds.background_round import DelayedRound, Found, TakenResult
@@ -56,6 +48,7 @@ from atoll.strategies.rounds.compressed_allreduce import (
     both_ways,
     compressed_volume,
 )
+from atoll.strategies.rounds.exchange import ExchangeContext, ExchangeResult, Exchanging, hashed
 from atoll.strategies.traffic import total, volume
 from atoll.strategies.vectors.flat import length
 from atoll.strategies.vectors.masks import Mask

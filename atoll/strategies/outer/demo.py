@@ -38,15 +38,9 @@ from atoll.group.base import AllToAllResult, Group, PeerMessage
 from atoll.methods.every_step import DeMo
 from atoll.strategies.base import Traffic
 from atoll.strategies.outer.base import own_step
-from atoll.strategies.outer.every_step_base import (
-    ExchangeContext,
-    ExchangeResult,
-    Exchanging,
-    GradientRounds,
-    buffer_volume,
-    one_round,
-)
+from atoll.strategies.outer.every_step_base import GradientRounds, buffer_volume, one_round
 from atoll.strategies.outer.periodic import start_volume
+from atoll.strategies.rounds.exchange import ExchangeContext, ExchangeResult, Exchanging
 from atoll.strategies.traffic import all_to_all_volume, times, total
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan

@@ -8,11 +8,10 @@ Floating-point buffers are averaged uncompressed in an exchange of their own.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 import torch
@@ -22,11 +21,17 @@ from atoll.clock import Clock, RealClock
 from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, LossNotFinite
-from atoll.group.base import AllToAllResult, Group, PeerMessage, Reduced, Resting
+from atoll.group.base import Group, Reduced
 from atoll.group.run_round import CommittedRound
 from atoll.strategies.base import Committed, SyncResult, Traffic, any_overflowed, reported_weight
 from atoll.strategies.outer.base import OuterDefaults
 from atoll.strategies.outer.periodic import WeightRule, outcome
+from atoll.strategies.rounds.exchange import (
+    ExchangeContext,
+    ExchangeResult,
+    Exchanging,
+    hashed,
+)
 from atoll.strategies.rounds.initial_sync import broadcast_start
 from atoll.strategies.rounds.round_client import RoundClient
 from atoll.strategies.traffic import total, volume
@@ -36,48 +41,6 @@ from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeResult(Generic[V]):
-    """The result of a round's exchanges: equal on every member except for `value`."""
-
-    value: V
-    contributors: tuple[str, ...]
-    """Members whose values count."""
-    weight: float
-    """Sum of their weights."""
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeContext:
-    """Runs exchanges; while it waits, other threads may read the member's state."""
-
-    group: Group
-    resting: Resting
-    weight: float
-    """Of this member's values."""
-
-    def reduce(self, xs: Sequence[Tensor], *, codec: Codec, key: str) -> Reduced:
-        """Return the weighted mean; see :meth:`Group.reduce`."""
-        work = self.group.reduce(xs, codec=codec, weight=self.weight, key=key)
-        with self.resting():
-            return work.wait()
-
-    def all_to_all(self, messages: Sequence[PeerMessage]) -> AllToAllResult:
-        """Exchange messages between all pairs; see :meth:`Group.all_to_all`."""
-        work = self.group.all_to_all(messages, weight=self.weight)
-        with self.resting():
-            return work.wait()
-
-
-Exchanging = Callable[[ExchangeContext, RoundPlan], ExchangeResult[V]]
-
-
-def hashed(*digests: str) -> str:
-    """Return one digest of several."""
-    return hashlib.blake2b("\0".join(digests).encode(), digest_size=16).hexdigest()
 
 
 class EveryStepBase(OuterDefaults):

@@ -37,20 +37,14 @@ from atoll.group.base import Group
 from atoll.methods.every_step import OneBitAdam
 from atoll.strategies.base import Traffic
 from atoll.strategies.outer.base import own_step
-from atoll.strategies.outer.every_step_base import (
-    ExchangeContext,
-    ExchangeResult,
-    Exchanging,
-    GradientRounds,
-    buffer_volume,
-    one_round,
-)
+from atoll.strategies.outer.every_step_base import GradientRounds, buffer_volume, one_round
 from atoll.strategies.outer.periodic import start_volume
 from atoll.strategies.rounds.compressed_allreduce import (
     CompressedMean,
     both_ways,
     compressed_volume,
 )
+from atoll.strategies.rounds.exchange import ExchangeContext, ExchangeResult, Exchanging
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.exact_math import tree_sum
 from atoll.strategies.vectors.flat import real_view

@@ -38,16 +38,13 @@ from atoll.group.base import Group
 from atoll.methods.every_step import PowerSGD
 from atoll.strategies.base import Traffic
 from atoll.strategies.outer.every_step_base import (
-    ExchangeContext,
-    ExchangeResult,
-    Exchanging,
     GradientRounds,
     buffer_volume,
     dense_codec,
-    hashed,
     one_round,
 )
 from atoll.strategies.outer.periodic import start_volume
+from atoll.strategies.rounds.exchange import ExchangeContext, ExchangeResult, Exchanging, hashed
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.exact_math import orthonormal, outer_sum, uniform
 from atoll.task import Task

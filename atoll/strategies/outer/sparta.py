@@ -34,15 +34,13 @@ from atoll.methods.every_step import Sparta
 from atoll.strategies.base import SyncResult, Traffic
 from atoll.strategies.outer.every_step_base import (
     EveryStepBase,
-    ExchangeContext,
-    ExchangeResult,
-    Exchanging,
     buffer_volume,
     dense_codec,
     one_round,
 )
 from atoll.strategies.outer.outer_optimizers import OuterSGD
 from atoll.strategies.outer.periodic import start_volume
+from atoll.strategies.rounds.exchange import ExchangeContext, ExchangeResult, Exchanging
 from atoll.strategies.traffic import total, volume
 from atoll.strategies.vectors.flat import length
 from atoll.strategies.vectors.masks import Mask

@@ -20,8 +20,8 @@ from atoll.errors import AtollError, PeerLost
 from atoll.group.base import Reduced, Work
 from atoll.group.run_round import CommittedRound
 from atoll.strategies.base import HIDDEN
-from atoll.strategies.outer.every_step_base import ExchangeResult
 from atoll.strategies.rounds.compressed_allreduce import CompressedMean
+from atoll.strategies.rounds.exchange import ExchangeResult
 from atoll.strategies.rounds.round_client import RoundClient
 from atoll.task import Task
 

@@ -25,7 +25,7 @@ from atoll.errors import PeerLost, PeerRefused, WireError
 from atoll.group.base import PeerMessage
 from atoll.group.collectives.topology import partition
 from atoll.strategies.base import Traffic
-from atoll.strategies.outer.every_step_base import ExchangeContext, ExchangeResult, hashed
+from atoll.strategies.rounds.exchange import ExchangeContext, ExchangeResult, hashed
 from atoll.wire.messages import RoundPlan
 
 ALIGNMENT = 8

@@ -17,7 +17,7 @@ from atoll.net.http.client import HubClient
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
 from atoll.wire.messages import CheckpointPart, CheckpointState
 from tests.hub.nodes.test_membership import Running
-from tests.hub.storage.test_checkpoints import commit
+from tests.hub.rounds.test_checkpoints import commit
 
 MEMBERS = ("w0", "w1")
 NAMES = {SHARED, "w0.safetensors", "w1.safetensors"}

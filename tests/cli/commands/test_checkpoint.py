@@ -31,7 +31,7 @@ from atoll.hub.server import HubServer
 from atoll.task import Task
 from atoll.wire.manifest import checkpoint_folder
 from tests.hub.nodes.test_membership import Running
-from tests.hub.storage.test_checkpoints import commit
+from tests.hub.rounds.test_checkpoints import commit
 
 
 def run(*words: str) -> int:

@@ -15,9 +15,9 @@ from atoll.hub.jobs.jobs import Job
 from atoll.hub.queues import sqlite
 from atoll.hub.queues.queues import Queues
 from atoll.hub.queues.sqlite import SqliteBackend
+from atoll.hub.rounds import checkpoints as checkpoints_module
 from atoll.hub.rounds import store as round_book_module
 from atoll.hub.security import tickets as tickets_module
-from atoll.hub.storage import checkpoints as checkpoints_module
 from atoll.hub.storage.files import FileInfo
 from atoll.hub.stores import SCHEMAS
 from tests.faults.simulation.loop import VirtualLoop

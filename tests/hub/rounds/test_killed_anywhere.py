@@ -23,7 +23,7 @@ import msgspec
 import pytest
 
 from atoll.errors import AuthError
-from atoll.hub.storage.checkpoints import newest_complete
+from atoll.hub.storage.checkpoint_folders import newest_complete
 from atoll.net.handshake import make_hello
 from atoll.net.link import Link
 from atoll.net.websocket import dial

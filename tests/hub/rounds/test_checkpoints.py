@@ -12,7 +12,7 @@ import pytest
 from atoll.errors import CheckpointCorrupt, CheckpointMissing
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.hub.storage.checkpoints import abandon, newest_complete, prune
+from atoll.hub.storage.checkpoint_folders import abandon, newest_complete, prune
 from atoll.net.http.client import HubClient
 from atoll.wire.manifest import (
     MANIFEST_NAME,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from atoll.hub.alarms.node_value import LEAST_ROUNDS, marginal_throughput
+from atoll.hub.rounds.node_value import LEAST_ROUNDS, marginal_throughput
 from atoll.hub.rounds.timeline import CatchUp, Row
 
 STEPS = 50

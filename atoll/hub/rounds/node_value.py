@@ -21,7 +21,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.hub.http.context import Context
+from atoll.hub.db.database import Database
+from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.rounds.timeline import CatchUp, Row, catch_up
 from atoll.wire.states import JobState
 
@@ -279,14 +280,14 @@ def _too_early(
     }  # fmt: skip
 
 
-async def node_value(context: Context, job: str) -> dict[str, Any]:
+async def node_value(jobs: Jobs, database: Database, job: str) -> dict[str, Any]:
     """Return what a job's nodes are worth, now or when it ended; raises HubError."""
-    record = context.stores.jobs.get(job)
+    record = jobs.get(job)
     running = None
     if record.state == JobState.RUNNING:
         running = {m.member for m in record.members.values() if m.live}
     return marginal_throughput(
-        await catch_up(context.stores.database, job, newest=NEWEST),
+        await catch_up(database, job, newest=NEWEST),
         alone=record.spec.alone,
         running=running,
     )

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 from atoll import __version__
 from atoll.clock import Clock
-from atoll.errors import CheckpointCorrupt, CheckpointMissing, WireError
+from atoll.errors import CheckpointCorrupt, CheckpointMissing
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.events import Events
 from atoll.hub.rounds.service import RoundService
+from atoll.hub.storage.checkpoint_folders import (
+    abandon,
+    newest_complete,
+    prune,
+    published,
+    set_aside,
+)
 from atoll.hub.storage.files import Files
 from atoll.hub.storage.replication import Replicator
 from atoll.ids import slot_of
@@ -26,10 +32,8 @@ from atoll.wire.manifest import (
     Manifest,
     ManifestPart,
     checkpoint_folder,
-    decode_manifest,
     encode_manifest,
     member_part,
-    round_of,
 )
 from atoll.wire.messages import CheckpointPart
 from atoll.wire.part_check import REMEDY, Newest, newest_good
@@ -53,29 +57,6 @@ CREATE TABLE IF NOT EXISTS checkpoint_parts (
     PRIMARY KEY (job, round, name)
 ) WITHOUT ROWID
 """
-
-
-def newest_complete(folder: Path) -> int:
-    """Return the newest round with a readable manifest and all parts in full size, or -1."""
-    for round_ in sorted(_published(folder), reverse=True):
-        if _is_complete(folder / checkpoint_folder(round_)):
-            return round_
-    return -1
-
-
-def prune(folder: Path, *, keep: Keep) -> list[int]:
-    """Delete the checkpoints before the newest complete one that `keep` does not retain.
-
-    Returns their rounds. Older folders without a manifest are deleted too.
-    """
-    newest = newest_complete(folder)
-    kept = keep.rounds({r: s for r, s in _scores(folder).items() if r <= newest}) | {newest}
-    return _delete(folder, [r for r in _folders(folder) if r < newest and r not in kept])
-
-
-def abandon(folder: Path, *, after: int) -> list[int]:
-    """Delete every checkpoint after round `after`; return the deleted rounds."""
-    return _delete(folder, [round_ for round_ in _folders(folder) if round_ > after])
 
 
 class Checkpoints:
@@ -134,7 +115,7 @@ class Checkpoints:
         folder = self._jobs.folder(job)
         if round_ == -1:
             return Newest()
-        rounds = await asyncio.to_thread(_published, folder)
+        rounds = await asyncio.to_thread(published, folder)
         if round_ is not None and round_ not in rounds:
             raise CheckpointMissing(
                 f"there is no complete checkpoint of round {round_}",
@@ -153,7 +134,7 @@ class Checkpoints:
         """Return the newest undamaged checkpoint of a job, or of the given rounds."""
         folder = self._jobs.folder(job)
         return await asyncio.to_thread(
-            lambda: newest_good(folder, _published(folder) if rounds is None else rounds)
+            lambda: newest_good(folder, published(folder) if rounds is None else rounds)
         )
 
     async def begin(self, job: str, *, resume: Newest) -> None:
@@ -172,7 +153,7 @@ class Checkpoints:
             await self._database.write(write)
             folder = self._jobs.folder(job)
             for one in resume.damaged:
-                await asyncio.to_thread(_set_aside, folder, one.round)
+                await asyncio.to_thread(set_aside, folder, one.round)
             gone = await asyncio.to_thread(abandon, folder, after=resume_round)
         if resume.damaged:
             text = (
@@ -316,52 +297,3 @@ class Checkpoints:
         await self._database.write(write)
         if deleted:
             logger.info("%s: checkpoints of rounds %s deleted", job, deleted)
-
-
-def _folders(folder: Path) -> list[int]:
-    paths = (folder / "checkpoints").glob("round-*")
-    rounds = {round_of(path.name) for path in paths if path.is_dir()}
-    return sorted(round_ for round_ in rounds if round_ is not None)
-
-
-def _published(folder: Path) -> list[int]:
-    return [round_ for round_ in _folders(folder) if _manifest(folder, round_).is_file()]
-
-
-def _scores(folder: Path) -> dict[int, float | None]:
-    scores: dict[int, float | None] = {}
-    for round_ in _published(folder):
-        try:
-            scores[round_] = decode_manifest(_manifest(folder, round_).read_bytes()).score
-        except (OSError, WireError):
-            scores[round_] = None
-    return scores
-
-
-def _delete(folder: Path, rounds: list[int]) -> list[int]:
-    """Delete checkpoints, manifest first, so that a partial one never looks complete."""
-    for round_ in rounds:
-        _manifest(folder, round_).unlink(missing_ok=True)
-        shutil.rmtree(folder / checkpoint_folder(round_), ignore_errors=True)
-    return rounds
-
-
-def _set_aside(folder: Path, round_: int) -> None:
-    """Rename a damaged checkpoint, so that its round can be written again."""
-    path = folder / checkpoint_folder(round_)
-    aside = path.with_name(path.name + DAMAGED)
-    shutil.rmtree(aside, ignore_errors=True)
-    if path.exists():
-        path.rename(aside)
-
-
-def _manifest(folder: Path, round_: int) -> Path:
-    return folder / checkpoint_folder(round_) / MANIFEST_NAME
-
-
-def _is_complete(folder: Path) -> bool:
-    try:
-        manifest = decode_manifest((folder / MANIFEST_NAME).read_bytes())
-        return all((folder / p.name).stat().st_size == p.nbytes for p in manifest.parts)
-    except (OSError, WireError):
-        return False
