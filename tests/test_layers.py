@@ -19,7 +19,7 @@ PACKAGE = ROOT / "atoll"
 LEAVES = {"errors", "ids", "clock"}
 TRAINING = {
     "gate", "task", "island", "models", "data", "codec", "group", "strategies", "checkpoint",
-    "recovery", "methods",
+    "recovery", "methods", "devices",
 }  # fmt: skip
 EVERYTHING_BELOW_NODE = {
     *LEAVES, *TRAINING, "config", "wire", "code", "net", "reducer", "queues", "train", "run", "rl",
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "clock": set(),
     "methods": {"errors"},
     "config": {"errors", "ids", "methods"},
+    "devices": {"errors", "config"},
     "wire": {"errors", "ids"},
     "code": {"errors", "ids"},
     "net": {*LEAVES, "config", "wire"},
@@ -39,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hub": {*LEAVES, "config", "wire", "rounds"},
     "gate": {"clock", "errors"},
     "task": {"errors", "ids", "gate"},
-    "island": {*LEAVES, "config"},
+    "island": {*LEAVES, "config", "devices"},
     "models": {"errors", "ids", "config"},
     "codec": {"errors", "methods"},
     "data": {"errors", "ids", "task"},
@@ -56,13 +57,25 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models",
         "codec",
         "group",
+        "devices",
     },
-    "checkpoint": {*LEAVES, "wire", "net", "gate", "task"},
+    "checkpoint": {*LEAVES, "wire", "net", "gate", "task", "devices"},
     "recovery": {*LEAVES, "wire", "net", "gate", "task", "checkpoint"},
     "queues": {*LEAVES, "wire", "net"},
     # The summary and the hub's alarm compare the members' results by the same rule.
     "train": {*LEAVES, *TRAINING, "config", "wire", "rounds", "net", "queues"},
-    "plan": {*LEAVES, "methods", "config", "task", "data", "codec", "group", "strategies", "train"},
+    "plan": {
+        *LEAVES,
+        "methods",
+        "config",
+        "task",
+        "data",
+        "codec",
+        "group",
+        "strategies",
+        "train",
+        "devices",
+    },
     "run": {*LEAVES, *TRAINING, "config", "wire", "queues", "train"},
     "rl": {
         *LEAVES,
@@ -78,8 +91,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "queues",
         "train",
         "run",
+        "devices",
     },
-    "integrations": {"errors", "run"},
+    "integrations": {"errors", "run", "devices"},
     "node": EVERYTHING_BELOW_NODE,
     "cli": {*EVERYTHING_BELOW_NODE, "hub", "node"},
 }
