@@ -25,10 +25,10 @@ def check_island(spec: JobSpec) -> None:
             expected='network = "host"',
             remedy='set network = "host" in [launch], or machines = 1',
         )
-    if spec.job.script and spec.strategy.inner == "pipeline":
+    if spec.job.script and (spec.strategy.inner == "pipeline" or spec.mesh.pipeline > 1):
         raise ConfigError(
             "a script's model cannot be cut into a pipeline",
-            given='inner = "pipeline" in [strategy], with a script in [job]',
+            given=f"mesh {spec.mesh}, with a script in [job]",
             expected="the built-in trainer, which divides models into stages",
             remedy='name = "module:factory" in [model] lets it train a model of your own; or use '
             '"ddp", "fsdp", "tensor" or "hybrid", in which the script divides its model',

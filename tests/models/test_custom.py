@@ -123,7 +123,14 @@ def test_model_of_a_job_is_code_that_an_owner_must_allow() -> None:
     assert parse_spec("").trust == "trainer"
 
 
-def test_script_with_a_pipeline_is_refused() -> None:
-    text = '[job]\nscript = "a.py"\n[island]\nranks = 2\n[strategy]\ninner = "pipeline"\n'
+@pytest.mark.parametrize(
+    "table",
+    [
+        'ranks = 2\n[strategy]\ninner = "pipeline"\n',
+        'mesh = {pipeline = 2, shard = 2}\n[strategy]\ninner = "hybrid"\n',
+    ],
+)
+def test_script_with_a_pipeline_is_refused(table: str) -> None:
+    text = f'[job]\nscript = "a.py"\n[island]\n{table}'
     with pytest.raises(ConfigError, match="cannot be cut into a pipeline"):
         parse_spec(text)
