@@ -10,6 +10,11 @@ from dataclasses import dataclass
 
 from atoll.errors import ConfigError
 
+MAX_CHARACTERS = 1000
+"""Longest spec: other members send theirs, and each bracket is a call deeper."""
+MAX_DEPTH = 8
+MAX_DIGITS = 9
+
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
@@ -33,7 +38,7 @@ class Arguments:
         if not self.values:
             return default
         text = self.values[0]
-        if not (text.isascii() and text.isdigit()):
+        if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
             raise self.wrong()
         return int(text)
 
@@ -55,8 +60,18 @@ class Arguments:
 def split_outside(text: str, mark: str, spec: str) -> list[str]:
     """Split a text at the marks outside brackets."""
     parts, depth = [""], 0
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(
+            "a codec's spec is too long",
+            given=f"{len(text)} characters: {text[:40]!r}...", expected=f"at most {MAX_CHARACTERS}",
+        )  # fmt: skip
     for letter in text:
         depth += (letter == "(") - (letter == ")")
+        if depth > MAX_DEPTH:
+            raise ConfigError(
+                "a codec's spec has too many brackets inside each other",
+                given=f"{text[:40]!r}...", expected=f"at most {MAX_DEPTH}",
+            )  # fmt: skip
         if depth < 0:
             raise ConfigError("a codec's bracket was never opened", given=repr(spec))
         if letter == mark and depth == 0:

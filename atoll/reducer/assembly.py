@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from atoll.codec.base import Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import WireError
@@ -36,7 +38,8 @@ class Contribution:
     contributors: tuple[str, ...]
     policy: str
     """Aggregation policy, see :mod:`atoll.reducer.policies`."""
-    data: bytearray
+    data: memoryview
+    """Memory that the system provides when a piece is written, not when it is announced."""
     have: set[int] = field(default_factory=set)
 
     @property
@@ -128,7 +131,7 @@ class Assembly:
         return Contribution(
             codec=head.codec, sizes=tuple(head.sizes), weight=head.weight,
             total_bytes=expected, contributors=self._names(member, head), policy=head.policy,
-            data=bytearray(expected),
+            data=np.zeros(expected, dtype=np.uint8).data,
         )  # fmt: skip
 
     def _names(self, member: str, head: ChunkHead) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,14 @@ from atoll.wire.frames import Buffer
 
 MAX_WEIGHT = 1e15
 """Largest weight of a contribution (weights count tokens); keeps sums far from overflow."""
+
+
+LARGE = 100.0
+"""Values of a mean below this are not examined further."""
+FAR = 1e4
+"""A member's largest value may be this many times that of the middle member."""
+ABSURD = 1e12
+"""The limit where the middle member's values are all zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,9 @@ def encoded(averaged: Averaged, shares: Sequence[Share], *, codec: Codec) -> Mea
 def average(shares: Sequence[Share], *, codec: Codec) -> Averaged:
     """Return the weighted mean of compatible contributions, given in member order.
 
-    Contributions that are not finite, or too large for a sum in fp32, are left out and named.
+    Contributions that are not finite, too large for a sum in fp32, or `FAR` larger than the middle
+    member's are left out and named: one broken machine must not end a run. That is no defence
+    against a liar who stays below it; see :mod:`atoll.reducer.policies`.
 
     Raises:
         GroupError: no contribution is usable, or the weights add up to 0.
@@ -123,6 +134,11 @@ def average(shares: Sequence[Share], *, codec: Codec) -> Averaged:
     vector = _weighted_sum(usable, codec)
     if not is_finite(vector):
         left_out |= _guilty(usable, codec)
+        usable = [share for share in usable if share.member not in left_out]
+        total = total_weight(usable, left_out)
+        vector = _weighted_sum(usable, codec)
+    if largest_of(vector) > LARGE and (far := _far(usable, codec)):
+        left_out |= far
         usable = [share for share in usable if share.member not in left_out]
         total = total_weight(usable, left_out)
         vector = _weighted_sum(usable, codec)
@@ -165,10 +181,15 @@ def mean_factors(weights: Sequence[float]) -> tuple[list[float], float]:
 
 def is_finite(vector: Tensor) -> bool:
     """Return whether every value is finite, in one pass and without a temporary."""
+    return math.isfinite(largest_of(vector))
+
+
+def largest_of(vector: Tensor) -> float:
+    """Return the largest absolute value in one pass and without a temporary; NaN if one is NaN."""
     if vector.numel() == 0:
-        return True
-    low, high = torch.aminmax(vector)
-    return math.isfinite(low.item()) and math.isfinite(high.item())
+        return 0.0
+    low, high = (abs(value.item()) for value in torch.aminmax(vector))
+    return low + high if math.isnan(low + high) else max(low, high)
 
 
 def is_weight(weight: float) -> bool:
@@ -203,6 +224,39 @@ def _guilty(shares: Sequence[Share], codec: Codec) -> dict[str, AtollError]:
     return found
 
 
+def _far(shares: Sequence[Share], codec: Codec) -> dict[str, AtollError]:
+    """Return the members whose largest value is far above that of the middle one."""
+    weighty = [share for share in shares if share.weight > 0]
+    if len(weighty) < 2:
+        return {}
+    largest = {share.member: _largest(share, codec) for share in weighty}
+    middle = statistics.median_low(largest.values())
+    limit = FAR * middle if middle > 0 else ABSURD
+    return {
+        member: GroupError(
+            "a contribution is far larger than the others'",
+            given=f"{value:.3g} from {member}",
+            expected=f"at most {limit:.3g}, {FAR:.0e} times the middle member's; it was left out",
+            remedy="look at that machine's loss and memory, or lower the learning rate",
+        )
+        for member, value in largest.items()
+        if value > max(limit, LARGE)
+    }
+
+
+def unreadable(shares: Sequence[Share], codec: Codec) -> dict[str, AtollError]:
+    """Return the members whose packets cannot be decoded, with the reason."""
+    found: dict[str, AtollError] = {}
+    for share in shares:
+        try:
+            codec.base.decode(share.packet)
+        except AtollError as error:
+            found[share.member] = error
+        except Exception as error:  # a member's bytes must not end the round of the others
+            found[share.member] = WireError("a packet cannot be decoded", given=repr(error))
+    return found
+
+
 def not_finite(share: Share) -> AtollError:
     """Return the error for values that are NaN or infinite."""
     return LossNotFinite(
@@ -218,11 +272,8 @@ def _largest(share: Share, codec: Codec) -> float:
         vector = codec.base.decode(share.packet)
     except WireError:
         return math.inf
-    if vector.numel() == 0:
-        return 0.0
-    low, high = torch.aminmax(vector)
-    largest = max(abs(low.item()), abs(high.item()))
-    return largest if is_finite(vector) else math.inf
+    largest = largest_of(vector)
+    return largest if math.isfinite(largest) else math.inf
 
 
 def result_digest(data: Buffer | Iterable[Buffer], contributors: Sequence[str]) -> str:

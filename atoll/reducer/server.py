@@ -25,7 +25,7 @@ from atoll.net.sync_link import SyncLink
 from atoll.reducer.all_to_all import AllToAllMessages, Outgoing, open_outgoing
 from atoll.reducer.assembly import MAX_CONTRIBUTION_BYTES
 from atoll.reducer.combine import NormHistory, combine
-from atoll.reducer.mean import Share, minority
+from atoll.reducer.mean import Mean, Share, minority, unreadable
 from atoll.reducer.parameter_server_endpoint import ParameterServerEndpoint
 from atoll.reducer.phases import Epoch, Phase
 from atoll.reducer.results import ExchangeOutcome, in_slot_order
@@ -192,6 +192,11 @@ class Reducer:
         except AtollError as error:
             self._refuse(epoch, phase, member, error)
             complete = True
+        except Exception as error:  # whatever one member sends, the reducer goes on
+            log.exception("a piece of %s", member)
+            unusable = WireError("a piece cannot be used", given=repr(error)[:200])
+            self._refuse(epoch, phase, member, unusable)
+            complete = True
         if complete:
             self._compute_if_complete(epoch, phase)
 
@@ -259,16 +264,32 @@ class Reducer:
             raise GroupError("there is nothing to average", given="all were refused")
         if shares[0].packet.codec == ALL_TO_ALL:
             return ExchangeOutcome(plan, phase.number, self._route(epoch, phase, shares))
-        mean = combine(
-            shares, codec=make_codec(shares[0].packet.codec), policy=shares[0].policy,
-            memory=self._norm_history, round_=plan.round,
-        )  # fmt: skip
+        mean = self._combine(epoch, phase, shares)
         for member, error in mean.refused.items():
             self._refuse(epoch, phase, member, error)
         for member, error in mean.left_out.items():
             log.warning("left %s out of epoch %s: %s", member, plan.epoch, error)
             self._report("contribution-left-out", member, error)
         return ExchangeOutcome(plan, phase.number, in_slot_order(mean, plan))
+
+    def _combine(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> Mean:
+        """Return the aggregate; refuse members with packets that cannot be decoded."""
+        codec, policy = make_codec(shares[0].packet.codec), shares[0].policy
+        memory, round_ = self._norm_history, epoch.plan.round
+        try:
+            return combine(shares, codec=codec, policy=policy, memory=memory, round_=round_)
+        except GroupError:
+            raise
+        except Exception:
+            damaged = unreadable(shares, codec)
+            if not damaged:
+                raise
+        for member, error in damaged.items():
+            self._refuse(epoch, phase, member, error)
+        rest = [share for share in shares if share.member not in damaged]
+        if not rest:
+            raise GroupError("there is nothing to average", given="all were refused")
+        return combine(rest, codec=codec, policy=policy, memory=memory, round_=round_)
 
     def _route(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> AllToAllMessages:
         """Parse the messages of all members; refuse members that sent malformed ones."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atoll.codec import base_spec, make_codec
 from atoll.errors import ConfigError
+from atoll.methods.codecs import CODECS
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,9 @@ def test_spec_has_one_canonical_form_that_builds_the_same_codec(
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ("int8:" + "9" * 5000, "spec is too long; given: 5005 characters"),
+        ("int8:" + "9" * 500, "number of codec int8 is wrong"),
+        ("feedback(" * 90 + "fp32" + ")" * 90, "too many brackets"),
         ("int9", "unknown codec; given: 'int9'.*did you mean 'int8'"),
         ("", "unknown codec"),
         ("feedbak(int8)", "did you mean 'feedback'"),
@@ -120,3 +126,24 @@ def test_wrong_spec_says_what_is_wrong(spec: str, message: str) -> None:
 
 def test_every_call_builds_a_codec_with_state_of_its_own() -> None:
     assert make_codec("feedback(int8)") is not make_codec("feedback(int8)")
+
+
+texts = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [*CODECS, "|", "(", ")", ",", ":", "0.1", "-1", "1e99", "nan", "999999999"]
+        ),
+        st.text(max_size=3),
+    ),
+    max_size=12,
+).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts, st.integers(0, 2**40))
+def test_any_text_is_a_codec_or_a_configuration_error(text: str, elements: int) -> None:
+    try:
+        codec = make_codec(text)
+    except ConfigError:
+        return
+    assert codec.nbytes(elements) >= 0

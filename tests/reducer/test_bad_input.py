@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 import msgspec
+import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -148,6 +149,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "another job's tensors": {"sizes": [5], "total_bytes": 20, "count": 1},
     "another codec": {"codec": "bf16", "total_bytes": 2 * ELEMENTS, "count": 1},
     "unknown codec": {"codec": "fp99"},
+    "a codec of 5,000 digits": {"codec": "int8:" + "9" * 5000},
+    "a codec of 500 brackets": {"codec": "feedback(" * 500 + "fp32" + ")" * 500},
+    "16 PiB": {"sizes": [2**52], "total_bytes": 2**54, "count": count_pieces(2**54)},
     "sizes that do not fit": {"sizes": [ELEMENTS - 1]},
     "negative size": {"sizes": [ELEMENTS + 1, -1]},
     "stale round": {"round": ROUND - 1},
@@ -191,15 +195,46 @@ def test_late_piece_of_a_decided_epoch_is_no_news(bench: Bench) -> None:
     assert bench.endpoint.said["w1"][-1][0].kind == "refused"
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
-def test_values_that_no_sum_can_hold_are_left_out_by_name(bench: Bench, bad: float) -> None:
+@pytest.mark.parametrize(
+    ("bad", "weight"),
+    [(math.nan, 5.0), (math.inf, 5.0), (-math.inf, 1.0), (3e38, 5.0), (3e38, 1.0), (-1e9, 1.0)],
+)
+def test_absurd_values_are_left_out_by_name(bench: Bench, bad: float, weight: float) -> None:
     values = vector(BAD)
     values[17] = bad
-    bench.contribute(BAD, values, weight=5.0)
+    bench.contribute(BAD, values, weight=weight)
     assert finish(bench) == HEALTHY
     assert [e.kind for e in bench.endpoint.events] == ["contribution-left-out"]
     assert BAD in bench.refused(BAD)[0]
     assert bench.result(BAD) is not None, "it takes part, only its values do not"
+
+
+@pytest.mark.parametrize("policy", ["", "median/finite/x"])
+def test_damaged_sparse_packet_excludes_only_its_member(bench: Bench, policy: str) -> None:
+    for member in [BAD, *HEALTHY]:
+        packet = make_codec("topk:0.1").encode(vector(member), key="x")
+        data = bytearray(packet.data)
+        if member == BAD:
+            data[:4000] = b"\xff" * 4000
+        for index, piece in enumerate(pieces(data)):
+            bench.send(member, head_of(packet, index=index, policy=policy), piece)
+    found = bench.result("w1")
+    assert found is not None, bench.endpoint.events
+    assert found[1] == HEALTHY
+    assert len(bench.refused(BAD)) == 1
+    if not policy:
+        assert "positions in a sparse packet are damaged" in bench.refused(BAD)[0]
+        assert [head.kind for head, _ in bench.endpoint.said[BAD]] == ["refused"]
+
+
+def test_announced_bytes_take_no_memory(bench: Bench) -> None:
+    own, nbytes = psutil.Process(), 4 * 2**30
+    before = own.memory_info().rss
+    big = {"sizes": [nbytes // 4], "total_bytes": nbytes, "count": count_pieces(nbytes)}
+    bench.send(BAD, head_of(GOOD, **big), bytes(256 * 1024))
+    assert bench.reducer.held_bytes == nbytes
+    assert own.memory_info().rss - before < 2**28
+    assert finish(bench) == HEALTHY
 
 
 def test_garbage_is_told_once_and_does_not_stop_the_member(bench: Bench) -> None:
