@@ -9,7 +9,8 @@
     ├── HubError               the hub refused or could not be reached
     │   ├── HubUnreachable
     │   ├── AuthError
-    │   │   └── Revoked
+    │   │   ├── Revoked
+    │   │   └── WrongCode
     │   ├── PortTaken
     │   └── QueueFull
     ├── GroupError             members could not agree
@@ -125,6 +126,10 @@ class AuthError(HubError):
 
 class Revoked(AuthError):
     """An operator has shut this machine or login out."""
+
+
+class WrongCode(AuthError):
+    """A pairing code is wrong."""
 
 
 class PortTaken(HubError):

@@ -174,6 +174,14 @@ def take_ticket() -> str:
     return os.environ.pop(TICKET_VARIABLE, "")
 
 
+CODE_VARIABLE = "ATOLL_CODE"
+
+
+def take_code() -> str:
+    """Return the pairing code from the environment and remove it, as `take_ticket` does."""
+    return os.environ.pop(CODE_VARIABLE, "")
+
+
 def home() -> Path:
     """Return the folder of state that outlives a run: node identity, known hub."""
     if "ATOLL_HOME" in os.environ:

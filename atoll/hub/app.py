@@ -45,6 +45,7 @@ from atoll.hub.security.certificates import make_secret_folder
 from atoll.hub.security.connection_limits import ConnectionLimiter, is_loopback
 from atoll.hub.security.forwarded import TrustedProxies, forwarded_address, without_prefix
 from atoll.hub.security.node_certificates import NodeCertificates
+from atoll.hub.security.pairing import Pairing
 from atoll.hub.security.tickets import host_of, ticket_text
 from atoll.hub.security.tls import TlsFiles, choose
 from atoll.hub.sessions.rejections import RejectionCounts, RejectionLog
@@ -194,6 +195,7 @@ class Hub:
             deletions=self.deletions,
             limits=self.options.limits,
             rendezvous=self.scheduler.followers.rendezvous,
+            pairing=Pairing(self.clock),
         )
         await asyncio.to_thread(self._save_folder)
         await self._announce()

@@ -61,19 +61,9 @@ class MdnsAnnouncement:
 
     async def start(self, *, needed: bool) -> None:
         """Publish the record; failures raise ConfigError if `needed`, else they are logged."""
-        try:
-            from zeroconf import IPVersion, ServiceInfo
-            from zeroconf.asyncio import AsyncZeroconf
-        except ImportError:
-            if needed:
-                raise ConfigError(
-                    "a hub that announces itself needs a package that is not installed",
-                    given="--announce",
-                    expected="zeroconf",
-                    remedy="pip install 'atoll[lan]', or leave --announce out",
-                ) from None
-            logger.info("the hub is not announced on this network: zeroconf is not installed")
-            return
+        from zeroconf import IPVersion, ServiceInfo
+        from zeroconf.asyncio import AsyncZeroconf
+
         announced = self._announced
         addresses = addresses_of(announced.host)
         name = f"{platform.node() or 'hub'}-{announced.port}"

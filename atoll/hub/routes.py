@@ -10,7 +10,7 @@ from atoll.errors import HubError
 from atoll.hub.alarms import rest as rest_alarms
 from atoll.hub.dashboard import pages
 from atoll.hub.dashboard.sse import EventStreams
-from atoll.hub.http import access, files, hub, jobs, prometheus, queues
+from atoll.hub.http import access, files, hub, jobs, pairing, prometheus, queues
 from atoll.hub.http.context import Context, LiveHub
 from atoll.hub.http.endpoint import Endpoint, Handler, HttpRefused
 from atoll.hub.http.middleware import add_authentication
@@ -68,6 +68,9 @@ def routes(context: Context) -> list[BaseRoute]:
         open_at("/ca.pem", get=access.show_ca),
         open_at("/api/join", post=access.join),
         open_at("/api/login", post=access.log_in),
+        open_at("/api/pair", post=pairing.start),
+        open_at("/api/pair/finish", post=pairing.finish),
+        at("/api/pairing", operator, audited=False, get=pairing.show, post=pairing.renew),
         at("/api/logout", operator, writes=("viewer",), post=access.log_out),
         at("/api/renew", ("node",), post=access.renew),
         at("/api/tickets", operator, get=access.list_tickets, post=access.make_ticket),

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-import sys
 from pathlib import Path
 
-import pytest
-
 from atoll import __version__
-from atoll.errors import ConfigError
 from atoll.hub.app import HubOptions
-from atoll.hub.discovery import MdnsAnnouncement, MdnsRegistration, addresses_of
+from atoll.hub.discovery import MdnsRegistration, addresses_of
 from atoll.hub.server import HubServer
 
 HERE = MdnsRegistration(
@@ -31,18 +26,6 @@ def test_wildcard_hub_announces_dialable_addresses() -> None:
     found = [ipaddress.ip_address(text) for text in addresses_of("0.0.0.0")]
     assert found
     assert len(found) == 1 or not any(address.is_loopback for address in found)
-
-
-def test_hub_runs_without_zeroconf_unless_requested(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "zeroconf", None)
-    asyncio.run(MdnsAnnouncement(HERE).start(needed=False))
-    with pytest.raises(ConfigError, match=r"pip install 'atoll\[lan\]'"):
-        asyncio.run(MdnsAnnouncement(HERE).start(needed=True))
-    options = HubOptions(data=tmp_path / "h", jobs=tmp_path / "r", announce=True, reducers=False)
-    with pytest.raises(ConfigError, match="zeroconf"):
-        HubServer(options).__enter__()
 
 
 def test_a_hub_on_loopback_tells_nobody(tmp_path: Path) -> None:

@@ -14,8 +14,15 @@ def join(
     ticket: Annotated[
         str,
         typer.Argument(
-            help="The ticket that `atoll hub` printed; without it, hubs on this network are listed."
+            help="Ticket from `atoll up` or `atoll hub`; without it, a hub on this network and "
+            "its pairing code."
         ),
+    ] = "",
+    code: Annotated[
+        str, typer.Option(help="Pairing code that `atoll up` shows (also: ATOLL_CODE).")
+    ] = "",
+    hub: Annotated[
+        str, typer.Option(help="With a code: HOST or HOST:PORT of a hub that is not found.")
     ] = "",
     slots: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent workers.")] = 1,
     name: Annotated[str, typer.Option(help="Name of this machine (default: its own).")] = "",
@@ -119,7 +126,7 @@ def join(
     SIGTERM and a preemption notice let workers finish or abandon their round within 5 seconds.
     """
     from atoll import config
-    from atoll.cli.choose_hub import choose_hub
+    from atoll.cli.choose_hub import Wanted, choose_hub
     from atoll.cli.jobs.precheck import check_can_train
     from atoll.cli.ticket_argument import read_ticket
     from atoll.cli.views import screen
@@ -130,8 +137,17 @@ def join(
     from atoll.node.availability.preemption import PreemptionNotices, check_url
 
     console = screen.output()
-    place = read_ticket(ticket) or choose_hub(console)
     check_can_train()
+    folder, proxy = (home or config.home()).resolve(), check_proxy(via_proxy)
+    place = read_ticket(ticket)
+    if place is None:
+        wanted = Wanted(
+            home=folder,
+            code=code or config.take_code(),
+            address=hub,
+            proxy=proxy,
+        )
+        place = choose_hub(console, wanted)
     chosen: dict[str, Any] = {
         "cores": cores,
         "memory_gb": memory_gb,
@@ -151,13 +167,13 @@ def join(
     }
     options = NodeOptions(
         ticket=place,
-        home=(home or config.home()).resolve(),
+        home=folder,
         name=name,
         slots=slots,
         notices=PreemptionNotices(preempt_file, check_url(preempt_url)),
         policy=policy,
         policy_options={key: value for key, value in chosen.items() if value not in (None, [])},
-        proxy=check_proxy(via_proxy),
+        proxy=proxy,
     )
     line = NodeLine(console, hub=place.url, policy=options.policy_file().read())
 

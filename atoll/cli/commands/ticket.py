@@ -59,6 +59,14 @@ def new(
     typer.echo(made)
 
 
+@app.command()
+def code(hub: HubOption = "") -> None:
+    """Print a new pairing code: for one `atoll join` on this network, for ten minutes."""
+    with _client(hub) as client:
+        shown = client.pairing(renew=True)
+    typer.echo(shown["code"])
+
+
 @app.command(name="list")
 def list_(hub: HubOption = "") -> None:
     """Show every ticket: id, role, uses left, expiry, creator and users; never the secret."""

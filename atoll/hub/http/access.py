@@ -119,9 +119,7 @@ async def make_ticket(request: Request, context: Context) -> Response:
         role=body.role, uses=body.uses, valid_s=body.valid_s, note=body.name[:MAX_NOTE],
         made_by=identity_of(request).name,
     )  # fmt: skip
-    front, _, end = context.ticket.rpartition("/")
-    mark = f"~{end.partition('~')[2]}" if "~" in end else ""
-    return Json({"ticket": f"{front}/{secret}{mark}"}, status_code=201)
+    return Json({"ticket": ticket_with(context, secret)}, status_code=201)
 
 
 async def list_tickets(_request: Request, context: Context) -> Response:
@@ -154,6 +152,13 @@ async def show_audit(request: Request, context: Context) -> Response:
     name = request.query_params.get("name", "")
     rows = await context.audit.read(after=after, limit=limit, name=name) if context.audit else []
     return Json(rows)
+
+
+def ticket_with(context: Context, secret: str) -> str:
+    """Return a whole ticket of this hub with a secret."""
+    front, _, end = context.ticket.rpartition("/")
+    mark = f"~{end.partition('~')[2]}" if "~" in end else ""
+    return f"{front}/{secret}{mark}"
 
 
 def access_of(context: Context) -> Access:

@@ -11,6 +11,7 @@ from atoll.hub.nodes.access import Access
 from atoll.hub.scheduler.rendezvous import RendezvousRegistry
 from atoll.hub.security.audit import Audit
 from atoll.hub.security.connection_limits import DEFAULT_LIMITS, Limits
+from atoll.hub.security.pairing import Pairing
 from atoll.hub.stores import Stores
 from atoll.wire.messages import Message
 
@@ -91,3 +92,5 @@ class Context:
     """None: jobs cannot be deleted."""
     limits: Limits = DEFAULT_LIMITS
     rendezvous: RendezvousRegistry = field(default_factory=RendezvousRegistry)
+    pairing: Pairing | None = None
+    """None: machines join with tickets only."""

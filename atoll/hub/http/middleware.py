@@ -35,8 +35,10 @@ MAX_SPEED_BYTES = 256 * 2**20
 MAX_OPEN_BODY_BYTES = 64 * 2**10
 """Largest body of a request without a token; a join with its signing request has 2 kB."""
 
-_OPEN = re.compile(r"/(?:|healthz|login|logout|favicon\.ico|ca\.pem|api/join|api/login|static/.*)")
-_ENTERING = frozenset(("/login", "/api/join", "/api/login"))
+_OPEN = re.compile(
+    r"/(?:|healthz|login|logout|favicon\.ico|ca\.pem|api/(?:join|login|pair|pair/finish)|static/.*)"
+)
+_ENTERING = frozenset(("/login", "/api/join", "/api/login", "/api/pair", "/api/pair/finish"))
 _FILE = re.compile(r"/api/jobs/[^/]+/files/.+")
 _BLOB = re.compile(r"/api/blobs/[0-9a-f]{64}")
 

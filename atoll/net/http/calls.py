@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from atoll.errors import HubError
+from atoll.errors import HubError, WireError
 from atoll.net.http.http import HttpSession
 from atoll.wire.messages import (
     Done,
@@ -25,6 +25,9 @@ from atoll.wire.messages import (
     QueueRelease,
     RendezvousAddress,
 )
+from atoll.wire.pairing import PairProof, PairShare, PairStart, PairTicket
+
+T = TypeVar("T")
 
 
 class Joined(NamedTuple):
@@ -42,6 +45,34 @@ class Login(NamedTuple):
     name: str
     role: str
     token: str
+
+
+class PairingCalls:
+    """Pairing by a short code: both steps of a machine, and the code for operators."""
+
+    _rest: HttpSession
+
+    def start_pairing(self, share: bytes) -> PairShare:
+        """Send a share and return the hub's; AuthError if no code is open."""
+        body = msgspec.to_builtins(PairStart(share))
+        return self._pairing_answer("/api/pair", body, PairShare)
+
+    def finish_pairing(self, exchange: str, proof: bytes) -> PairTicket:
+        """Send the proof and return the hub's, with the sealed ticket; WrongCode if refused."""
+        body = msgspec.to_builtins(PairProof(exchange, proof))
+        return self._pairing_answer("/api/pair/finish", body, PairTicket)
+
+    def _pairing_answer(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
+        try:
+            return msgspec.convert(self._rest.json("POST", path, json=body), kind)
+        except msgspec.ValidationError as error:
+            raise WireError("the answer to a pairing is wrong", given=str(error)[:300]) from error
+
+    def pairing(self, *, renew: bool = False) -> dict[str, Any]:
+        """Return {"state", "code", "left_s", "tries_left"}; `renew`: of a new code."""
+        if renew:
+            return dict(self._rest.json("POST", "/api/pairing", json={}))
+        return dict(self._rest.json("GET", "/api/pairing"))
 
 
 class AccessCalls:

@@ -16,7 +16,13 @@ import httpx
 from atoll.errors import CheckpointMissing, HubError, HubUnreachable
 from atoll.ids import new_token
 from atoll.net.endpoint import PLAIN, HubEndpoint
-from atoll.net.http.calls import AccessCalls, DeletionCalls, QueueCalls, RendezvousCalls
+from atoll.net.http.calls import (
+    AccessCalls,
+    DeletionCalls,
+    PairingCalls,
+    QueueCalls,
+    RendezvousCalls,
+)
 from atoll.net.http.http import HttpSession
 from atoll.net.http.streams import (
     BLOCK_BYTES,
@@ -47,7 +53,7 @@ class RemoteFile:
     sha256: str
 
 
-class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
+class HubClient(AccessCalls, PairingCalls, DeletionCalls, RendezvousCalls, QueueCalls):
     """A client of one hub, for one thread at a time; close it, or use `with`.
 
     Every method raises HubUnreachable without an answer, and otherwise the hub's error.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from atoll.errors import ConfigError
 from atoll.net.endpoint import Ticket
+from atoll.net.proxies import at_address
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo, Zeroconf
@@ -25,6 +26,12 @@ FIND_S = 3.0
 DIAL_S = 0.5
 """Time limit per address of a hub."""
 
+HUB_PORT = 7700
+"""Default port of a hub."""
+
+_ADDRESS = re.compile(
+    r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>\d{1,5}))?"
+)
 _FINGERPRINT = re.compile(r"[0-9a-f]{40}")
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9_.-]+)*")
 _LINE = re.compile(r"[^\x20-\x7e]")
@@ -43,30 +50,24 @@ class FoundHub:
     version: str = ""
 
     @property
-    def mark(self) -> str:
-        """Suffix of this hub's tickets."""
-        return self.fingerprint or ("tls" if self.secure else "")
+    def url(self) -> str:
+        """Address of the hub."""
+        scheme = "https" if self.secure else "http"
+        return f"{scheme}://{at_address(self.host, self.port)}{self.prefix}"
 
-    def ticket(self, secret: str) -> Ticket:
-        """Return this hub's ticket with a secret."""
-        return Ticket(self.host, self.port, secret, prefix=self.prefix, mark=self.mark)
+    def ticket(self, secret: str, *, mark: str) -> Ticket:
+        """Return a ticket for this address; the mark is never taken from the announcement."""
+        return Ticket(self.host, self.port, secret, prefix=self.prefix, mark=mark)
 
 
 def find_hubs(*, timeout_s: float = FIND_S) -> list[FoundHub]:
     """Return the hubs that answer in time, by name, each with a reachable address.
 
     Raises:
-        ConfigError: the package `zeroconf` is not installed, or there is no network.
+        ConfigError: there is no network.
     """
-    try:
-        from zeroconf import ServiceBrowser, ServiceListener, Zeroconf
-    except ImportError:
-        raise ConfigError(
-            "finding hubs on this network needs a package that is not installed",
-            given="no ticket",
-            expected="zeroconf",
-            remedy="pip install 'atoll[lan]', or give the ticket that `atoll hub` printed",
-        ) from None
+    from zeroconf import ServiceBrowser, ServiceListener, Zeroconf
+
     names: set[str] = set()
 
     class Listener(ServiceListener):
@@ -87,7 +88,7 @@ def find_hubs(*, timeout_s: float = FIND_S) -> list[FoundHub]:
         raise ConfigError(
             "hubs cannot be looked for on this network",
             given=str(error),
-            remedy="give the ticket that `atoll hub` printed",
+            remedy="join with the whole line that `atoll up` prints for the internet",
         ) from error
     try:
         ServiceBrowser(zeroconf, SERVICE, Listener())
@@ -106,6 +107,24 @@ def _asked(zeroconf: Zeroconf, names: list[str]) -> list[FoundHub]:
             host = first_reachable(info.parsed_addresses(), hub.port) or hub.host
             found.append(replace(hub, host=host))
     return sorted(found, key=lambda hub: (hub.name, hub.port))
+
+
+def hub_at(address: str) -> FoundHub:
+    """Return the hub at HOST or HOST:PORT, of which nothing else is known.
+
+    Raises:
+        ConfigError: this is not an address.
+    """
+    match = _ADDRESS.fullmatch(address.strip())
+    port = int((match["port"] if match else None) or HUB_PORT)
+    if match is None or not 0 < port < 65_536:
+        raise ConfigError(
+            "this is not the address of a hub",
+            given=repr(address[:100]),
+            expected="HOST or HOST:PORT, e.g. 192.168.1.20",
+        )
+    host = match["six"] or match["host"]
+    return FoundHub(name=host, host=host, port=port, secure=True)
 
 
 def first_reachable(addresses: Sequence[str], port: int) -> str:

@@ -46,6 +46,15 @@ def load_identity(home: Path, *, hub: str) -> Identity | None:
         return None
 
 
+def identities(home: Path) -> list[Identity]:
+    """Return this machine's identities at all hubs, the newest last."""
+    try:
+        known = json.loads((home / _FILE).read_text(encoding="utf-8"))
+        return [Identity(**fields) for fields in known.values()]
+    except (OSError, ValueError, TypeError, AttributeError):
+        return []
+
+
 def save_identity(home: Path, identity: Identity) -> None:
     """Store the identity, readable by the owner only; identities at other hubs stay."""
     try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import dataclasses
+import io
 import json
 import os
 import re
@@ -12,31 +13,29 @@ import signal
 import socket
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from atoll.cli.choose_hub import ticket_for
-from atoll.errors import AuthError, ConfigError
-from atoll.net.endpoint import parse_ticket
+from atoll.cli.choose_hub import Wanted, choose_hub
+from atoll.errors import ConfigError
+from atoll.net.endpoint import HubEndpoint, parse_ticket
+from atoll.net.http.client import HubClient
 from atoll.node.identity.discovery import (
     SERVICE,
     FoundHub,
     find_hubs,
     first_reachable,
+    hub_at,
     read_service,
 )
+from atoll.node.identity.pairing import already_joined
 from tests.patience import PATIENCE_S
 
-needs_zeroconf = pytest.mark.skipif(
-    importlib.util.find_spec("zeroconf") is None, reason="zeroconf is not installed"
-)
-
 PRINT = "0123456789abcdef0123456789abcdef01234567"
-OTHER = "f" * 40
 
 
 @pytest.fixture
@@ -90,13 +89,6 @@ class Terminal:
                 except OSError:
                     raise AssertionError(self.shown) from None
 
-    def wait_for_silence(self) -> None:
-        """Wait until the terminal does not show what is typed."""
-        deadline = time.monotonic() + PATIENCE_S
-        while termios.tcgetattr(self.descriptor)[3] & termios.ECHO:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
     def type(self, line: str) -> None:
         os.write(self.descriptor, f"{line}\n".encode())
 
@@ -108,30 +100,50 @@ class Terminal:
         os.close(self.descriptor)
 
 
-@needs_zeroconf
+def new_code(hub: dict[str, str], **options: bool) -> str:
+    """Return the code that the hub's owner sees."""
+    endpoint = HubEndpoint(ca=hub["ca"])
+    with HubClient(hub["url"], hub["operator_token"], endpoint=endpoint) as client:
+        return str(client.pairing(**options)["code"])
+
+
 @pytest.mark.e2e
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_user_finds_a_hub_and_joins_with_its_secret(hub: dict[str, str], tmp_path: Path) -> None:
+def test_user_finds_a_hub_and_joins_with_its_code(hub: dict[str, str], tmp_path: Path) -> None:
     ticket = parse_ticket(hub["ticket"])
     found = found_at(int(hub["port"]))
     assert found is not None
     assert found.fingerprint == ticket.fingerprint
     assert found.secure
+    code = new_code(hub)
+    other = code[:-1] + str((int(code[-1]) + 1) % 10)
     environment = {**os.environ, "ATOLL_HOME": str(tmp_path / "home"), "COLUMNS": "200"}
-    terminal = Terminal("-m", "atoll.cli", "join", "--name", "sofa", environment=environment)
+    command = ("-m", "atoll.cli", "join", "--name", "sofa")
+    terminal = Terminal(*command, environment=environment)
     try:
-        line = terminal.wait_for(rf"(\d+)  [^\n]*:{ticket.port}[^\n]*{ticket.fingerprint}")
-        asked = terminal.wait_for(r"Which one|Join this hub")
-        terminal.type(line[1] if "Which" in asked[0] else "y")
-        terminal.wait_for("input is hidden")
-        terminal.wait_for_silence()
-        terminal.type(ticket.secret)
+        line = terminal.wait_for(rf"(\d+)  [^\n]*:{ticket.port}[^\n]*{ticket.fingerprint[:16]}")
+        if "Which" in terminal.wait_for(r"Which one|Pairing code")[0]:
+            terminal.type(line[1])
+        terminal.wait_for("Pairing code")
+        terminal.type("not a code")
+        terminal.wait_for("six digits.*Pairing code")
+        terminal.type(other)
+        terminal.wait_for("wrong.*2 tries left.*Pairing code")
+        terminal.type(code)
         terminal.wait_for("joined")
-        assert ticket.secret not in terminal.shown
         os.kill(terminal.pid, signal.SIGINT)
         terminal.wait_for("left the hub")
     finally:
         terminal.end()
+    again = Terminal(*command, "--hub", f"127.0.0.1:{ticket.port}", environment=environment)
+    try:  # an address alone says nothing of who is there
+        again.wait_for("Pairing code")
+    finally:
+        again.end()
+    home = tmp_path / "home"
+    moved = dataclasses.replace(found, host="127.0.0.9")
+    assert already_joined(moved, home=home) == moved.ticket("joined-before", mark=found.fingerprint)
+    assert already_joined(dataclasses.replace(found, fingerprint=PRINT), home=home) is None
 
 
 def test_without_a_terminal_the_error_names_the_option(
@@ -147,40 +159,46 @@ def test_without_a_terminal_the_error_names_the_option(
         check=False,
     )
     assert done.returncode == 2
-    assert "needs a ticket" in done.stderr
-    assert "ATOLL_TICKET" in done.stderr
-
-
-HUB = FoundHub(
-    name="den", host="192.0.2.7", port=7700, prefix="/atoll", secure=True, fingerprint=PRINT
-)
+    assert "needs a ticket or a pairing code" in done.stderr
+    assert "--code 123-456" in done.stderr
 
 
 @pytest.mark.parametrize(
-    "given",
-    ["SECRET", f"SECRET~{PRINT}", f"atoll://elsewhere:1/SECRET~{PRINT}"],
+    ("text", "url"),
+    [
+        ("192.0.2.7", "https://192.0.2.7:7700"),
+        ("den.local:80", "https://den.local:80"),
+        ("[fe80::1]:7", "https://[fe80::1]:7"),
+        ("a b", None),
+        ("den:99999", None),
+        ("http://den", None),
+    ],
 )
-def test_a_secret_or_a_ticket_of_the_same_hub_is_good(given: str) -> None:
-    ticket = ticket_for(HUB, given)
-    assert str(ticket) == f"atoll://192.0.2.7:7700/atoll/SECRET~{PRINT}"
+def test_an_address_of_a_hub_is_read_or_refused(text: str, url: str | None) -> None:
+    if url is None:
+        with pytest.raises(ConfigError, match="not the address of a hub"):
+            hub_at(text)
+    else:
+        assert hub_at(text).url == url
 
 
-@pytest.mark.parametrize(
-    "given", [f"atoll://h:1/SECRET~{OTHER}", "atoll://h:1/SECRET", f"SECRET~{OTHER}"]
-)
-def test_wrong_fingerprint_never_gets_the_secret(
-    given: str,
-) -> None:
-    with pytest.raises(AuthError, match="not the hub of that ticket"):
-        ticket_for(HUB, given)
+def test_an_empty_network_says_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.node.identity.discovery.find_hubs", list)
+    with pytest.raises(ConfigError, match="no hub answers") as caught:
+        choose_hub(Console(), Wanted(home=Path(), code="123-456"))
+    assert "guest Wi-Fi" in str(caught.value)
+    assert "7700" in str(caught.value)
 
 
-def test_what_is_no_secret_is_refused() -> None:
-    with pytest.raises(ConfigError):
-        ticket_for(HUB, "no secret at all")
+def test_several_hubs_without_a_terminal_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hubs = [hub_at("192.0.2.1"), hub_at("192.0.2.2")]
+    monkeypatch.setattr("atoll.node.identity.discovery.find_hubs", lambda: hubs)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(ConfigError, match="several hubs") as caught:
+        choose_hub(Console(), Wanted(home=Path(), code="123-456"))
+    assert "192.0.2.2:7700" in str(caught.value)
 
 
-@needs_zeroconf
 @pytest.mark.parametrize(
     ("fields", "good"),
     [
@@ -198,7 +216,6 @@ def test_announcements_of_strangers_are_checked(fields: dict[str, str], good: bo
     assert (read_service(info) is not None) is good
 
 
-@needs_zeroconf
 def test_names_of_strangers_cannot_write_on_the_terminal() -> None:
     from zeroconf import ServiceInfo
 
