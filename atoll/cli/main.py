@@ -34,6 +34,7 @@ from atoll.cli.commands import (
     sign,
     status,
     ticket,
+    up,
 )
 from atoll.cli.jobs.interrupts import remembering_interrupts
 
@@ -46,6 +47,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("demo")(remembering_interrupts(demo.demo))
+app.command("up")(remembering_interrupts(up.up))
 app.add_typer(hub.app, name="hub")
 app.command("join")(join.join)
 app.command("policy")(policy.policy)

@@ -14,6 +14,7 @@ from atoll.config.environment import cache as cache
 from atoll.config.environment import child_environment as child_environment
 from atoll.config.environment import container_hosts as container_hosts
 from atoll.config.environment import extended_environment as extended_environment
+from atoll.config.environment import has_display as has_display
 from atoll.config.environment import home as home
 from atoll.config.environment import proxy_for as proxy_for
 from atoll.config.environment import read_worker_environment as read_worker_environment

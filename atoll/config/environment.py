@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -172,6 +173,17 @@ TICKET_VARIABLE = "ATOLL_TICKET"
 def take_ticket() -> str:
     """Return the ticket from the environment and remove it, so that children do not inherit it."""
     return os.environ.pop(TICKET_VARIABLE, "")
+
+
+def has_display() -> bool:
+    """Return whether a browser that is started here is seen by the person who starts it."""
+    if os.environ.get("BROWSER"):
+        return True
+    if "SSH_CONNECTION" in os.environ:
+        return False
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 CODE_VARIABLE = "ATOLL_CODE"

@@ -13,7 +13,7 @@ from atoll.cli import main as command
 from tests.patience import PATIENCE_S, PROMPT_S
 
 VERBS = [
-    *("demo", "hub", "join", "run", "status", "logs", "stop", "resume"),
+    *("up", "demo", "hub", "join", "run", "status", "logs", "stop", "resume"),
     *("generate", "report", "ticket", "doctor", "checkpoint"),
 ]
 

@@ -11,11 +11,13 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -42,6 +44,23 @@ class Ready:
     dashboard: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where a hub listens that is not for one command only, and who its node is."""
+
+    host: str
+    port: int
+    advertise: str
+    home: Path
+    """Folder of the node, which has the machine's own name."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """Options of the hub."""
+        more = ["--advertise", self.advertise] if self.advertise else []
+        return ["--host", self.host, "--port", str(self.port), *more]
+
+
 class Interrupted(Exception):
     """A signal came during a wait."""
 
@@ -49,14 +68,18 @@ class Interrupted(Exception):
 class Embedded:
     """A hub and `nodes` agents. Call `start`, and always `close`."""
 
-    def __init__(self, *, folder: Path, jobs: Path, nodes: int) -> None:
+    def __init__(
+        self, *, folder: Path, jobs: Path, nodes: int, listening: Listening | None = None
+    ) -> None:
         """Prepare; nothing is started yet.
 
         Args:
             folder: Keeps the hub's database, the nodes' identities and all output.
             jobs: The hub's folder of jobs, `runs/`.
             nodes: How many agents, each with one slot.
+            listening: None: on loopback, and with nodes of this folder only.
         """
+        self._listening = listening
         self._folder, self._jobs = folder, jobs
         self._nodes = nodes
         self._hub: subprocess.Popen[bytes] | None = None
@@ -67,8 +90,12 @@ class Embedded:
 
     # -------------------------------------------------------------------------- starting
 
-    def start(self, interrupts: Interrupts) -> Ready:
+    def start(
+        self, interrupts: Interrupts, *, prepare: Callable[[str], None] = lambda _: None
+    ) -> Ready:
         """Start the hub, then the nodes; returns when the hub answers.
+
+        `prepare` is called with the ticket in between.
 
         Raises:
             Interrupted: a signal came.
@@ -76,10 +103,12 @@ class Embedded:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._jobs.mkdir(parents=True, exist_ok=True)
-        arguments = ["--host", "127.0.0.1", "--port", "0"]
+        where = self._listening
+        arguments = where.arguments if where else ["--host", "127.0.0.1", "--port", "0"]
         arguments += ["--data", str(self._folder / "hub"), "--jobs", str(self._jobs)]
         self._hub = self._popen("atoll.hub", arguments, log="hub.log", stdout=subprocess.PIPE)
         ready = self._read_ready(self._hub, interrupts)
+        prepare(str(ready["ticket"]))
         for number in range(self._nodes):
             self._agents.append(self._start_node(number, ready["ticket"]))
         url = str(ready["url"])
@@ -88,8 +117,11 @@ class Embedded:
         return Ready(known, ready["ticket"], f"{url}/?token={token}")
 
     def _start_node(self, number: int, ticket: str) -> subprocess.Popen[bytes]:
-        arguments = ["--home", str(self._folder / f"node{number}")]
-        arguments += ["--name", f"node{number}", "--no-measure"]
+        if self._listening is not None:
+            arguments = ["--home", str(self._listening.home)]
+        else:
+            arguments = ["--home", str(self._folder / f"node{number}")]
+            arguments += ["--name", f"node{number}", "--no-measure"]
         return self._popen("atoll.node", arguments, log=f"node{number}.log", ticket=ticket)
 
     def _popen(
@@ -151,11 +183,11 @@ class Embedded:
 
     # ---------------------------------------------------------------------------- health
 
-    def check(self) -> None:
-        """Raise when the hub or a node has died.
+    def check_hub(self) -> None:
+        """Raise when the hub has died.
 
         Raises:
-            HubError: names the process and its last output.
+            HubError: has its last output.
         """
         if self._hub is not None and self._hub.poll() is not None:
             raise HubError(
@@ -163,6 +195,21 @@ class Embedded:
                 given=f"exit status {self._hub.returncode}; {last_line(self._folder / 'hub.log')}",
                 remedy=f"its output is in {self._folder / 'hub.log'}; then: atoll resume",
             )
+
+    def ended_node(self) -> str:
+        """Return the last output of a node that has ended, or an empty text."""
+        for number, agent in enumerate(self._agents):
+            if agent.poll() is not None:
+                return last_line(self._folder / f"node{number}.log")
+        return ""
+
+    def check(self) -> None:
+        """Raise when the hub or every node has died.
+
+        Raises:
+            HubError: names the process and its last output.
+        """
+        self.check_hub()
         for number, agent in enumerate(self._agents):
             status = agent.poll()
             if status is not None and all(a.poll() is not None for a in self._agents):
@@ -212,6 +259,22 @@ def _end(processes: list[subprocess.Popen[bytes]], *, patience_s: float) -> None
             process.wait()
         else:  # its children must not outlive it
             process_tree.signal_tree(family[1:], number=process_tree.KILL)
+
+
+def is_in_use(data: Path) -> bool:
+    """Return whether a hub runs on this data folder: a process holds its lock."""
+    path = data / "hub.sqlite.lock"
+    if not path.exists():
+        return False
+    lock = sqlite3.connect(path, timeout=0.0, isolation_level=None)
+    try:
+        lock.execute("BEGIN IMMEDIATE")
+        lock.execute("ROLLBACK")
+    except sqlite3.OperationalError:
+        return True
+    finally:
+        lock.close()
+    return False
 
 
 def last_line(log: Path) -> str:

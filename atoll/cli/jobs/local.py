@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 import threading
 import time
 from collections.abc import Sequence
@@ -19,7 +18,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from atoll.cli.jobs import batch, results
-from atoll.cli.jobs.embedded import Embedded, Interrupted, Ready, remember_embedded
+from atoll.cli.jobs.embedded import (
+    Embedded,
+    Interrupted,
+    Ready,
+    is_in_use,
+    remember_embedded,
+)
 from atoll.cli.jobs.follow import failure, follow, say_ended, show_failure
 from atoll.cli.jobs.interrupts import Interrupts
 from atoll.cli.jobs.jobfile import Submission
@@ -288,15 +293,4 @@ class LocalOutput:
 
     def _hub_runs(self) -> bool:
         """Return whether a process holds the lock of the hub's database."""
-        path = self._folder / "hub" / "hub.sqlite.lock"
-        if not path.exists():
-            return False
-        lock = sqlite3.connect(path, timeout=0.0, isolation_level=None)
-        try:
-            lock.execute("BEGIN IMMEDIATE")
-            lock.execute("ROLLBACK")
-        except sqlite3.OperationalError:
-            return True
-        finally:
-            lock.close()
-        return False
+        return is_in_use(self._folder / "hub")

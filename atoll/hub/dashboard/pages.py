@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
 from atoll.errors import AuthError, HubError
+from atoll.hub.http.access import access_of
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, audit_as
 from atoll.hub.http.middleware import cookie_name, source_of, token_of
@@ -41,7 +42,9 @@ _KEPT_S = 30 * 86_400
 
 
 async def page(request: Request, context: Context) -> Response:
-    """GET /: the dashboard, or the login form; `?token=` logs in."""
+    """GET /: the dashboard, or the login form; `?token=` and `?ticket=` log in."""
+    if secret := request.query_params.get("ticket"):
+        return await _log_in_once(request, context, secret)
     token, from_cookie = token_of(request.scope, request.headers)
     if not token:
         return _login_form()
@@ -66,6 +69,17 @@ async def logout(request: Request, _context: Context) -> Response:
     response = RedirectResponse("./", status_code=303)
     response.delete_cookie(cookie_name(request.headers))
     return response
+
+
+async def _log_in_once(request: Request, context: Context, secret: str) -> Response:
+    """Exchange a ticket for a login; used where others could read the address."""
+    try:
+        admitted = await access_of(context).log_in(
+            secret, name="browser", source=source_of(request.scope)
+        )
+    except AuthError as error:
+        return _login_form(error.what)
+    return _log_in(request, context, admitted.token)
 
 
 def _log_in(request: Request, context: Context, token: str) -> Response:
