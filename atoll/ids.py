@@ -20,6 +20,7 @@ MemberId = NewType("MemberId", str)
 REDUCER = "reducer"
 """Name of the process that sums up what members send."""
 
+_REDUCER = re.compile(rf"{REDUCER}-[0-9]{{1,6}}")
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -56,7 +57,7 @@ def reducer_id(number: int = 0) -> str:
 
 def is_reducer(member: str) -> bool:
     """Return whether a process of a job is a reducer, not a member."""
-    return member == REDUCER or member.startswith(f"{REDUCER}-")
+    return member == REDUCER or _REDUCER.fullmatch(member) is not None
 
 
 def session_id(job: str, member: str) -> str:

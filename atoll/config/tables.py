@@ -14,6 +14,7 @@ from atoll.config.constraints import (
     PositiveFloat,
     one_of,
 )
+from atoll.config.harmless_variables import is_harmless
 from atoll.config.island_tables import IslandTable
 from atoll.config.mesh import MeshShape, mesh_of
 from atoll.config.rl_tables import RlTable
@@ -280,7 +281,12 @@ class JobSpec:
 
     @property
     def trust(self) -> str:
-        """Kind of job that the owner must allow; code of the job counts as a script."""
+        """Kind of job that the owner must allow.
+
+        Code of the job counts as a script; so do environment variables that can load code.
+        """
         own = self.kind == "rl" and (self.job.code or self.rl.has_code)
         own = own or (self.kind == "trainer" and (self.job.code or ":" in self.model.name))
+        names = (line.partition("=")[0] for line in self.launch.env)
+        own = own or (self.kind in ("trainer", "rl") and not all(map(is_harmless, names)))
         return "script" if own else self.kind

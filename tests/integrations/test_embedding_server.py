@@ -180,10 +180,13 @@ def test_a_server_whose_leases_end_goes_on(
 
     def slow(self: Any) -> None:
         nonlocal late
-        time.sleep(0.02)
-        for item in self.asks.claim(64, lease_s=0.01):  # what it holds comes again
-            late += any(held.seq == item.seq for held in self.held)
-            self.take(item)
+        if late < 3:
+            time.sleep(0.02)
+            for item in self.asks.claim(64, lease_s=0.01):  # what it holds comes again
+                late += any(held.seq == item.seq for held in self.held)
+                self.take(item)
+        else:
+            monkeypatch.setattr(example, "LEASE_S", PATIENCE_S)
         save(self)
 
     monkeypatch.setattr(example.Server, "save", slow)
@@ -196,7 +199,7 @@ def test_a_server_whose_leases_end_goes_on(
     thread = threading.Thread(target=train, daemon=True)
     thread.start()
     thread.join(PATIENCE_S)
-    assert late > 0
+    assert late >= 3
     assert len(found) == 5
     assert_table(table_in(tmp_path, servers=2), one_process(example, workers=1, steps=5)[0])
 

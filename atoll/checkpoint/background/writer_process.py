@@ -14,7 +14,7 @@ from atoll.errors import WireError
 
 logger = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "atoll.checkpoint.background.writer")
+COMMAND = (sys.executable, "-P", "-m", "atoll.checkpoint.background.writer")
 
 
 class WriterProcess:

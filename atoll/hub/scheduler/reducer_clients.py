@@ -23,7 +23,7 @@ from atoll.ids import REDUCER, new_suffix
 
 logger = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "atoll.reducer")
+COMMAND = (sys.executable, "-P", "-m", "atoll.reducer")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 STEADY_S = 60.0
 """A process that lived this long is restarted without a long pause."""

@@ -23,7 +23,7 @@ from atoll.hub.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "atoll.checkpoint.background.copies")
+COMMAND = (sys.executable, "-P", "-m", "atoll.checkpoint.background.copies")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
 
 

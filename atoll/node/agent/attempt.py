@@ -12,7 +12,7 @@ from pathlib import Path
 
 from atoll.config import parse_spec
 from atoll.errors import AtollError, JobError
-from atoll.ids import is_follower, is_reducer
+from atoll.ids import check_name, is_follower, is_reducer
 from atoll.node.agent.artifacts import collect
 from atoll.node.agent.log_shipping import Key
 from atoll.node.agent.options import Machine
@@ -202,6 +202,8 @@ class Attempt:
 
     async def _start(self) -> None:
         machine, command, member = self._machine, self.command, self.command.member
+        for kind, name in (("job", command.job), ("member", member)):
+            check_name(kind, name)  # they become folders
         spec = parse_spec(command.spec, name=f"the job {command.job}")
         mounts = check_allowed(
             spec, member=member, offer=machine.offer, trusted_keys=machine.trusted_keys

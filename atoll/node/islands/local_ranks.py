@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 GONE_S = 5.0
 """How long to wait for the end of killed ranks and for their last lines."""
 
-PROGRAM = (sys.executable, "-m", "atoll.node.worker")
+PROGRAM = (sys.executable, "-P", "-m", "atoll.node.worker")
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Environment variables for the network interface of communication libraries."""

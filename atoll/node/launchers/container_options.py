@@ -181,7 +181,7 @@ def _program(order: Order, image: ImageFacts) -> dict[str, Any]:
     if job.command:
         return {"entrypoint": job.command[:1], "command": [*job.command[1:], *job.args]}
     if image.python:
-        return {"entrypoint": [image.python], "command": ["-m", "atoll.node.worker"]}
+        return {"entrypoint": [image.python], "command": ["-P", "-m", "atoll.node.worker"]}
     if job.script:
         raise ConfigError(
             "the image cannot run a script of Python that joins a job",

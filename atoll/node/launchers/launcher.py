@@ -9,6 +9,7 @@ from typing import Protocol
 
 from atoll.config import JobSpec
 from atoll.errors import AtollError, ConfigError, NotAllowed
+from atoll.ids import is_reducer
 from atoll.node.processes.output import LineHandler
 from atoll.wire.messages import Launch
 
@@ -130,6 +131,8 @@ class Order:
         """Additional variables: the job's `[launch] env`, threads, then ATOLL_*."""
         threads = {name: str(self.caps.threads) for name in THREADS if self.caps.threads}
         own = dict(line.partition("=")[::2] for line in self.spec.launch.env)
+        if is_reducer(self.command.member):  # our own program, on machines that allow nothing else
+            own = {}
         return {**threads, **own, **self.variables}
 
 

@@ -167,13 +167,16 @@ def explain(order: Order, code: int, *, oom_kills: int) -> AtollError:
 
 
 def argv(order: Order) -> list[str]:
-    """Return the command line of an order's program; it is run without a shell."""
+    """Return the command line of an order's program; it is run without a shell.
+
+    With -P a file of the job, e.g. `msgspec.py`, does not take the place of a module of ours.
+    """
     job = order.spec.job
     if is_reducer(order.command.member):
-        return [str(order.python), "-m", "atoll.reducer"]
+        return [str(order.python), "-P", "-m", "atoll.reducer"]
     if job.command:
         return [*job.command, *job.args]
-    return [str(order.python), "-m", "atoll.node.worker"]
+    return [str(order.python), "-P", "-m", "atoll.node.worker"]
 
 
 def _not_started(program: str, error: OSError | ValueError) -> ConfigError | JobError:

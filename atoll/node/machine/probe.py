@@ -197,7 +197,7 @@ def measure_compute(*, timeout_s: float = MATMUL_TIMEOUT_S) -> Compute:
         return Compute(error="torch is not installed")
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "atoll.node.machine.probe"],
+            [sys.executable, "-P", "-m", "atoll.node.machine.probe"],
             capture_output=True,
             text=True,
             timeout=timeout_s,

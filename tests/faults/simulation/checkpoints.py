@@ -46,6 +46,9 @@ class SimulatedCheckpoints:
         disk.published.add(round_)
         return True
 
+    async def forget(self, job: str) -> None:
+        """Do nothing: no copies are under way."""
+
     async def member_gone(self, job: str) -> None:
         for round_ in list(self._disk.parts):
             await self._publish(job, round_)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from atoll.config import JobSpec, JobTable, LaunchTable, parse_spec
@@ -51,6 +53,17 @@ def test_environments_of_somebodys_own_need_what_scripts_need() -> None:
             check_allowed(spec, member="w0", offer=Offer(kinds=["rl"]))
 
 
+@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_PRELOAD", "PATH", "CXX", "NCCL_NET_PLUGIN"])
+@pytest.mark.parametrize("kind", ["trainer", "rl"])
+def test_variables_that_load_code_need_what_scripts_need(kind: str, name: str) -> None:
+    own = dataclasses.replace(JOBS[kind], launch=LaunchTable(env=[f"{name}=."]))
+    check_allowed(own, member="w0", offer=Offer(kinds=["script"]))
+    with pytest.raises(NotAllowed, match="script"):
+        check_allowed(own, member="w0", offer=Offer(kinds=["trainer", "rl"]))
+    harmless = LaunchTable(env=["OMP_NUM_THREADS=2", "WANDB_API_KEY=x"])
+    assert dataclasses.replace(JOBS[kind], launch=harmless).trust == kind
+
+
 def test_reducer_is_atolls_own_program_and_runs_everywhere() -> None:
     check_allowed(JOBS["script"], member="reducer", offer=Offer(kinds=[]))
 
@@ -68,6 +81,30 @@ def test_agent_starts_nothing_that_its_owner_does_not_allow(tmp_path: Path) -> N
     run(scenario())
     assert not (tmp_path / "harm").exists()
     assert not (tmp_path / "jobs").exists()
+
+
+@pytest.mark.parametrize(
+    ("job", "member"),
+    [("../../x", "w0"), ("job", "../w0"), ("job", "reducer-x/../../.."), ("/tmp/x", "w0")],
+)
+def test_no_name_of_a_job_or_member_leads_out_of_its_folder(
+    tmp_path: Path, job: str, member: str
+) -> None:
+    async def scenario() -> None:
+        async with lone_agent(tmp_path / "a" / "b") as (agent, hub):
+            await agent.set_offer(Offer(kinds=["trainer"]))
+            hub.put(
+                msgspec.structs.replace(
+                    launch(JobSpec()), job=job, member=member, files={"harm": "x"}
+                )
+            )
+            end = await hub.ended(member)
+            assert end.error is not None
+            assert "cannot be used as a name" in end.error["what"]
+
+    run(scenario())
+    assert not [path for path in tmp_path.rglob("harm") if path.is_file()]
+    assert not Path("/tmp/x/harm").exists()
 
 
 # ------------------------------------------------------------------------------------- mounts

@@ -105,8 +105,8 @@ def test_niceness_is_weight_by_the_kernels_own_scale(tmp_path: Path) -> None:
     ("job", "image", "program"),
     [
         (JobTable(command=["a", "b"], args=["c"]), ATOLL, (["a"], ["b", "c"])),
-        (JobTable(script="s.py"), ATOLL, (["/opt/python"], ["-m", "atoll.node.worker"])),
-        (JobTable(), ATOLL, (["/opt/python"], ["-m", "atoll.node.worker"])),
+        (JobTable(script="s.py"), ATOLL, (["/opt/python"], ["-P", "-m", "atoll.node.worker"])),
+        (JobTable(), ATOLL, (["/opt/python"], ["-P", "-m", "atoll.node.worker"])),
         (JobTable(args=["x"]), ImageFacts(), (None, ["x"])),
         (JobTable(), ImageFacts(), (None, None)),
     ],

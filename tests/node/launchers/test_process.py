@@ -16,17 +16,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from atoll.config import JobSpec, LaunchTable, dump_spec
+from atoll.config import JobSpec, JobTable, LaunchTable, dump_spec
 from atoll.errors import AtollError, ConfigError, JobError, ScriptError, StorageFull
 from atoll.net.endpoint import PLAIN
 from atoll.node.launchers.folder import lay_out
 from atoll.node.launchers.launcher import OOM_SCORE, Exit, ResourceCaps
-from atoll.node.launchers.process import PROCESS_FILE, ChildProcess, ProcessLauncher
+from atoll.node.launchers.process import PROCESS_FILE, ChildProcess, ProcessLauncher, argv
 from atoll.node.processes.exits import ERROR_FILE
 from atoll.node.processes.output import read_output
 from atoll.wire.messages import Launch
 from tests.node.launchers.ordering import HUB, command_launch, make_order, run, script_launch, until
-from tests.patience import PROMPT_S
+from tests.patience import PATIENCE_S, PROMPT_S
 
 
 async def command_to_end(
@@ -283,3 +283,21 @@ def test_endless_line_is_cut_and_shortened() -> None:
     lines = _feed(b"x" * 10**6)
     assert len(lines) > 1
     assert all(len(line) <= 4096 for line in lines)
+
+
+@pytest.mark.parametrize("member", ["w1", "reducer"])
+def test_job_files_do_not_take_the_place_of_our_modules(tmp_path: Path, member: str) -> None:
+    harm = tmp_path / "harm"
+    names = ("msgspec", "torch", "sitecustomize", "logging", "atoll")
+    table = JobTable(name="job")
+    launch = LaunchTable(env=["PYTHONPATH=."] if member == "reducer" else [])
+    spec = JobSpec(job=table, launch=launch)
+    files = {f"{name}.py": f"open({str(harm)!r}, 'w')" for name in names}
+    order = make_order(Launch("job-1", member, 1, "t", dump_spec(spec), files=files), tmp_path)
+    ended = subprocess.run(
+        [*argv(order)[:4], "--help"], cwd=order.folder, capture_output=True, text=True,
+        env={**os.environ, **{k: v for k, v in order.environment.items() if k == "PYTHONPATH"}},
+        timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert "Traceback" not in ended.stderr
+    assert not harm.exists()
