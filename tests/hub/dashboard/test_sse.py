@@ -139,7 +139,7 @@ def test_too_many_dashboards_are_refused(tmp_path: Path) -> None:
 def test_long_history_streams_without_gap_or_duplicate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nothing(_context: Context, _job: str) -> dict[str, Any]:
+    async def nothing(*_: object) -> dict[str, Any]:
         return {}
 
     monkeypatch.setattr(snapshot_module, "node_value", nothing)
