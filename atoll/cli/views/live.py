@@ -104,6 +104,7 @@ class View:
         self._live: Live | None = None
         self._drawn = False
         self._last_plain = -math.inf
+        self._loss_shown = False
         self._started = time.monotonic()
 
     def __enter__(self) -> View:
@@ -147,9 +148,15 @@ class View:
         if self._live is not None:
             self._drawn = True
             self._live.update(self._picture(job), refresh=True)
-        elif last or time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
+        elif last or self._is_due(job):
             self._last_plain = time.monotonic()
             self._console.print(plain_line(job), soft_wrap=True)
+
+    def _is_due(self, job: Watched) -> bool:
+        """Return whether to print a plain line: after every interval, and for the first loss."""
+        first = job.loss is not None and not self._loss_shown
+        self._loss_shown = self._loss_shown or first
+        return first or time.monotonic() - self._last_plain >= PLAIN_EVERY_S
 
     def _picture(self, job: Watched) -> RenderableType:
         parts: list[RenderableType] = [members_table(job.processes)]

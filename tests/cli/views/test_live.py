@@ -113,6 +113,16 @@ def test_without_a_terminal_lines_are_plain_and_few() -> None:
     assert "\x1b" not in file.getvalue()
 
 
+def test_without_a_terminal_the_first_loss_is_shown_at_once() -> None:
+    file = io.StringIO()
+    with View(Console(file=file, force_terminal=False, width=80), dashboard="x") as view:
+        for loss in (None, None, 2.5, 2.4, 2.3):
+            job = watched(member(0))
+            job.loss = loss
+            view.show(job)
+    assert [line.partition("loss ")[2][:5] for line in file.getvalue().splitlines()] == ["", "2.500"]
+
+
 def test_waiting_job_says_what_for() -> None:
     job = watched(state="waiting", reason="needs 4 nodes, 1 are free")
     assert "needs 4 nodes" in plain_line(job)
