@@ -31,7 +31,7 @@ STARTS = {
     ),
     "a verb that asks a hub": (
         ["atoll.cli.hub_access", "atoll.cli.views.screen"],
-        TORCH | OPTIONAL | SERVING,
+        TORCH | OPTIONAL | SERVING | {"httpx._main", "pygments"},
     ),
     "a hub": (["atoll.hub.__main__"], TORCH | OPTIONAL | {"httpx", "rich"}),
     "a node": (["atoll.node.__main__"], TORCH | OPTIONAL | SERVING),
