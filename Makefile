@@ -2,36 +2,53 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# $(VENV)/.EXTRA is there when all that `.[EXTRA]` needs is installed; .dev brings all the others.
+DEV := $(VENV)/.dev
+has = $(or $(wildcard $(DEV)),$(VENV)/.$1)
+RL := rl,box2d
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo rl-demo test quick docs check system lint types bench clean
+.PHONY: help install demo rl-demo test quick docs check system lint types dist try bench clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	@touch $(STAMP)
+# uv takes seconds, and chooses the build of torch by this machine's accelerator. Without uv, or where
+# that build cannot be had, pip installs. Nothing is compiled yet: of torch's modules few are ever
+# loaded, and Python keeps those then.
+UV = command -v uv >/dev/null && uv venv -q --seed --allow-existing -p $(PYTHON) $(VENV) \
+	&& uv pip install -q -p $(VENV) --torch-backend auto -c constraints.txt -e ".[$*]"
+PIP = $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q --no-compile \
+	--disable-pip-version-check -c constraints.txt -e ".[$*]"
 
-install: $(STAMP)  ## make .venv and install Atoll into it
+$(VENV)/.%: pyproject.toml constraints.txt
+	@echo "installing Atoll and what \"$*\" needs into $(VENV) ..."
+	@{ $(UV); } || { $(PIP); }
+	@touch $@
 
-demo: $(STAMP)  ## four nodes on this machine train one small GPT, about 3 minutes
-	@$(BIN)/atoll demo
+install: $(DEV)  ## make .venv and install Atoll into it, with all that development needs
 
-rl-demo: $(STAMP)  ## four policies in four environments and one pooled critic, a minute or two
-	@$(BIN)/atoll run examples/pooled_critic.toml --local 5
+demo: $(call has,train)  ## four nodes on this machine train one small GPT, about 2 minutes
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/atoll demo
+
+rl-demo: $(call has,$(RL))  ## four policies in four environments and one pooled critic, a minute or two
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/atoll run examples/pooled_critic.toml --local 5
+
+dist: $(DEV)  ## build sdist and wheel into dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+
+try: dist  ## install the wheel into an empty environment and try it there, without the clone
+	$(PYTHON) -m bench.first_run --quick
 
 system:  ## Debian packages that the browser, network and container tests use (needs root)
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium iproute2 util-linux docker.io nginx-light
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)
+types: $(DEV)
 	$(BIN)/mypy
 
 check: lint types  ## ruff, format check, mypy strict
@@ -39,17 +56,17 @@ check: lint types  ## ruff, format check, mypy strict
 # Long files first (tests/order.py). Many tests wait for others more than they compute, so three of
 # them keep two cores busy. Hundreds of processes load the same modules: these are compiled once.
 WORKERS ?= 3
-test: $(STAMP)  ## the whole suite, three files at a time
+test: $(DEV)  ## the whole suite, three files at a time
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
-quick: $(STAMP)  ## the quickest files of every room, for every save
+quick: $(DEV)  ## the quickest files of every room, for every save
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS) $$($(BIN)/python -m tests.order quick)
 
-docs: $(STAMP)  ## check the documentation: links, paths, named tests, public names
+docs: $(DEV)  ## check the documentation: links, paths, named tests, public names
 	$(BIN)/python -m pytest -q tests/test_documents.py tests/test_public_names.py
 
-bench: $(STAMP)  ## every benchmark, quick form
+bench: $(DEV)  ## every benchmark, quick form
 	@for name in loop reduce hub queue relay page diloco methods rl.collect rl.queue pooled; do $(BIN)/python -m bench.$$name --quick || exit 1; done
 
 clean:  ## remove .venv and what runs left
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
