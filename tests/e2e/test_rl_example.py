@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.e2e.conftest import Atoll
+from tests.rl.box2d import NEEDS_BOX2D
 
 pytestmark = pytest.mark.e2e
 
@@ -18,6 +19,7 @@ POLICIES = ("cart", "acrobat", "pendulum", "lander")
 SHORT = ("rl.rollout=32", "rl.epochs=1", "rl.critic_epochs=1")
 
 
+@NEEDS_BOX2D
 def test_example_ends_with_table_report_and_episodes(
     atoll: Atoll,
 ) -> None:

@@ -120,7 +120,10 @@ def test_without_a_terminal_the_first_loss_is_shown_at_once() -> None:
             job = watched(member(0))
             job.loss = loss
             view.show(job)
-    assert [line.partition("loss ")[2][:5] for line in file.getvalue().splitlines()] == ["", "2.500"]
+    assert [line.partition("loss ")[2][:5] for line in file.getvalue().splitlines()] == [
+        "",
+        "2.500",
+    ]
 
 
 def test_waiting_job_says_what_for() -> None:

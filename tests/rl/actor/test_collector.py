@@ -13,8 +13,10 @@ from atoll.rl.environments.environment import task_of
 from atoll.rl.environments.vector_env import VectorEnv
 from atoll.rl.nets.policy import Policy, RunningNorm
 from atoll.rl.trajectory import Trajectory
+from tests.rl.box2d import LANDER, NEEDS_BOX2D
 
 WORLD = "tests.rl.worlds:counter"
+ENVIRONMENTS = ["CartPole-v1", "Pendulum-v1", pytest.param(LANDER, marks=NEEDS_BOX2D)]
 
 
 def pieces(
@@ -51,7 +53,7 @@ def same(left: Trajectory, right: Trajectory) -> bool:
 
 
 @pytest.mark.parametrize("recurrent", [0, 6])
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3"])
+@pytest.mark.parametrize("env", ENVIRONMENTS)
 def test_trajectory_is_consistent_with_its_policy(env: str, recurrent: int) -> None:
     collector, policy = pieces(env, recurrent=recurrent)
     for number in (1, 2):
@@ -99,7 +101,7 @@ def test_the_normaliser_is_used_and_told_but_not_changed() -> None:
 
 
 @pytest.mark.parametrize("recurrent", [0, 6])
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3"])
+@pytest.mark.parametrize("env", ENVIRONMENTS)
 def test_a_restored_collector_goes_on_bit_for_bit(env: str, recurrent: int) -> None:
     collector, policy = pieces(env, recurrent=recurrent)
     for _ in range(3):

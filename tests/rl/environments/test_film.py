@@ -15,6 +15,7 @@ from atoll.rl.environments import film as module
 from atoll.rl.environments.environment import make_environment, task_of
 from atoll.rl.environments.film import Recording, record
 from atoll.rl.nets.policy import Policy
+from tests.rl.box2d import LANDER, NEEDS_BOX2D
 
 WORLD = "tests.rl.worlds:counter"
 
@@ -71,7 +72,7 @@ def test_long_episode_is_filmed_at_the_right_speed(
     ("env", "options", "recurrent"),
     [
         ("CartPole-v1", {}, 4), ("atoll.rl.environments.physics:pendulum", {"limit": 10}, 0),
-        ("LunarLander-v3", {}, 0),
+        pytest.param(LANDER, {}, 0, marks=NEEDS_BOX2D),
         ("mpe2.simple_spread_v3:parallel_env", {"max_cycles": 5}, 0),
     ],
 )  # fmt: skip
