@@ -1,4 +1,4 @@
-"""`atoll demo`: a complete training run on one machine, in about three minutes."""
+"""`atoll demo`: a complete training run on one machine, in about two minutes."""
 
 from __future__ import annotations
 
