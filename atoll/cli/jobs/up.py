@@ -141,11 +141,11 @@ def _show(client: HubClient, hub: KnownHub, *, ticket: str, console: Console) ->
     line("on a machine anywhere, with uv (https://docs.astral.sh/uv), paste this line:", "dim")
     line(f"    [bold]{escape(one_line(ticket))}[/]")
     line(f"    (or: {escape(PIP)}, then the part from `atoll join`)", "dim")
-    host = parse_ticket(ticket).host
-    if _is_private(host):
+    place = parse_ticket(ticket)
+    if _is_private(place.host):
         line(
-            f"    {host} is an address of this network only: for machines outside, forward TCP "
-            "port and start `atoll up --advertise ADDRESS` (docs/operate/reaching.md)",
+            f"    {place.host} is known in this network only; for machines outside, forward TCP "
+            f"port {place.port} to it and start `atoll up --advertise PUBLIC_ADDRESS`",
             "dim",
         )
     line("then, here:   [bold]atoll run examples/gpt.toml[/]")

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from atoll.config.install import PACKAGE, one_line
 from atoll.errors import HubError
 from atoll.hub.dashboard.snapshot import Snapshot, SnapshotSource, coarse_members
 from atoll.hub.http.context import Context
@@ -138,6 +139,7 @@ class Feed:
         }
         if self._role == "operator":
             hub["ticket"] = context.ticket
+            hub["package"], hub["join_line"] = PACKAGE, one_line(context.ticket)
         return hub
 
     async def _add_job(self, tick: dict[str, Any], snapshot: Snapshot) -> bool:

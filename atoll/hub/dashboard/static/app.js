@@ -1,8 +1,9 @@
 // The page: current view, stream of ticks, and top bar.
 
+import { AddMachine } from "./views/add_machine.js";
 import { CompareView } from "./views/compare.js";
 import { setText, setPill } from "./lib/dom.js";
-import { say, show } from "./lib/dialog.js";
+import { show } from "./lib/dialog.js";
 import { EventsView } from "./views/events.js";
 import { FleetView } from "./views/fleet.js";
 import { bytes, duration } from "./lib/format.js";
@@ -22,6 +23,7 @@ const $ = (id) => document.getElementById(id);
 const store = new Store();
 let view = null;
 let shown = "";
+let adding = null; // the dialog about another machine, while it is open
 
 // ----------------------------------------------------------------------------------- views
 
@@ -69,6 +71,7 @@ const stream = new Stream({
     if (document.hidden) return;
     showBar();
     view?.update();
+    adding?.update();
   },
 });
 
@@ -87,16 +90,14 @@ function showBar() {
 
 // --------------------------------------------------------------------------------- top bar
 
-$("ticket").addEventListener("click", async () => {
-  const command = `atoll join ${store.hub.ticket}`;
-  try {
-    await navigator.clipboard.writeText(command);
-    say("Copied. Run it on the machine that joins.", "good");
-  } catch {
-    const code = document.createElement("code");
-    code.textContent = command;
-    show("Run this on the machine that joins", code);
-  }
+$("ticket").addEventListener("click", () => {
+  adding?.close();
+  adding = new AddMachine(store);
+  adding.update();
+  show("Add a machine", adding.element).addEventListener("close", () => {
+    adding?.close();
+    adding = null;
+  }, { once: true });
 });
 $("keys").addEventListener("click", showKeys);
 $("skip").addEventListener("click", (event) => {

@@ -2,6 +2,7 @@
 
 import { bar, card, element, empty, facts, fill, link, pill, setText } from "../lib/dom.js";
 import { age, bits, bytes, count, milliseconds, NONE, plural, rate } from "../lib/format.js";
+import { AddMachine } from "./add_machine.js";
 import { FleetMap } from "./map.js";
 import { NodePanel } from "./node.js";
 import { nodeReason, nodeState, shortJob } from "../lib/store.js";
@@ -25,7 +26,10 @@ export class FleetView {
       label: "Nodes", columns: columns(store), key: (row) => row.node, cards: true, sortBy: "Node",
       rowClass: (row) => `${nodeState(row)}${row.node === this.chosen ? " chosen" : ""}`,
     });
-    this.none = empty("No node yet. On another machine type the join command above, or", "atoll join");
+    this.none = empty("No machine yet.");
+    this.adding = null;
+    this.invitation = element("section", { class: "card", "aria-labelledby": "add-title", hidden: "" },
+      element("h2", { id: "add-title" }, "Add a machine"));
     this.past = element("div", { class: "past" });
     const left = element("div", { class: "stackview" }, card("Map", this.map.element), this.past);
     this.list = element("section", { class: "card", "aria-labelledby": "nodes-title" },
@@ -41,6 +45,7 @@ export class FleetView {
           }))),
       this.none, this.table.element);
     this.element = element("div", { class: "view fleet" },
+      this.invitation,
       element("div", { class: "split" }, left, this.side), this.list);
     this.#openSide();
   }
@@ -72,8 +77,19 @@ export class FleetView {
     this.none.hidden = nodes.length > 0;
     this.table.element.hidden = nodes.length === 0;
     this.table.show(nodes.filter((node) => this.#isWanted(node)));
+    this.#invite(nodes);
     this.panel?.update();
     if (this.summary) fill(this.summary, ...summary(nodes, online, this.store));
+  }
+
+  // A cluster of at most one machine asks for the next; the card stays while this view is open.
+  #invite(nodes) {
+    if (!this.adding && this.store.operator && nodes.length <= 1) {
+      this.adding = new AddMachine(this.store);
+      this.invitation.append(this.adding.element);
+      this.invitation.hidden = false;
+    }
+    this.adding?.update();
   }
 
   #isWanted(node) {
@@ -85,6 +101,7 @@ export class FleetView {
   close() {
     this.map.close();
     this.panel?.close();
+    this.adding?.close();
   }
 }
 
