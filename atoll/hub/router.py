@@ -6,6 +6,7 @@ delay other messages, above all heartbeats.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -85,6 +86,9 @@ class Router:
             QueuePut: queues.put_now,
             QueuePutMany: queues.put_now,
         }
+        # A claim of an ended session is withdrawn. What a process did is handled to the end, even
+        # while a full disk delays it: half of a plan or verdict would leave the others waiting.
+        self._cancelled = frozenset(queues.handlers)
         self._handlers: dict[type[Message], Handler] = {
             **queues.handlers,
             LogLines: self._log_lines,
@@ -124,7 +128,8 @@ class Router:
         name = f"{type(body).__name__} of {session.address}"
         task = self._tasks.start(self._run(session, envelope, handler), name=name)
         if id:
-            session.requests[id] = task
+            cancelled = type(body) in self._cancelled
+            session.requests[id] = task if cancelled else asyncio.shield(task)
 
     def _beat(self, session: Session, envelope: Envelope, body: Beat) -> None:
         """Take a heartbeat, even from a session with too many open requests."""

@@ -228,6 +228,21 @@ class RoundMachine(Quorum):
         """Return the effects due by now; also to be called when only time has passed."""
         return self._decide(now) + self.gather(now)
 
+    def plan_sent(self, now: float) -> None:
+        """The open plan is durable and goes to its members only now.
+
+        The time that its write took, e.g. on a full disk, counts for no limit and no measurement.
+        """
+        if self.attempt is not None:
+            if self.commit_log.committed_at is not None:
+                self.commit_log.committed_at += now - self.attempt.planned_at
+            self.attempt.planned_at = now
+
+    def verdict_sent(self, verdict: Verdict, now: float) -> None:
+        """A verdict is durable and goes to its members only now: a period begins with it."""
+        if verdict.committed and self.commit_log.committed_at is not None:
+            self.commit_log.committed_at = now
+
     def reopen(
         self, plan: RoundPlan, now: float, joins: Mapping[str, RoundJoin] | None = None
     ) -> None:

@@ -239,6 +239,27 @@ def test_member_that_never_votes_is_left_out_at_the_deadline() -> None:
     assert verdict_in(machine.settle(1.5 * plan.timeout_s + 15)).committed
 
 
+def test_time_to_store_a_plan_counts_for_no_member() -> None:
+    machine = rounds_of(2)
+    commit_all(machine, join_all(machine, ["w0", "w1"], 0.0), 1.0)
+    plan = join_all(machine, ["w0", "w1"], 2.0)
+    machine.plan_sent(1_000.0)  # its disk was full for a while
+    assert machine.settle(1_000.5) == []
+    assert verdict_in(machine.settle(1_000.0 + 2 * plan.timeout_s + 60)).committed is False
+
+
+def test_full_disk_makes_no_period_long_and_no_round_slow() -> None:
+    machine = rounds_of(2)
+    commit_all(machine, join_all(machine, ["w0", "w1"], 0.0), 1.0)
+    plan = join_all(machine, ["w0", "w1"], 2.0)
+    machine.plan_sent(1_000.0)
+    machine.verdict_sent(commit_all(machine, plan, 1_001.0), 2_000.0)
+    commit_all(machine, join_all(machine, ["w0", "w1"], 2_001.0), 2_002.0)
+    timings = machine.commit_log.timings
+    assert timings.period_s == pytest.approx(2.0)
+    assert timings.duration_s["relay"] == pytest.approx(1.0)
+
+
 def test_lost_members_vote_counts_while_the_attempt_is_open() -> None:
     machine = rounds_of(3)
     plan = join_all(machine, ["w0", "w1", "w2"], 0.0)

@@ -19,7 +19,7 @@ import msgspec
 
 from atoll.clock import Clock
 from atoll.config import JobSpec, dump_spec, parse_spec
-from atoll.errors import ConfigError, HubError
+from atoll.errors import AtollError, ConfigError, HubError
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.members import Members
 from atoll.hub.jobs.record import Job as Job
@@ -45,7 +45,11 @@ CREATE TABLE IF NOT EXISTS jobs (
 ) WITHOUT ROWID;
 """
 
+RETRY_S = 1.0
+"""Pause between two tries to write on a full disk."""
+
 JobList = list[Job]
+Write = Callable[[sqlite3.Connection], None]
 
 _encode = msgspec.json.Encoder().encode
 _FILE = ("spec", "text", "trouble")
@@ -81,7 +85,7 @@ class Jobs:
             job = _load(record, spec)
             self._jobs[job.job] = job
         self._names = set(self._jobs)
-        self.members = Members(job=self.get, save=self._save, events=events)
+        self.members = Members(job=self.get, save=self._save_when_room, events=events)
         self.reviving = asyncio.Lock()
         """Held while an ended job is resumed or deleted."""
 
@@ -287,6 +291,34 @@ class Jobs:
         """Return a function that writes a job's current record inside another transaction."""
         text = _record(self.get(job))
         return lambda connection: _update(connection, job, text)
+
+    async def write_when_room(self, job: str, prepare: Callable[[], Write]) -> None:
+        """Write what has happened in a job, again and again until it is durable.
+
+        What has happened cannot be refused because the disk is full. Meanwhile the job's view says
+        what it waits for, and what to do.
+
+        Args:
+            job: The job; it waits with this write.
+            prepare: Returns the write; called anew for every try.
+        """
+        while True:
+            write = prepare()
+            try:
+                await self._database.write(write)
+            except (AtollError, sqlite3.OperationalError) as error:
+                log.error("%s waits for the hub's storage: %s", job, error)
+                if found := self.find(job):
+                    found.trouble = f"it waits for the hub's storage: {error}"
+                await asyncio.sleep(RETRY_S)
+            else:
+                if (found := self.find(job)) and found.trouble:
+                    log.info("%s is stored again", job)
+                    found.trouble = ""
+                return
+
+    async def _save_when_room(self, record: Job) -> None:
+        await self.write_when_room(record.job, lambda: self.storing(record.job))
 
     async def _save(self, record: Job) -> None:
         # Encoded now, not in the writer thread: later changes belong to later writes.

@@ -63,7 +63,7 @@ class Members:
         save: Callable[[Job], Awaitable[None]],
         events: Events,
     ) -> None:
-        """`job` returns a record by name, `save` returns when it is on disk."""
+        """`job` returns a record by name, `save` returns when it is on disk, however late."""
         self._job = job
         self._save = save
         self._events = events

@@ -83,7 +83,7 @@ class Job(msgspec.Struct, kw_only=True):
     paused: str = ""
     """Why it is paused; empty: it is not."""
     trouble: str = ""
-    """Why the hub cannot store its rounds now, so that they wait; in memory only."""
+    """Why the hub cannot store its progress now, so that it waits; in memory only."""
     data_slots: int = 0
     """Slots that the data is sharded into, if not `nodes_wanted`: members came or went since."""
     rescaling: bool = False

@@ -267,8 +267,8 @@ class Membership:
         async with self._locks[body.job]:
             record = self._process(body.job, body.member)
             unheard = is_follower(body.member) or self._jobs.get(body.job).silent
-            if record is None:
-                return
+            if record is None or body.attempt not in (0, record.attempt):
+                return  # of a process that was replaced, e.g. while this report waited for room
             if not (record.live or (unheard and record.state == MemberState.LOST)):
                 return
             state = await self._jobs.members.exited(body.job, body.member, body.exit_code)

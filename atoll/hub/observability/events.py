@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 import msgspec
 
 from atoll.clock import Clock
+from atoll.errors import StorageFull
 from atoll.hub.db.database import Database
 from atoll.hub.db.last_ids import LastIdCache
+
+log = logging.getLogger(__name__)
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -56,9 +60,16 @@ class Events:
         member: str = "",
         fields: dict[str, str] | None = None,
     ) -> int:
-        """Store one event and return its id."""
+        """Store one event and return its id.
+
+        On a full disk it is only logged, and 0 returned: what has happened still has to be handled.
+        """
         write = self.storing(job, kind, text, member=member, fields=fields)
-        return await self._database.write(write)
+        try:
+            return await self._database.write(write)
+        except StorageFull as error:
+            log.error("%s: this event is not stored: %s; %s", job or "hub", text, error)
+            return 0
 
     def storing(
         self,
@@ -145,8 +156,19 @@ class Events:
 def append_lines(path: Path, objects: list[dict[str, Any]]) -> None:
     """Append objects to a JSON-lines file, in the writer thread before the commit.
 
-    After a crash a line may be duplicated (with the same id or number) but is never missing.
+    After a crash a line may be duplicated (with the same id or number) but is never missing. On a
+    full disk nothing is kept: part of a line would spoil the line after it.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(b"".join(_encoder.encode(item) + b"\n" for item in objects))
+    lines = memoryview(b"".join(_encoder.encode(item) + b"\n" for item in objects))
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            while lines:
+                lines = lines[file.write(lines) :]
+        except OSError:
+            file.truncate(before)
+            raise

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Protocol, cast
 
 from atoll.clock import Clock
-from atoll.errors import EpochChanged, GroupError, HubError, StorageFull
+from atoll.errors import EpochChanged, GroupError, HubError
 from atoll.hub.jobs.jobs import Job, Member
 from atoll.hub.observability.events import Events
 from atoll.hub.rounds.runtime import RoundRuntime, restore_runtime
@@ -130,7 +130,7 @@ class RoundService:
             effects = runtime.machine.join(member, body, now)
             if odd := runtime.timeline.joined(member, body, odd, now):
                 text = f"{member} reported invalid statistics: {', '.join(odd)}; ignored"
-                await self._events.add(job, "stats-odd", text, member=member)
+                await self._noted(runtime, EventRaised("stats-odd", text, member))
             if runtime.machine.attends(member) and not effects:
                 return cast(RoundPlan, runtime.machine.plan)
             future = runtime.plan_for(member)
@@ -333,6 +333,7 @@ class RoundService:
         runtime.bytes_before = self._relayed(plan.job)
         completed = runtime.timeline.planned(plan, self._clock.monotonic())
         await self.store.add_plan(effect, completed=completed)
+        runtime.machine.plan_sent(self._clock.monotonic())
         runtime.decided.clear()
         if plan.reducer:
             self._wire.notify(plan.reducer, plan)
@@ -346,6 +347,7 @@ class RoundService:
         nodes = {m: record.node for m, record in self.store.members(runtime.job).items()}
         rows = runtime.timeline.decided(effect.verdict, nodes, self._clock.monotonic())
         await self.store.add_verdict(runtime.job, effect, nbytes=nbytes, timeline=rows)
+        runtime.machine.verdict_sent(effect.verdict, self._clock.monotonic())
         if effect.plan.reducer:
             self._wire.notify(effect.plan.reducer, effect.verdict)
         # members may be waiting for contributions that never arrive
@@ -378,10 +380,7 @@ class RoundService:
         log = logger.error if note.alarm else logger.info
         log("%s: %s", runtime.job, note.text)
         kind = f"alarm:{note.kind}" if note.alarm else note.kind
-        try:
-            await self._events.add(runtime.job, kind, note.text, member=note.member)
-        except StorageFull as error:  # the effects after this one, e.g. a plan, must not be lost
-            logger.error("%s: this event is not stored: %s", runtime.job, error)
+        await self._events.add(runtime.job, kind, note.text, member=note.member)
 
     _acts: ClassVar[
         dict[type[Any], Callable[[RoundService, RoundRuntime, Any], Awaitable[None]]]

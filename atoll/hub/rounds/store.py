@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ import msgspec
 from atoll.clock import Clock
 from atoll.errors import AtollError
 from atoll.hub.db.database import Database
-from atoll.hub.jobs.jobs import Jobs, Member
+from atoll.hub.jobs.jobs import Jobs, Member, Write
 from atoll.hub.rounds import timeline as timelines
 from atoll.hub.rounds.node_value import marginal_throughput
 from atoll.hub.rounds.timeline import Completed, Row, find_catch_up, row_view
@@ -85,19 +84,15 @@ CREATE TABLE IF NOT EXISTS open_joins (
     + timelines.SCHEMA
 )
 
-RETRY_S = 1.0
-
 _encoder = msgspec.msgpack.Encoder()
 _plans = msgspec.msgpack.Decoder(RoundPlan)
 _verdicts = msgspec.msgpack.Decoder(Verdict)
 _joins = msgspec.msgpack.Decoder(dict[str, RoundJoin])
 _cursors = msgspec.msgpack.Decoder(dict[int, Cursor])
 
-Write = Callable[[sqlite3.Connection], None]
-
 
 class RoundStore:
-    """Reads and writes the table of rounds."""
+    """Reads and writes the table of rounds: a full disk delays a round but must not fork it."""
 
     def __init__(self, *, database: Database, jobs: Jobs, clock: Clock) -> None:
         self._database = database
@@ -157,7 +152,7 @@ class RoundStore:
             if completed is not None:
                 timelines.store(connection, plan.job, completed.epoch, rows)
 
-        await self._write(plan.job, lambda: write)
+        await self._jobs.write_when_room(plan.job, lambda: write)
 
     async def joins_of(self, plan: RoundPlan) -> dict[str, RoundJoin]:
         """Return the joins of an attempt without verdict."""
@@ -217,7 +212,7 @@ class RoundStore:
 
             return write
 
-        await self._write(job, prepare)
+        await self._jobs.write_when_room(job, prepare)
 
     async def set_round(
         self, job: str, round_: int, cursors: dict[int, Cursor], **changes: Any
@@ -227,7 +222,7 @@ class RoundStore:
         record.committed_round, record.leases = round_, dict(cursors)
         for name, value in changes.items():
             setattr(record, name, value)
-        await self._write(job, lambda: self._jobs.storing(job))
+        await self._jobs.write_when_room(job, lambda: self._jobs.storing(job))
 
     async def forget_leases(self, job: str) -> None:
         """Delete the data cursors of all rounds; slots are assigned differently from now on."""
@@ -235,12 +230,12 @@ class RoundStore:
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM round_leases WHERE job = ?", (job,))
 
-        await self._write(job, lambda: write)
+        await self._jobs.write_when_room(job, lambda: write)
 
     async def set_paused(self, job: str, reason: str) -> None:
         """Store why a job is paused; empty: it is not."""
         self._jobs.get(job).paused = reason
-        await self._write(job, lambda: self._jobs.storing(job))
+        await self._jobs.write_when_room(job, lambda: self._jobs.storing(job))
 
     async def cursors_at(self, job: str, round_: int) -> dict[int, Cursor]:
         """Return the data cursors after this many rounds; empty: the beginning."""
@@ -309,25 +304,6 @@ class RoundStore:
             )
         except AtollError as error:
             logger.warning("%s is not summed up: %s", job, error)
-
-    async def _write(self, job: str, prepare: Callable[[], Write]) -> None:
-        """Retry until durable: a full disk delays a round but must not fork it.
-
-        Meanwhile the job's view says why its rounds wait, and what to do.
-        """
-        record = self._jobs.get(job)
-        while True:
-            try:
-                await self._database.write(prepare())
-            except (AtollError, sqlite3.OperationalError) as error:
-                logger.error("a round of %s cannot be stored yet: %s", job, error)
-                record.trouble = f"its rounds wait for the hub's storage: {error}"
-                await asyncio.sleep(RETRY_S)
-            else:
-                if record.trouble:
-                    logger.info("rounds of %s are stored again", job)
-                    record.trouble = ""
-                return
 
 
 def _describe(

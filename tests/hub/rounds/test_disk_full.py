@@ -4,20 +4,68 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from atoll.errors import StorageFull
 from atoll.hub.http.views import job_view
+from atoll.hub.observability.events import append_lines
 from atoll.hub.server import HubServer
 from atoll.wire.message import Message
-from atoll.wire.messages import RoundJoin, RoundPlan, Verdict
-from tests.hub.nodes.test_membership import Running, job_of, until, vote
+from atoll.wire.messages import Beat, RoundJoin, RoundPlan, Verdict
+from tests.hub.nodes.test_membership import Running, job_of, launches, options, until, vote
 
 ENOUGH_ROUNDS = 2_000
 """Each round needs some bytes of the last page of a table."""
+
+DISK_BYTES = 8 * 2**20
+"""Of a disk for one hub; its database and write-ahead log need about 1 MB."""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Yield the folder of a small disk of its own, in memory."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if sys.platform != "linux":
+        pytest.skip("small disks in memory are made with Linux's tmpfs")
+    words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    made = subprocess.run(words, capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"only root may mount a small disk: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Use up all room of a disk; return the file that takes it."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+def run_until_full(running: Running) -> int:
+    """Commit rounds until they wait for the hub's disk; return the first member's open request.
+
+    The second member's request is the one under which the hub writes.
+    """
+    for round_ in range(ENOUGH_ROUNDS):
+        ids = ask(running, RoundJoin(round_, "base"))
+        plan = answered(running, ids)
+        if isinstance(plan, RoundPlan):
+            ids = ask(running, vote(plan))
+        if plan is None or answered(running, ids) is None:
+            break
+    assert "no room is left" in trouble(running)
+    return ids[0]
 
 
 def limit_pages(hub: HubServer, *, more: int) -> None:
@@ -31,9 +79,25 @@ def limit_pages(hub: HubServer, *, more: int) -> None:
     hub.call(hub.hub.stores.database.write(limit))
 
 
-def answered(running: Running, body: Message) -> Message | None:
+def ask(running: Running, body: Message) -> list[int]:
+    """Let all members ask, each when the hub has taken the request of the one before."""
+    assert running.hub.hub is not None
+    machine = running.hub.hub.rounds.machine(running.job)
+
+    def taken() -> bool:
+        attempt = machine.attempt
+        return "w0" in (machine.joins if attempt is None else attempt.votes)
+
+    ids = []
+    for peer in running.members:
+        ids.append(peer.ask(body))
+        if len(ids) < len(running.members):
+            until(taken)
+    return ids
+
+
+def answered(running: Running, ids: list[int]) -> Message | None:
     """Return the first member's answer; None as soon as the hub says that its disk is full."""
-    ids = [peer.ask(body) for peer in running.members]
     found: list[Message] = []
     for peer, id in zip(running.members, ids, strict=True):
         while not trouble(running):
@@ -50,10 +114,7 @@ def trouble(running: Running) -> str:
 def test_rounds_wait_for_room_and_the_status_says_so(running: Running) -> None:
     hub = running.hub
     limit_pages(hub, more=0)
-    for round_ in range(ENOUGH_ROUNDS):
-        plan = answered(running, RoundJoin(round_, "base"))
-        if not isinstance(plan, RoundPlan) or answered(running, vote(plan)) is None:
-            break
+    run_until_full(running)
     record = job_of(hub, running.job)
     view = job_view(record, latest={}, live={})
     assert view["paused"]
@@ -61,12 +122,48 @@ def test_rounds_wait_for_room_and_the_status_says_so(running: Running) -> None:
     assert "free some space" in view["paused_reason"]
     limit_pages(hub, more=1_000_000)
     until(lambda: not trouble(running))
-    plan = answered(running, RoundJoin(record.committed_round, "base"))
-    assert isinstance(plan, RoundPlan), plan
-    verdict = answered(running, vote(plan))
+    plan = running.plan(record.committed_round)
+    verdict = answered(running, ask(running, vote(plan)))
     assert isinstance(verdict, Verdict), verdict
     assert verdict.committed
     assert not job_view(job_of(hub, running.job), latest={}, live={})["paused"]
+
+
+def test_members_lost_on_a_full_disk_come_back(
+    disk: Path,
+) -> None:
+    """The loss and the new launch are known to the hub, but cannot be stored, for a while."""
+    with HubServer(options(disk)) as hub:
+        running = Running(hub)
+        filler = fill(disk)
+        waiting = run_until_full(running)
+        running.members[1].close()
+        until(lambda: job_of(hub, running.job).members["w1"].attempt == 2, "a new one is chosen")
+        assert job_view(job_of(hub, running.job), latest={}, live={})["paused"]
+        running.members[0].tell(Beat())
+        running.agent.tell(Beat())
+        filler.unlink()
+        again = launches(running.agent, 1)
+        assert list(again) == ["w1"], "it is launched again by itself"
+        assert again["w1"].attempt == 2
+        answer = running.members[0].answer(waiting)
+        assert isinstance(answer, RoundPlan | Verdict), "what the lost one had begun is completed"
+        until(lambda: not trouble(running))
+        running.close()
+
+
+def test_lines_on_a_full_disk_are_whole(disk: Path) -> None:
+    path = disk / "events.jsonl"
+    append_lines(path, [{"id": 1, "text": "before"}])
+    filler = fill(disk)
+    with pytest.raises(OSError, match="No space left"):  # part of it still fits into a page
+        append_lines(path, [{"id": 2, "text": "x" * 3 * 4096}])
+    filler.unlink()
+    append_lines(path, [{"id": 2, "text": "after"}])
+    assert [json.loads(line)["text"] for line in path.read_text().splitlines()] == [
+        "before",
+        "after",
+    ]
 
 
 def test_full_disk_under_a_file_beside_the_database_is_named(hub: HubServer) -> None:
