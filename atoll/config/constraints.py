@@ -19,6 +19,30 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 CHOICES = "choices"
 """Key of the words of `one_of` in the extra data of its `Meta`."""
 
+EXPECTED = "expected"
+"""Key of the description of a text's form in the extra data of its `Meta`."""
+
+AUTO_DEVICE, CPU_DEVICE = "auto", "cpu"
+
+DeviceWish = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(?!gpu)[a-z][a-z_]*(:\d+)?\Z",
+        extra={EXPECTED: "auto, cpu, or an accelerator: cuda, cuda:1, xpu, mps"},
+    ),
+]
+"""The device to compute on."""
+
+
+def agreed_device(job: str, owner: str) -> str:
+    """Return the device for a process on a machine: its owner's wish counts before the job's.
+
+    `auto` is no wish. A job for the processor needs no accelerator that an owner offers.
+    """
+    if owner == AUTO_DEVICE or (job == CPU_DEVICE and owner != CPU_DEVICE):
+        return job
+    return owner
+
 
 def one_of(*words: str) -> Meta:
     """Constrain a text to these words; unlike `Literal`, a plain `str` may be assigned."""

@@ -36,6 +36,8 @@ class WorkerEnvironment:
     """Limit in bits per second to the hub; 0: none."""
     download_bps: float = 0.0
     """Limit in bits per second from the hub; 0: none."""
+    device: str = ""
+    """The device to compute on, as job and owner agree; empty: the job's wish."""
     pace: str = ""
     """File through which all processes of a machine share one limit; empty: separate limits."""
 
@@ -61,6 +63,7 @@ def read_worker_environment(environment: Mapping[str, str]) -> WorkerEnvironment
             proxy=environment.get("ATOLL_PROXY", ""),
             upload_bps=float(environment.get("ATOLL_UPLOAD_BPS", "0")),
             download_bps=float(environment.get("ATOLL_DOWNLOAD_BPS", "0")),
+            device=environment.get("ATOLL_DEVICE", ""),
             pace=environment.get("ATOLL_PACE", ""),
         )
     except (KeyError, ValueError) as error:
@@ -89,6 +92,7 @@ def worker_variables(worker: WorkerEnvironment) -> dict[str, str]:
         "ATOLL_PROXY": worker.proxy,
         "ATOLL_UPLOAD_BPS": str(worker.upload_bps),
         "ATOLL_DOWNLOAD_BPS": str(worker.download_bps),
+        "ATOLL_DEVICE": worker.device,
         "ATOLL_PACE": worker.pace,
         SUPERVISED: "",  # this process is not a rank, even if its agent runs below one
         "PYTHONUNBUFFERED": "1",

@@ -23,8 +23,6 @@ class IslandTable:
     """Machines of one network that an island spans, with equally many consecutive ranks. Each takes
     a place of its own on a node; [needs] are those of one machine.
     """
-    device: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"
-    """`cpu`, `cuda`, or `auto`: accelerators if the machine has one per rank."""
     on_loss: Annotated[str, one_of("wait", "shrink")] = "wait"
     """When a rank dies: `wait` until it is replaced, or `shrink` to the remaining ones."""
     schedule: Annotated[str, one_of("gpipe", "1f1b", "interleaved")] = "1f1b"

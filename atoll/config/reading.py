@@ -13,7 +13,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from atoll.config.constraints import CHOICES
+from atoll.config.constraints import CHOICES, EXPECTED
+from atoll.config.environment import WorkerEnvironment
 from atoll.config.island_checks import check_island
 from atoll.config.reading_rl import with_members, with_own_agreement
 from atoll.config.tables import JobSpec, LaunchTable
@@ -84,6 +85,10 @@ def _refusal(value: Any, hint: Any, name: str) -> ConfigError:
         return ConfigError(f"{name} has the wrong type", given=repr(value), expected=expected)
     meta: msgspec.Meta = metas[0]
     if meta.extra is not None:
+        if EXPECTED in meta.extra:
+            return ConfigError(
+                f"{name} is unknown", given=repr(value), expected=meta.extra[EXPECTED]
+            )
         return unknown(name, value, meta.extra[CHOICES])
     if meta.le == 1:
         expected = f"{meta.ge} to {meta.le}"
@@ -207,6 +212,13 @@ def parse_spec(text: str, *, name: str = "the job file") -> JobSpec:
         return read_spec(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is not valid TOML", given=str(error)) from error
+
+
+def worker_spec(environment: WorkerEnvironment) -> JobSpec:
+    """Return the job of a worker, with the device that it got; raises ConfigError."""
+    spec = load_spec(environment.spec)
+    device = environment.device or spec.job.device
+    return dataclasses.replace(spec, job=dataclasses.replace(spec.job, device=device))
 
 
 def load_spec(path: Path) -> JobSpec:

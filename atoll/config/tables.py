@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from atoll.config.constraints import (
     Amount,
+    DeviceWish,
     NotNegative,
     NotNegativeFloat,
     Positive,
@@ -59,6 +60,9 @@ class JobTable:
     """Restarts of a failed process before the job fails."""
     threads: int = 1
     """torch threads per worker; 0: torch's default."""
+    device: DeviceWish = "auto"
+    """Computes: `auto` (the accelerator that is there, else the processor), `cpu`, `cuda` (also of
+    ROCm), `cuda:1`, `xpu` or `mps`. The owner of a machine may keep its accelerator."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,8 +153,9 @@ class TrainTable:
     """`cosine` or `constant`, after the warm-up."""
     final_lr: float = 0.1
     """Final learning rate of `cosine` as a share of the peak."""
-    precision: Annotated[str, one_of("fp32", "bf16", "fp16")] = "fp32"
-    """Compute type: `fp32`, `bf16` or `fp16` (autocast; parameters stay fp32)."""
+    precision: Annotated[str, one_of("auto", "fp32", "bf16", "fp16")] = "auto"
+    """Compute type: `fp32`, `bf16` or `fp16` (autocast; parameters stay fp32); `auto`: `bf16` on an
+    accelerator that has it, else `fp32`."""
     accumulate: Positive = 1
     """Gradient accumulation steps per batch."""
     recompute: str = "none"

@@ -7,10 +7,12 @@ ROCm), `cuda:1`, `xpu`, `mps`. `auto` is the accelerator that torch finds, else 
 from __future__ import annotations
 
 import torch
+from torch import nn
 
+from atoll.config.constraints import AUTO_DEVICE, CPU_DEVICE
 from atoll.errors import ConfigError
 
-AUTO, CPU = "auto", "cpu"
+AUTO, CPU = AUTO_DEVICE, CPU_DEVICE
 
 
 def accelerator() -> str:
@@ -63,6 +65,11 @@ def choose(wanted: str = AUTO, *, local_rank: int = 0, local_ranks: int = 1) -> 
             else f"a number from 0 to {count() - 1}",
         )  # fmt: skip
     return torch.device(kind, place)
+
+
+def device_of_model(model: nn.Module) -> torch.device:
+    """Return the device of a model's first parameter; the processor if it has none."""
+    return next(model.parameters(), torch.empty(0)).device
 
 
 def why_idle(wanted: str = AUTO, *, local_ranks: int = 1) -> str:

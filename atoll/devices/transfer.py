@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,41 +45,125 @@ def _placed(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def host_tensor(numel: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return an uninitialised vector in main memory that a device copies to and from quickly."""
-    return torch.empty(numel, dtype=dtype, pin_memory=copies_beside(device))
+STAGE_BYTES = 32 << 20
+"""Page-locked memory of one of the two stages between main memory and a device."""
+
+
+@torch.no_grad()
+def copy_tensors(to: Sequence[Tensor], of: Sequence[Tensor]) -> None:
+    """Copy tensors into tensors of the same shapes, also between main memory and a device.
+
+    A device that can do so copies from and to two page-locked stages, beside the copies between
+    those and the rest of main memory: this takes as long as the slower of the two, and no more
+    than twice `STAGE_BYTES` of such memory.
+    """
+    pairs = list(zip(to, of, strict=True))
+    far = [a if b.device.type == CPU else b for a, b in pairs if a.device != b.device]
+    if far and copies_beside(far[0].device):
+        _staged(pairs, far[0].device)
+    elif far:
+        for one, other in pairs:
+            one.copy_(other)
+    elif pairs:
+        torch._foreach_copy_(list(to), list(of))
+
+
+def _staged(pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> None:
+    module = torch.get_device_module(device)
+    stages = [torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    events = [module.Event(), module.Event()]
+    waiting: list[Group] = [[], []]
+    """By stage: what is to be copied from it into main memory when the device is ready."""
+    for number, group in enumerate(staged_groups(pairs, STAGE_BYTES)):
+        place = number % 2
+        events[place].synchronize()  # the stage's last copies
+        _finish(waiting[place])
+        waiting[place] = []
+        start = 0
+        for to, of in group:
+            own = to if of.device.type == CPU else of
+            end = start + own.nbytes
+            stage = stages[place][start:end].view(own.dtype).view(own.shape)
+            start = -(-end // ALIGNED) * ALIGNED
+            if own is to:
+                to.copy_(stage.copy_(of), non_blocking=True)
+            else:
+                stage.copy_(of, non_blocking=True)
+                waiting[place].append((to, stage))
+        events[place].record()
+    for place, event in enumerate(events):
+        event.synchronize()
+        _finish(waiting[place])
+
+
+Group = list[tuple[Tensor, Tensor]]
+ALIGNED = 64
+"""Bytes to which the parts of a stage are aligned."""
+
+
+def staged_groups(pairs: Sequence[tuple[Tensor, Tensor]], most_bytes: int) -> Iterator[Group]:
+    """Yield pairs in groups that fit a stage; large tensors are cut along their first dimension."""
+    group: Group = []
+    size = 0
+    for pair in _cut(pairs, most_bytes):
+        need = -(-max(part.nbytes for part in pair) // ALIGNED) * ALIGNED
+        if group and size + need > most_bytes:
+            yield group
+            group, size = [], 0
+        group.append(pair)
+        size += need
+    if group:
+        yield group
+
+
+def _cut(pairs: Sequence[tuple[Tensor, Tensor]], most_bytes: int) -> Iterator[Any]:
+    for to, of in pairs:
+        nbytes = max(to.nbytes, of.nbytes) + ALIGNED
+        if nbytes <= most_bytes:
+            yield to, of
+        elif to.dim() and to.shape[0] > 1:
+            rows = max(1, to.shape[0] * most_bytes // (2 * nbytes))
+            parts = zip(torch.split(to, rows), torch.split(of, rows), strict=True)
+            yield from _cut(list(parts), most_bytes)
+        else:
+            yield from _cut([(to[0], of[0])], most_bytes)
+
+
+def _finish(waiting: Group) -> None:
+    for to, stage in waiting:
+        to.copy_(stage)
 
 
 class Ahead:
-    """A batch that is copied to a device while the device computes on another."""
+    """A batch that is copied to a device while the device computes on another.
+
+    Other devices get it when it is taken.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         beside = copies_beside(device)
-        self._stream: Any = torch.get_device_module(device).Stream(device) if beside else None
+        self._module: Any = torch.get_device_module(device)
+        self._stream: Any = self._module.Stream(device) if beside else None
         self._batch: Any = None
 
     def start(self, batch: Any) -> None:
-        """Begin to copy a batch."""
-        with self._beside():
+        """Begin to copy a batch; from any thread."""
+        if self._stream is None:
+            self._batch = batch
+            return
+        with self._module.stream(self._stream):
             self._batch = placed(batch, self.device)
 
     def take(self) -> Any:
         """Return the batch that `start` got, on the device, ready for the current stream."""
         batch, self._batch = self._batch, None
-        if self._stream is not None:
-            current = torch.get_device_module(self.device).current_stream(self.device)
-            current.wait_stream(self._stream)
-            _record(batch, current)
-        return batch
-
-    def _beside(self) -> AbstractContextManager[Any]:
         if self._stream is None:
-            return nullcontext()
-        found: AbstractContextManager[Any] = torch.get_device_module(self.device).stream(
-            self._stream
-        )
-        return found
+            return placed(batch, self.device)
+        current = self._module.current_stream(self.device)
+        current.wait_stream(self._stream)
+        _record(batch, current)
+        return batch
 
 
 def _record(values: Any, stream: Any) -> None:

@@ -13,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from atoll.config.mesh import AXES, MeshShape
 from atoll.config.rank_environment import RankPlace
+from atoll.devices.choose import AUTO, CPU, choose
+from atoll.devices.runtime import BACKENDS, backend, has_backend, set_current
 from atoll.errors import ConfigError
 
 dist: Any = torch.distributed
@@ -20,31 +22,33 @@ dist: Any = torch.distributed
 
 
 def device_of(place: RankPlace, *, wanted: str) -> torch.device:
-    """Return the device of a rank; raises ConfigError if it has no accelerator.
+    """Return the device of a rank, by the job's wish `wanted`.
 
-    `wanted` is `cpu`, `cuda`, or `auto`: accelerators if this machine has one for every rank.
+    Where ranks cannot exchange tensors on this kind of device, `auto` is the processor.
+
+    Raises:
+        ConfigError: it has no such device.
     """
-    count = torch.cuda.device_count() if wanted != "cpu" else 0
-    if wanted == "auto" and count < (place.local_ranks or place.ranks):
-        count = 0  # all ranks of an island must use the same kind of device
-    if wanted == "cuda" and place.local_rank >= count:
-        raise ConfigError(
-            "there is no accelerator for this rank",
-            given=f"local rank {place.local_rank}, {count} accelerators",
-            remedy='device = "cpu" in [island], or fewer ranks per machine',
-        )
-    if place.local_rank < count:
-        return torch.device("cuda", place.local_rank)
-    return torch.device("cpu")
+    local_ranks = place.local_ranks or place.ranks
+    device = choose(wanted, local_rank=place.local_rank, local_ranks=local_ranks)
+    if place.ranks == 1 or has_backend(device):
+        return device
+    if wanted == AUTO:
+        return torch.device(CPU)
+    raise ConfigError(
+        "ranks cannot exchange tensors on this kind of device",
+        given=f'device = "{wanted}" in [job], {place.ranks} ranks',
+        expected="an accelerator with a backend of torch.distributed: " + ", ".join(BACKENDS),
+        remedy='device = "cpu" in [job], or a member per accelerator: inner = "local"',
+    )
 
 
 @contextmanager
 def world(place: RankPlace, *, device: torch.device, timeout_s: float) -> Iterator[None]:
-    """Run the body in the island's default process group: NCCL on accelerators, else Gloo."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    """Run the body in the island's default process group: NCCL on CUDA, else Gloo."""
+    set_current(device)
     dist.init_process_group(
-        backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        backend=backend(device),
         init_method=f"tcp://{place.dial}",
         rank=place.rank,
         world_size=place.ranks,

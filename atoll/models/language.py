@@ -69,7 +69,8 @@ class LanguageModel(nn.Module):
             tokens: Number of tokens to add.
             temperature: 0 takes the most likely token; below 1 sharpens, above 1 flattens.
             top_k: Sample among this many most likely tokens only.
-            generator: Source of randomness on the model's device.
+            generator: Source of randomness, on any device; that of main memory draws the same tokens
+                wherever the model is.
 
         Raises:
             ConfigError: the prompt is empty, or a number is negative.
@@ -139,4 +140,5 @@ def sampled(
         kept, _ = logits.topk(top_k)
         logits = logits.masked_fill(logits < kept[:, -1:], -math.inf)
     chances = logits.softmax(dim=-1)
-    return torch.multinomial(chances, 1, generator=generator)
+    drawn_on = chances.device if generator is None else generator.device
+    return torch.multinomial(chances.to(drawn_on), 1, generator=generator).to(logits.device)

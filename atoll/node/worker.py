@@ -100,7 +100,7 @@ def main() -> int:
         place = config.supervised_place()
         if place is not None:
             start = StartReport(directory, rank=place.rank)
-        spec = config.load_spec(environment.spec)
+        spec = config.worker_spec(environment)
         if place is None and is_follower(environment.member):
             from atoll.node.islands.follower import serve_island
 

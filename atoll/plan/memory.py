@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atoll.config import JobSpec
 from atoll.data import Dataset, ImageDataset, is_images
+from atoll.devices.choose import AUTO, accelerator, choose
 from atoll.errors import ConfigError
 from atoll.plan.cutting import faked
 from atoll.plan.leader import leader_memory
@@ -22,6 +23,7 @@ from atoll.plan.ranks import Maker, RankMemory
 from atoll.plan.stages import Cut
 from atoll.strategies.compatibility import check_job
 from atoll.strategies.inner.options import InnerOptions
+from atoll.strategies.inner.precision import precision_on
 from atoll.train.build import check_data, load_data, whole_model
 from atoll.train.optim.optimizers import build_optimizer
 
@@ -103,6 +105,9 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
             expected="a job of the built-in trainer: [model], [train] and [strategy]",
         )
     resolved = check_job(spec)
+    device = _device(spec)
+    precision = precision_on(spec.train.precision, torch.device(device))
+    spec = replace(spec, train=replace(spec.train, precision=precision))
     dataset = data if data is not None else sizes_of(spec)
     options = InnerOptions.of(spec)
     with torch.random.fork_rng(devices=[]):
@@ -121,7 +126,7 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
         first = replace(first, image=image)
     return MemoryPlan(
         spec=spec, ranks=(first, *ranks[1:]), elements=elements, model_bytes=model_bytes,
-        rows=cut.rows, held=held, cuts=cut.cuts, device=_device(spec),
+        rows=cut.rows, held=held, cuts=cut.cuts, device=device,
         guessed=bool(cut.cuts) and not options.cuts,
     )  # fmt: skip
 
@@ -180,10 +185,15 @@ def sample(data: Dataset | ImageDataset | None, model: Any, *, rows: int) -> tup
 
 
 def _device(spec: JobSpec) -> str:
-    """Return the compute device as far as the job specifies it; nodes may have more."""
-    if not spec.strategy.inner or spec.strategy.inner == "local":
-        return "cpu"  # a single process trains where its model is built
-    accelerated = bool(spec.needs.gpu or spec.needs.gpu_memory_gb)
-    if spec.island.device == "cuda" or (spec.island.device == "auto" and accelerated):
-        return "cuda"
-    return "cpu"
+    """Return the kind of the compute device.
+
+    For `auto` that of machines as the job needs them, else of this machine.
+    """
+    kind = spec.job.device.partition(":")[0]
+    if kind != AUTO:
+        return kind
+    needed = bool(spec.needs.gpu or spec.needs.gpu_memory_gb)
+    if needed:
+        return accelerator() or "cuda"
+    ranks = spec.mesh.ranks // spec.island.machines
+    return choose(AUTO, local_ranks=ranks).type

@@ -84,7 +84,7 @@ def _recompute(spec: JobSpec) -> tuple[str, JobSpec]:
 
 
 def _half(spec: JobSpec) -> tuple[str, JobSpec]:
-    if spec.train.precision != "fp32":
+    if spec.train.precision not in ("auto", "fp32"):
         return "", spec
     train = replace(spec.train, precision="bf16")
     return 'precision = "bf16" in [train]', replace(spec, train=train)

@@ -11,11 +11,11 @@ from atoll.config import (
     MeshShape,
     RankPlace,
     WorkerEnvironment,
-    load_spec,
     rank_place,
     shrunk,
     supervised_place,
     worker_environment,
+    worker_spec,
 )
 from atoll.config.mesh import mesh_of
 from atoll.group.single import SingleGroup
@@ -58,7 +58,7 @@ def join(*, mesh: Mapping[str, int] | None = None) -> Run:
         if not ranks.leads:
             return _follow(ranks, membership, member="w0")
         return Run(SingleGroup(), membership, ranks=ranks)
-    spec = load_spec(environment.spec)
+    spec = worker_spec(environment)
     ranks = _ranks(supervised_place(), spec=spec, mesh=mesh, directory=environment.directory)
     if not ranks.leads:
         membership = Membership(environment.directory, spec.job.seed, environment.job)
@@ -106,6 +106,6 @@ def _ranks(
         return ScriptRanks(place, shape=shape)
     island = spec.island
     return ScriptRanks(
-        place, shape=shape, device=island.device, timeout_s=island.timeout_s,
+        place, shape=shape, device=spec.job.device, timeout_s=island.timeout_s,
         start=StartReport(directory, rank=place.rank),
     )  # fmt: skip

@@ -3,10 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
+import torch
 from torch import Tensor
 
 from atoll.data import BatchStream, Cursor, Deal
+from atoll.devices.choose import CPU
+from atoll.devices.transfer import Ahead
+
+
+class BatchesAhead(Iterator[tuple[Tensor, Tensor]]):
+    """The batches of a stream on an accelerator.
+
+    While it computes on one, a thread takes the next one, and copies it where the device can do
+    that beside. `cursor` is the position after the last batch that was returned.
+    """
+
+    def __init__(
+        self, stream: BatchStream, *, device: torch.device, thread: ThreadPoolExecutor
+    ) -> None:
+        """Draw from `stream`, which nothing else may use, in a thread of its own."""
+        self._stream, self._thread = stream, thread
+        self._ahead = Ahead(device)
+        self._drawing: Future[Cursor] | None = None
+        self.cursor = stream.cursor
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        """Return the next batch, and begin to draw another."""
+        drawing = self._drawing or self._thread.submit(self._draw)
+        self._drawing = None
+        self.cursor = drawing.result()
+        batch: tuple[Tensor, Tensor] = self._ahead.take()
+        self._drawing = self._thread.submit(self._draw)
+        return batch
+
+    def _draw(self) -> Cursor:
+        self._ahead.start(next(self._stream))
+        return self._stream.cursor
 
 
 class MemberStream(Iterator[tuple[Tensor, Tensor]]):
@@ -26,10 +60,16 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
         step: int = 0,
         shared_steps: int = 0,
         cursor: Cursor | None = None,
+        device: torch.device | None = None,
     ) -> None:
-        """Start before step `step`, at `cursor` or at the beginning of the data."""
+        """Start before step `step`, at `cursor` or at the beginning of the data.
+
+        Batches are on `device`; None: in main memory.
+        """
         self._shards, self._slot, self._batch = shards, slot, batch
         self._shared_steps = shared_steps
+        self._device = device if device is not None and device.type != CPU else None
+        self._thread = ThreadPoolExecutor(1, "batches") if self._device is not None else None
         self._begin(step, cursor)
 
     def rejoin(self, step: int) -> None:
@@ -40,7 +80,13 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
         self._left = max(0, self._shared_steps - step)
         first = 0 if self._left else (cursor.slot if cursor is not None else self._slot)
         start = cursor if cursor is not None and cursor.slot == first else None
-        self._stream = BatchStream(self._shards, slot=first, batch=self._batch, cursor=start)
+        self._stream = self._from(first, start)
+
+    def _from(self, slot: int, cursor: Cursor | None = None) -> BatchStream | BatchesAhead:
+        stream = BatchStream(self._shards, slot=slot, batch=self._batch, cursor=cursor)
+        if self._device is None or self._thread is None:
+            return stream
+        return BatchesAhead(stream, device=self._device, thread=self._thread)
 
     @property
     def cursor(self) -> Cursor:
@@ -65,7 +111,7 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
             return
         place = Cursor.from_dict(cursor) if cursor else Cursor(slot)
         if place != self._stream.cursor:
-            self._stream = BatchStream(self._shards, slot=slot, batch=self._batch, cursor=place)
+            self._stream = self._from(slot, place)
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         """Return the next inputs and targets."""
@@ -73,6 +119,6 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
             self._left -= 1
             batch = next(self._stream)
             if not self._left and self._slot != 0:
-                self._stream = BatchStream(self._shards, slot=self._slot, batch=self._batch)
+                self._stream = self._from(self._slot)
             return batch
         return next(self._stream)

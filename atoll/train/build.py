@@ -28,6 +28,7 @@ from atoll.data import (
     load_dataset,
     load_images,
 )
+from atoll.devices.facts import check_dtypes
 from atoll.errors import ConfigError
 from atoll.group.policy import GroupPolicy
 from atoll.models import (
@@ -51,6 +52,8 @@ from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning
 
 OF_THE_MODEL = "model"
 """Value of `tokenizer` in `[data]` that selects the tokenizer of the pretrained model."""
+
+PROCESSOR = torch.device("cpu")
 
 MOST_LOGITS = 1 << 26
 """Logits of one forward pass of an evaluation, 256 MB in fp32; the vocabulary of a pretrained model
@@ -105,11 +108,21 @@ class Built:
         return Intervals.of(spec, plan.rounds)
 
 
-def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:
+def build(
+    spec: JobSpec,
+    *,
+    member: str,
+    slot: int,
+    num_slots: int,
+    device: torch.device = PROCESSOR,
+) -> Built:
     """Build a job's parts from seeds, so that all members start with the same weights.
 
+    The model is built in main memory and moved to `device`.
+
     Raises:
-        ConfigError: the job names something that does not exist.
+        ConfigError: the job names something that does not exist, or the device lacks a type of
+            numbers.
         DataError: the text is missing or too small.
     """
     resolved = check_job(spec)
@@ -119,6 +132,8 @@ def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:
     outer, codec = resolved.build(), make_codec(resolved.codec)
     dataset = load_data(spec)
     model = whole_model(spec, dataset)
+    check_dtypes({t.dtype for t in (*model.parameters(), *model.buffers())}, device)
+    model.to(device)
     optimizer = build_optimizer(model, spec.train)
     schedule = StepSchedule(optimizer, learning_rate(spec.train))
     task = Task(

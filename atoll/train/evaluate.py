@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from atoll.data import HeldOutBatches
+from atoll.devices.choose import device_of_model
+from atoll.devices.transfer import placed
 
 EVALUATION_BATCH = 64
 """Samples per forward pass; larger batches leave a small core's cache."""
@@ -63,7 +65,7 @@ def evaluate(
         shares: Number of shares.
         loss_of: Computes the loss in place of `model`; then no accuracy is reported.
     """
-    was_training = model.training
+    was_training, device = model.training, device_of_model(model)
     model.eval()
     loss_sum, tokens, correct = 0.0, 0, None
     for index, (inputs, targets) in enumerate(
@@ -72,6 +74,8 @@ def evaluate(
         if index % shares != share:
             continue
         tokens += targets.numel()
+        if loss_of is None:
+            inputs, targets = placed((inputs, targets), device)
         if loss_of is None and targets.dim() == 1:
             outputs = model(inputs)
             loss = model.criterion(outputs, targets)

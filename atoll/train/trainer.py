@@ -21,20 +21,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 
 from atoll.checkpoint import Extras, adopt, resume, save_weights
 from atoll.clock import RealClock
 from atoll.config import JobSpec
 from atoll.data import Cursor
+from atoll.devices.choose import CPU, choose
 from atoll.errors import ConfigError, GroupLeft, HubError, LeftBehind, StorageFull
 from atoll.group.base import Group
 from atoll.group.single import SingleGroup
 from atoll.strategies.base import Inner, Outer, SyncResult, extend_history_hash
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.inner.options import InnerOptions
 from atoll.task import Task
 from atoll.train.batches import MemberStream
 from atoll.train.build import Built, Intervals, build
+from atoll.train.computing import options_on
 from atoll.train.evaluate import Evaluation, evaluate
 from atoll.train.loop import LEFT, Loop
 from atoll.train.out_of_memory import memory_errors
@@ -70,6 +72,8 @@ class Trainer:
 
     built: Built
     task: Task
+    device: torch.device
+    """Where the model is."""
     outer: Outer
     inner: Inner
     stream: MemberStream
@@ -137,7 +141,13 @@ class Trainer:
 
     def prepare(self, start: Registered) -> None:
         """Build all parts, restore the checkpoint if there is one, and attach the outputs."""
-        built = build(self.spec, member=self.group.me, slot=start.slot, num_slots=start.num_slots)
+        # An island has a host model here, and trains on the devices of its ranks.
+        wanted = CPU if self.island is not None else self.spec.job.device
+        self.device = choose(wanted)
+        built = build(
+            self.spec, member=self.group.me, slot=start.slot, num_slots=start.num_slots,
+            device=self.device,
+        )  # fmt: skip
         self.built, self.task, self.outer, self.start = built, built.task, built.outer, start
         self.group.policy = built.policy
         # Changes the model in place (precision, recomputation), so set up the strategy after it.
@@ -149,7 +159,7 @@ class Trainer:
             self.outer.setup(self.task, group=self.group, codec=built.codec)
         self.stream = MemberStream(
             built.shards, slot=start.slot, batch=self.spec.train.batch, step=self.task.step,
-            shared_steps=self.outer.shared_steps, cursor=cursor,
+            shared_steps=self.outer.shared_steps, cursor=cursor, device=self.device,
         )  # fmt: skip
         if start.lease is not None and not start.recover:
             self.stream.move(start.lease.slot, start.lease.cursor)
@@ -232,7 +242,7 @@ class Trainer:
                 given=f"mesh {self.spec.mesh}", expected=f"{self.spec.mesh.ranks} ranks",
                 remedy='start it with `atoll run`, or set inner = "local" in [strategy]',
             )  # fmt: skip
-        options = InnerOptions.of(self.spec)
+        options = options_on(self.spec, self.device)
         local = Local(language_model_loss, clip=options.clip, options=options)
         local.prepare(self.built.model)
         self.task.scaler = local.scaler

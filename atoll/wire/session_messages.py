@@ -79,6 +79,9 @@ class Offer(Message, frozen=True):
     labels: list[str] = []
     text: list[str] = []
     """The policy in words, one line each."""
+    device: str = "auto"
+    """The device of jobs: `auto` (what is there), `cpu` (the owner keeps the accelerator), or e.g.
+    `cuda:1`."""
     paused: str = ""
     """Why it takes no work now, e.g. `on battery` or `quiet hours until 07:00`."""
 

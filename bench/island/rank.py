@@ -18,9 +18,9 @@ from atoll.group.single import SingleGroup
 from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.world import build_mesh, world
 from atoll.strategies.inner.divide import split_model
-from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.pipeline.bubble import measure_bubble
 from atoll.train.build import build, whole_model
+from atoll.train.computing import options_on
 from atoll.train.island.island_trainer import TrainerIsland
 from bench.island.bare import bare_step
 from bench.island.kinds import BATCH, CLIP, CONTEXT, LR, MODEL, Kind
@@ -35,7 +35,7 @@ def spec_of(kind: Kind) -> JobSpec:
         strategy=StrategyTable(preset="alone", inner=kind.inner),
         island=IslandTable(
             ranks=kind.ranks, mesh=kind.mesh, schedule=kind.schedule, vocabulary=False,
-            microbatches=kind.microbatches, chunks=kind.chunks, device="cpu",
+            microbatches=kind.microbatches, chunks=kind.chunks,
         ),
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ def bubble(
     if mesh["pipeline"].size() == 1:
         return {"bubble": "", "bubble_expected": "", "bubble_played": ""}
     model = whole_model(spec)
-    parts = split_model(model, InnerOptions.of(spec), mesh=mesh, device=device, sample=data)
+    parts = split_model(model, options_on(spec, device), mesh=mesh, device=device, sample=data)
     parts.train(True)
     seen = measure_bubble(cast(Any, parts), *data, steps=7)
     return {

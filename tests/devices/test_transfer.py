@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.devices.facts import facts, memory, used_bytes
 from atoll.devices.runtime import backend, generators, random_states, synchronize
-from atoll.devices.transfer import Ahead, host_tensor, placed
+from atoll.devices.transfer import Ahead, copy_tensors, placed, staged_groups
 
 CPU = torch.device("cpu")
 
@@ -40,7 +40,6 @@ def test_a_batch_ahead_is_the_batch() -> None:
 def test_the_processor_has_no_memory_of_its_own() -> None:
     assert memory(CPU) == (0, 0)
     assert used_bytes(CPU) == 0
-    assert host_tensor(4, CPU).shape == (4,)
     found = facts(CPU)
     assert (found.device, found.bf16, found.float64) == ("cpu", False, True)
 
@@ -52,3 +51,22 @@ def test_the_processor_has_gloo_and_one_generator() -> None:
     assert backend(torch.device("mps")) == "gloo"
     assert generators(CPU) == [torch.default_generator]
     assert random_states() == []
+
+
+def test_tensors_of_one_device_are_copied_directly() -> None:
+    to = [torch.zeros(3), torch.zeros(2, 2, dtype=torch.float64)]
+    copy_tensors(to, [torch.arange(3.0), torch.ones(2, 2)])
+    assert to[0].tolist() == [0.0, 1.0, 2.0]
+    assert to[1].sum() == 4.0
+    copy_tensors([], [])
+
+
+def test_stages_hold_every_value_once() -> None:
+    shapes = [(3,), (70, 5), (), (1, 1000), (2, 3, 4)]
+    of = [torch.arange(1.0, 1.0 + torch.Size(shape).numel()).view(shape) for shape in shapes]
+    to = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
+    for group in staged_groups(list(zip(to, of, strict=True)), 512):
+        assert sum(max(a.nbytes, b.nbytes) for a, b in group) <= 512
+        for part, source in group:
+            part.add_(source)
+    assert all(torch.equal(a, b.double()) for a, b in zip(to, of, strict=True))

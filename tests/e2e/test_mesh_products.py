@@ -64,14 +64,14 @@ class Batch:
 
     def _job(self, name: str, model: dict[str, Any], island: dict[str, Any]) -> Path:
         tables: dict[str, dict[str, Any]] = {
-            "job": {"name": name, "nodes": 1, "threads": 1},
+            "job": {"name": name, "nodes": 1, "threads": 1, "device": "cpu"},
             "model": TEXT["model"] | model,
             "data": {"corpus": f"files:{self._atoll.folder / 'text.txt'}"},
             "train": TEXT["train"] | {"eval_tokens": 256},
             "strategy": {"preset": "alone", "inner": "hybrid" if island else "local"},
         }
         if island:
-            tables["island"] = {"timeout_s": 60, "device": "cpu", **island}
+            tables["island"] = {"timeout_s": 60, **island}
         path = self._atoll.folder / f"{name}.toml"
         path.write_text("\n".join(f"[{name}]\n{_lines(table)}" for name, table in tables.items()))
         return path

@@ -14,9 +14,9 @@ from atoll.config import JobSpec
 from atoll.models import MODELS
 from atoll.plan.memory import plan_memory, sample, sizes_of
 from atoll.plan.stages import Cut
-from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.precision import computing, widened
 from atoll.train.build import whole_model
+from atoll.train.computing import options_on
 from tests.plan.jobs import job
 
 WITHIN = 0.02
@@ -84,7 +84,7 @@ def test_stages_keep_as_many_passes_as_their_order_says(
     plan = plan_memory(spec)
     assert (plan.rows, plan.cuts, plan.guessed) == (2, (3,), False)
     assert plan.held == max(held)
-    options = InnerOptions.of(spec)
+    options = options_on(spec, torch.device("cpu"))
     with FakeTensorMode():
         cut = Cut(whole_model(spec), options, batch=spec.train.batch)
         places = cut.places(*sample(sizes_of(spec), whole_model(spec), rows=cut.rows))

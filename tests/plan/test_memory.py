@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from atoll.cli.main import main
-from atoll.config import dump_spec
+from atoll.config import JobSpec, dump_spec
 from atoll.errors import ConfigError
 from atoll.plan.memory import PROGRAM_BYTES, plan_memory
 from atoll.plan.remedies import nearest_change
@@ -20,6 +20,17 @@ from tests.plan.jobs import job
 
 LARGE = "layers = 12\nwidth = 768\nheads = 12\ncontext = 64\nvocab_size = 50304"
 """The sizes of GPT-2's smallest, over half a gigabyte of weights."""
+
+
+def on_cuda(spec: JobSpec) -> JobSpec:
+    return replace(spec, job=replace(spec.job, device="cuda"))
+
+
+def test_a_single_process_computes_on_the_accelerator_it_asks_for(tmp_path: Path) -> None:
+    plan = plan_memory(on_cuda(job(tmp_path)))
+    (only,) = plan.ranks
+    assert plan.device_bytes(only) == only.static + only.passing == plan.worst_bytes
+    assert plan.main_bytes(only) < plan_memory(job(tmp_path)).main_bytes(only)
 
 
 def test_sharding_divides_sixteen_bytes_per_parameter(tmp_path: Path) -> None:
@@ -51,13 +62,13 @@ def test_without_resharding_all_weights_stay_gathered(tmp_path: Path) -> None:
 
 
 def test_accelerators_and_main_memory_are_counted_apart(tmp_path: Path) -> None:
-    strategy, island = 'inner = "fsdp"', 'ranks = 2\ndevice = "cuda"\n'
-    plan = plan_memory(job(tmp_path, strategy=strategy, island=island))
+    strategy, island = 'inner = "fsdp"', "ranks = 2\n"
+    plan = plan_memory(on_cuda(job(tmp_path, strategy=strategy, island=island)))
     first, second = plan.ranks
     assert plan.device_bytes(first) == first.static + first.passing == plan.worst_bytes
     assert plan.main_bytes(second) == PROGRAM_BYTES
     assert plan.main_bytes(first) == PROGRAM_BYTES + first.leading + first.between
-    away = plan_memory(job(tmp_path, strategy=strategy, island=island + "offload = true"))
+    away = plan_memory(on_cuda(job(tmp_path, strategy=strategy, island=island + "offload = true")))
     assert away.device_bytes(away.ranks[1]) == away.ranks[1].passing
     last = away.ranks[1]
     assert away.main_bytes(last) == PROGRAM_BYTES + last.static

@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,14 @@ from atoll.checkpoint.format.nested import TREE, flatten, nest
 from atoll.checkpoint.format.part import SHARED, STATE, Part, member_part
 from atoll.checkpoint.format.weights import MODEL_PREFIX, plain_names
 from atoll.checkpoint.stores.store import Store
+from atoll.devices.optimizers import load_optimizer
+from atoll.devices.runtime import random_states, set_random_states
 from atoll.errors import CheckpointCorrupt, CheckpointError
 from atoll.ids import slot_of
 from atoll.task import Task
 
 SHARED_STATE = "shared."
+OPTIMIZER = "optimizer"
 """Prefix of an outer strategy's state keys that are equal on every member."""
 
 
@@ -235,7 +239,7 @@ def restore(
         holder, extra = own, mine["model"]
     _load_model(task, plain_names(_model_tensors(holder)), extra=extra)
     giver = _tree_of(donor) if donor is not None else mine
-    _load(task.optimizer, _copied(giver["optimizer"]), kind="optimizer")
+    _load(task.optimizer, _copied(giver["optimizer"]), kind=OPTIMIZER)
     if task.scaler is not None:
         _load(task.scaler, giver.get("scaler", {}), kind="scale of the loss")
     if task.scheduler is not None and mine["scheduler"] is not None:
@@ -258,11 +262,13 @@ def restore(
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of every global random number generator: torch, CUDA, numpy, Python."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    """Return the state of every global random number generator.
+
+    Of torch in main memory and on accelerators, of numpy and of Python.
+    """
     return {
         "torch": torch.get_rng_state(),
-        "cuda": cuda,
+        "accelerators": random_states(),
         "numpy": np.random.get_state(),
         "python": random.getstate(),
     }
@@ -271,8 +277,7 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Restore what `random_state` returned; missing devices are skipped."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
-        torch.cuda.set_rng_state_all(state["cuda"])
+    set_random_states(state["accelerators"])
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
 
@@ -302,7 +307,8 @@ def _load_model(task: Task, tensors: Mapping[str, Tensor], *, extra: Mapping[str
 def _load(target: Any, state: Any, *, kind: str) -> None:
     """Load the state of an optimizer or scheduler."""
     try:
-        target.load_state_dict(state)
+        load = partial(load_optimizer, target) if kind == OPTIMIZER else target.load_state_dict
+        load(state)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"the checkpoint is of another {kind}",

@@ -64,6 +64,13 @@ def join(
     nice: Annotated[
         int | None, typer.Option(help="Niceness of work, 0 to 19.", rich_help_panel=_POLICY)
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Device of jobs: auto, cpu (keeps the accelerator for you), or e.g. cuda:1.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(
@@ -155,6 +162,7 @@ def join(
         "upload_mbps": upload_mbps,
         "download_mbps": download_mbps,
         "nice": nice,
+        "device": device,
         "kinds": kind,
         "labels": label,
         "mounts": mount,

@@ -238,9 +238,9 @@ def describe_inner(spec: JobSpec) -> str:
     if ranks > 1:
         words.append(f"{ranks} ranks")
     if not (spec.job.script or spec.job.command or spec.kind == "rl"):  # those have their own
-        words.append(train.precision)
+        words += [train.precision] if train.precision != "auto" else []
         words += [f"recompute {train.recompute}"] if train.recompute != "none" else []
-    plain = ranks == 1 and (train.precision, train.recompute) == ("fp32", "none")
+    plain = ranks == 1 and train.precision in ("auto", "fp32") and train.recompute == "none"
     return "" if plain or spec.job.command or spec.kind == "rl" else ", ".join(words)
 
 

@@ -104,7 +104,7 @@ def request_of(spec: JobSpec) -> ResourceRequest:
         mounts=tuple(mount.partition(":")[0] for mount in spec.launch.mounts),
         direct=spec.job.route == "direct" and spec.job.nodes > 1,
         on=tuple(spec.job.on),
-        gpus=1 if spec.island.device == "cpu" else spec.mesh.ranks // spec.island.machines,
+        gpus=1 if spec.job.device == "cpu" else spec.mesh.ranks // spec.island.machines,
     )
 
 
@@ -197,6 +197,9 @@ def _lacks_gpu(want: ResourceRequest, place: Capacity) -> str:
     if not wants_gpu(needs):
         return ""
     wanted = needs.gpu if needs.gpu not in ("", "any") else "accelerator"
+    offered = (info.offer or Offer()).device
+    if offered == "cpu":
+        return f"{wanted} wanted, its owner keeps the accelerator"
     if not info.gpu:
         return f"{wanted} wanted, it has no accelerator"
     if wanted != "accelerator" and wanted.lower() not in info.gpu.lower():
@@ -206,7 +209,7 @@ def _lacks_gpu(want: ResourceRequest, place: Capacity) -> str:
             f"{needs.gpu_memory_gb:g} GB accelerator memory wanted, it has "
             f"{_gb(info.gpu_memory_bytes)}"
         )
-    free = max(1, info.gpus) - place.taken.gpus
+    free = (1 if ":" in offered else max(1, info.gpus)) - place.taken.gpus
     if want.gpus > 1 and free < want.gpus:
         return f"{want.gpus} accelerators wanted, one per rank, {max(0, free)} free"
     return "all its accelerators are in use" if free < 1 else ""

@@ -20,6 +20,7 @@ from atoll.node.agent.workspace import Workspace
 from atoll.node.availability.quiet_hours import check_allowed
 from atoll.node.launchers.folder import lay_out
 from atoll.node.launchers.launcher import GONE_S, Exit, Order, Process
+from atoll.node.launchers.resources import device_of
 from atoll.node.processes.output import TAIL_LINES
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Launch, ProcessState
@@ -210,8 +211,9 @@ class Attempt:
         )
         directory = machine.jobs / command.job / member
         variables = lay_out(
-            command, directory=directory, hub=machine.hub, endpoint=machine.endpoint
-        )
+            command, directory=directory, hub=machine.hub, endpoint=machine.endpoint,
+            device=device_of(spec, machine.offer),
+        )  # fmt: skip
         prepared = Workspace(directory, Path(sys.executable))
         if not is_reducer(member):
             prepared = await machine.preparer.prepare(

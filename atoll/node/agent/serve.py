@@ -43,9 +43,11 @@ def run_node(
     """
     try:
         with _interruptible():
-            options.policy_file().read()  # report an invalid policy before anything else
+            policy = options.policy_file().read()  # report an invalid one before anything else
             gpus = Gpus()
-            compute = probe.known_compute(cache(), gpus) if options.measure else None
+            compute = None
+            if options.measure:
+                compute = probe.known_compute(cache(), gpus, device=policy.device)
             info = probe.node_info(
                 options.home,
                 slots=options.slots,

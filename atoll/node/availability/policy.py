@@ -6,6 +6,7 @@ File `node.toml`:
   memory_gb = 8
   upload_mbps = 20
   kinds = ["trainer", "container"]  # no scripts of other people
+  device = "cpu"                    # the accelerator stays the owner's
   quiet_hours = ["mon-fri 09:00-17:00"]
   pause_on_battery = true
 
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import config
+from atoll.config.constraints import AUTO_DEVICE, CPU_DEVICE, DeviceWish
 from atoll.errors import AtollError, ConfigError, unknown
 from atoll.node.availability.quiet_hours import parse_quiet_hours
 from atoll.wire.messages import Offer
@@ -61,6 +63,9 @@ class OwnerPolicy:
     """Megabits per second to the hub, for each process."""
     download_mbps: float = 0.0
     """Megabits per second from the hub, for each process."""
+    device: DeviceWish = "auto"
+    """Device of the work: `auto` (what is there), `cpu` (the accelerator stays the owner's), or one
+    of several, e.g. `cuda:1`. It counts before a job's `[job] device`."""
     nice: int = 0
     """Niceness of the work, 0 to 19; higher yields more to the owner."""
     kinds: list[str] = dataclasses.field(default_factory=lambda: list(KINDS))
@@ -96,6 +101,7 @@ class OwnerPolicy:
             kinds=self.kinds,
             mounts=self.mounts,
             labels=self.labels,
+            device=self.device,
             text=describe_policy(self),
             paused=paused,
         )
@@ -116,6 +122,9 @@ def describe_policy(policy: OwnerPolicy) -> list[str]:
         (policy.download_mbps, f"{policy.download_mbps:g} Mbit/s down"),
     )
     lines = [f"at most {text}" for value, text in limits if value]
+    if policy.device != AUTO_DEVICE:
+        kept = policy.device == CPU_DEVICE
+        lines.append("no work on the accelerator" if kept else f"computes on {policy.device} only")
     if policy.nice:
         lines.append(f"work runs at niceness {policy.nice}")
     if set(policy.kinds) != set(KINDS):

@@ -95,7 +95,7 @@ def container_options(
         options["cpuset_cpus"] = ",".join(str(cpu) for cpu in caps.cpus)
     if caps.nice:
         options["cpu_shares"] = max(2, round(DEFAULT_SHARES / NICE_STEP**caps.nice))
-    if order.spec.needs.gpu:
+    if order.spec.needs.gpu and caps.gpus != ():
         options["device_requests"] = [_accelerators(caps.gpus)]
     return options
 

@@ -13,8 +13,12 @@ from atoll.node.processes.exits import ERROR_FILE
 from atoll.wire.messages import Launch
 
 
-def lay_out(command: Launch, *, directory: Path, hub: str, endpoint: HubEndpoint) -> dict[str, str]:
+def lay_out(
+    command: Launch, *, directory: Path, hub: str, endpoint: HubEndpoint, device: str = ""
+) -> dict[str, str]:
     """Write the job file and the user's files; return ATOLL_* for the process.
+
+    `device` is where it is to compute; empty: as the job says.
 
     Raises:
         ConfigError: a file's name points outside the folder.
@@ -53,6 +57,7 @@ def lay_out(command: Launch, *, directory: Path, hub: str, endpoint: HubEndpoint
         proxy=endpoint.proxy,
         upload_bps=endpoint.upload_bps,
         download_bps=endpoint.download_bps,
+        device=device,
         pace=endpoint.pace,
     )
     return config.worker_variables(worker)

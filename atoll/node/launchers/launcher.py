@@ -103,6 +103,8 @@ class ResourceCaps:
     """Origin of the memory limit, for people."""
     gpus: tuple[int, ...] | None = None
     """Visible accelerators; None: all."""
+    gpus_by_owner: bool = False
+    """The owner chose them: a job's own environment cannot show it others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

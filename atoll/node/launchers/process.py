@@ -208,10 +208,12 @@ def _environment(order: Order) -> dict[str, str]:
         environment["PATH"] = os.pathsep.join(paths)
     if str(order.python) != sys.executable:
         environment["VIRTUAL_ENV"] = str(order.python.parent.parent)
-    if order.caps.gpus is not None and "CUDA_VISIBLE_DEVICES" not in order.environment:
-        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    caps = order.caps
+    own = "CUDA_VISIBLE_DEVICES" in order.environment and not caps.gpus_by_owner
+    if caps.gpus is not None and not own:
+        visible = config.extended_environment({}).get("CUDA_VISIBLE_DEVICES", "")
         names = [name for name in visible.split(",") if name]
-        chosen = [names[gpu] if gpu < len(names) else str(gpu) for gpu in order.caps.gpus]
+        chosen = [names[gpu] if gpu < len(names) else str(gpu) for gpu in caps.gpus]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
     return environment
 

@@ -7,13 +7,16 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-from atoll.config import JobSpec
+from atoll.config import JobSpec, agreed_device
+from atoll.config.constraints import AUTO_DEVICE, CPU_DEVICE
 from atoll.ids import is_reducer
 from atoll.node.launchers.launcher import ResourceCaps
 from atoll.wire.messages import Offer
 
 GB = 10**9
 LARGEST_NICE = 19
+CUDA = "cuda"
+"""Kind of accelerators that can be hidden from a process; those of ROCm have the same name."""
 
 
 class ResourceAllocator:
@@ -45,7 +48,8 @@ class ResourceAllocator:
             nice=min(LARGEST_NICE, max(0, spec.launch.nice, nice)),
             memory_bytes=memory,
             memory_from=source,
-            gpus=self._choose_gpus(ranks),
+            gpus=self._choose_gpus(ranks, agreed_device(spec.job.device, offer.device)),
+            gpus_by_owner=offer.device != AUTO_DEVICE,
         )
         self._cpu_users.update(caps.cpus)
         self._gpu_users.update(caps.gpus or ())
@@ -73,12 +77,29 @@ class ResourceAllocator:
         count = min(len(cpus), math.ceil(cores))
         return tuple(sorted(sorted(cpus, key=lambda cpu: self._cpu_users[cpu])[:count]))
 
-    def _choose_gpus(self, ranks: int) -> tuple[int, ...] | None:
-        """Return one accelerator per rank; None (all) for a machine with one slot."""
+    def _choose_gpus(self, ranks: int, device: str) -> tuple[int, ...] | None:
+        """Return one accelerator per rank; None (all) for a machine with one slot.
+
+        `device` is what job and owner agree on: no accelerator, or a certain one.
+        """
+        kind, _, index = device.partition(":")
+        if kind == CPU_DEVICE:
+            return ()
+        if kind == CUDA and index:
+            return (int(index),)
         if self._gpus == 0 or self._slots == 1:
             return None
         by_users = sorted(range(self._gpus), key=lambda gpu: self._gpu_users[gpu])
         return tuple(sorted(by_users[:ranks]))
+
+
+def device_of(spec: JobSpec, offer: Offer) -> str:
+    """Return the device that a process is to compute on, as it numbers devices itself.
+
+    It sees only the accelerator of CUDA that was chosen for it, as the first.
+    """
+    device = agreed_device(spec.job.device, offer.device)
+    return CUDA if device.startswith(f"{CUDA}:") else device
 
 
 def usable_cpus() -> list[int]:

@@ -161,22 +161,23 @@ def existing(path: Path) -> Path:
     return path
 
 
-def known_compute(folder: Path, gpus: Gpus) -> Compute:
+def known_compute(folder: Path, gpus: Gpus, *, device: str = "auto") -> Compute:
     """Return what a trial of the last day found on this machine, or try now and keep that.
 
     Args:
         folder: Where it is kept, one for all agents of a user.
         gpus: The machine's accelerators; if they, torch or the cores change, it is tried anew.
+        device: The owner's wish for the device of jobs, on which it is tried.
     """
     path = folder / "compute.json"
     hardware = [platform.node(), usable_cores(), len(gpus), gpus.name]
-    machine = [*hardware, sys.executable, torch_version()]
+    machine = [*hardware, sys.executable, torch_version(), device]
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or damaged
         if 0 <= time.time() - path.stat().st_mtime < REUSED_S:
             kept = json.loads(path.read_bytes())
             if kept["machine"] == machine:
                 return Compute(**kept["compute"])
-    found = measure_compute()
+    found = measure_compute(device=device)
     if found.error:
         return found
     try:
@@ -191,13 +192,13 @@ def known_compute(folder: Path, gpus: Gpus) -> Compute:
     return found
 
 
-def measure_compute(*, timeout_s: float = MATMUL_TIMEOUT_S) -> Compute:
-    """Measure matmul speed and accelerator in a child process."""
+def measure_compute(*, device: str = "auto", timeout_s: float = MATMUL_TIMEOUT_S) -> Compute:
+    """Measure matmul speed and accelerator in a child process, on the device that jobs get."""
     if not torch_version():
         return Compute(error="torch is not installed")
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "atoll.node.machine.probe"],
+            [sys.executable, "-P", "-m", "atoll.node.machine.probe", device],
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -211,34 +212,37 @@ def measure_compute(*, timeout_s: float = MATMUL_TIMEOUT_S) -> Compute:
         return Compute(error=str(error))
 
 
-def trial(*, seconds: float = 0.4, size: int = 512) -> Compute:
-    """Measure fp32 matmuls of `size` x `size` in this process; imports torch."""
+def trial(wanted: str = "auto", *, seconds: float = 0.4, size: int = 512) -> Compute:
+    """Measure fp32 matmuls of `size` x `size` in this process, where jobs compute; imports torch.
+
+    Raises:
+        ConfigError: the wanted device is missing.
+    """
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    from atoll.devices.choose import CPU, choose, count
+    from atoll.devices.facts import memory, name_of
+    from atoll.devices.runtime import synchronize
+
+    device = choose(wanted)
     left = torch.randn(size, size, device=device)
     out = left @ left
     started = now = time.perf_counter()
-    count = 0
+    products = 0
     while now - started < seconds:
         torch.mm(left, left, out=out)
-        count += 1
-        if device == "cuda":
-            torch.cuda.synchronize()
+        products += 1
+        synchronize(device)
         now = time.perf_counter()
-    found = Compute(gflops=count * 2 * size**3 / (now - started) / 1e9)
-    if device == "cpu":
+    found = Compute(gflops=products * 2 * size**3 / (now - started) / 1e9)
+    if device.type == CPU:
         return found
-    memory_bytes = torch.cuda.get_device_properties(0).total_memory
     return dataclasses.replace(
-        found,
-        gpu=torch.cuda.get_device_name(0),
-        gpus=torch.cuda.device_count(),
-        gpu_memory_bytes=memory_bytes,
+        found, gpu=name_of(device), gpus=count(), gpu_memory_bytes=memory(device)[1]
     )
 
 
 if __name__ == "__main__":
     load("torch")
-    found = trial()
+    found = trial(*sys.argv[1:])
     sys.stdout.write(json.dumps(dataclasses.asdict(found)) + "\n")

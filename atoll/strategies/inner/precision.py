@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atoll.devices.facts import has_bf16
 from atoll.errors import ConfigError, unknown
 
 DTYPES: Mapping[str, torch.dtype | None] = MappingProxyType(
@@ -35,6 +36,16 @@ def dtype_of(word: str) -> torch.dtype | None:
     if word not in DTYPES:
         raise unknown("precision", word, DTYPES)
     return DTYPES[word]
+
+
+AUTO = "auto"
+
+
+def precision_on(word: str, device: torch.device) -> str:
+    """Return the precision on a device: of `auto` bf16 where the device has it, else fp32."""
+    if word != AUTO:
+        return word
+    return "bf16" if has_bf16(device) else "fp32"
 
 
 def computing(word: str, device: torch.device) -> AbstractContextManager[Any]:

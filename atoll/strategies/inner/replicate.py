@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from atoll.devices.choose import CPU
 from atoll.strategies.inner.base import DATA_AXES, sum_over_data
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
@@ -34,7 +35,7 @@ def replicate(module: nn.Module, group: Any, *, unused: bool = False) -> Distrib
     options: dict[str, Any] = {buffers: False}  # `average_changes` handles them after backward
     return DistributedDataParallel(
         module,
-        device_ids=[device] if device.type == "cuda" else None,
+        device_ids=None if device.type == CPU else [device],
         process_group=group,
         bucket_cap_mb=BUCKET_MB,
         find_unused_parameters=unused,

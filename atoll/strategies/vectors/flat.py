@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll.devices.transfer import copy_tensors
 from atoll.errors import ConfigError
 from atoll.task import Task, real_numel
 
@@ -89,7 +90,7 @@ class Flat:
         if rows and all(row.dim() == 1 and row.device == vector.device for row in rows):
             torch.cat(rows, out=vector)  # of 10,000 small tensors 7 times as fast as _foreach_copy_
         elif rows:
-            torch._foreach_copy_(self._parts(vector, rows), rows)
+            copy_tensors(self._parts(vector, rows), rows)
         return vector
 
     @torch.no_grad()
@@ -110,7 +111,7 @@ class Flat:
             self._task.pull()  # these tensors are a part: the others are pushed as they are
         rows = self._rows()
         if rows:
-            torch._foreach_copy_(rows, self._parts(vector, rows))
+            copy_tensors(rows, self._parts(vector, rows))
         if self._task is not None:
             self._task.push()
 

@@ -29,12 +29,12 @@ from atoll.strategies.inner.gather_scatter import limit_heap, trim_heap
 from atoll.strategies.inner.host_model import HostModel, HostModelOnDisk, in_one_piece
 from atoll.strategies.inner.leader import IslandLeader
 from atoll.strategies.inner.meta_init import meta_copy, on_meta
-from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.remote_optimizer import RemoteOptimizer, RemoteScaler
 from atoll.strategies.inner.worker import BUILD, LOSS, SEED, Worker
 from atoll.strategies.outer.periodic import PeriodicOuter
 from atoll.strategies.vectors.flat import iter_tensors
 from atoll.train.build import Built, whole_model
+from atoll.train.computing import options_on
 from atoll.train.optim.optimizers import build_optimizer
 
 RAM, DISK = "ram", "disk"
@@ -68,7 +68,7 @@ class TrainerIsland:
             broadcaster,
             mesh=mesh,
             device=device,
-            options=InnerOptions.of(spec),
+            options=options_on(spec, device),
             make=self._make,
         )
 
@@ -186,7 +186,7 @@ def entered(spec: JobSpec, *, place: RankPlace, start: StartReport) -> Iterator[
         ConfigError: the mesh has another number of ranks, or this rank has no device.
     """
     limit_heap()
-    device = device_of(place, wanted=spec.island.device)
+    device = device_of(place, wanted=spec.job.device)
     start.enter(StartPhase.MEETING)
     with world(place, device=device, timeout_s=spec.island.timeout_s):
         mesh = build_mesh(spec.mesh, device=device)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from atoll.config import MeshShape, RankPlace
+from atoll.devices.runtime import backend
 from atoll.errors import ConfigError
 from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.start_phase import StartPhase, StartReport
@@ -115,7 +116,7 @@ class ScriptRanks:
         Args:
             place: This rank.
             shape: The mesh: which ranks see the same rows of data.
-            device: `cpu`, `cuda` or `auto`.
+            device: The wish, see `[job] device`.
             timeout_s: How long one collective may take.
             start: Where this rank reports how far it has come at its start.
 
@@ -201,7 +202,7 @@ class ScriptRanks:
 
     def _world(self) -> AbstractContextManager[None]:
         if self.place.ranks == 1:
-            return _by_itself()
+            return _by_itself(self.device)
         return world(self.place, device=self.device, timeout_s=self._timeout_s)
 
     @property
@@ -275,10 +276,10 @@ class ScriptRanks:
 
 
 @contextmanager
-def _by_itself() -> Iterator[None]:
-    """Be a process group of one rank inside the block."""
+def _by_itself(device: torch.device) -> Iterator[None]:
+    """Be a process group of one rank on a device inside the block."""
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        backend(device),
         store=dist.HashStore(),
         rank=0,
         world_size=1,

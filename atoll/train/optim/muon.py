@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from atoll.devices.optimizers import has_fused
 from atoll.errors import ConfigError
 
 LR_SCALE = "lr_scale"
@@ -101,9 +102,10 @@ def muon(
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in ids]
     parts: list[Optimizer] = [kind(hidden, lr=lr, weight_decay=weight_decay, **(options or {}))]
     if rest:
+        fused = has_fused(rest[0].device)
         rate = lr * ADAMW_SHARE if adamw_lr is None else adamw_lr
         groups = decay_groups(rest, weight_decay=weight_decay)
-        parts.append(torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True))
+        parts.append(torch.optim.AdamW(groups, lr=rate, betas=betas, fused=fused))
         for group in parts[1].param_groups:
             group[LR_SCALE] = rate / lr
     return CombinedOptimizer(parts)

@@ -12,6 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from atoll.config import OPTIMIZERS, TORCH_OPTIMIZER, TrainTable
+from atoll.devices.choose import device_of_model
+from atoll.devices.optimizers import has_fused
 from atoll.errors import ConfigError, unknown
 from atoll.strategies.wrapped_optimizer import needs_closure
 from atoll.train.optim.lazy_compiler import leave_out_compiler
@@ -23,8 +25,8 @@ SCHEDULES = ("cosine", "constant")
 def build_optimizer(model: nn.Module, table: TrainTable) -> Optimizer:
     """Return the optimizer of a `[train]` table; only matrices decay.
 
-    It uses torch's fused kernels: one call instead of a dozen per tensor, a measurable part of a
-    step of small models.
+    It uses torch's fused kernels where the model's device has them: one call instead of a dozen
+    per tensor, a measurable part of a step of small models.
 
     Raises:
         ConfigError: the optimizer is unknown, or one of its options is wrong.
@@ -34,12 +36,13 @@ def build_optimizer(model: nn.Module, table: TrainTable) -> Optimizer:
     betas = (table.betas[0], table.betas[1])
     if table.optimizer == "muon":
         return _muon(model, table, options, betas=betas)
+    fused = has_fused(device_of_model(model))
     groups = decay_groups([p for p in model.parameters() if p.requires_grad], weight_decay=decay)
     if table.optimizer == "adamw":
-        own = {"betas": betas, "fused": True}
+        own = {"betas": betas, "fused": fused}
         return _make(torch.optim.AdamW, groups, table, own | options)
     if table.optimizer == "sgd":
-        own = {"momentum": table.momentum, "fused": True}
+        own = {"momentum": table.momentum, "fused": fused}
         return _make(torch.optim.SGD, groups, table, own | options)
     prefix, name = table.optimizer[: len(TORCH_OPTIMIZER)], table.optimizer[len(TORCH_OPTIMIZER) :]
     if prefix != TORCH_OPTIMIZER:

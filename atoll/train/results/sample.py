@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from torch import nn
 
 from atoll.checkpoint import load_weights
 from atoll.data import Tokenizer, tokenizer_from_json
+from atoll.devices.choose import device_of_model
 from atoll.errors import CheckpointError, ConfigError
 from atoll.models import TEXT, LanguageModel, build_model, is_custom, model_row
 
@@ -71,6 +73,7 @@ def write_text(
     ids = tokenizer.encode(prompt.encode("utf-8")).long()
     if not len(ids):
         raise ConfigError("nothing to continue", given="an empty prompt", expected="some text")
+    ids = ids.to(device_of_model(cast(nn.Module, model)))
     generator = torch.Generator().manual_seed(seed)
     written = model.generate(ids[None], tokens=tokens, temperature=temperature, generator=generator)
-    return tokenizer.decode(written[0]).decode("utf-8", errors="replace")
+    return tokenizer.decode(written[0].cpu()).decode("utf-8", errors="replace")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atoll.checkpoint.format.nested import flatten, nest
 from atoll.checkpoint.format.part import Part
+from atoll.devices.optimizers import load_optimizer
 from atoll.errors import CheckpointError, ConfigError
 from atoll.island.peer_failure import is_peer_failure
 from atoll.strategies.base import Outer
@@ -101,7 +102,7 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
                 own = _tree(inner)
                 _load_model(task, own["model"])
                 if own["optimizer"] is not None:
-                    task.optimizer.load_state_dict(own["optimizer"])
+                    load_optimizer(task.optimizer, own["optimizer"])
                 if task.scaler is not None:
                     task.scaler.load_state_dict(own.get("scaler", {}))
             task.push()

@@ -26,7 +26,7 @@ HEAD = '[job]\nname = "x"\n'
         ),
         (
             '[strategy]\ninner = "hybrid"\n[island]\nmesh = { replicate = 2, tensor = 2 }\n',
-            "replicate=2 tensor=2", "hybrid, 4 ranks, fp32",
+            "replicate=2 tensor=2", "hybrid, 4 ranks",
         ),
     ],
 )  # fmt: skip
@@ -48,6 +48,6 @@ def test_it_follows_the_job_file(tmp_path: Path) -> None:
         assert job_facts(job)["inner"] == "local, bf16"
         await jobs.set_state(job.job, JobState.STOPPED)
         job = await jobs.replace_spec(job.job, HEAD + '[train]\nrecompute = "full"\n')
-        assert job_facts(job)["inner"] == "local, fp32, recompute full"
+        assert job_facts(job)["inner"] == "local, recompute full"
 
     with_stores(tmp_path, test)

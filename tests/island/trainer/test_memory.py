@@ -15,9 +15,9 @@ from atoll.island.world import build_mesh
 from atoll.plan.memory import plan_memory, sample, sizes_of
 from atoll.strategies.inner.divide import split_model
 from atoll.strategies.inner.gather_scatter import local_of
-from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.sharded_optimizer import LocalShard
 from atoll.train.build import whole_model
+from atoll.train.computing import options_on
 from atoll.train.optim.optimizers import build_optimizer
 from tests.island.pool import Ranks
 
@@ -64,7 +64,7 @@ def held(tensors: Iterable[Tensor]) -> int:
 
 
 def _measured(spec: JobSpec) -> dict[str, int]:
-    options = InnerOptions.of(spec)
+    options = options_on(spec, torch.device("cpu"))
     model: Any = whole_model(spec)
     inputs, targets = sample(sizes_of(spec), model, rows=spec.train.batch)
     optimizer = build_optimizer(model, spec.train)

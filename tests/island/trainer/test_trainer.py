@@ -44,7 +44,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 def tables(corpus: str, mesh: dict[str, int] | None = None, **more: dict[str, Any]) -> Tables:
     """Return a small job; members are islands of a mesh, or processes by themselves."""
     base: Tables = {
-        "job": {"nodes": 2, "threads": 1},
+        "job": {"nodes": 2, "threads": 1, "device": "cpu"},
         "model": {"layers": 2, "width": 16, "heads": 2, "context": 16},
         "data": {"corpus": corpus},
         "train": {"steps": 6, "batch": 4, "lr": 0.01, "warmup": 2, "eval_tokens": 512},
@@ -52,7 +52,7 @@ def tables(corpus: str, mesh: dict[str, int] | None = None, **more: dict[str, An
     }
     if mesh:
         base["strategy"]["inner"] = "hybrid"
-        base["island"] = {"mesh": mesh, "device": "cpu"}
+        base["island"] = {"mesh": mesh}
     for name, table in more.items():
         base[name] = base.get(name, {}) | table
     return base

@@ -68,6 +68,14 @@ def test_everything_written_is_offered_in_plain_units_and_words() -> None:
         assert words in text
 
 
+def test_an_owner_keeps_the_accelerator_or_offers_one() -> None:
+    kept, one = read_policy('device = "cpu"').offer(), read_policy('device = "cuda:1"').offer()
+    assert (kept.device, kept.text) == ("cpu", ["no work on the accelerator"])
+    assert (one.device, one.text) == ("cuda:1", ["computes on cuda:1 only"])
+    with pytest.raises(ConfigError, match="device in"):
+        read_policy('device = "gpu"')
+
+
 def test_options_win_over_the_file_and_absent_ones_do_not() -> None:
     policy = read_policy(WHOLE, options={"cores": 2.0, "memory_gb": None, "kinds": ["trainer"]})
     assert (policy.cores, policy.memory_gb, policy.kinds) == (2.0, 8.0, ["trainer"])

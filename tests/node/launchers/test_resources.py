@@ -8,7 +8,7 @@ import pytest
 
 from atoll.config import IslandTable, JobSpec, JobTable, LaunchTable, NeedsTable, StrategyTable
 from atoll.node.launchers.launcher import ResourceCaps
-from atoll.node.launchers.resources import GB, ResourceAllocator
+from atoll.node.launchers.resources import GB, ResourceAllocator, device_of
 from atoll.wire.messages import Offer
 
 CPUS = [0, 1, 2, 3]
@@ -117,6 +117,30 @@ def test_processes_share_accelerators_and_one_gets_all() -> None:
     shares.give_back(first)
     assert take(shares, spec()).gpus == (0,)
     assert take(ResourceAllocator(slots=1, gpus=2, cpus=CPUS), spec()).gpus is None
+
+
+@pytest.mark.parametrize(
+    ("job", "owner", "gpus", "device"),
+    [
+        ("auto", "auto", None, "auto"),
+        ("cuda:1", "auto", (1,), "cuda"),
+        ("cpu", "auto", (), "cpu"),
+        ("auto", "cpu", (), "cpu"),
+        ("cuda:1", "cpu", (), "cpu"),
+        ("cpu", "cuda:1", (), "cpu"),
+        ("auto", "cuda:1", (1,), "cuda"),
+        ("cuda:0", "cuda:1", (1,), "cuda"),
+        ("auto", "mps", None, "mps"),
+        ("xpu:1", "auto", None, "xpu:1"),
+    ],
+)
+def test_the_owners_device_counts_before_the_jobs(
+    job: str, owner: str, gpus: tuple[int, ...] | None, device: str
+) -> None:
+    wanted, offer = JobSpec(job=JobTable(device=job)), Offer(device=owner)
+    caps = take(ResourceAllocator(slots=1, gpus=2, cpus=CPUS), wanted, offer=offer)
+    assert (caps.gpus, caps.gpus_by_owner) == (gpus, owner != "auto")
+    assert device_of(wanted, offer) == device
 
 
 def test_ranks_share_cores_and_own_an_accelerator_each() -> None:

@@ -51,7 +51,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, *, error: str = "") -> list[probe.C
     """Let trials be instant; return the list of them."""
     made: list[probe.Compute] = []
 
-    def trial() -> probe.Compute:
+    def trial(*, device: str) -> probe.Compute:
         made.append(probe.Compute(gflops=len(made) + 1.0, error=error))
         return made[-1]
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atoll.devices.choose import CPU
+from atoll.devices.runtime import synchronize
 from atoll.errors import ConfigError
 from atoll.strategies.inner.options import PipelineShape
 from atoll.strategies.inner.precision import computing, widened
@@ -118,7 +120,7 @@ def profile(
     targets = targets.to(device)
     found: list[float] = []
     kinds: list[object] = []
-    devices = [device] if device.type == "cuda" else []
+    devices = [] if device.type == CPU else [device]
     with torch.random.fork_rng(devices=devices, device_type=device.type):
         for number, unit in enumerate(units):
             last = number == len(units) - 1
@@ -173,10 +175,8 @@ def _pull(unit: nn.Module, values: tuple[Tensor, ...], outputs: tuple[Tensor, ..
 
 
 def _timed(once: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     begun = time.perf_counter()
     once()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter() - begun

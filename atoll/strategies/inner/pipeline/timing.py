@@ -17,6 +17,7 @@ import torch.distributed
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
+from atoll.devices.runtime import synchronize
 from atoll.strategies.inner.options import PipelineShape, Work
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
@@ -61,8 +62,8 @@ class Watch:
 
     def _now(self) -> float:
         """Return the time in seconds; if enabled, after all queued work of the device."""
-        if self.on and self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.on:
+            synchronize(self._device)
         return time.perf_counter()
 
 

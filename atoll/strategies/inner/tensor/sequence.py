@@ -10,6 +10,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from atoll.devices.runtime import generators
 from atoll.errors import ConfigError
 
 SEQUENCE = 1
@@ -88,7 +89,7 @@ class SequenceSharded:
         """
         drawn = int(torch.randint(2**62, ()).item())
         seed = (drawn + SPREAD * (self._rank + 1)) % 2**63
-        self._before = [(source, source.get_state()) for source in _generators(device)]
+        self._before = [(source, source.get_state()) for source in generators(device)]
         for source, _ in self._before:
             source.manual_seed(seed)
 
@@ -97,13 +98,6 @@ class SequenceSharded:
         for source, state in self._before:
             source.set_state(state)
         self._before = []
-
-
-def _generators(device: torch.device) -> list[torch.Generator]:
-    found = [torch.default_generator]
-    if device.type == "cuda":
-        found.append(torch.cuda.default_generators[device.index or 0])
-    return found
 
 
 def drops(model: nn.Module) -> bool:

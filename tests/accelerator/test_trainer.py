@@ -1,0 +1,206 @@
+"""The built-in trainer on an accelerator: every model, every method, and mixed groups."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atoll.checkpoint import DirectoryStore
+from atoll.codec import make_codec
+from atoll.config import JobSpec, read_spec
+from atoll.devices.choose import choose, why_idle
+from atoll.devices.transfer import placed
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.single import SingleGroup
+from atoll.methods.table import PRESETS
+from atoll.strategies.compatibility import check_job
+from atoll.strategies.inner.local import Local
+from atoll.strategies.vectors.flat import Flat
+from atoll.task import Task
+from atoll.train.state.saving import Saving
+from atoll.train.trainer import Outputs, Trainer
+from atoll.wire.messages import Registered
+from tests.accelerator.noted import computing, left_behind, on_processor
+from tests.contracts.strategy_suite import adamw, batches, squared_error
+
+TINY = {"layers": 1, "width": 16, "heads": 2, "context": 8}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": TINY,
+    "gpt2": TINY,
+    "llama": TINY,
+    "resnet": {"width": 8, "blocks": 1},
+    "vit": {"layers": 1, "width": 16, "heads": 2},
+}
+STEPS = 8
+
+
+def job(folder: Path, model: str = "gpt", **tables: dict[str, Any]) -> JobSpec:
+    (folder / "text.py").write_text("def f(x):\n    return x + 1\n" * 300)
+    images = model in ("resnet", "vit")
+    base: dict[str, dict[str, Any]] = {
+        "job": {"threads": 0},
+        "model": {"name": model, **MODELS[model]},
+        "data": {"corpus": "segments" if images else f"files:{folder}/*.py"},
+        "train": {"steps": 3, "batch": 4, "warmup": 1, "eval_tokens": 64, "optimizer": "adamw"},
+        "strategy": {"preset": "alone"},
+    }
+    for name, table in tables.items():
+        base[name] = base.get(name, {}) | table
+    return read_spec(base)
+
+
+def trainer(spec: JobSpec, folder: Path, group: Group | None = None) -> Trainer:
+    group = group or SingleGroup()
+    folder = folder / group.me
+    folder.mkdir(exist_ok=True)
+    saving = Saving(DirectoryStore(folder / "saved"))
+    return Trainer(spec, group=group, outputs=Outputs(folder), saving=saving)
+
+
+def start(**more: Any) -> Registered:
+    return Registered(0, 1, 0, False, **more)
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_a_model_trains_on_the_accelerator_alone(
+    model: str, tmp_path: Path, device: torch.device
+) -> None:
+    made = trainer(job(tmp_path, model), tmp_path)
+    made.prepare(start())
+    with on_processor() as found:
+        made.run(lambda: False)
+    assert made.device == device
+    assert not computing(found)
+    assert not left_behind(made.task.model, [made.task.optimizer])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "torch:Adafactor", "torch:NAdam"])
+def test_optimizers_keep_their_state_there(
+    optimizer: str, tmp_path: Path, device: torch.device
+) -> None:
+    train = {"optimizer": optimizer, "accumulate": 2, "precision": "fp32", "momentum": 0.9}
+    spec = job(tmp_path, "vit", train=train)
+    made = trainer(spec, tmp_path)
+    made.prepare(start())
+    made.run(lambda: False)
+    assert made.task.optimizer.state
+    assert not left_behind(made.task.model, [made.task.optimizer])
+
+
+def test_the_processor_gets_what_the_accelerator_gets(tmp_path: Path, device: object) -> None:
+    results = [
+        trainer(job(tmp_path, job={"device": at}, train={"precision": "fp32"}), tmp_path).train(
+            start()
+        )
+        for at in ("cpu", "auto", "pretended:0")
+    ]
+    losses = [result["loss_final"] for result in results]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[2] == losses[1]
+
+
+@pytest.mark.parametrize("order", [("auto", "cpu"), ("cpu", "auto")])
+def test_a_checkpoint_goes_on_on_another_device(
+    order: tuple[str, str], tmp_path: Path, device: object
+) -> None:
+    whole = {"precision": "fp32", "steps": 6}
+    first = trainer(job(tmp_path, job={"device": order[0]}, train=whole), tmp_path)
+    first.prepare(start())
+    end = first.run(lambda: first.task.step == 3)
+    assert end["reason"]
+    saved = first.task.round
+    second = trainer(job(tmp_path, job={"device": order[1]}, train=whole), tmp_path)
+    second.prepare(start(resume_round=saved))
+    assert second.task.step == 3
+    states = [t.task.optimizer.state_dict()["state"][0]["exp_avg"].cpu() for t in (first, second)]
+    assert torch.equal(*states)
+    result = second.run(lambda: False)
+    straight = trainer(job(tmp_path, job={"device": "cpu"}, train=whole), tmp_path).train(start())
+    assert result["loss_final"] == pytest.approx(straight["loss_final"], rel=1e-3)
+    if order[1] == "auto":
+        assert not left_behind(second.task.model, [second.task.optimizer])
+
+
+class Member:
+    """One member's model and method; the models of some are on the accelerator."""
+
+    def __init__(self, group: Group, preset: str, device: torch.device) -> None:
+        resolved = check_job(read_spec({"job": {"nodes": 2}, "strategy": {"preset": preset}}))
+        model = six_layers().to(device)
+        self.device, self.slot = device, int(group.me[1:])
+        self.task = Task(model, adamw(model), member=group.me)
+        self.outer = resolved.build()
+        self.outer.setup(self.task, group=group, codec=make_codec(resolved.codec))
+        self.outer.begin(self.task)
+        self.bases: list[str] = []
+
+    def train(self) -> None:
+        local, stream = Local(squared_error, clip=1.0), batches(self.slot)
+        for _ in range(STEPS):
+            batch = placed(next(stream), self.device)
+            if local.step(self.task, batch, self.outer).sync is not None:
+                self.bases.append(self.outer.committed(self.task).base)
+        self.outer.finish(self.task)
+        self.bases.append(self.outer.committed(self.task).base)
+
+    @property
+    def end(self) -> Tensor:
+        return Flat([*self.task.parameters(), *self.task.buffers()]).read()
+
+
+def six_layers() -> nn.Module:
+    parts = [part for _ in range(5) for part in (nn.Linear(5, 5), nn.Tanh())]
+    model = nn.Sequential(*parts, nn.Linear(5, 2))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_mixed_group_keeps_the_common_state_equal(preset: str, device: torch.device) -> None:
+    def body(group: Group) -> Member:
+        member = Member(group, preset, device if group.me == "w0" else torch.device("cpu"))
+        member.train()
+        return member
+
+    here, there = MemoryGroups(2).together(body)
+    assert not left_behind(here.task.model, [here.task.optimizer])
+    assert all(p.device == device for p in here.task.parameters())
+    if preset == "alone":
+        return
+    assert torch.equal(here.end, there.end)
+    assert here.bases[-1] == there.bases[-1]
+    if preset != "ad-psgd":  # pairs meet at times of their own
+        assert here.bases == there.bases
+
+
+def test_a_mixed_group_of_the_trainer_stays_equal(tmp_path: Path, device: object) -> None:
+    lock = threading.Lock()
+
+    def body(group: Group) -> dict[str, Any]:
+        at = "auto" if group.me == "w0" else "cpu"
+        tables: dict[str, dict[str, Any]] = {
+            "job": {"nodes": 2, "device": at},
+            "strategy": {"preset": "diloco", "every": 2, "shared_steps": 0, "codec": "int8"},
+        }
+        made = trainer(job(tmp_path, **tables), tmp_path, group)
+        with lock:
+            made.prepare(Registered(int(group.me[1:]), 2, 0, False))
+        return made.run(lambda: False)
+
+    first, second = MemoryGroups(2).together(body)
+    assert first["digest"] == second["digest"]
+
+
+def test_more_ranks_than_accelerators_compute_on_the_processor(device: torch.device) -> None:
+    assert choose("auto") == device
+    assert choose("auto", local_rank=1, local_ranks=8) == torch.device("cpu")
+    assert "8 ranks" in why_idle("auto", local_ranks=8)
