@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -327,3 +328,13 @@ def test_only_config_reads_the_environment() -> None:
         if room_of(path) != "config" and ("os.environ" in text or "getenv" in text):
             readers.append(str(path.relative_to(ROOT)))
     assert not readers, f"these read the environment, config.py does that: {readers}"
+
+
+def test_only_one_room_names_kinds_of_accelerators() -> None:
+    named = re.compile(r"torch\.(cuda|xpu|mps|accelerator)\b")
+    found = [
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if room_of(path) != "devices" and named.search(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, f"atoll/devices is for every accelerator: {found}"

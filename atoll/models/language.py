@@ -69,8 +69,8 @@ class LanguageModel(nn.Module):
             tokens: Number of tokens to add.
             temperature: 0 takes the most likely token; below 1 sharpens, above 1 flattens.
             top_k: Sample among this many most likely tokens only.
-            generator: Source of randomness, on any device; that of main memory draws the same tokens
-                wherever the model is.
+            generator: Source of randomness, on any device; one in main memory draws the same
+                tokens wherever the model is.
 
         Raises:
             ConfigError: the prompt is empty, or a number is negative.

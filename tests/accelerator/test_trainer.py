@@ -191,7 +191,7 @@ def test_a_mixed_group_of_the_trainer_stays_equal(tmp_path: Path, device: object
             "job": {"nodes": 2, "device": at},
             "strategy": {"preset": "diloco", "every": 2, "shared_steps": 0, "codec": "int8"},
         }
-        made = trainer(job(tmp_path, **tables), tmp_path, group)
+        made = trainer(job(tmp_path, "gpt", **tables), tmp_path, group)
         with lock:
             made.prepare(Registered(int(group.me[1:]), 2, 0, False))
         return made.run(lambda: False)
