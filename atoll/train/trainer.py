@@ -28,6 +28,7 @@ from atoll.clock import RealClock
 from atoll.config import JobSpec
 from atoll.data import Cursor
 from atoll.devices.choose import CPU, choose
+from atoll.devices.errors import device_errors
 from atoll.errors import ConfigError, GroupLeft, HubError, LeftBehind, StorageFull
 from atoll.group.base import Group
 from atoll.group.single import SingleGroup
@@ -123,7 +124,7 @@ class Trainer:
             GroupError: the members could not agree any more.
             CheckpointError: the checkpoint to start from cannot be used.
         """
-        with memory_errors(member=self.group.me):
+        with memory_errors(member=self.group.me), device_errors():
             while True:
                 self.prepare(start)
                 try:

@@ -11,22 +11,30 @@ import torch
 from torch import Tensor, nn
 
 from atoll.checkpoint import DirectoryStore
+from atoll.checkpoint.state.capture import random_state, set_random_state
 from atoll.codec import make_codec
 from atoll.config import JobSpec, read_spec
 from atoll.devices.choose import choose, why_idle
+from atoll.devices.facts import check_dtypes, facts
 from atoll.devices.transfer import placed
+from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
 from atoll.methods.table import PRESETS
+from atoll.node.machine.probe import Compute, places, trial
 from atoll.strategies.compatibility import check_job
 from atoll.strategies.inner.local import Local
 from atoll.strategies.vectors.flat import Flat
 from atoll.task import Task
+from atoll.train.batches import MemberStream
+from atoll.train.build import build
+from atoll.train.computing import options_on
 from atoll.train.state.saving import Saving
 from atoll.train.trainer import Outputs, Trainer
 from atoll.wire.messages import Registered
 from tests.accelerator.noted import computing, left_behind, on_processor
+from tests.accelerator.pretended import RECORD
 from tests.contracts.strategy_suite import adamw, batches, squared_error
 
 TINY = {"layers": 1, "width": 16, "heads": 2, "context": 8}
@@ -204,3 +212,61 @@ def test_more_ranks_than_accelerators_compute_on_the_processor(device: torch.dev
     assert choose("auto") == device
     assert choose("auto", local_rank=1, local_ranks=8) == torch.device("cpu")
     assert "8 ranks" in why_idle("auto", local_ranks=8)
+
+
+def test_a_missing_operator_is_named_with_a_way_out(tmp_path: Path, device: object) -> None:
+    RECORD.missing_operators.add("embedding")
+    with pytest.raises(ConfigError, match="lacks an operator") as refused:
+        trainer(job(tmp_path), tmp_path).train(start())
+    assert "aten::embedding" in str(refused.value)
+    assert "PYTORCH_ENABLE_MPS_FALLBACK" in str(refused.value)
+
+
+def test_a_missing_number_type_is_refused_at_once(device: torch.device) -> None:
+    RECORD.missing_dtypes.add(torch.float64)
+    assert not facts(device).float64
+    check_dtypes({torch.float32}, device)
+    with pytest.raises(ConfigError, match="no numbers of type") as refused:
+        check_dtypes({torch.float32, torch.float64}, device)
+    assert 'device = "cpu"' in str(refused.value)
+
+
+def test_bf16_is_taken_where_it_is(tmp_path: Path, device: torch.device) -> None:
+    words = [options_on(job(tmp_path), at).precision for at in (device, torch.device("cpu"))]
+    assert words == ["bf16", "fp32"]
+
+
+def test_the_probe_measures_where_jobs_compute(device: torch.device) -> None:
+    found = trial(seconds=0.01, size=8)
+    assert (found.gpu, found.gpus) == ("Pretended accelerator 0", 1)
+    assert found.gpu_memory_bytes > 0
+    assert RECORD.ran("mm") > 0
+    kept = trial("cpu", seconds=0.01, size=8)
+    assert (kept.gpu, kept.gpus) == ("", 0)
+    assert [places(found, "auto"), places(found, "cuda:1"), places(None, "auto")] == [1, 1, 1]
+    assert places(Compute(gpus=4), "auto") == 4
+
+
+def test_random_numbers_of_the_accelerator_go_on(device: torch.device) -> None:
+    state = random_state()
+    drawn = torch.rand(3, device=device)
+    set_random_state(state)
+    assert torch.equal(torch.rand(3, device=device).cpu(), drawn.cpu())
+    set_random_state({**state, "accelerators": []})  # saved on a machine without one
+
+
+def test_the_next_batch_is_drawn_ahead_but_not_counted(tmp_path: Path, device: object) -> None:
+    def stream(at: object) -> MemberStream:
+        built = build(job(tmp_path), member="w0", slot=0, num_slots=1)
+        return MemberStream(built.shards, slot=0, batch=4, device=at)  # type: ignore[arg-type]
+
+    there, here = stream(device), stream(torch.device("cpu"))
+    for _ in range(5):
+        (inputs, _), (same, _) = next(there), next(here)
+        assert inputs.device == device
+        assert torch.equal(inputs.cpu(), same)
+        assert there.cursor == here.cursor
+        assert there.place() == here.place()
+    there.move(0, {})
+    here.move(0, {})
+    assert torch.equal(next(there)[0].cpu(), next(here)[0])

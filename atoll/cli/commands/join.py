@@ -24,7 +24,13 @@ def join(
     hub: Annotated[
         str, typer.Option(help="With a code: HOST or HOST:PORT of a hub that is not found.")
     ] = "",
-    slots: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent workers.")] = 1,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Maximum number of concurrent workers; default: one per accelerator, else 1.",
+        ),
+    ] = None,
     name: Annotated[str, typer.Option(help="Name of this machine (default: its own).")] = "",
     home: Annotated[
         Path | None, typer.Option(help="Folder of this node (default: Atoll's own).")
@@ -177,7 +183,7 @@ def join(
         ticket=place,
         home=folder,
         name=name,
-        slots=slots,
+        slots=slots or 0,
         notices=PreemptionNotices(preempt_file, check_url(preempt_url)),
         policy=policy,
         policy_options={key: value for key, value in chosen.items() if value not in (None, [])},

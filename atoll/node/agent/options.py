@@ -29,7 +29,8 @@ class NodeOptions:
     """Folder of this agent: identity, policy, jobs."""
     name: str = ""
     """Prefix of the node's id; empty: the host name."""
-    slots: int = 1
+    slots: int = 0
+    """Processes at once; 0: one per accelerator that the owner offers, else one."""
     measure: bool = True
     """Whether to measure matmuls before joining (once a day), and the bandwidth to the hub."""
     notices: PreemptionNotices = field(default_factory=PreemptionNotices)

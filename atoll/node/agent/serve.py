@@ -48,6 +48,8 @@ def run_node(
             compute = None
             if options.measure:
                 compute = probe.known_compute(cache(), gpus, device=policy.device)
+            if not options.slots:
+                options = dataclasses.replace(options, slots=probe.places(compute, policy.device))
             info = probe.node_info(
                 options.home,
                 slots=options.slots,

@@ -139,6 +139,15 @@ def node_info(
     )
 
 
+def places(compute: Compute | None, device: str) -> int:
+    """Return how many processes a machine takes at once unless its owner says.
+
+    One per accelerator on which they may compute, so that none is idle; else one. `device` is the
+    owner's wish.
+    """
+    return max(1, compute.gpus) if compute is not None and ":" not in device else 1
+
+
 def torch_version() -> str:
     """Return the version of torch without importing it, or ""."""
     try:
