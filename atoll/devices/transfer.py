@@ -60,7 +60,9 @@ def copy_tensors(to: Sequence[Tensor], of: Sequence[Tensor]) -> None:
     pairs = list(zip(to, of, strict=True))
     far = [a if b.device.type == CPU else b for a, b in pairs if a.device != b.device]
     if far and copies_beside(far[0].device):
-        _staged(pairs, far[0].device)
+        # Other threads than the trainer's copy, too: their current device may be another.
+        with torch.get_device_module(far[0].device).device(far[0].device):
+            _staged(pairs, far[0].device)
     elif far:
         for one, other in pairs:
             one.copy_(other)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.checkpoint import DirectoryStore
+from atoll.checkpoint.format.memory_image import MemoryImage, part_of
 from atoll.checkpoint.state.capture import random_state, set_random_state
 from atoll.codec import make_codec
 from atoll.config import JobSpec, read_spec
@@ -30,6 +31,7 @@ from atoll.task import Task
 from atoll.train.batches import MemberStream
 from atoll.train.build import build
 from atoll.train.computing import options_on
+from atoll.train.state.committed import CommittedState, adopt
 from atoll.train.state.saving import Saving
 from atoll.train.trainer import Outputs, Trainer
 from atoll.wire.messages import Registered
@@ -270,3 +272,21 @@ def test_the_next_batch_is_drawn_ahead_but_not_counted(tmp_path: Path, device: o
     there.move(0, {})
     here.move(0, {})
     assert torch.equal(next(there)[0].cpu(), next(here)[0])
+
+
+@pytest.mark.parametrize("to_processor", [True, False])
+def test_a_donor_serves_members_on_other_devices(to_processor: bool, device: torch.device) -> None:
+    places = (device, torch.device("cpu"))
+    giving, taking = places if to_processor else places[::-1]
+    donor = Member(SingleGroup(), "diloco", giving)
+    donor.train()
+    parts = CommittedState(donor.task, donor.outer).parts()
+    shared, inner = (part_of(MemoryImage(part).view, part.name) for part in parts)
+    newcomer = Member(SingleGroup(), "diloco", taking)
+    adopt(newcomer.task, newcomer.outer, shared=shared, inner=inner)
+    assert torch.equal(newcomer.end, donor.end)
+    batch = placed(next(batches(0)), taking)
+    Local(squared_error).step(newcomer.task, batch, newcomer.outer)
+    assert {p.device for p in newcomer.task.parameters()} == {taking}
+    if not to_processor:
+        assert not left_behind(newcomer.task.model, [newcomer.task.optimizer])

@@ -16,6 +16,7 @@ from torch import Tensor
 from atoll.checkpoint.files import Buffer
 from atoll.checkpoint.format.layout import TensorSpan, lay_out, read_layout
 from atoll.checkpoint.format.part import Part
+from atoll.devices.transfer import copy_tensors
 from atoll.errors import CheckpointError
 
 
@@ -55,8 +56,7 @@ class MemoryImage:
         with torch.no_grad():
             targets = [_tensor(self._view, place) for place in filled]
             sources = [part.tensors[place.name] for place in filled]
-            if targets:
-                torch._foreach_copy_(targets, sources)
+            copy_tensors(targets, sources)
 
     @property
     def view(self) -> memoryview:
