@@ -73,6 +73,13 @@ def trainer(spec: JobSpec, folder: Path, group: Group | None = None) -> Trainer:
     return Trainer(spec, group=group, outputs=Outputs(folder), saving=saving)
 
 
+def run(made: Trainer, *, until: int = 1_000) -> dict[str, Any]:
+    try:
+        return made.run(lambda: made.task.step == until)
+    finally:
+        made.recorder.close()
+
+
 def start(**more: Any) -> Registered:
     return Registered(0, 1, 0, False, **more)
 
@@ -84,7 +91,7 @@ def test_a_model_trains_on_the_accelerator_alone(
     made = trainer(job(tmp_path, model), tmp_path)
     made.prepare(start())
     with on_processor() as found:
-        made.run(lambda: False)
+        run(made)
     assert made.device == device
     assert not computing(found)
     assert not left_behind(made.task.model, [made.task.optimizer])
@@ -98,7 +105,7 @@ def test_optimizers_keep_their_state_there(
     spec = job(tmp_path, "vit", train=train)
     made = trainer(spec, tmp_path)
     made.prepare(start())
-    made.run(lambda: False)
+    run(made)
     assert made.task.optimizer.state
     assert not left_behind(made.task.model, [made.task.optimizer])
 
@@ -122,7 +129,7 @@ def test_a_checkpoint_goes_on_on_another_device(
     whole = {"precision": "fp32", "steps": 6}
     first = trainer(job(tmp_path, job={"device": order[0]}, train=whole), tmp_path)
     first.prepare(start())
-    end = first.run(lambda: first.task.step == 3)
+    end = run(first, until=3)
     assert end["reason"]
     saved = first.task.round
     second = trainer(job(tmp_path, job={"device": order[1]}, train=whole), tmp_path)
@@ -130,7 +137,7 @@ def test_a_checkpoint_goes_on_on_another_device(
     assert second.task.step == 3
     states = [t.task.optimizer.state_dict()["state"][0]["exp_avg"].cpu() for t in (first, second)]
     assert torch.equal(*states)
-    result = second.run(lambda: False)
+    result = run(second)
     straight = trainer(job(tmp_path, job={"device": "cpu"}, train=whole), tmp_path).train(start())
     assert result["loss_final"] == pytest.approx(straight["loss_final"], rel=1e-3)
     if order[1] == "auto":
@@ -204,7 +211,7 @@ def test_a_mixed_group_of_the_trainer_stays_equal(tmp_path: Path, device: object
         made = trainer(job(tmp_path, "gpt", **tables), tmp_path, group)
         with lock:
             made.prepare(Registered(int(group.me[1:]), 2, 0, False))
-        return made.run(lambda: False)
+        return run(made)
 
     first, second = MemoryGroups(2).together(body)
     assert first["digest"] == second["digest"]

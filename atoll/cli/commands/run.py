@@ -44,7 +44,10 @@ def run(
         str | None, typer.Option(help="Ranks per axis of a member, e.g. replicate=2,tensor=2.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Precision of computation: fp32, bf16 or fp16.")
+        str | None, typer.Option(help="Precision of computation: auto, fp32, bf16 or fp16.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="What computes: auto, cpu, cuda, cuda:1, xpu or mps.")
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE, e.g. train.lr=1e-3.")
@@ -84,6 +87,7 @@ def run(
         ranks=ranks,
         mesh=mesh,
         precision=precision,
+        device=device,
         on=on or (),
         priority=priority,
         settings=set_ or (),

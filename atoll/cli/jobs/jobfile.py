@@ -56,6 +56,7 @@ class Overrides:
     mesh: str | None = None
     """Ranks per axis, e.g. `replicate=2,tensor=2`."""
     precision: str | None = None
+    device: str | None = None
     on: Sequence[str] = ()
     """Nodes that may run it."""
     priority: int | None = None
@@ -198,6 +199,7 @@ def build(tables: dict[str, Any], overrides: Overrides) -> Submission:
         "codec": ("strategy", overrides.codec),
         "every": ("strategy", overrides.every),
         "precision": ("train", overrides.precision),
+        "device": ("job", overrides.device),
         "on": ("job", list(overrides.on) or None),
         "priority": ("job", overrides.priority),
     }

@@ -66,8 +66,9 @@ FSDP = '[strategy]\ninner = "fsdp"\n[island]\nranks = 4\n'
 def test_options_say_how_a_member_lies_over_its_processes(
     text: str, options: dict[str, Any], inner: str, mesh: MeshShape
 ) -> None:
-    spec = parse_text(text, Overrides(precision="bf16", **options), name="x").spec
+    spec = parse_text(text, Overrides(precision="bf16", device="cpu", **options), name="x").spec
     assert (spec.strategy.inner, spec.mesh, spec.train.precision) == (inner, mesh, "bf16")
+    assert spec.job.device == "cpu"
     assert parse_spec(dump_spec(spec)) == spec
 
 
