@@ -78,7 +78,7 @@ def why_idle(wanted: str = AUTO, *, local_ranks: int = 1) -> str:
     A wish that `choose` refuses counts as one for an accelerator.
     """
     if wanted == CPU:
-        return f'device = "{CPU}"'
+        return f'device = "{CPU}" in the job, or in the policy of this machine'
     if wanted != AUTO:
         return ""
     if not accelerator():

@@ -319,6 +319,18 @@ INFO = NodeInfo(
         ),
         (
             ResourceRequest(needs=NeedsTable(gpu="any")),
+            {"offer": Offer(device="cpu")},
+            "accelerator wanted, its owner keeps the accelerator",
+        ),
+        (ResourceRequest(), {"offer": Offer(device="cpu")}, ""),
+        (ResourceRequest(needs=NeedsTable(gpu="any")), {"offer": Offer(device="cuda:1")}, ""),
+        (
+            ResourceRequest(needs=NeedsTable(gpu="any")),
+            {"offer": Offer(device="cuda:1"), "taken": Usage(gpus=1)},
+            "all its accelerators are in use",
+        ),
+        (
+            ResourceRequest(needs=NeedsTable(gpu="any")),
             {"taken": Usage(gpus=1)},
             "all its accelerators are in use",
         ),
