@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.errors import ConfigError, DataError
 from atoll.rl.actor.collector import Collector
 from atoll.rl.algorithms.ppo import Ppo
+from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY
 from atoll.rl.critic.critic import Critic
 from atoll.rl.environments.environment import task_of
 from atoll.rl.environments.vector_env import VectorEnv
@@ -66,7 +69,9 @@ class Curve:
 class ActorSlot:
     """One actor: its environments, its policy, and the critic that it uses."""
 
-    def __init__(self, table: PolicyTable, rl: RlTable, *, index: int, seed: int) -> None:
+    def __init__(
+        self, table: PolicyTable, rl: RlTable, *, index: int, seed: int, device: torch.device
+    ) -> None:
         """Make the environments and the policy.
 
         Raises:
@@ -79,8 +84,9 @@ class ActorSlot:
         self.task = task_of(table, rl, columns.environments[0])
         name = table.name
         self.learner = Ppo(
-            self.task, rl, total_steps=self.total_steps, seed=seed_for(seed, "policy", name)
-        )
+            self.task, rl, total_steps=self.total_steps, seed=seed_for(seed, "policy", name),
+            device=device,
+        )  # fmt: skip
         self.collector = Collector(
             columns, self.task, actor=f"w{index + 1}", seed=seed_for(seed, "actions", name, 0)
         )
@@ -116,7 +122,9 @@ class InProcessRun:
         ConfigError: the job is of another kind, or an environment cannot be made.
     """
 
-    def __init__(self, rl: RlTable, *, seed: int) -> None:
+    def __init__(
+        self, rl: RlTable, *, seed: int, device: torch.device = IN_MAIN_MEMORY
+    ) -> None:  # fmt: skip
         if rl.algorithm != "ppo" or rl.critic == "none":
             raise ConfigError(
                 "this cannot run in one process",
@@ -126,18 +134,21 @@ class InProcessRun:
             )
         self.rl = rl
         self.seats = [
-            ActorSlot(table, rl, index=index, seed=seed) for index, table in enumerate(rl.policies)
+            ActorSlot(table, rl, index=index, seed=seed, device=device)
+            for index, table in enumerate(rl.policies)
         ]
         own = rl.critic == "own"
         purposes = [("critic", table.name) for table in rl.policies] if own else [("critic",)]
-        self.critics = [Critic(rl, seed=seed_for(seed, *purpose)) for purpose in purposes]
+        self.critics = [
+            Critic(rl, seed=seed_for(seed, *purpose), device=device) for purpose in purposes
+        ]
         """The one of all policies, or each policy's own."""
         self.rounds = 0
         for index, seat in enumerate(self.seats):
             self.critic_of(index).add_policy(seat.task)
         self._published = self.critics
         if rl.push_every > 1 and not own:
-            self._published = [Critic(rl, seed=0)]
+            self._published = [Critic(rl, seed=0, device=device)]
             self._publish()
 
     def critic_of(self, index: int) -> Critic:

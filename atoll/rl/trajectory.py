@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -71,6 +71,19 @@ class Trajectory:
     """Number of updates of the critic that the actor used."""
     returns: list[float] = field(default_factory=list)
     """Undiscounted returns of the episodes that ended in it."""
+
+    def to(self, device: torch.device) -> Trajectory:
+        """Return it with its tensors on a device; itself if they are there."""
+        if self.rewards.device == device:
+            return self
+        parts: dict[str, Any] = {}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if isinstance(value, Tensor):
+                parts[part.name] = value.to(device)
+        if self.scale is not None:
+            parts["scale"] = (self.scale[0].to(device), self.scale[1].to(device))
+        return replace(self, **parts)
 
     @property
     def steps(self) -> int:
@@ -149,6 +162,10 @@ class ValuedTrajectory:
     """[K]."""
     version: int
     """Number of updates of their critic; 0: it has not learned yet."""
+
+    def to(self, device: torch.device) -> ValuedTrajectory:
+        """Return it with its tensors on a device."""
+        return replace(self, values=self.values.to(device), cut_values=self.cut_values.to(device))
 
 
 class Values(Protocol):

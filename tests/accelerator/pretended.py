@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from tests.accelerator.cells import CELLS
+
 NAME = "pretended"
 DEVICES = int(os.environ.get("PRETENDED_DEVICES", "1"))
 """Only the first computes gradients: torch asks a private backend for one."""
@@ -114,6 +116,12 @@ class PretendedTensor(Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.raw.untyped_storage()
 
+    def __getitem__(self, index: Any) -> Tensor:
+        return super().__getitem__(_indices(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(_indices(index), value)
+
     def tolist(self) -> Any:
         RECORD.to_host["copy"] += 1
         return self.raw.tolist()
@@ -145,6 +153,13 @@ class PretendedTensor(Tensor):
 
 
 _BASE_DATA: Any = Tensor.data
+
+
+def _indices(index: Any) -> Any:
+    """Return an index with lists as tensors: torch would make those beside the dispatcher."""
+    if isinstance(index, tuple):
+        return tuple(_indices(part) for part in index)
+    return torch.tensor(index) if isinstance(index, list) else index
 
 
 def allocated_bytes() -> int:
@@ -183,7 +198,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     else:
         RECORD.operators[name, index] += 1
     with _OwnRandomNumbers(func, index, raw_kwargs):
-        found = func(*raw_args, **raw_kwargs)
+        found = CELLS.get(name, func)(*raw_args, **raw_kwargs)
     for tensor in tensors:
         _refresh(tensor)
 

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from atoll.checkpoint import save_weights
 from atoll.config import JobSpec
 from atoll.config.rl_roles import MemberRole, member_roles
@@ -142,8 +144,8 @@ END_SAVE_S = 60.0
 class Actor:
     """One actor of one policy."""
 
-    def __init__(self, spec: JobSpec, run: Run, role: MemberRole) -> None:
-        """Make the environments and the policy.
+    def __init__(self, spec: JobSpec, run: Run, role: MemberRole, device: torch.device) -> None:
+        """Make the environments and the policy, which computes on `device`.
 
         Raises:
             ConfigError: the environment cannot be made, or does not fit the rest.
@@ -178,7 +180,7 @@ class Actor:
             self._service = ServiceValues(run, rl=rl, member=run.member, job=run.job)
         self._learner = make_actor_learner(
             task, rl, side=self._side, service=self._service, total_steps=self._share,
-            seed=lambda purpose: seed_for(run.seed, purpose, role.policy),
+            seed=lambda purpose: seed_for(run.seed, purpose, role.policy), device=device,
         )  # fmt: skip
         self._metrics = ActorMetrics()
         self._told_at: dict[str, float] = {}

@@ -74,7 +74,7 @@ class Collector:
         """
         if self._hidden is None:
             self._hidden = policy.initial(self.columns.count)
-        before = None if self._hidden is None else self._hidden.clone()
+        before = None if self._hidden is None else self._hidden.to("cpu", copy=True)
         room = self.columns.room(length)
         sampler = ActionSampler(
             self.task.actions, policy.log_deviation, length=length, columns=self.columns.count,
@@ -153,7 +153,7 @@ class Collector:
                 [cut[3] for cut in cuts if cut[3] is not None], self.columns.state
             ),
             hidden=hidden,
-            scale=None if norm is None else norm.scale(),
+            scale=None if norm is None else _in_main_memory(norm.scale()),
             sequence=self.sequence,
             actor=self.actor,
             returns=room.returns,
@@ -198,6 +198,10 @@ class Collector:
         if self._hidden is not None and columns:
             self._hidden = self._hidden.clone()
             self._hidden[columns] = 0.0
+
+
+def _in_main_memory(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return pair[0].cpu(), pair[1].cpu()
 
 
 def _stacked(parts: list[NDArray[Any]], shape: tuple[int, ...]) -> Tensor:

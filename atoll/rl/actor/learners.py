@@ -16,6 +16,7 @@ from atoll.rl.actor.value_sources import AskedValues, OwnValues, PulledValues, S
 from atoll.rl.algorithms.a3c import A3c
 from atoll.rl.algorithms.impala import load_snapshot
 from atoll.rl.algorithms.ppo import Ppo
+from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY
 from atoll.rl.channel.actor import ActorChannel
 from atoll.rl.critic.service import ServiceValues
 from atoll.rl.environments.spaces import TaskSpec
@@ -201,29 +202,30 @@ class FollowerLearner:
 
 def make_actor_learner(
     task: TaskSpec, rl: RlTable, *, side: ActorChannel | None, service: ServiceValues | None,
-    total_steps: int, seed: Callable[[str], int],
+    total_steps: int, seed: Callable[[str], int], device: torch.device = IN_MAIN_MEMORY,
 ) -> ActorLearner:  # fmt: skip
-    """Return a fresh policy and its learner.
+    """Return a fresh policy and its learner, which compute on `device`.
 
     `total_steps` are this actor's; `seed` returns the seed for a purpose.
     """
     if rl.algorithm == "impala" and side is not None:
         generator = torch.Generator().manual_seed(seed("policy"))
-        policy = Policy.build(task, rl, generator=generator)
+        policy = Policy.build(task, rl, generator=generator).to(device)
         return FollowerLearner(policy, newest=side.newest_values)
-    values = _source(task, rl, side=side, service=service, seed=seed)
+    values = _source(task, rl, side=side, service=service, seed=seed, device=device)
     if rl.algorithm == "a3c":
-        learner = A3c(task, rl, total_steps=total_steps, seed=seed("policy"))
+        learner = A3c(task, rl, total_steps=total_steps, seed=seed("policy"), device=device)
         return LocalLearner(learner, None if learner.model.value is not None else values)
-    return LocalLearner(Ppo(task, rl, total_steps=total_steps, seed=seed("policy")), values)
+    ppo = Ppo(task, rl, total_steps=total_steps, seed=seed("policy"), device=device)
+    return LocalLearner(ppo, values)
 
 
 def _source(
     task: TaskSpec, rl: RlTable, *, side: ActorChannel | None, service: ServiceValues | None,
-    seed: Callable[[str], int],
+    seed: Callable[[str], int], device: torch.device,
 ) -> Source:  # fmt: skip
     if service is not None:
         return AskedValues(service)
     if side is None:
-        return OwnValues(task, rl, seed=seed("critic"))
-    return PulledValues(task, rl, seed=seed("critic"), newest=side.newest_values)
+        return OwnValues(task, rl, seed=seed("critic"), device=device)
+    return PulledValues(task, rl, seed=seed("critic"), device=device, newest=side.newest_values)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from atoll.config.rl_tables import RlTable
@@ -50,8 +51,8 @@ class Source(Protocol):
 class OwnValues:
     """A critic of one policy alone, trained beside it."""
 
-    def __init__(self, task: TaskSpec, rl: RlTable, *, seed: int) -> None:
-        self._critic = Critic(rl, seed=seed, kind="own")
+    def __init__(self, task: TaskSpec, rl: RlTable, *, seed: int, device: torch.device) -> None:
+        self._critic = Critic(rl, seed=seed, kind="own", device=device)
         self._critic.add_policy(task)
         self._policy = task.policy
 
@@ -80,14 +81,14 @@ class PulledValues:
     """A copy of the pooled critic, with its newest published weights."""
 
     def __init__(
-        self, task: TaskSpec, rl: RlTable, *, seed: int,
+        self, task: TaskSpec, rl: RlTable, *, seed: int, device: torch.device,
         newest: Callable[[], dict[str, Tensor] | None],
     ) -> None:  # fmt: skip
         """Start with an untrained network.
 
         `newest` returns the critic's newest weights, or None if they were returned before.
         """
-        self._critic = Critic(rl, seed=seed)
+        self._critic = Critic(rl, seed=seed, device=device)
         self._critic.add_policy(task)
         self._newest = newest
         self._held: dict[str, Tensor] = {}

@@ -28,9 +28,9 @@ from atoll.rl.algorithms.losses import (
     standardised,
     value_loss,
 )
-from atoll.rl.algorithms.trained_policy import TrainedPolicy
+from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY, TrainedPolicy
 from atoll.rl.environments.spaces import TaskSpec
-from atoll.rl.nets.optimizer import EPSILON
+from atoll.rl.nets.optimizer import EPSILON, fused_on
 from atoll.rl.nets.policy import HEAD_GAIN, HIDDEN_GAIN, Policy, linear
 from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
@@ -52,14 +52,17 @@ class A3c(TrainedPolicy):
     With the critic `own` (or `none`) it has a value network trained by the same steps.
     """
 
-    def __init__(self, task: TaskSpec, rl: RlTable, *, total_steps: int, seed: int) -> None:
+    def __init__(
+        self, task: TaskSpec, rl: RlTable, *, total_steps: int, seed: int,
+        device: torch.device = IN_MAIN_MEMORY,
+    ) -> None:  # fmt: skip
         """Build the policy, and its values if they are its own; see `TrainedPolicy`."""
-        super().__init__(task, rl, total_steps=total_steps, seed=seed)
+        super().__init__(task, rl, total_steps=total_steps, seed=seed, device=device)
         # The value of a reward of 1 at every step. In this unit values are near 1; a network would
         # need thousands of steps to reach 100. All members derive the same unit.
         self._unit = 1.0 / (1.0 - min(task.gamma, LARGEST_DISCOUNT))
         value = self._values(task, rl) if rl.critic in ("own", "none") else None
-        self.model = ActorCritic(self.policy, value)
+        self.model = ActorCritic(self.policy, value).to(device)
         """What the optimizer changes: wrap it together with `optimizer`."""
         if value is not None:
             # A norm limit of its own, because the size of rewards scales only the values'
@@ -69,7 +72,9 @@ class A3c(TrainedPolicy):
                 {"params": group, "lr": lr}
                 for group, lr in zip(self._apart, (rl.lr, rl.critic_lr), strict=True)
             ]
-            self.optimizer = torch.optim.Adam(groups, eps=EPSILON, fused=True)
+            self.optimizer = torch.optim.Adam(
+                groups, eps=EPSILON, fused=fused_on(self.model.parameters()) or None
+            )
 
     @property
     def module(self) -> nn.Module:
@@ -92,12 +97,15 @@ class A3c(TrainedPolicy):
             DataError: rewards or values are not finite; nothing was learned.
             LossNotFinite: the step made the policy so.
         """
+        device = self.policy.device
+        trajectory = trajectory.to(device)
         own = self._value_of(trajectory) if self.model.value is not None else None
         if own is not None:
             values, cut_values = (part.detach() for part in own)
         else:
             assert valued is not None, "values of another critic are needed"
-            values, cut_values = valued.values, valued.cut_values
+            there = valued.to(device)
+            values, cut_values = there.values, there.cut_values
         steps = trajectory.with_values(values, cut_values)
         advantages, returns = n_step(steps, gamma=self.task.gamma)
         self.check_advantages(advantages)

@@ -28,8 +28,9 @@ from atoll.rl.algorithms.losses import (
     policy_gradient_loss,
     vtrace,
 )
+from atoll.rl.algorithms.ppo import in_order
 from atoll.rl.algorithms.targets import OffPolicyBatch
-from atoll.rl.algorithms.trained_policy import TrainedPolicy
+from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY, TrainedPolicy
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.policy import Policy
 from atoll.rl.state_saver import load_module, parts_of, prefixed
@@ -75,11 +76,13 @@ class ImpalaLearner:
         *,
         total_steps: int,
         seed: int,
+        device: torch.device = IN_MAIN_MEMORY,
     ) -> None:
-        """Build a policy for each task.
+        """Build a policy for each task, which computes on `device`.
 
         Its learning rate is zero after `total_steps` environment steps; `critic` knows all tasks.
         """
+        self.device = device
         self.rl, self.critic, self.total_steps, self.seed = rl, critic, total_steps, seed
         self.learners: dict[str, TrainedPolicy] = {}
         for task in tasks:
@@ -90,7 +93,7 @@ class ImpalaLearner:
         if task.policy not in self.learners:
             self.learners[task.policy] = TrainedPolicy(
                 task, self.rl, total_steps=self.total_steps,
-                seed=self.seed + APART * len(self.learners),
+                seed=self.seed + APART * len(self.learners), device=self.device,
             )  # fmt: skip
 
     def version(self, policy: str) -> int:
@@ -116,7 +119,7 @@ class ImpalaLearner:
             ConfigError: a policy is unknown.
             DataError: rewards or values are not finite; nothing was learned.
         """
-        arrived = sorted(trajectories, key=lambda t: (t.policy, t.actor, t.sequence))
+        arrived = [trajectories[i].to(self.device) for i in in_order(trajectories)]
         looks = [
             self._look(trajectory, valued)
             for trajectory, valued in zip(arrived, self.critic.values_of(arrived), strict=True)
@@ -158,7 +161,7 @@ class ImpalaLearner:
     def _look(self, trajectory: Trajectory, valued: ValuedTrajectory) -> PolicySnapshot:
         """Correct a trajectory to its policy before the update."""
         learner = self._learner(trajectory.policy)
-        batch = OffPolicyBatch.of(trajectory, valued, learner.policy)
+        batch = OffPolicyBatch.of(trajectory, valued.to(self.device), learner.policy)
         chances = learner.policy.over(batch.prepared, batch.hidden, batch.steps.ended)
         log_ratios = chances.log_probability(batch.actions) - batch.before
         targets, advantages = self._vtrace(learner, batch, log_ratios)
@@ -192,7 +195,7 @@ class ImpalaLearner:
     def _parts(self, learner: TrainedPolicy, batch: OffPolicyBatch) -> Sequence[Tensor]:
         """Return the columns of each minibatch, in random order."""
         order = torch.randperm(batch.count, generator=learner.generator)
-        return order.tensor_split(max(1, min(self.rl.minibatches, batch.count)))
+        return order.to(self.device).tensor_split(max(1, min(self.rl.minibatches, batch.count)))
 
     def _step(self, learner: TrainedPolicy, part: OffPolicyBatch) -> Tensor:
         chances = learner.policy.over(part.prepared, part.hidden, part.steps.ended)

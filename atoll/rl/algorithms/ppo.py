@@ -28,7 +28,7 @@ from atoll.rl.algorithms.losses import (
     gae,
     standardised,
 )
-from atoll.rl.algorithms.trained_policy import TrainedPolicy
+from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY, TrainedPolicy
 from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 
@@ -51,19 +51,24 @@ class Part:
     """[N] over all rows: each group's sum is equal, the total is 1."""
 
 
-def minibatches(counts: Sequence[int], *, parts: int, generator: torch.Generator) -> Iterator[Part]:
+def minibatches(
+    counts: Sequence[int], *, parts: int, generator: torch.Generator,
+    device: torch.device = IN_MAIN_MEMORY,
+) -> Iterator[Part]:  # fmt: skip
     """Yield a pass over all rows in `parts` minibatches, each with a share of every group.
 
     In each minibatch all groups have the same total weight.
 
-    `counts` are the rows of each group.
+    `counts` are the rows of each group; `device` is that of the result.
     """
     drawn = [torch.randperm(n, generator=generator).tensor_split(parts) for n in counts]
     for chosen in zip(*drawn, strict=True):
-        rows = list(chosen)
+        rows = [part.to(device) for part in chosen]
         present = sum(1 for part in rows if len(part))
         if present:
-            shares = [torch.full((len(p),), 1.0 / (present * max(1, len(p)))) for p in rows]
+            shares = [
+                torch.full((len(p),), 1.0 / (present * max(1, len(p))), device=device) for p in rows
+            ]
             yield Part(rows, torch.cat(shares))
 
 
@@ -140,6 +145,8 @@ class Ppo(TrainedPolicy):
             DataError: rewards or values are not finite; nothing was learned.
             LossNotFinite: the update made the policy so.
         """
+        device = self.policy.device
+        trajectory, valued = trajectory.to(device), valued.to(device)
         advantages, targets = gae(
             trajectory.with_values(valued.values, valued.cut_values),
             gamma=self.task.gamma, lam=self.rl.gae_lambda,
@@ -177,7 +184,8 @@ class Ppo(TrainedPolicy):
     def _pass(self, batch: Batch, losses: list[Tensor]) -> None:
         """Go once over the batch in random order, with an optimizer step per minibatch."""
         # Shuffling once and slicing views takes a fourth of the time of indexing each minibatch.
-        shuffled = batch.picked(torch.randperm(batch.items, generator=self.generator))
+        order = torch.randperm(batch.items, generator=self.generator)
+        shuffled = batch.picked(order.to(self.policy.device))
         for part in shuffled.split(self.rl.minibatches):
             chances = self.policy.over(part.prepared, part.hidden, part.ended)
             log_ratios = chances.log_probability(part.actions) - part.before

@@ -52,7 +52,7 @@ def own_targets(
         some = [trajectories[i] for i in chosen]
         widths = [t.rewards.shape[1] for t in some]
         gamma = torch.cat([
-            torch.full((width,), gammas[t.policy])
+            torch.full((width,), gammas[t.policy], device=t.rewards.device)
             for width, t in zip(widths, some, strict=True)
         ])  # fmt: skip
         steps = [

@@ -24,18 +24,24 @@ from atoll.rl.nets.policy import Policy
 from atoll.rl.state_saver import load_module, parts_of, prefixed
 from atoll.rl.trajectory import Trajectory
 
+IN_MAIN_MEMORY = torch.device("cpu")
+
 
 class TrainedPolicy:
     """One policy that takes gradient steps; the base of every algorithm."""
 
-    def __init__(self, task: TaskSpec, rl: RlTable, *, total_steps: int, seed: int) -> None:
-        """Build the policy of a task.
+    def __init__(
+        self, task: TaskSpec, rl: RlTable, *, total_steps: int, seed: int,
+        device: torch.device = IN_MAIN_MEMORY,
+    ) -> None:  # fmt: skip
+        """Build the policy of a task, which computes on `device`.
 
         The learning rate is zero after `total_steps` environment steps.
         """
         self.task, self.rl, self.total_steps = task, rl, total_steps
         self.generator = torch.Generator().manual_seed(seed)
-        self.policy = Policy.build(task, rl, generator=self.generator)
+        # Drawn in main memory, so that the weights are the same on every device.
+        self.policy = Policy.build(task, rl, generator=self.generator).to(device)
         self._apart = [list(self.policy.parameters())]
         """Groups of parameters whose gradient norms are limited separately."""
         self.optimizer: Optimizer = adam(self._apart[0], lr=rl.lr)

@@ -18,6 +18,7 @@ from atoll.config.rl_tables import RlTable
 from atoll.rl.algorithms.ppo import in_order, minibatches
 from atoll.rl.algorithms.replay import ReplayBuffer
 from atoll.rl.algorithms.targets import Evaluates, Targets, corrected_targets, own_targets
+from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.optimizer import adam, limit_gradients, load_optimizer_tensors, optimizer_tensors
 from atoll.rl.nets.value import Encoder, ValueNet
@@ -35,14 +36,15 @@ LARGEST_TARGET = 1e12
 class Critic:
     """Learns and answers the values of many policies.
 
-    An actor's own critic is the same class with one policy. A critic that only answers loads
-    snapshots of the one that learns.
+    An actor's own critic has one policy. One that only answers loads another's snapshots.
 
-    `seed` decides initial weights and minibatches; `kind` is one of `CRITICS`.
+    `seed` decides initial weights and minibatches; `kind` is one of `CRITICS`; `device` computes.
     """
 
-    def __init__(self, rl: RlTable, *, seed: int, kind: str = "") -> None:
-        self.rl = rl
+    def __init__(
+        self, rl: RlTable, *, seed: int, kind: str = "", device: torch.device = IN_MAIN_MEMORY
+    ) -> None:  # fmt: skip
+        self.rl, self.device = rl, device
         self.kind = kind or rl.critic
         self.version = 0
         self.refused = 0
@@ -57,7 +59,7 @@ class Critic:
             self.rl.critic_hidden,
             conditioned=self.kind not in (UNCONDITIONED, OWN),
             generator=self._generator,
-        )
+        ).to(self.device)
         self._optimizer: Optimizer | None = None
         self._rehearsal = ReplayBuffer()
 
@@ -78,6 +80,7 @@ class Critic:
             return
         optimized = {id(p) for p in self._parameters()}
         self._seats.add(spec, self.net)
+        self.net.to(self.device)  # new parts are drawn in main memory
         added = [p for p in self.net.parameters() if id(p) not in optimized]
         if self._optimizer is None:
             self._optimizer = adam(added, lr=self.rl.critic_lr)
@@ -104,6 +107,7 @@ class Critic:
 
         `policies` are the ones to value for; by default those that collected the trajectories.
         """
+        trajectories = [t.to(self.device) for t in trajectories]
         names = list(policies) or [t.policy for t in trajectories]
         seats = [self._seats[name] for name in names]
         raw = [self._seats.inputs(t, s, cut=True) for t, s in zip(trajectories, seats, strict=True)]
@@ -128,7 +132,7 @@ class Critic:
             some = [raw[i] for i in order if seats[i].encoder == index]
             inputs.append(self._normalised(index, torch.cat(some)) if some else None)
         sizes = [len(raw[i]) for i in order]
-        asked, which = _asked([seats[i].head for i in order], sizes)
+        asked, which = self._asked([seats[i].head for i in order], sizes)
         means, deviations = (part[asked] for part in self.net.scales())
         found = self.net(inputs, asked, which).double() * deviations[which] + means[which]
         parts: list[Tensor] = [found] * len(raw)
@@ -148,8 +152,7 @@ class Critic:
         """Learn from trajectories, and return figures of each policy.
 
         Args:
-            trajectories: Of known policies, in any order. Policies without one are rehearsed from
-                their last trajectories.
+            trajectories: Of known policies, in any order; others are rehearsed from their last.
             targets: Values to regress, [T, B] each in reward units; by default GAE returns, or
                 V-trace with `corrected`. With given targets nothing is rehearsed.
 
@@ -158,14 +161,14 @@ class Critic:
             `explained_variance` (of the targets, by the values before), `value_mean` and
             `value_scale` (its statistics), `steps`.
         """
-        # Sorted, so that the result does not depend on the order of arrival.
-        order = in_order(trajectories)
-        some = [trajectories[i] for i in order]
+        order = in_order(trajectories)  # the result does not depend on the order of arrival
+        some = [trajectories[i].to(self.device) for i in order]
         self._see(some)
         if targets is None:
             stats = self._learn_all(some)
         else:
-            given = [Targets(t, t.policy, targets[i]) for i, t in zip(order, some, strict=True)]
+            goals = [targets[i].to(self.device) for i in order]
+            given = [Targets(t, t.policy, goal) for t, goal in zip(some, goals, strict=True)]
             stats = self._study(self._sound(given), passes=self.rl.critic_epochs)
         self.version += 1
         return stats
@@ -173,6 +176,7 @@ class Critic:
     def _learn_all(self, sent: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
         """Learn from the new trajectories, and rehearse the absent policies."""
         again = self._rehearsal.absent(sent, update=self.version) if sent else []
+        again = [t.to(self.device) for t in again]
         lessons = self._sound(self._lessons([*sent, *again]))
         fresh, everybody = (len({t.policy for t in part}) for part in (sent, [*sent, *again]))
         # As many passes as add up to the usual number over the new trajectories, so that rehearsal
@@ -277,7 +281,7 @@ class Critic:
             some = [g for g, s in zip(goals, seats, strict=True) if s.head == index]
             if some:
                 # Each policy weighs the same in the scale of a shared head.
-                shares = [torch.full((len(g),), 1.0 / len(g)) for g in some]
+                shares = [torch.full_like(g, 1.0 / len(g)) for g in some]
                 head.observe(torch.cat(some), weights=torch.cat(shares))
         means, deviations = self.net.scales()
         return [
@@ -298,14 +302,15 @@ class Critic:
         heads = [seat.head for seat in seats]
         optimizer, parameters = self._optimizer, self._parameters()
         assert optimizer is not None
-        total, taken = torch.zeros(len(rows)), 0
+        total, taken = torch.zeros(len(rows), device=self.device), 0
         for _ in range(passes):
             for part in minibatches(
-                sizes, parts=self.rl.critic_minibatches, generator=self._generator
-            ):
+                sizes, parts=self.rl.critic_minibatches, generator=self._generator,
+                device=self.device,
+            ):  # fmt: skip
                 picked = [r.index_select(0, i) for r, i in zip(rows, part.rows, strict=True)]
                 goals = torch.cat([w[i] for w, i in zip(wanted, part.rows, strict=True)])
-                asked, which = _asked(heads, [len(i) for i in part.rows])
+                asked, which = self._asked(heads, [len(i) for i in part.rows])
                 inputs = self._by_encoder(picked, seats)
                 errors = (self.net(inputs, asked, which) - goals).square()
                 optimizer.zero_grad(set_to_none=True)
@@ -316,6 +321,12 @@ class Critic:
                 total += torch.stack([share.sum() for share in shares]) * len(rows)
                 taken += 1
         return total / max(1, taken)
+
+    def _asked(self, heads: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], Tensor]:
+        """Return the distinct heads, and for every row the index of its head in them."""
+        asked = sorted(set(heads))
+        places = torch.tensor([asked.index(head) for head in heads])
+        return asked, places.repeat_interleave(torch.tensor(sizes)).to(self.device)
 
     def _by_encoder(
         self, picked: Sequence[Tensor], seats: Sequence[ValueHead]
@@ -387,10 +398,3 @@ class Critic:
             load_optimizer_tensors(self._optimizer, parts_of(tensors, "optimizer"))
         self._rehearsal.load_state_dict(parts_of(tensors, "rehearsal"))
         self._generator.set_state(tensors["generator"].clone())
-
-
-def _asked(heads: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], Tensor]:
-    """Return the distinct heads, and for every row the index of its head in them."""
-    asked = sorted(set(heads))
-    places = torch.tensor([asked.index(head) for head in heads])
-    return asked, places.repeat_interleave(torch.tensor(sizes))

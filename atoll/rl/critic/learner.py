@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
 from atoll.rl.algorithms.impala import ImpalaLearner
+from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY
 from atoll.rl.channel.critic import CriticChannel
 from atoll.rl.critic.critic import Critic
 from atoll.rl.environments.spaces import TaskSpec
@@ -24,8 +25,10 @@ from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 class SeparateCritics:
     """One critic per policy behind the interface of a pooled one; nothing is shared."""
 
-    def __init__(self, rl: RlTable, *, seed: int) -> None:
-        self._rl, self._seed = rl, seed
+    def __init__(
+        self, rl: RlTable, *, seed: int, device: torch.device = IN_MAIN_MEMORY
+    ) -> None:  # fmt: skip
+        self._rl, self._seed, self._device = rl, seed, device
         self._critics: dict[str, Critic] = {}
         self.version = 0
         """Number of updates."""
@@ -34,7 +37,9 @@ class SeparateCritics:
         """Make a critic for a policy, unless it has one."""
         if spec.policy not in self._critics:
             seed = seed_for(self._seed, "critic", spec.policy)
-            self._critics[spec.policy] = Critic(self._rl, seed=seed, kind="own")
+            self._critics[spec.policy] = Critic(
+                self._rl, seed=seed, kind="own", device=self._device
+            )
         self._critics[spec.policy].add_policy(spec)
 
     def values_of(self, trajectories: Sequence[Trajectory]) -> list[ValuedTrajectory]:
@@ -76,9 +81,11 @@ class CriticLearner:
 
     name = "critic"
 
-    def __init__(self, rl: RlTable, *, seed: int) -> None:
+    def __init__(
+        self, rl: RlTable, *, seed: int, device: torch.device = IN_MAIN_MEMORY
+    ) -> None:  # fmt: skip
         self._rl = rl
-        self._critic = Critic(rl, seed=seed)
+        self._critic = Critic(rl, seed=seed, device=device)
         self._tasks: dict[str, TaskSpec] = {}
         self._policies: dict[str, Policy] = {}
         self._answering: Critic | None = None
@@ -122,7 +129,7 @@ class CriticLearner:
         """Publish the weights, or let the value service answer with them."""
         snapshot = self._critic.snapshot()
         if self._rl.values == "service":
-            answering = Critic(self._rl, seed=0)
+            answering = Critic(self._rl, seed=0, device=self._critic.device)
             answering.load_snapshot(snapshot)
             self._answering = answering
         side.publish(snapshot, version=self.version)
@@ -142,7 +149,8 @@ class CriticLearner:
             if weights is None:
                 continue
             if name not in self._policies:
-                self._policies[name] = Policy.build(task, self._rl, generator=torch.Generator())
+                built = Policy.build(task, self._rl, generator=torch.Generator())
+                self._policies[name] = built.to(self._critic.device)
             self._policies[name].load_state_dict(weights)
             self._critic.set_policy(name, self._policies[name])
 
@@ -152,13 +160,19 @@ class PoliciesLearner:
 
     name = "learner"
 
-    def __init__(self, rl: RlTable, *, seed: int) -> None:
+    def __init__(
+        self, rl: RlTable, *, seed: int, device: torch.device = IN_MAIN_MEMORY
+    ) -> None:  # fmt: skip
         self._rl = rl
         own = rl.critic == "own"
         self._critic: Critic | SeparateCritics = (
-            SeparateCritics(rl, seed=seed) if own else Critic(rl, seed=seed)
+            SeparateCritics(rl, seed=seed, device=device)
+            if own
+            else Critic(rl, seed=seed, device=device)
         )
-        self._learner = ImpalaLearner([], rl, self._critic, total_steps=rl.steps, seed=seed)
+        self._learner = ImpalaLearner(
+            [], rl, self._critic, total_steps=rl.steps, seed=seed, device=device
+        )
         self._tasks: dict[str, TaskSpec] = {}
         self._published: dict[str, int] = {}
         """The newest published version of each policy."""

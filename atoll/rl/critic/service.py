@@ -171,7 +171,8 @@ class ValueService:
             return with_metadata({}, "answer", ask=number, refused=str(error)[:500])
         self.compute_s = [*self.compute_s[-999:], time.monotonic() - began]
         self.answered += 1
-        tensors = {"values": valued.values.float(), "cut_values": valued.cut_values.float()}
+        here = valued.to(torch.device("cpu"))
+        tensors = {"values": here.values.float(), "cut_values": here.cut_values.float()}
         return with_metadata(tensors, "answer", ask=number, version=valued.version)
 
 

@@ -143,7 +143,7 @@ def _lowest(log_p: Tensor) -> float:
 
 
 class ActionSampler:
-    """Draws the actions of T steps in B columns.
+    """Draws the actions of T steps in B columns, in main memory.
 
     A continuous space has a `log_deviation` [d].
     """
@@ -152,13 +152,14 @@ class ActionSampler:
         self, actions: Actions, log_deviation: Tensor | None, *, length: int, columns: int,
         generator: torch.Generator,
     ) -> None:  # fmt: skip
-        self._actions, self._log_deviation = actions, log_deviation
+        self._actions = actions
+        self._log_deviation = None if log_deviation is None else log_deviation.detach().cpu()
         self.outputs = torch.empty(length, columns, outputs(actions))
         """What the policy's network puts out, [T, B, outputs]; filled by `choose`."""
         noise = torch.empty_like(self.outputs)
         if actions.kind == CONTINUOUS:
             assert log_deviation is not None
-            noise.normal_(generator=generator).mul_(log_deviation.detach().exp())
+            noise.normal_(generator=generator).mul_(log_deviation.detach().cpu().exp())
         else:
             # The largest of logits with Gumbel noise, -ln Exp(1), is a draw from their softmax.
             noise.exponential_(generator=generator).log_().neg_()
@@ -169,8 +170,7 @@ class ActionSampler:
 
         `output` is the network's, [B, outputs].
         """
-        self._kept[step].copy_(output)
-        noisy = output + self._noise[step]
+        noisy = self._kept[step].copy_(output) + self._noise[step]
         if self._actions.kind == CONTINUOUS:
             return noisy
         if self._actions.kind == MULTI_DISCRETE:

@@ -10,13 +10,22 @@ from torch.optim import Optimizer
 
 from atoll.errors import CheckpointCorrupt
 
+FUSED = ("cpu", "cuda")
+"""Kinds of device whose fused optimizers were tried."""
+
 EPSILON = 1e-5
 """Added to Adam's denominator: larger than torch's own, as is usual for policies."""
 
 
 def adam(parameters: Iterable[nn.Parameter], *, lr: float) -> Optimizer:
-    """Return fused Adam: small networks spend their time in kernel calls."""
-    return torch.optim.Adam(parameters, lr=lr, eps=EPSILON, fused=True)
+    """Return Adam, fused where torch can: small networks spend their time in kernel calls."""
+    trained = list(parameters)
+    return torch.optim.Adam(trained, lr=lr, eps=EPSILON, fused=fused_on(trained) or None)
+
+
+def fused_on(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether torch has fused optimizers for the device of these parameters."""
+    return all(parameter.device.type in FUSED for parameter in parameters)
 
 
 def set_rate(optimizer: Optimizer, lr: float) -> None:
@@ -61,6 +70,7 @@ def load_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) 
         CheckpointCorrupt: it belongs to other parameters.
     """
     parameters = _parameters(optimizer)
+    fused = any(group.get("fused") for group in optimizer.param_groups)
     optimizer.state.clear()
     for key, value in tensors.items():
         number, _, name = key.partition(".")
@@ -72,7 +82,11 @@ def load_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) 
                 expected=f"the state of {len(parameters)} parameters of this network",
                 remedy="the network's widths changed since it was saved: begin a new job",
             )
-        optimizer.state[parameters[int(number)]][name] = value.clone()
+        parameter = parameters[int(number)]
+        # Counts of steps are on the device only if the optimizer is fused.
+        there = value.dim() > 0 or fused
+        kept = value.to(parameter.device if there else "cpu", copy=True)
+        optimizer.state[parameter][name] = kept
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

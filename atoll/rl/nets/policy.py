@@ -156,15 +156,22 @@ class Policy(nn.Module):
         norm = RunningNorm(task.observation) if rl.normalise else None
         return cls(task, hidden=rl.hidden, recurrent=rl.recurrent, norm=norm, generator=generator)
 
+    @property
+    def device(self) -> torch.device:
+        """The device that computes; observations may be in main memory."""
+        return self.head.weight.device
+
     # ------------------------------------------------------------------------------- acting
 
     def initial(self, columns: int) -> Tensor | None:
         """Return the initial recurrent state, [B, H]; None if the policy is not recurrent."""
-        return torch.zeros(columns, self.recurrent) if self.recurrent else None
+        if not self.recurrent:
+            return None
+        return torch.zeros(columns, self.recurrent, device=self.device)
 
     def forget(self, hidden: Tensor | None, ended: Tensor) -> Tensor | None:
         """Return the recurrent state, reset in the columns whose episode ended ([B], bool)."""
-        return hidden if hidden is None else hidden * (~ended).unsqueeze(-1)
+        return hidden if hidden is None else hidden * (~ended).unsqueeze(-1).to(hidden.device)
 
     @torch.inference_mode()
     def act(
@@ -175,12 +182,13 @@ class Policy(nn.Module):
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> Acted:
-        """Return actions for a batch of states.
+        """Return actions for a batch of states, in main memory.
 
         `hidden` is [B, H] for a recurrent policy; `greedy` takes the most probable actions.
         """
         output, hidden = self.put_out(observations, hidden)
-        chances = distribution(self.actions, output, self.log_deviation)
+        deviation = None if self.log_deviation is None else self.log_deviation.cpu()
+        chances = distribution(self.actions, output.cpu(), deviation)
         actions = chances.mode() if greedy else chances.sample(generator)
         return Acted(actions, chances.log_probability(actions), hidden)
 
@@ -191,9 +199,10 @@ class Policy(nn.Module):
 
         For callers that draw actions themselves, in inference mode.
         """
-        features = self._body(self.prepared(observations))
+        features = self._body(self.prepared(observations.to(self.device)))
         if self.cell is not None:
-            hidden = features = self.cell(features, hidden)
+            before = None if hidden is None else hidden.to(self.device)
+            hidden = features = self.cell(features, before)
         return functional.linear(features, self.head.weight, self.head.bias), hidden
 
     # ---------------------------------------------------------------------------- evaluating

@@ -66,8 +66,9 @@ class PopArt(nn.Module):
         """
         if not targets.numel():
             return
-        exact = targets.double()
-        part = torch.ones_like(exact) if weights is None else weights.double()
+        device = self.moments.device
+        exact = targets.to(device).double()
+        part = torch.ones_like(exact) if weights is None else weights.to(device).double()
         part = part / part.sum()
         before, fresh = self.scale(), self.fresh
         keep = (1.0 - self.beta) ** targets.numel()

@@ -165,7 +165,7 @@ def _joint(trajectory: Trajectory, *, agents: int) -> tuple[Tensor, Tensor]:
             f"a joint critic got experience of {trajectory.policy!r} without joint states",
             expected="states with every trajectory", remedy="its environment has no joint state",
         )  # fmt: skip
-    who = torch.eye(agents)[torch.arange(states.shape[1]) % agents]
+    who = torch.eye(agents)[torch.arange(states.shape[1]) % agents].to(states.device)
     seen = torch.cat([states.flatten(2), who.expand(len(states), -1, -1)], 2)
     if cut is None or not len(cut):
         return seen, seen.new_zeros(0, seen.shape[2])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -95,6 +95,10 @@ class _Batch:
     weights: Tensor
     """[N, T]: sums to 1, with the same share for each policy."""
 
+    def to(self, device: torch.device) -> _Batch:
+        """Return it on a device."""
+        return _Batch(*(getattr(self, part.name).to(device) for part in fields(self)))
+
 
 class TextCritic:
     """A value model and its optimizer.
@@ -111,7 +115,9 @@ class TextCritic:
         self.policies = tuple(policies)
         self.version = 0
         """Number of updates."""
-        self.model = ValueModel(policies, model, conditioned=rl.critic != "unconditioned")
+        self._device = model.embedding.weight.device
+        conditioned = rl.critic != "unconditioned"
+        self.model = ValueModel(policies, model, conditioned=conditioned).to(self._device)
         self._rl, self._seed = rl, seed
         self._optimizer = adam(self.model.parameters(), lr=rl.critic_lr)
 
@@ -122,7 +128,9 @@ class TextCritic:
         Raises:
             DataError: the policy is unknown.
         """
-        return self._values(episodes.tokens, episodes.places, self._who(episodes))
+        there = episodes.to(self._device)
+        values = self._values(there.tokens, there.places, self._who(there))
+        return values.to(episodes.tokens.device)
 
     def learn(self, batches: Sequence[Episodes]) -> dict[str, dict[str, float]]:
         """Learn from batches of any policies, in any order; every policy weighs the same.
@@ -172,7 +180,8 @@ class TextCritic:
                 "the value model has no policy of this name", given=episodes.policy,
                 expected=", ".join(self.policies),
             )  # fmt: skip
-        return torch.full((len(episodes.tokens),), self.policies.index(episodes.policy))
+        number, device = self.policies.index(episodes.policy), episodes.tokens.device
+        return torch.full((len(episodes.tokens),), number, device=device)
 
     def _values(self, tokens: Tensor, places: Tensor, policies: Tensor) -> Tensor:
         mean, deviation = self.model.scales(policies)
@@ -220,10 +229,12 @@ class TextCritic:
 
     def _pass(self, batch: _Batch, number: int) -> Tensor:
         """Go once over a batch; return each policy's mean loss, [policies]."""
+        batch = batch.to(self._device)
         parts = min(self._rl.critic_minibatches, len(batch.tokens))
         order = seeds.generator("critic", self._seed, self.version, number)
         sums = torch.zeros(2, len(self.policies), dtype=torch.float64)
-        for rows in torch.randperm(len(batch.tokens), generator=order).tensor_split(parts):
+        for part in torch.randperm(len(batch.tokens), generator=order).tensor_split(parts):
+            rows = part.to(self._device)
             who, mask = batch.policies[rows], batch.mask[rows]
             mean, deviation = self.model.scales(who)
             wanted = (batch.targets[rows] - mean) / deviation
@@ -234,8 +245,8 @@ class TextCritic:
             loss.backward()
             clip_grad_norm_(self._optimizer.param_groups[0]["params"], self._rl.max_norm)
             self._optimizer.step()
-            sums[0].index_add_(0, who, losses.detach().double().sum(1))
-            sums[1].index_add_(0, who, mask.double().sum(1))
+            sums[0].index_add_(0, who.cpu(), losses.detach().cpu().double().sum(1))
+            sums[1].index_add_(0, who.cpu(), mask.cpu().double().sum(1))
         return sums[0] / sums[1].clamp_min(1.0)
 
 

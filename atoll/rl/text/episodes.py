@@ -11,7 +11,7 @@ log-probability and its reward, and no padding.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,14 @@ class Episodes:
     value_version: int = 0
     """Number of updates of the value model that the actor used."""
 
+    def to(self, device: torch.device) -> Episodes:
+        """Return them with their tensors on a device; themselves if they are there."""
+        if self.tokens.device == device:
+            return self
+        parts = {part.name: getattr(self, part.name) for part in fields(self)}
+        there: dict[str, Any] = {k: v.to(device) for k, v in parts.items() if isinstance(v, Tensor)}
+        return replace(self, **there)
+
     @property
     def steps(self) -> int:
         """Number of completions, the unit of `steps` in `[rl]`."""
@@ -57,13 +65,12 @@ class Episodes:
     @property
     def mask(self) -> Tensor:
         """[B, T], bool: which steps were written."""
-        return torch.arange(self.log_probabilities.shape[1]) < self.lengths[:, None]
+        return self._steps < self.lengths[:, None]
 
     @property
     def places(self) -> Tensor:
         """[B, T], int64: the position whose output chose each step; within [0, L - 1]."""
-        steps = torch.arange(self.log_probabilities.shape[1])
-        return (self.prompts[:, None] - 1 + steps).clamp(max=self.tokens.shape[1] - 1)
+        return (self.prompts[:, None] - 1 + self._steps).clamp(max=self.tokens.shape[1] - 1)
 
     @property
     def written(self) -> Tensor:
@@ -105,6 +112,10 @@ class Episodes:
                     remedy="look at the task's reward; the batch was dropped",
                 )
         return self
+
+    @property
+    def _steps(self) -> Tensor:
+        return torch.arange(self.log_probabilities.shape[1], device=self.tokens.device)
 
     @property
     def _name(self) -> str:

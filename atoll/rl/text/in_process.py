@@ -17,7 +17,7 @@ Told = Callable[[str, dict[str, float]], None]
 class TextInProcessRun:
     """A whole job for language models in this process.
 
-    `beginning` is already trained; it is not changed.
+    `beginning` is already trained; it is not changed. Its device computes.
     """
 
     def __init__(self, spec: JobSpec, beginning: StartModel) -> None:

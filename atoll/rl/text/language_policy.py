@@ -137,11 +137,12 @@ class LanguagePolicy:
     @torch.no_grad()
     def referred(self, episodes: Episodes) -> Tensor:
         """Return the reference's log-probabilities of the written tokens, [B, T]."""
+        there = episodes.to(self.reference.embedding.weight.device)
         found, _ = log_probabilities(
-            self.reference, episodes.tokens, episodes.places, episodes.written,
+            self.reference, there.tokens, there.places, there.written,
             temperature=self.rl.temperature,
         )  # fmt: skip
-        return found
+        return found.to(episodes.tokens.device)
 
     def examine(self, count: int, *, temperature: float = 0.0) -> tuple[float, list[str]]:
         """Return the mean score on held-out prompts, and some completions."""

@@ -88,14 +88,17 @@ class TokenLearner:
         Raises:
             LossNotFinite: the loss is not finite; the weights are those of the step before.
         """
-        rl = self._rl
+        rl, device = self._rl, self._model.embedding.weight.device
+        episodes = episodes.to(device)
+        advantages, reference = advantages.to(device), reference.to(device)
         rate = annealed(rl.lr, done=self.version, total=self._updates, anneal=rl.anneal)
         set_rate(self._optimizer, rate)
         seen: list[dict[str, float]] = []
         passes = 0
         for _ in range(rl.epochs):
             start = len(seen)
-            for rows in self._parts(len(episodes.tokens), generator):
+            for part in self._parts(len(episodes.tokens), generator):
+                rows = part.to(device)
                 seen.append(self._step(episodes, rows, advantages[rows], reference[rows]))
             passes += 1
             divergence = sum(s["kl"] for s in seen[start:]) / (len(seen) - start)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from atoll.config import JobSpec
 from atoll.config.rl_roles import ACTOR, MemberRole, member_roles
+from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY
 from atoll.rl.critic.role import CriticRole
 from atoll.rl.text.actor import TextActor
 from atoll.rl.text.compatibility import check_text
@@ -15,15 +18,15 @@ from atoll.rl.text.start import shared_start_model
 from atoll.run import Run
 
 
-def run_text_job(spec: JobSpec, run: Run) -> dict[str, Any]:
-    """Run this member's role; return its part of the summary.
+def run_text_job(spec: JobSpec, run: Run, device: torch.device = IN_MAIN_MEMORY) -> dict[str, Any]:
+    """Run this member's role on a device; return its part of the summary.
 
     Raises:
         AtollError: the role failed.
     """
     check_text(spec)
     role = member_roles(spec.rl)[run.slot]
-    beginning = shared_start_model(spec, run)
+    beginning = shared_start_model(spec, run, device=device)
     if beginning is None:
         return _nothing(role)
     if role.role == ACTOR:

@@ -26,8 +26,9 @@ class Decoder:
         config = model.config
         self._model = model
         shape = (batch, config.heads, length, config.width // config.heads)
-        self._keys = [torch.empty(shape) for _ in range(config.layers)]
-        self._values = [torch.empty(shape) for _ in range(config.layers)]
+        device = model.embedding.weight.device
+        self._keys = [torch.empty(shape, device=device) for _ in range(config.layers)]
+        self._values = [torch.empty(shape, device=device) for _ in range(config.layers)]
         self._position = 0
 
     @torch.no_grad()
@@ -95,7 +96,7 @@ def write(
     temperature: float,
     generator: torch.Generator | None,
 ) -> Written:
-    """Sample a completion of each prompt.
+    """Sample a completion of each prompt; the result is in main memory.
 
     All rows are at the same position: rows with shorter prompts already write while longer prompts
     are still being read, so no row waits or is shifted.
@@ -117,8 +118,9 @@ def write(
     lengths = torch.zeros(count, dtype=torch.int64)
     writing = torch.ones(count, dtype=torch.bool)
     decoder = Decoder(model, batch=count, length=longest + max_tokens)
+    device = model.embedding.weight.device
     for at in range(tokens.shape[1] - 1):
-        logits = decoder.step(tokens[:, at])
+        logits = decoder.step(tokens[:, at].to(device)).cpu()
         step = at + 1 - prompts.lengths  # of the token at `at + 1`
         now = writing & (step >= 0)
         if now.any():

@@ -23,6 +23,7 @@ from atoll.errors import ConfigError
 from atoll.models import GPT, build_model
 from atoll.queues import Topic
 from atoll.rl import seeds
+from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY
 from atoll.rl.channel.messages import decode_snapshot, encode_snapshot
 from atoll.rl.seeds import seed_for
 from atoll.rl.state_saver import load_module
@@ -54,6 +55,7 @@ def pretrain(
     Returns:
         Nats per token of the completions, mean over the last steps.
     """
+    device = model.embedding.weight.device
     optimizer = build_optimizer(model, table)
     schedule = StepSchedule(optimizer, learning_rate(table))
     source = seeds.source("examples", seed)
@@ -62,7 +64,10 @@ def pretrain(
     for step in range(table.steps):
         if stopping():
             break
-        tokens, targets = _batch(tasks, wording, table.batch, source, model.config.context)
+        tokens, targets = (
+            part.to(device)
+            for part in _batch(tasks, wording, table.batch, source, model.config.context)
+        )
         logits = model(tokens)
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
         optimizer.zero_grad()
@@ -182,9 +187,10 @@ class TopicProvider(Protocol):
 
 
 def shared_start_model(
-    spec: JobSpec, desk: TopicProvider, *, wait_s: float = WAIT_S
-) -> StartModel | None:
-    """Return the start model of all members; None if a stop was requested meanwhile.
+    spec: JobSpec, desk: TopicProvider, *, wait_s: float = WAIT_S,
+    device: torch.device = IN_MAIN_MEMORY,
+) -> StartModel | None:  # fmt: skip
+    """Return the start model of all members on a device; None if a stop was requested meanwhile.
 
     The member in slot 0 trains it, unless an earlier process has, or `start` in `[rl]` names one.
 
@@ -193,6 +199,7 @@ def shared_start_model(
         CheckpointError: the weights that `start` names cannot be used.
     """
     beginning = start_model(spec)
+    beginning.model.to(device)
     if beginning.trained:
         return beginning
     topic = desk.topic(TOPIC, max_items=1)
