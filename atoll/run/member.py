@@ -20,6 +20,7 @@ from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.base import Group
 from atoll.island.peer_failure import is_peer_failure
 from atoll.run.place import Membership
+from atoll.run.placement import watch_placement
 from atoll.run.session import Session
 from atoll.strategies.base import SyncResult, extend_history_hash
 from atoll.strategies.several_optimizers import PartOptimizer, as_list, joint, one_model
@@ -134,14 +135,12 @@ class Run(Session):
             outer: A preset (`diloco`, `local-sgd`, `ddp`, ...: `atoll methods` lists them) or
                 options such as `atoll.DiLoCo(every=500)`.
             codec: Encoding of tensors on the wire, e.g. `int8`; empty: the preset's, or fp32.
-            aggregate: How the members' vectors are combined: `mean`, or a robust rule such as
-                `trimmed:1`.
+            aggregate: Combines the members' vectors: `mean`, or a robust rule such as `trimmed:1`.
             collective: Algorithm of a mean between members that can connect directly, e.g. `ring`.
             admission: Which contributions are accepted: `finite` ones, or those within `norms`.
 
         Raises:
-            ConfigError: an unknown name, a number out of range, parts that cannot work together, or
-                a second call.
+            ConfigError: an unknown name, a wrong number, parts that do not fit, or a second call.
         """
         agreement = Agreement.of(
             outer, codec=codec, aggregate=aggregate, collective=collective, admission=admission
@@ -180,6 +179,7 @@ class Run(Session):
         )  # fmt: skip
         self._state.begin()
         trained.list_apart(self._meter.tell)
+        watch_placement(model, lambda: self.device, self._meter.tell)
         self._meter.bytes()
         self._meter.restart()
         return OuterOptimizer(
