@@ -16,6 +16,8 @@ from atoll.cli.hub_access import KnownHub
 from atoll.cli.views import screen
 from atoll.errors import AtollError
 from atoll.node.machine import probe
+from atoll.node.machine.accelerators import computes_on, why_idle
+from atoll.node.machine.probe import Compute
 
 NEEDED_PYTHON = (3, 11)
 NEEDED_DISK_BYTES = 2 * 10**9
@@ -57,7 +59,9 @@ def run_checks(where: str, *, home: Path, port: int) -> Iterator[Check]:
     yield found
     if hub is not None:
         yield from check_hub(hub)
-    yield check_matmul()
+    found = probe.measure_compute()
+    yield check_matmul(found)
+    yield check_device(found)
 
 
 def check_python() -> Check:
@@ -143,10 +147,25 @@ def check_hub(hub: KnownHub) -> Iterator[Check]:
             yield Check(name, speed >= SLOW_BPS, text, remedy, needed=False)
 
 
-def check_matmul() -> Check:
-    """Measure the speed of matrix multiplication, in a separate process."""
-    found = probe.measure_compute()
+def check_matmul(found: Compute) -> Check:
+    """Show the speed of matrix multiplication, measured in a separate process."""
     if found.error:
         return Check("matmul", None, found.error, "see torch above", needed=False)
     gpu = f", {found.gpu}" if found.gpu else ""
     return Check("matmul", True, f"{found.gflops:.0f} GFLOP/s in fp32{gpu}", needed=False)
+
+
+def check_device(found: Compute) -> Check:
+    """Name the device of jobs, its memory and its use, or say why an accelerator is idle."""
+    gpus = probe.Gpus()
+    idle = why_idle(found, gpus)
+    if idle is not None:
+        return Check(
+            "device", None, f"{idle.what} is idle: {idle.reason}", idle.remedy, needed=False
+        )
+    text = f"jobs compute on: {computes_on(found) or 'not tried'}"
+    figures = gpus.figures()
+    if figures:
+        used = screen.size(int(figures["gpu_memory_used_bytes"]))
+        text += f", {figures['gpu_percent']:.0f} % busy, {used} in use"
+    return Check("device", True, text, needed=False)

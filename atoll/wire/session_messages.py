@@ -114,3 +114,7 @@ class NodeInfo(Message, frozen=True):
     """Available launchers: `process`, `container`."""
     offer: Offer | None = None
     """None: all resources, at any time."""
+    computes_on: str = ""
+    """The device of jobs for people, e.g. `NVIDIA H100 (80 GB)`; empty: not tried."""
+    idle: str = ""
+    """Why an accelerator of this machine is not used, with the remedy."""

@@ -41,14 +41,17 @@ steps = 400
 
 MACHINES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "kitchen-1": (
-        {"cores": 8, "memory_bytes": 16 * 10**9, "gpu": ""},
+        {"cores": 8, "memory_bytes": 16 * 10**9, "gpu": "", "computes_on": "processor",
+         "idle": "GeForce RTX 3060 is idle: torch 2.13.0+cpu is built without support for it; "
+                 "pip install torch for CUDA"},
         {"cpu_percent": 71.0, "memory_percent": 42.0, "disk_free_bytes": 212e9, "latency_ms": 4.2,
          "up_bps": 94e6, "down_bps": 310e6},
     ),
     "attic-gpu": (
         {"cores": 16, "memory_bytes": 64 * 10**9, "gpu": "GeForce RTX 3090", "gpus": 1,
-         "gpu_memory_bytes": 24 * 10**9},
-        {"cpu_percent": 22.0, "memory_percent": 31.0, "gpu_percent": 96.0, "disk_free_bytes": 4e9,
+         "gpu_memory_bytes": 24 * 10**9, "computes_on": "GeForce RTX 3090 (24 GB)"},
+        {"cpu_percent": 22.0, "memory_percent": 31.0, "gpu_percent": 96.0,
+         "gpu_memory_used_bytes": 9e9, "disk_free_bytes": 4e9,
          "latency_ms": 1.1, "up_bps": 930e6, "down_bps": 940e6},
     ),
     "maria-laptop": (

@@ -69,6 +69,23 @@ def test_the_past_of_a_node_is_drawn_from_the_history(scene: Scene, watched: Wat
         assert seen.problems == CLEAN
 
 
+def test_a_node_names_its_device_and_an_idle_one(scene: Scene, watched: Watch) -> None:
+    with watched() as seen:
+        page = seen.go("fleet/attic-gpu")
+        panel = page.locator(".node-panel")
+        expect(panel).to_contain_text("GeForce RTX 3090 (24 GB)")
+        expect(panel).to_contain_text("96 %, 9.0 GB in use")
+        expect(page.locator("#node-idle")).to_have_count(0)
+        page = seen.go("fleet/kitchen-1")
+        expect(page.locator("#node-idle")).to_have_text(
+            "GeForce RTX 3060 is idle: torch 2.13.0+cpu is built without support for it; "
+            "pip install torch for CUDA"
+        )
+        expect(panel).to_contain_text("Computes on")
+        expect(panel).to_contain_text("processor")
+        assert seen.problems == CLEAN
+
+
 def test_a_job_is_followed_live_in_all_its_parts(scene: Scene, watched: Watch) -> None:
     job = scene.submit("shakespeare")
     members = scene.train(job, steps=100, rounds=3)

@@ -112,6 +112,7 @@ def test_doctor_passes_on_this_machine_with_a_hub(atoll: Atoll) -> None:
     names = ("Python", "torch", "port", "disk", "hub", "clock", "download", "upload", "matmul")
     for name in names:
         assert f"pass  {name}" in done.out, done.out
+    assert "device    " in done.out
 
 
 def test_doctor_fails_with_a_remedy_if_the_hub_is_absent(atoll: Atoll) -> None:

@@ -24,6 +24,7 @@ class NodeLine:
         self._hub = hub
         self._spinner: Spinner | None = None
         self._said = ""
+        self._device_shown = False
 
     def __enter__(self) -> NodeLine:
         text = f"measuring this machine, then joining {self._hub} ..."
@@ -58,9 +59,21 @@ class NodeLine:
             text = "; ".join(lines) or "no limits any more"
             self._console.print(escape(f"policy: {text}"), soft_wrap=True)
 
+    def _show_device(self, status: Status) -> None:
+        """Show once which device computes, and why an accelerator does not."""
+        if self._device_shown:
+            return
+        self._device_shown = True
+        if status.computes_on:
+            text = f"computes on: {status.computes_on}"
+            self._console.print(escape(text), soft_wrap=True)
+        if status.idle:
+            self._console.print(f"[yellow]note[/] {escape(status.idle)}", soft_wrap=True)
+
     def show(self, status: Status) -> None:
         """Show the state of the agent."""
         self._show_policy(status.policy)
+        self._show_device(status)
         doing = ", ".join(status.running) if status.running else "idle, waiting for a job"
         if status.paused:
             doing = f"paused: {status.paused}; {', '.join(status.running) or 'idle'}"

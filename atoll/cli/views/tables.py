@@ -24,7 +24,17 @@ def nodes_table(nodes: Sequence[dict[str, Any]]) -> RenderableType:
     if not nodes:
         return "no machine has joined yet; on each: atoll join TICKET"
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("node", "state", "last seen", "cores", "memory", "matmul", "torch", "running"):
+    for heading in (
+        "node",
+        "state",
+        "last seen",
+        "cores",
+        "memory",
+        "device",
+        "matmul",
+        "torch",
+        "running",
+    ):
         table.add_column(heading)
     for node in nodes:
         info = node["info"]
@@ -36,11 +46,18 @@ def nodes_table(nodes: Sequence[dict[str, Any]]) -> RenderableType:
             f"{node['last_seen_s']:.0f} s",
             str(info["cores"]),
             screen.size(info["memory_bytes"]),
+            escape(_device(info)),
             f"{speed:.0f} GFLOP/s" if speed else "-",
             escape(info["torch"] or "none"),
             escape(", ".join(node["running"]) or "-"),
         )
-    return table
+    idle = [f"{node['node']}: {node['info']['idle']}" for node in nodes if node["info"].get("idle")]
+    return Group(table, *(Text(line, style="yellow") for line in idle))
+
+
+def _device(info: dict[str, Any]) -> str:
+    """Return the device of a node's jobs."""
+    return str(info.get("computes_on") or info.get("gpu") or "-")
 
 
 def _node_state(node: dict[str, Any]) -> str:

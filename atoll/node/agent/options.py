@@ -64,6 +64,9 @@ class Status:
     """Why the owner's policy pauses work now."""
     policy: tuple[str, ...] = ()
     """The policy in words, one line each."""
+    computes_on: str = ""
+    idle: str = ""
+    """See `NodeInfo`."""
 
 
 @dataclass(kw_only=True)

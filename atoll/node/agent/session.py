@@ -208,6 +208,8 @@ class AgentSession:
                 draining=agent.draining,
                 paused=agent.offer.paused,
                 policy=tuple(agent.offer.text),
+                computes_on=self._info.computes_on,
+                idle=self._info.idle,
             )
             self._on_status(status)
             await asyncio.sleep(1.0)

@@ -24,6 +24,7 @@ import psutil
 
 import atoll
 from atoll.node.imports import load
+from atoll.node.machine.accelerators import computes_on, why_idle
 from atoll.wire.messages import NodeInfo
 
 log = logging.getLogger(__name__)
@@ -114,13 +115,16 @@ def node_info(
     compute: Compute | None = None,
     gpus: Gpus | None = None,
     launchers: Sequence[str] = ("process",),
+    wanted: str = "auto",
 ) -> NodeInfo:
     """Return the description of this machine for the hub; the disk is that of `home`.
 
-    The trial's accelerators (`compute`) take precedence over NVML's (`gpus`).
+    The trial's accelerators (`compute`) take precedence over NVML's (`gpus`); `wanted` is the
+    owner's wish for the device of jobs.
     """
     compute = compute or Compute()
     gpus = gpus or Gpus()
+    idle = why_idle(compute, gpus, wanted=wanted)
     return NodeInfo(
         hostname=platform.node(),
         system=f"{platform.system()} {platform.machine()}",
@@ -136,6 +140,8 @@ def node_info(
         launchers=list(launchers),
         slots=slots,
         matmul_gflops=round(compute.gflops, 1),
+        computes_on=computes_on(compute),
+        idle=str(idle or ""),
     )
 
 

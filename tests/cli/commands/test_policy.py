@@ -60,12 +60,15 @@ def test_node_line_shows_its_policy_and_why_it_pauses() -> None:
         status = Status(
             node="sofa", connected=True, running=[], sent_bytes=0, received_bytes=0,
             draining="on battery", paused="on battery",
-            policy=("at most 2 cores", "work runs at niceness 3"),
+            policy=("at most 2 cores", "work runs at niceness 3"), computes_on="processor",
+            idle="RTX 3060 is idle: its driver is missing",
         )  # fmt: skip
         line.show(status)
         line.show(dataclasses.replace(status, policy=("at most 1 cores",), paused="", draining=""))
     shown = out.getvalue()
     assert shown.count("policy: at most 2 cores; work runs at niceness 3") == 1
     assert "sofa: paused: on battery; idle" in shown
+    assert shown.count("computes on: processor\n") == 1
+    assert shown.count("note RTX 3060 is idle: its driver is missing\n") == 1
     assert "policy: at most 1 cores\n" in shown
     assert "sofa: idle, waiting for a job" in shown

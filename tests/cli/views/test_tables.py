@@ -70,6 +70,16 @@ def test_node_that_takes_no_work_says_why() -> None:
     assert "lost" in shown(nodes_table([{**node, "state": "lost"}]), width=120)
 
 
+def test_nodes_name_their_device_and_an_idle_one() -> None:
+    info = {"cores": 4, "memory_bytes": 8e9, "torch": "2", "computes_on": "processor"}
+    node = {"node": "lap4", "state": "online", "last_seen_s": 1.0, "running": []}
+    idle = {**info, "idle": "an accelerator of NVIDIA is idle: its driver is missing"}
+    text = shown(nodes_table([{**node, "info": idle}]), width=120)
+    assert "processor" in text
+    assert "lap4: an accelerator of NVIDIA is idle: its driver is missing" in text
+    assert "idle" not in shown(nodes_table([{**node, "info": info}]), width=120)
+
+
 def test_further_machines_of_a_member_stand_behind_it() -> None:
     row = {"state": "running", "slot": 0, "step": 7, "sent_bytes": 0, "received_bytes": 0}
     members = [
