@@ -59,9 +59,9 @@ def run_checks(where: str, *, home: Path, port: int) -> Iterator[Check]:
     yield found
     if hub is not None:
         yield from check_hub(hub)
-    found = probe.measure_compute()
-    yield check_matmul(found)
-    yield check_device(found)
+    compute = probe.measure_compute()
+    yield check_matmul(compute)
+    yield check_device(compute)
 
 
 def check_python() -> Check:

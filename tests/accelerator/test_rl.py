@@ -22,7 +22,7 @@ from atoll.rl.nets.policy import Policy
 from atoll.rl.run import device_of_networks
 from atoll.rl.text.critic import TextCritic
 from atoll.rl.text.in_process import TextInProcessRun
-from atoll.rl.text.start import start_model
+from atoll.rl.text.start import start_model, train_start_model
 from tests.accelerator.noted import left_behind, on_processor
 from tests.accelerator.pretended import RECORD
 from tests.rl.text.small import job, rl_table
@@ -167,15 +167,17 @@ def test_language_models_write_and_learn_there(
     beginnings = [start_model(spec), start_model(spec)]
     beginnings[1].model.to(device)
     with on_processor() as found:
+        train_start_model(beginnings[1], spec)
         there = TextInProcessRun(spec, beginnings[1])
         there.update()
     nothing_here(found)
+    train_start_model(beginnings[0], spec)
     here = TextInProcessRun(spec, beginnings[0])
     here.update()
     for policy, same in zip(there.policies, here.policies, strict=True):
         assert not left_behind(policy.model) + left_behind(policy.reference)
         for ours, theirs in zip(same.model.parameters(), policy.model.parameters(), strict=True):
-            torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-2, atol=5e-3)
     for critic in there.critics:
         assert isinstance(critic, TextCritic)
         assert not left_behind(critic.model)

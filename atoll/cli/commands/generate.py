@@ -20,6 +20,9 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(help="Seed of sampling; the same seed gives the same text.")
     ] = None,
+    device: Annotated[
+        str, typer.Option(help="Computes: auto (an accelerator if there is one), cpu, cuda:1 ...")
+    ] = "auto",
 ) -> None:
     """Generate text with a trained model."""
     import secrets
@@ -28,9 +31,11 @@ def generate(
 
     path = find_model(where)
     chosen = seed if seed is not None else secrets.randbelow(2**31)
-    from atoll.train.results.sample import load_model, write_text  # seconds: torch
+    from atoll.devices.choose import choose  # seconds: torch
+    from atoll.train.results.sample import load_model, write_text
 
     model, tokenizer = load_model(path)
+    model.to(choose(device))
     text = write_text(model, tokenizer, prompt, tokens=tokens, temperature=temperature, seed=chosen)
     typer.echo(text)
 

@@ -56,6 +56,7 @@ def run_node(
                 compute=compute,
                 gpus=gpus,
                 launchers=available(),
+                wanted=policy.device,
             )
             me = known_hub(options.ticket, home=options.home)
             trusted = me is not None

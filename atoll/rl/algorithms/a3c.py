@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.config.rl_tables import RlTable
+from atoll.devices.optimizers import has_fused
 from atoll.rl.algorithms.losses import (
     explained_variance,
     n_step,
@@ -30,7 +31,7 @@ from atoll.rl.algorithms.losses import (
 )
 from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY, TrainedPolicy
 from atoll.rl.environments.spaces import TaskSpec
-from atoll.rl.nets.optimizer import EPSILON, fused_on
+from atoll.rl.nets.optimizer import EPSILON
 from atoll.rl.nets.policy import HEAD_GAIN, HIDDEN_GAIN, Policy, linear
 from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
@@ -72,9 +73,7 @@ class A3c(TrainedPolicy):
                 {"params": group, "lr": lr}
                 for group, lr in zip(self._apart, (rl.lr, rl.critic_lr), strict=True)
             ]
-            self.optimizer = torch.optim.Adam(
-                groups, eps=EPSILON, fused=fused_on(self.model.parameters()) or None
-            )
+            self.optimizer = torch.optim.Adam(groups, eps=EPSILON, fused=has_fused(device))
 
     @property
     def module(self) -> nn.Module:

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from atoll.devices.optimizers import has_fused
 from atoll.errors import CheckpointCorrupt
-
-FUSED = ("cpu", "cuda")
-"""Kinds of device whose fused optimizers were tried."""
 
 EPSILON = 1e-5
 """Added to Adam's denominator: larger than torch's own, as is usual for policies."""
@@ -20,12 +18,8 @@ EPSILON = 1e-5
 def adam(parameters: Iterable[nn.Parameter], *, lr: float) -> Optimizer:
     """Return Adam, fused where torch can: small networks spend their time in kernel calls."""
     trained = list(parameters)
-    return torch.optim.Adam(trained, lr=lr, eps=EPSILON, fused=fused_on(trained) or None)
-
-
-def fused_on(parameters: Iterable[nn.Parameter]) -> bool:
-    """Return whether torch has fused optimizers for the device of these parameters."""
-    return all(parameter.device.type in FUSED for parameter in parameters)
+    fused = has_fused(trained[0].device)
+    return torch.optim.Adam(trained, lr=lr, eps=EPSILON, fused=fused)
 
 
 def set_rate(optimizer: Optimizer, lr: float) -> None:
