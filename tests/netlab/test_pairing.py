@@ -47,7 +47,7 @@ def started(lab: Lab, host: int, *words: str, home: Path) -> Iterator[subprocess
 def test_join_finds_the_hub_of_its_network(tmp_path: Path) -> None:
     if reason := Lab.unavailable():
         pytest.skip(f"no network lab here: {reason}")
-    serving = ("-m", "atoll.hub", "--host", "0.0.0.0", "--no-reducers")
+    serving: tuple[str, ...] = ("-m", "atoll.hub", "--host", "0.0.0.0", "--no-reducers")
     serving += ("--data", str(tmp_path / "hub"), "--jobs", str(tmp_path / "runs"))
     with Lab(hosts=2) as lab, started(lab, HUB, *serving, home=tmp_path) as hub:
         assert hub.stdout is not None
