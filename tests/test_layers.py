@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "atoll"
 
-LEAVES = {"errors", "ids", "clock"}
+LEAVES = {"errors", "ids", "clock", "system"}
 TRAINING = {
     "gate", "task", "island", "models", "data", "codec", "group", "strategies", "checkpoint",
     "recovery", "methods", "devices",
@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "ids": {"errors"},
     "clock": set(),
+    "system": set(),
     "methods": {"errors"},
     "config": {"errors", "ids", "methods"},
     "devices": {"errors", "config"},

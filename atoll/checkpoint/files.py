@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import StorageFull
+from atoll.system import flush_folder
 
 Buffer = bytes | bytearray | memoryview
 
@@ -90,18 +91,6 @@ def hash_file(path: Path) -> Written:
             digest.update(block)
             nbytes += len(block)
     return Written(digest.hexdigest(), nbytes)
-
-
-def flush_folder(folder: Path) -> None:
-    """Make renames in a folder durable, if the system can."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return  # Windows opens no folders; there the rename itself is written through
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

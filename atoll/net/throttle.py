@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import httpx
 
 from atoll.net.endpoint import HubEndpoint
+from atoll.system import LOCKS_WAIT, lock_waiting, unlock
 
 BURST_S = 0.05
 """Seconds' worth of bytes that may pass early, since timers are not exact."""
@@ -42,11 +43,8 @@ class SharedBudget:
         self._offset = offset
         self._own = 0.0
         self._file = -1
-        with contextlib.suppress(OSError, ImportError):
-            if path:
-                import fcntl
-
-                self._lock, self._modes = fcntl.flock, (fcntl.LOCK_EX, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):
+            if path and LOCKS_WAIT:
                 self._file = os.open(path, os.O_RDWR)
 
     def change(self, step: Callable[[float], float]) -> float:
@@ -54,15 +52,14 @@ class SharedBudget:
         if self._file < 0:
             self._own = step(self._own)
             return self._own
-        exclusive, unlock = self._modes
-        self._lock(self._file, exclusive)
+        lock_waiting(self._file)
         try:
             kept = os.pread(self._file, _NUMBER.size, self._offset)
             number = step(_NUMBER.unpack(kept)[0] if len(kept) == _NUMBER.size else 0.0)
             os.pwrite(self._file, _NUMBER.pack(number), self._offset)
             return number
         finally:
-            self._lock(self._file, unlock)
+            unlock(self._file)
 
     def close(self) -> None:
         """Close the file."""

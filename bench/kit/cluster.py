@@ -25,7 +25,7 @@ from typing import IO, Any, Self
 import psutil
 
 from atoll.net.http.client import HubClient
-from atoll.node.processes.process_tree import die_with_parent
+from atoll.system import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0

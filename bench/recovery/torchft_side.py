@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from atoll.node.processes.process_tree import die_with_parent
+from atoll.system import die_with_parent
 from bench.recovery.notes import Traced, Watch
 from bench.recovery.scenario import MEMBERS
 

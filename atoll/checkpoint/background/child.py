@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -10,9 +9,9 @@ import threading
 from typing import BinaryIO
 
 from atoll.checkpoint.background.messages import Report, line
+from atoll.system import end_with_parent
 
 NICENESS = 10
-_PR_SET_PDEATHSIG = 1
 
 
 class Reporter:
@@ -40,8 +39,7 @@ def lower_priority() -> tuple[BinaryIO, BinaryIO]:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(NICENESS)
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    end_with_parent()
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return sys.stdin.buffer, reports

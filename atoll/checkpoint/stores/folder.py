@@ -22,7 +22,6 @@ from atoll.checkpoint.files import (
     Buffer,
     Moment,
     Written,
-    flush_folder,
     hash_file,
     storage_errors,
     unobserved,
@@ -30,6 +29,7 @@ from atoll.checkpoint.files import (
 )
 from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
 from atoll.ids import slot_of
+from atoll.system import flush_folder
 from atoll.wire.manifest import (
     MANIFEST_NAME,
     REPLACED,

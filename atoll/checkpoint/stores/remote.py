@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from atoll.checkpoint.files import flush_folder, write_file
+from atoll.checkpoint.files import write_file
 from atoll.checkpoint.stores.folder import missing
 from atoll.errors import AtollError, CheckpointError, CheckpointMissing, ConfigError
+from atoll.system import flush_folder
 from atoll.wire.manifest import MANIFEST_NAME, Manifest, ManifestPart, checkpoint_folder, round_of
 from atoll.wire.part_check import check_part, open_manifest
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from atoll import system
 from atoll.cli.hub_access import KnownHub
 from atoll.cli.jobs.interrupts import Interrupts
 from atoll.config import TICKET_VARIABLE, extended_environment
@@ -146,7 +147,7 @@ class Embedded:
             stdout=stdout if stdout is not None else file,
             stderr=file,
             start_new_session=True,
-            preexec_fn=process_tree.die_with_parent(),
+            preexec_fn=system.die_with_parent(),
         )
 
     def _read_ready(self, hub: subprocess.Popen[bytes], interrupts: Interrupts) -> dict[str, Any]:
@@ -239,7 +240,7 @@ class Embedded:
         everything = [*self._agents, *([self._hub] if self._hub is not None else [])]
         for process in everything:
             family = process_tree.tree(process.pid) if process.poll() is None else []
-            process_tree.signal_tree(family, number=process_tree.KILL)
+            process_tree.signal_tree(family, number=system.KILL)
 
 
 def _end(processes: list[subprocess.Popen[bytes]], *, patience_s: float) -> None:
@@ -255,10 +256,10 @@ def _end(processes: list[subprocess.Popen[bytes]], *, patience_s: float) -> None
     for process in processes:
         family = [*families.get(process.pid, []), *process_tree.tree(process.pid)]
         if process.poll() is None:
-            process_tree.signal_tree(family, number=process_tree.KILL)
+            process_tree.signal_tree(family, number=system.KILL)
             process.wait()
         else:  # its children must not outlive it
-            process_tree.signal_tree(family[1:], number=process_tree.KILL)
+            process_tree.signal_tree(family[1:], number=system.KILL)
 
 
 def is_in_use(data: Path) -> bool:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import json
-import os
-import signal
 import smtplib
 import ssl
 import subprocess
@@ -19,6 +16,7 @@ from typing import Any
 
 from atoll.errors import HubError
 from atoll.hub.alarms.notify_config import Command, Email, NotifyTarget, Webhook
+from atoll.system import kill_group
 
 SIGNATURE = "X-Atoll-Signature"
 _LINES_IN_MAIL = 200
@@ -88,11 +86,8 @@ def _run(hook: Command, message: Mapping[str, Any]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
+    kill_group(process.pid)
+    process.kill()
     process.wait()
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from atoll.config import WorkerEnvironment, child_environment
 from atoll.errors import AtollError
-from atoll.hub.child_process import death_with_parent
 from atoll.hub.stores import Stores
 from atoll.hub.tasks import Tasks
 from atoll.ids import REDUCER, new_suffix
+from atoll.system import die_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class ReducerProcesses:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            preexec_fn=death_with_parent(),
+            preexec_fn=die_with_parent(),
         )
         try:
             await self._ship_lines(job, reducer, process)

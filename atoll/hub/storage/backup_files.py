@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.errors import AtollError, ConfigError, StorageFull
+from atoll.system import flush_folder
 
 LIST = "backup.json"
 FORM = 1
@@ -109,15 +110,9 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folders(root: Path) -> None:
-    """Flush the directory entries in and below a folder to disk (POSIX only)."""
-    if os.name != "posix":
-        return
+    """Flush the directory entries in and below a folder to disk, where there is a need."""
     for folder in [*(path for path in root.rglob("*") if path.is_dir()), root, root.parent]:
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        flush_folder(folder)
 
 
 def failed_at(path: Path, error: OSError) -> AtollError:

@@ -21,6 +21,7 @@ from atoll.errors import ConfigError, HubError
 from atoll.hub.db.database import Database
 from atoll.hub.storage import upload
 from atoll.ids import new_token
+from atoll.system import flush_folder
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -206,7 +207,7 @@ def _remove_folder(folder: Path) -> None:
         except OSError:
             if last:
                 raise
-    upload.sync_folder(folder.parent)
+    flush_folder(folder.parent)
 
 
 def _walk(folder: Path) -> Iterator[FileInfo]:

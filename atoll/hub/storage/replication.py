@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from atoll.errors import from_dict
-from atoll.hub.child_process import death_with_parent
 from atoll.hub.observability.events import Events
 from atoll.hub.tasks import Tasks
+from atoll.system import die_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Replicator:
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            preexec_fn=death_with_parent(),
+            preexec_fn=die_with_parent(),
         )
         assert process.stdin is not None
         assert process.stdout is not None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from atoll.errors import AtollError, FrameTooLarge, StorageFull, WireError
+from atoll.system import flush_folder
 
 _WRITE_BYTES = 1 * 2**20
 """Bytes collected before a thread writes them; for less, switching threads costs more."""
@@ -54,9 +55,9 @@ def put_in_place(temporary: Path, path: Path) -> os.stat_result:
     fresh = not path.parent.is_dir()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.replace(path)
-    sync_folder(path.parent)
+    flush_folder(path.parent)
     if fresh:
-        sync_folder(path.parent.parent)
+        flush_folder(path.parent.parent)
     return path.stat()
 
 
@@ -94,13 +95,3 @@ def _write_block(file: BinaryIO, hasher: hashlib._Hash, block: bytes) -> None:
 def _flush(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the directory entries of a folder to disk."""
-    if os.name == "posix":  # Windows cannot flush a folder and does not need to
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -15,8 +15,8 @@ import re
 import signal
 from collections.abc import Callable
 
+from atoll import system
 from atoll.node.availability.sensors import Commands
-from atoll.node.processes import process_tree
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class SleepWatch:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            preexec_fn=process_tree.die_with_parent(),
+            preexec_fn=system.die_with_parent(),
         )
         assert listener.stdout is not None
         announced = False

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from atoll import config
+from atoll import config, system
 from atoll.config import RankPlace
 from atoll.errors import JobError
 from atoll.island.start_phase import RankPhase, phase_file
@@ -91,7 +91,7 @@ class LocalRanks:
     def close(self) -> None:
         """Kill all ranks and everything they started, and wait until they are gone."""
         families = [one for popen in self._ranks.values() for one in process_tree.tree(popen.pid)]
-        process_tree.signal_tree([*families, *process_tree.group_mates()], number=process_tree.KILL)
+        process_tree.signal_tree([*families, *process_tree.group_mates()], number=system.KILL)
         deadline = time.monotonic() + GONE_S
         for popen in self._ranks.values():
             with suppress(subprocess.TimeoutExpired):
@@ -107,7 +107,7 @@ class LocalRanks:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            preexec_fn=process_tree.die_with_parent(),
+            preexec_fn=system.die_with_parent(),
         )
         self._ranks[rank] = popen
         threading.Thread(target=self._await_end, args=(rank, popen), daemon=True).start()

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from atoll import system
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
 from atoll.errors import OutOfMemory, from_dict
 from atoll.island.start_phase import RankPhase, describe, on_the_way, started
@@ -29,7 +30,6 @@ from atoll.node.islands.rendezvous import LeaveRequest, LocalExit, NewsQueue, Re
 from atoll.node.islands.rendezvous_server import Left, Received, RendezvousServer
 from atoll.node.islands.restart_history import RestartHistory, spec_with
 from atoll.node.islands.supervisor_link import Ended, Finish, Kill, Leaving, Phases, Start
-from atoll.node.processes import process_tree
 from atoll.node.processes.exits import ERROR_FILE
 from atoll.wire.limits import EXIT_LEFT
 
@@ -284,7 +284,7 @@ class RankSupervisor:
     def _cause(self) -> RankExit:
         """Return the causing exit; a rank 0 that did not leave counts as killed."""
         if all(end.good for end in self._ends):
-            return RankExit(0, -process_tree.KILL)
+            return RankExit(0, -system.KILL)
         return root_cause(self._ends)
 
     def _finish(self) -> None:

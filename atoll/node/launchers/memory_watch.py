@@ -16,8 +16,8 @@ from typing import Protocol
 
 import psutil
 
+from atoll import system
 from atoll.errors import AtollError, OutOfMemory
-from atoll.node.processes import process_tree
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def _kill(entry: _Entry) -> None:
     """Kill the rest of a family; `send_signal` checks that a process id was not reused."""
     for process in entry.family.values():
         with contextlib.suppress(psutil.Error):
-            process.send_signal(process_tree.KILL)
+            process.send_signal(system.KILL)
 
 
 def _measure(entries: list[_Entry], *, total_bytes: int) -> None:

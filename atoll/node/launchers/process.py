@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from atoll import config
+from atoll import config, system
 from atoll.errors import AtollError, ConfigError, JobError, from_dict
 from atoll.ids import is_reducer
 from atoll.node.launchers.launcher import GONE_S, OOM_SCORE, Exit, Order, ResourceCaps
@@ -109,7 +109,7 @@ class ChildProcess:
     async def wait(self) -> Exit:
         """Return its exit, after its last line was read and its whole group is gone."""
         code = await asyncio.shield(self._code)
-        process_tree.kill_group(self.pid)  # its children would hold the pipe open
+        system.kill_group(self.pid)  # its children would hold the pipe open
         await asyncio.wait([self._read_all], timeout=LAST_LINES_S)
         return Exit(code, self._failure or self._explain(code), list(self._tail))
 
@@ -124,14 +124,14 @@ class ChildProcess:
         if not self._code.done():
             log.info("%s %s did not end in %.1f s: killed", *self._order.key, grace_s)
             family += process_tree.tree(self.pid)
-        process_tree.signal_tree(family, number=process_tree.KILL)
-        process_tree.kill_group(self.pid)
+        process_tree.signal_tree(family, number=system.KILL)
+        system.kill_group(self.pid)
         await asyncio.wait([self._code], timeout=GONE_S)
 
     def kill(self) -> None:
         """Kill it and everything it started, without waiting."""
         if not self._code.done():
-            process_tree.signal_tree(process_tree.tree(self.pid), number=process_tree.KILL)
+            process_tree.signal_tree(process_tree.tree(self.pid), number=system.KILL)
 
     def fail(self, error: AtollError) -> None:
         """Kill it because of an error, which `wait` then returns."""
@@ -222,7 +222,7 @@ def _before_program(caps: ResourceCaps) -> Callable[[], None] | None:
     """Return the function that sets a child's limits, which all its descendants inherit."""
     if os.name != "posix":
         return None
-    die_with_parent = process_tree.die_with_parent()
+    die_with_parent = system.die_with_parent()
 
     def before_program() -> None:
         if die_with_parent is not None:
@@ -257,5 +257,5 @@ def _end_former(directory: Path) -> None:
         return  # gone; its process id may have been reused
     log.warning("process %d still works in %s: killed", pid, directory)
     family = process_tree.tree(pid)
-    process_tree.signal_tree(family, number=process_tree.KILL)
+    process_tree.signal_tree(family, number=system.KILL)
     process_tree.await_end(family, timeout_s=GONE_S)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from atoll import system
 from atoll.node.processes import process_tree
 
 OnLine = Callable[[str], None]
@@ -69,8 +70,8 @@ class Build:
             code = await process.wait()
         except BaseException:
             family = process_tree.tree(process.pid)
-            process_tree.signal_tree(family, number=process_tree.KILL)
-            process_tree.kill_group(process.pid)
+            process_tree.signal_tree(family, number=system.KILL)
+            system.kill_group(process.pid)
             await asyncio.shield(process.wait())
             raise
         finally:
@@ -98,7 +99,7 @@ class Build:
 
 def _before_program() -> Callable[[], None] | None:
     """Return the function by which a child dies with the agent and runs at low priority."""
-    die = process_tree.die_with_parent()
+    die = system.die_with_parent()
     if die is None:
         return None
 

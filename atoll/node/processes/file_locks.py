@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from atoll.system import try_lock
 
 _POLL_S = 0.1
 
@@ -27,7 +28,7 @@ class FileLock:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            _lock(handle, shared=shared)
+            try_lock(handle, shared=shared)
         except OSError:
             os.close(handle)
             return False
@@ -47,17 +48,3 @@ class FileLock:
         if self._handle >= 0:
             os.close(self._handle)  # this releases the lock
             self._handle = -1
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(handle: int, *, shared: bool) -> None:
-        if not shared:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-
-else:
-    import fcntl
-
-    def _lock(handle: int, *, shared: bool) -> None:
-        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

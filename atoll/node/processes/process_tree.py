@@ -1,42 +1,16 @@
-"""Children that never outlive their parent, and process trees that end together."""
+"""Process trees that end together, and children that see their parent end."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 import psutil
-
-_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
-
-KILL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
-"""The signal that cannot be ignored (on Windows the only one)."""
-
-
-def die_with_parent() -> Callable[[], None] | None:
-    """Return the function that a child runs before its program so that it dies with its parent.
-
-    Linux only (PR_SET_PDEATHSIG); elsewhere None, and :func:`watch_parent` inside the child does
-    the same within a second. The parent is the *thread* that starts the child, so that thread
-    must live as long as the child may.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)  # not after the fork, where loading is unsafe
-    parent = os.getpid()
-
-    def before_program() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, KILL)
-        if os.getppid() != parent:  # it died between the fork and prctl
-            os._exit(1)
-
-    return before_program
 
 
 def watch_parent(*, interval_s: float = 1.0) -> None:
@@ -112,12 +86,3 @@ def group_mates() -> list[psutil.Process]:
             if process.pid != os.getpid() and os.getpgid(process.pid) == os.getpid():
                 found.append(process)
     return found
-
-
-def kill_group(pid: int) -> None:
-    """Kill the rest of the process group led by `pid`."""
-    if hasattr(os, "killpg"):
-        try:
-            os.killpg(pid, KILL)
-        except (ProcessLookupError, PermissionError):
-            return

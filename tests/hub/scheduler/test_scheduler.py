@@ -197,8 +197,8 @@ def test_stop_ends_though_the_node_says_nothing(tmp_path: Path) -> None:
 def test_reducer_dies_with_a_hub_that_is_killed() -> None:
     code = (
         "import os, subprocess, sys\n"
-        "from atoll.hub.child_process import death_with_parent\n"
-        "child = subprocess.Popen(['sleep', '60'], preexec_fn=death_with_parent())\n"
+        "from atoll.system import die_with_parent\n"
+        "child = subprocess.Popen(['sleep', '60'], preexec_fn=die_with_parent())\n"
         "print(child.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
