@@ -34,7 +34,6 @@ from atoll.cli.commands import (
     sign,
     status,
     ticket,
-    up,
 )
 from atoll.cli.jobs.interrupts import remembering_interrupts
 
@@ -47,7 +46,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("demo")(remembering_interrupts(demo.demo))
-app.command("up")(remembering_interrupts(up.up))
+app.command("up")(remembering_interrupts(hub.up))
 app.add_typer(hub.app, name="hub")
 app.command("join")(join.join)
 app.command("policy")(policy.policy)

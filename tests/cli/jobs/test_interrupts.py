@@ -53,7 +53,7 @@ def test_slow_verbs_notice_interrupts_from_the_start(
     for command in app.registered_commands:
         assert command.callback is not None
         remembers = "RememberedInterrupt" in command.callback.__code__.co_names
-        assert remembers is (command.name in ("demo", "run", "resume")), command.name
+        assert remembers is (command.name in ("up", "demo", "run", "resume")), command.name
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     assert "--local" in capsys.readouterr().out

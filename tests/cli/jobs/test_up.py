@@ -6,7 +6,8 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -44,6 +45,13 @@ def heard(running: Running) -> Callable[[str], re.Match[str]]:
         return found
 
     return wait_for
+
+
+@pytest.fixture
+def atoll(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Atoll]:
+    made = Atoll(tmp_path, cache=tmp_path_factory.getbasetemp() / "cache")
+    yield made
+    made.end()
 
 
 def stop(atoll: Atoll, running: Running) -> None:
