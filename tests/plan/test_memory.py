@@ -26,7 +26,7 @@ def on_cuda(spec: JobSpec) -> JobSpec:
     return replace(spec, job=replace(spec.job, device="cuda"))
 
 
-def test_a_single_process_computes_on_the_accelerator_it_asks_for(tmp_path: Path) -> None:
+def test_a_single_process_computes_on_the_device_it_asks_for(tmp_path: Path) -> None:
     plan = plan_memory(on_cuda(job(tmp_path)))
     (only,) = plan.ranks
     assert plan.device_bytes(only) == only.static + only.passing == plan.worst_bytes
