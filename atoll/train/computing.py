@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.distributed
 
 from atoll.config import JobSpec
 from atoll.devices.choose import why_idle
 from atoll.devices.facts import name_of
 from atoll.strategies.inner.options import InnerOptions
-from atoll.strategies.inner.precision import precision_on
+from atoll.strategies.inner.precision import AUTO, precision_on
 
+dist: Any = torch.distributed
 log = logging.getLogger(__name__)
 
 
-def options_on(spec: JobSpec, device: torch.device) -> InnerOptions:
-    """Return a job's options on a device, and log what computes, and why no accelerator does."""
+def options_on(spec: JobSpec, device: torch.device, *, island: bool = False) -> InnerOptions:
+    """Return a job's options on a device, and log what computes, and why no accelerator does.
+
+    Collective if `island`: of `auto` all ranks take the precision that each of them has.
+    """
     options = InnerOptions.of(spec)
-    options = replace(options, precision=precision_on(options.precision, device))
+    precision = precision_on(options.precision, device)
+    if island and options.precision == AUTO:
+        fits = torch.tensor(float(precision == "bf16"))
+        dist.all_reduce(fits, op=dist.ReduceOp.MIN)
+        precision = "bf16" if fits else "fp32"
+    options = replace(options, precision=precision)
     idle = why_idle(spec.job.device) if device.type == "cpu" else ""
     log.info(
         "computes on %s (%s) in %s%s", device, name_of(device), options.precision,

@@ -68,7 +68,7 @@ class TrainerIsland:
             broadcaster,
             mesh=mesh,
             device=device,
-            options=options_on(spec, device),
+            options=options_on(spec, device, island=True),
             make=self._make,
         )
 

@@ -20,6 +20,7 @@ from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
 from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.world import build_mesh
+from atoll.train.computing import options_on
 from atoll.train.island.island_trainer import TrainerIsland
 from atoll.train.results.sample import load_model
 from atoll.train.trainer import Trainer
@@ -239,3 +240,18 @@ def test_methods_on_gradients_are_refused_at_the_start(ranks: Ranks, corpus: str
     told, other = ranks.run(2, _unfit, given)
     assert "does not expose" in told
     assert other == "", "the other rank was sent home"
+
+
+def _precision(rank_with: int) -> str:
+    """Return what an island computes in whose accelerators differ."""
+    has = dist.get_rank() == rank_with
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("atoll.strategies.inner.precision.has_bf16", lambda _: has or rank_with < 0)
+        return options_on(read_spec({}), CPU, island=True).precision
+
+
+@pytest.mark.parametrize(("rank_with", "expected"), [(0, "fp32"), (-1, "bf16")])
+def test_ranks_with_unlike_accelerators_agree_on_a_precision(
+    ranks: Ranks, rank_with: int, expected: str
+) -> None:
+    assert ranks.run(2, _precision, rank_with) == [expected] * 2
