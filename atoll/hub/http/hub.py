@@ -72,9 +72,13 @@ async def show_hub(request: Request, context: Context) -> Response:
 
 
 async def show_events(request: Request, context: Context) -> Response:
-    """GET /api/events: events of the hub and its nodes."""
-    events = await context.stores.events.read("", after=0, limit=1000)
-    return Json({"last": events[-1]["id"] if events else 0, "events": events})
+    """GET /api/events?after=ID: events of the hub and its nodes, oldest first.
+
+    Without `after` the newest 1000.
+    """
+    after, stored = int(number(request, "after", 0)), context.stores.events
+    events = await (stored.read("", after=after) if after else stored.tail("", limit=1000))
+    return Json({"last": events[-1]["id"] if events else after, "events": events})
 
 
 async def health(_request: Request, _context: Context) -> Response:

@@ -320,3 +320,14 @@ def test_a_full_disk_is_507(
     monkeypatch.setattr("atoll.hub.storage.upload._write_block", full)
     error = error_of(client.put(f"/api/jobs/{job}/files/a", content=b"x"), 507)
     assert error["kind"] == "StorageFull"
+
+
+def test_events_of_the_hub_are_given_once(hub: HubServer, client: httpx.Client) -> None:
+    secret = hub.ticket.rpartition("/")[2]
+    with client_with(hub, "") as stranger:
+        stranger.post("/api/join", json={"secret": secret, "name": "n7"})
+    first = client.get("/api/events").json()
+    assert first["events"][-1]["id"] == first["last"]
+    for _ in range(3):
+        again = client.get("/api/events", params={"after": first["last"]}).json()
+        assert again == {"last": first["last"], "events": []}
