@@ -129,7 +129,7 @@ def hub(
         console.print("  on every other machine, type:", style="dim")
         console.print(f"    [bold]atoll join {server.ticket}[/]", soft_wrap=True)
         console.print("  then, here:", style="dim")
-        console.print("    [bold]atoll run examples/gpt.toml[/]")
+        console.print("    [bold]atoll run demo[/]")
         console.print(
             "  Ctrl+C stops the hub; its jobs continue when it is started again", style="dim"
         )

@@ -9,7 +9,7 @@ import typer
 
 
 def run(
-    target: Annotated[Path, typer.Argument(help="A job file (.toml) or a script (.py).")],
+    target: Annotated[Path, typer.Argument(help="A job file (.toml), a script (.py), or demo.")],
     more: Annotated[
         list[str] | None,
         typer.Argument(

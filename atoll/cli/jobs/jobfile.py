@@ -23,6 +23,9 @@ MAX_SCRIPT_BYTES = 1 * 2**20
 """A script is sent to every node in one control frame; larger files are data."""
 
 
+DEMO = "demo"
+MOST_OF_DEMO = 8
+
 PACKED = "sha256:"
 """Prefix of `code` in `[job]` when it is the hash of a pack instead of a folder."""
 
@@ -126,9 +129,15 @@ def read_targets(targets: Sequence[Path], overrides: Overrides) -> list[Submissi
 def read_jobs(target: Path, overrides: Overrides) -> list[Submission]:
     """Return the jobs in a TOML file, or the one that runs a Python script.
 
+    `demo` is the job of `atoll demo`, with as many members as there are places.
+
     Raises:
         ConfigError: the file cannot be read, is wrong, or is neither.
     """
+    if str(target) == DEMO and not target.exists():
+        tables = _parse(demo_text(), name="demo.toml")
+        tables["job"] |= {"nodes": {"min": 1, "max": MOST_OF_DEMO}, "route": "auto"}
+        return [build(tables, overrides)]
     if target.suffix == ".toml":
         tables = _parse(_read(target), name=str(target))
         return [_with_code(build(one, overrides), target) for one in _split(tables)]
@@ -138,8 +147,8 @@ def read_jobs(target: Path, overrides: Overrides) -> list[Submission]:
     raise ConfigError(
         "this cannot be run",
         given=str(target),
-        expected="a job file (.toml) or a Python script (.py)",
-        remedy="examples are in examples/",
+        expected="a job file (.toml), a Python script (.py), or `demo`",
+        remedy="`atoll run demo` trains a small GPT; examples are in examples/",
     )
 
 

@@ -148,7 +148,7 @@ def _show(client: HubClient, hub: KnownHub, *, ticket: str, console: Console) ->
             f"port {place.port} to it and start `atoll up --advertise PUBLIC_ADDRESS`",
             "dim",
         )
-    line("then, here:   [bold]atoll run examples/gpt.toml[/]")
+    line("then, here:   [bold]atoll run demo[/]   (or a job file, or a script of yours)")
 
 
 def shown_code(client: HubClient) -> str:

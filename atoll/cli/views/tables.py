@@ -81,7 +81,7 @@ LINES_OF_FAILURE = 5
 def jobs_table(jobs: Sequence[dict[str, Any]]) -> RenderableType:
     """Return the jobs, newest first; columns with one value for all jobs are left out."""
     if not jobs:
-        return "no job yet; submit one: atoll run examples/gpt.toml"
+        return "no job yet; submit one: atoll run demo"
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     extra = [name for name in ("priority", "batch") if any(view.get(name) for view in jobs)]
     table.add_column("job", no_wrap=True)  # other commands take this name

@@ -271,3 +271,14 @@ def test_bounds_that_cannot_be_read_are_refused(text: str) -> None:
 def test_programs_that_contradict_themselves_are_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse_spec(text)
+
+
+def test_the_demo_runs_on_as_many_machines_as_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = read_target(Path("demo"), Overrides()).spec
+    assert (spec.job.min_nodes, spec.job.nodes, spec.job.name) == (1, 8, "demo")
+    assert read_target(Path("demo"), Overrides(nodes=2)).spec.job.nodes == 2
+    with pytest.raises(ConfigError, match="atoll run demo"):
+        read_target(Path("dem"), Overrides())
