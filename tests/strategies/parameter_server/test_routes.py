@@ -17,6 +17,7 @@ from atoll.config import WorkerEnvironment, child_environment
 from atoll.group.base import Group
 from atoll.methods.every_step import EveryStep
 from atoll.methods.parameter_server import Asynchronous, Server
+from atoll.rounds import timing
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, sgd, start_run, train_together
 from tests.group.hub_world import HubWorld, NodeInName
@@ -118,6 +119,39 @@ def test_asynchronous_members_end_with_one_model(
     runs = together(world(3), trained(options, codec="int8"))
     assert_equal_models(runs)
     assert (runs[0].vector() - start_vector()).norm() > 0.01
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(Asynchronous(every=2, anchor_every=50), id="asynchronous"),
+        pytest.param(Server(mode="asynchronous", anchor_every=50), id="async-sgd"),
+    ],
+)
+def test_the_slow_member_does_its_whole_loop(
+    world: Callable[..., HubWorld], options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fast one is done long before; the hub would go on without the slow one by then."""
+    monkeypatch.setattr(timing, "MIN_GRACE_S", 0.1)
+    done, ended = threading.Event(), threading.Event()
+
+    def body(group: Group) -> Run:
+        run = start_run(options, group, int(group.me[1:]))
+        run.train(STEPS)
+        if group.me == "w1":
+            assert done.wait(PATIENCE_S)
+            assert not ended.wait(2.0), "the fast member ended without the slow one"
+            run.train(3 * STEPS)
+        done.set()
+        while (result := run.outer.finish(run.task)) is not None:
+            run.note(result)
+        ended.set()
+        return run
+
+    fast, slow = together(world(2), body)
+    assert [len(fast.losses), len(slow.losses)] == [STEPS, 4 * STEPS]
+    assert_equal_models([fast, slow])
+    assert fast.results[-1].contributors == ("w0", "w1")
 
 
 def start_vector() -> torch.Tensor:
