@@ -7,6 +7,7 @@ one of them. Loads neither psutil nor, where it is not there, any module of POSI
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -57,6 +58,32 @@ def kill_group(pid: int) -> None:
             os.killpg(pid, KILL)
         except (ProcessLookupError, PermissionError):
             return
+
+
+# --------------------------------------------------------------------------------------- users
+
+
+def user_ids() -> tuple[int, int] | None:
+    """Return the effective user and group of this process as numbers; None: it has none."""
+    return (os.geteuid(), os.getegid()) if hasattr(os, "geteuid") else None
+
+
+def has_user(name: str) -> bool:
+    """Return whether this machine has a user; not to be called where users have no numbers."""
+    import pwd
+
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
+def give_to(user: str, *paths: Path) -> None:
+    """Change the owner of files, where a number is all that an owner is."""
+    if hasattr(os, "chown"):
+        for path in paths:
+            shutil.chown(path, user)
 
 
 # --------------------------------------------------------------------------------------- files

@@ -1,21 +1,31 @@
-"""Service files for the hub or the agent: systemd units and launchd property lists."""
+"""Service files for the hub or the agent: units, property lists and tasks of Windows."""
 
 from __future__ import annotations
 
-import os
 import plistlib
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from xml.sax.saxutils import escape
+
+from atoll import system
 
 SYSTEM_HOME = {
     "linux": PurePosixPath("/var/lib/atoll"),
     "macos": PurePosixPath("/usr/local/var/atoll"),
+    "windows": PurePosixPath("C:/ProgramData/Atoll"),
 }
 """State folder of a system service."""
 
 STOP_S = {"hub": 30, "node": 60}
 """Time to end: a node lets workers leave, then sends their artifacts."""
+
+LOCAL_SERVICE = "S-1-5-19"
+"""Windows: the account of system services, with the rights of an ordinary user."""
+
+_MAY_READ = (LOCAL_SERVICE, "S-1-5-18", "S-1-5-32-544")
+"""Windows: who may read the state of a system service; also the system and its administrators."""
 
 _SAID = {"hub": "Atoll hub", "node": "Atoll node"}
 
@@ -41,7 +51,7 @@ class Service:
     role: str
     """`hub` or `node`."""
     platform: str
-    """`linux` or `macos`."""
+    """`linux`, `macos` or `windows`."""
     python: str
     """The interpreter that has Atoll."""
     home: PurePosixPath
@@ -50,6 +60,8 @@ class Service:
     """Arguments of `atoll hub` or `atoll join`."""
     user: str = ""
     """User of a system service; empty: a user service."""
+    account: str = ""
+    """Windows: the account at whose logon a user service starts."""
 
     @property
     def label(self) -> str:
@@ -65,6 +77,11 @@ class Service:
         folders = [f"--data={self.home}/hub", f"--runs={self.home}/runs"]
         return [*start, "hub", *folders, *self.arguments]
 
+    @property
+    def encoding(self) -> str:
+        """Encoding of its file: `schtasks` reads the one that it writes."""
+        return "utf-16" if self.platform == "windows" else "utf-8"
+
     def place(self, *, person: Path) -> Path:
         """Return the path of its file.
 
@@ -74,40 +91,59 @@ class Service:
         if self.platform == "linux":
             folder = "/etc/systemd/system" if self.user else person / ".config/systemd/user"
             return Path(folder, f"{self.label}.service")
+        if self.platform == "windows":  # the scheduler keeps a copy elsewhere
+            return Path(self.home, f"{self.label}.xml")
         folder = "/Library/LaunchDaemons" if self.user else person / "Library/LaunchAgents"
         return Path(folder, f"{self.label}.plist")
 
     def text(self) -> str:
         """Return the content of its file."""
-        return _unit(self) if self.platform == "linux" else _property_list(self)
+        return {"linux": _unit, "macos": _property_list, "windows": _task}[self.platform](self)
+
+    def preparing(self) -> list[list[str]]:
+        """Return the commands to run before anything is written into its folder of state."""
+        if self.platform != "windows" or not self.user:
+            return []
+        allowed = [f"*{account}:(OI)(CI)F" for account in _MAY_READ]
+        return [["icacls", str(self.home), "/inheritance:r", "/grant:r", *allowed]]
 
     def installing(self, place: Path) -> list[list[str]]:
         """Return the commands that start it, now and at boot."""
         if self.platform == "macos":
             return [["launchctl", "bootstrap", self._domain(), str(place)]]
+        if self.platform == "windows":
+            return [self._schtasks("Create", "/XML", str(place), "/F"), self._schtasks("Run")]
         return [self._systemctl("daemon-reload"), self._systemctl("enable", "--now", self.label)]
 
     def removing(self) -> list[list[str]]:
         """Return the commands that stop it, before its file is deleted."""
         if self.platform == "macos":
             return [["launchctl", "bootout", f"{self._domain()}/{self.label}"]]
+        if self.platform == "windows":  # disabled first: it would be started again after its end
+            words = (["Change", "/DISABLE"], ["End"], ["Delete", "/F"])
+            return [self._schtasks(*some) for some in words]
         return [self._systemctl("disable", "--now", self.label)]
 
     def removed(self) -> list[list[str]]:
         """Return the commands to run after its file was deleted."""
-        return [] if self.platform == "macos" else [self._systemctl("daemon-reload")]
+        return [self._systemctl("daemon-reload")] if self.platform == "linux" else []
 
     def asking(self) -> list[str]:
         """Return the command that shows its status."""
         if self.platform == "macos":
             return ["launchctl", "print", f"{self._domain()}/{self.label}"]
+        if self.platform == "windows":
+            return self._schtasks("Query", "/V", "/FO", "LIST")
         return self._systemctl("status", "--no-pager", self.label)
 
     def _systemctl(self, *words: str) -> list[str]:
         return ["systemctl", *([] if self.user else ["--user"]), *words]
 
+    def _schtasks(self, verb: str, *words: str) -> list[str]:
+        return ["schtasks", f"/{verb}", "/TN", self.label, *words]
+
     def _domain(self) -> str:
-        return "system" if self.user else f"gui/{os.getuid() if hasattr(os, 'getuid') else 0}"
+        return "system" if self.user else f"gui/{(system.user_ids() or (0, 0))[0]}"
 
 
 def _unit(service: Service) -> str:
@@ -160,3 +196,62 @@ def _property_list(service: Service) -> str:
     if service.user:
         content["UserName"] = service.user
     return plistlib.dumps(content, sort_keys=False).decode()
+
+
+def _task(service: Service) -> str:
+    """Return a task of the Task Scheduler, schema 1.2.
+
+    The scheduler restarts only what it could not start, and 255 times at most. Therefore the
+    trigger is repeated every minute, which has no effect while the program runs (`IgnoreNew`).
+    `pythonw` has no console window, and a task neither environment nor log: `cli/logged.py`.
+    """
+    log = f"{service.home}/{service.label}.log"
+    start = ["-m", "atoll.cli.logged", str(service.home), log]
+    words = subprocess.list2cmdline([*start, *service.command[3:]])
+    python = PureWindowsPath(service.python).with_name("pythonw.exe")
+    if service.user:
+        trigger, principal = "BootTrigger", f"<UserId>{LOCAL_SERVICE}</UserId>"
+        account = ""
+    else:
+        trigger, principal = "LogonTrigger", "<LogonType>InteractiveToken</LogonType>"
+        account = f"<UserId>{escape(service.account)}</UserId>"
+    return f"""\
+<?xml version="1.0" encoding="UTF-16"?>
+<Task version="1.2" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
+  <RegistrationInfo>
+    <Description>{_SAID[service.role]}</Description>
+  </RegistrationInfo>
+  <Triggers>
+    <{trigger}>
+      <Repetition><Interval>PT1M</Interval></Repetition>
+      <Enabled>true</Enabled>{account}
+    </{trigger}>
+  </Triggers>
+  <Principals>
+    <Principal id="Author">
+      {principal}
+      <RunLevel>LeastPrivilege</RunLevel>
+    </Principal>
+  </Principals>
+  <Settings>
+    <MultipleInstancesPolicy>IgnoreNew</MultipleInstancesPolicy>
+    <DisallowStartIfOnBatteries>false</DisallowStartIfOnBatteries>
+    <StopIfGoingOnBatteries>false</StopIfGoingOnBatteries>
+    <IdleSettings>
+      <StopOnIdleEnd>false</StopOnIdleEnd>
+    </IdleSettings>
+    <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>
+    <Priority>6</Priority>
+    <RestartOnFailure>
+      <Interval>PT1M</Interval>
+      <Count>255</Count>
+    </RestartOnFailure>
+  </Settings>
+  <Actions Context="Author">
+    <Exec>
+      <Command>{escape(str(python))}</Command>
+      <Arguments>{escape(words)}</Arguments>
+    </Exec>
+  </Actions>
+</Task>
+"""

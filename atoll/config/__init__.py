@@ -19,6 +19,7 @@ from atoll.config.environment import has_display as has_display
 from atoll.config.environment import home as home
 from atoll.config.environment import proxy_for as proxy_for
 from atoll.config.environment import read_worker_environment as read_worker_environment
+from atoll.config.environment import set_home as set_home
 from atoll.config.environment import take_code as take_code
 from atoll.config.environment import take_ticket as take_ticket
 from atoll.config.environment import worker_environment as worker_environment

@@ -206,6 +206,11 @@ def home() -> Path:
     return Path(base) / "atoll" if base else Path.home() / ".local" / "state" / "atoll"
 
 
+def set_home(folder: str) -> None:
+    """Choose the folder of state, of this process and of those that it starts."""
+    os.environ["ATOLL_HOME"] = folder
+
+
 def cache() -> Path:
     """Return the folder for what can be made again; this user's agents on a machine share it."""
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")

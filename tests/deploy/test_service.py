@@ -1,4 +1,4 @@
-"""Services: what is written for systemd and launchd, and what `atoll service` does with it."""
+"""Services: what is written for each system, and what `atoll service` does with it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
+from xml.etree import ElementTree
 
 import pytest
 
@@ -18,7 +19,8 @@ from atoll.cli.service_files import Service
 from tests.deploy.commands import refusal
 from tests.patience import PATIENCE_S
 
-SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "deploy" / "systemd"
 TICKET = "atoll://hub.example.org:7700/c2VjcmV0"
 
 
@@ -107,6 +109,70 @@ def test_units_start_what_atoll_takes(role: str) -> None:
     assert refusal(words[3:]) == ""
 
 
+def windows(role: str = "hub", **fields: object) -> Service:
+    home, python = PurePosixPath("C:/Users/Ann & Bo/.atoll"), r"C:\Users\Ann & Bo\v\python.exe"
+    return service(role, "windows", **{"home": home, "python": python, **fields})
+
+
+def facts(text: str) -> dict[str, str]:
+    """Return the texts of a task by element, without the namespace."""
+    root = ElementTree.fromstring(text.encode("utf-16"))
+    assert root.attrib == {"version": "1.2"}
+    return {one.tag.partition("}")[2]: (one.text or "").strip() for one in root.iter()}
+
+
+@pytest.mark.parametrize("role", ["hub", "node"])
+def test_a_task_starts_what_atoll_takes_and_again_when_it_ends(role: str) -> None:
+    arguments = ("@C:/there/ticket", "--slots", "2") if role == "node" else ("--port", "7701")
+    found = facts(windows(role, arguments=arguments, account="ann").text())
+    assert found["Command"] == r"C:\Users\Ann & Bo\v\pythonw.exe"
+    home = "C:/Users/Ann & Bo/.atoll"
+    start, log = f'-m atoll.cli.logged "{home}"', f'"{home}/atoll-{role}.log" '
+    assert found["Arguments"].startswith(f"{start} {log}")
+    words = shlex.split(found["Arguments"])[4:]
+    assert words[-len(arguments) :] == list(arguments)
+    assert refusal(words) == ""
+    assert found["LogonType"] == "InteractiveToken"
+    assert found["UserId"] == "ann"
+    assert "LogonTrigger" in found
+    assert (found["MultipleInstancesPolicy"], found["Interval"]) == ("IgnoreNew", "PT1M")
+    assert found["ExecutionTimeLimit"] == "PT0S"  # else it would be ended after three days
+    assert found["DisallowStartIfOnBatteries"] == found["StopIfGoingOnBatteries"] == "false"
+
+
+def test_a_system_task_starts_at_boot_in_a_closed_folder() -> None:
+    task = windows(home=PurePosixPath("C:/ProgramData/Atoll"), user="atoll")
+    found = facts(task.text())
+    assert "BootTrigger" in found
+    assert "LogonTrigger" not in found
+    assert found["UserId"] == "S-1-5-19"
+    assert found["RunLevel"] == "LeastPrivilege"
+    (command,) = task.preparing()
+    assert command[:4] == ["icacls", "C:/ProgramData/Atoll", "/inheritance:r", "/grant:r"]
+    assert command[4:] == [f"*S-1-5-{who}:(OI)(CI)F" for who in ("19", "18", "32-544")]
+    assert task.place(person=Path("C:/Users/Ann")) == Path("C:/ProgramData/Atoll/atoll-hub.xml")
+
+
+@pytest.mark.parametrize("word", ["with space", 'a"b', "back\\slash\\", "<&>", "tab\there", ""])
+def test_words_reach_the_program_of_a_task(word: str) -> None:
+    found = facts(windows(arguments=("--advertise", word)).text())
+    last = subprocess.list2cmdline(["--advertise", word])
+    assert found["Arguments"].endswith(last)
+
+
+def test_output_of_a_task_goes_to_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "atoll.log"
+    words = [sys.executable, "-m", "atoll.cli.logged", str(tmp_path), str(log)]
+    for _ in range(2):
+        done = subprocess.run(
+            [*words, "--version"], capture_output=True, timeout=PATIENCE_S, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    first, second = log.read_text(encoding="utf-8").splitlines()
+    assert first == second
+    assert first.startswith("atoll")
+
+
 # ------------------------------------------------------------------------------------- verbs
 
 
@@ -151,6 +217,35 @@ def test_a_node_is_installed_asked_for_and_removed(tmp_path: Path, system: Path)
     assert ticket.exists()
 
 
+@linux  # where Windows is pretended
+def test_a_task_is_installed_asked_for_and_removed(
+    tmp_path: Path, system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (system / "systemctl").rename(system / "schtasks")
+    monkeypatch.setenv("PRETENDED_SYSTEM", "win32")
+    monkeypatch.setenv("PRETENDED_LOG", str(tmp_path / "processes"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests/systems"), str(ROOT)]))
+    monkeypatch.setenv("LOGNAME", "ann")
+    path = f"{system}:/usr/bin:/bin"
+    done = atoll(tmp_path, "install", "node", "--", TICKET, "--slots", "2", path=path)
+    assert done.returncode == 0, done.stderr
+    home = tmp_path / "state"
+    place = home / "atoll-node.xml"
+    text = place.read_bytes().decode("utf-16")
+    assert "\r" not in text
+    assert facts(text)["UserId"] == "ann"
+    assert facts(text)["Arguments"].endswith(f"--home={home} @{home}/ticket --slots 2")
+    assert (home / "ticket").read_bytes() == TICKET.encode() + b"\n"
+    task = "/TN atoll-node"
+    assert asked(tmp_path) == [f"/Create {task} /XML {place} /F", f"/Run {task}"]
+    assert atoll(tmp_path, "status", "node", path=path).returncode == 0
+    assert asked(tmp_path)[2:] == [f"/Query {task} /V /FO LIST"]
+    done = atoll(tmp_path, "uninstall", "node", path=path)
+    assert done.returncode == 0, done.stderr
+    assert asked(tmp_path)[3:] == [f"/Change {task} /DISABLE", f"/End {task}", f"/Delete {task} /F"]
+    assert not place.exists()
+
+
 @linux
 def test_what_the_system_refuses_is_told(tmp_path: Path, system: Path) -> None:
     (tmp_path / "refuse").touch()
@@ -167,6 +262,9 @@ def test_print_does_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert TICKET not in done.stdout
     assert "launchctl bootstrap" in done.stdout
+    done = atoll(tmp_path, "install", "node", "--print", "--for", "windows", "--", TICKET)
+    assert TICKET not in done.stdout
+    assert "# schtasks /Create /TN atoll-node /XML" in done.stdout
     done = atoll(tmp_path, "install", "hub", "--print", "--for", "linux", "--system")
     assert "systemctl enable --now atoll-hub" in done.stdout
     assert "User=atoll" in done.stdout
@@ -179,7 +277,7 @@ def test_print_does_nothing(tmp_path: Path) -> None:
         ("install hubb", "unknown service"),
         ("install node", "needs a ticket"),
         (f"install node -- {TICKET} --slotz 2", "--slotz"),
-        ("install hub --print --for windows", "unknown system"),
+        ("install hub --print --for amiga", "unknown system"),
         ("uninstall hub", "not installed"),
         ("install hub --system --user nobody-of-that-name", "no user to run as"),
     ],

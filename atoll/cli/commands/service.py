@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll import system as machine
 from atoll.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -20,13 +21,16 @@ app = typer.Typer(
 )
 
 ROLES = ("hub", "node")
-PLATFORMS = {"linux": "linux", "darwin": "macos"}
+PLATFORMS = {"linux": "linux", "darwin": "macos", "win32": "windows"}
 
 RoleArgument = Annotated[str, typer.Argument(help="hub or node.", metavar="hub|node")]
 SystemOption = Annotated[
-    bool, typer.Option("--system", help="Install it as a system service (needs root).")
+    bool,
+    typer.Option("--system", help="Install it as a system service (needs root or administrator)."),
 ]
-UserOption = Annotated[str, typer.Option(help="With --system: user that it runs as.")]
+UserOption = Annotated[
+    str, typer.Option(help="With --system: user that it runs as (Windows: always LOCAL SERVICE).")
+]
 
 
 @app.command()
@@ -42,7 +46,7 @@ def install(
         bool, typer.Option("--print", help="Print the commands without running them.")
     ] = False,
     platform: Annotated[
-        str, typer.Option("--for", help="With --print: linux or macos (default: this one).")
+        str, typer.Option("--for", help="With --print: linux, macos or windows.")
     ] = "",
 ) -> None:
     """Start the hub or the agent now and whenever this machine starts.
@@ -62,10 +66,13 @@ def install(
         _show(service, place)
         return
     _check_here(service, user=user)
+    for command in service.preparing():
+        Path(service.home).mkdir(parents=True, exist_ok=True)
+        _run(command)
     if ticket:
         _write(Path(service.home) / "ticket", ticket + "\n", user=service.user, private=True)
     Path(service.home).mkdir(parents=True, exist_ok=True)
-    _write(place, service.text())
+    _write(place, service.text(), encoding=service.encoding)
     for command in service.installing(place):
         _run(command)
     console = screen.output()
@@ -75,6 +82,8 @@ def install(
             "  it starts when you log in; run `loginctl enable-linger` to start it at boot",
             style="dim",
         )
+    if service.platform == "windows":
+        console.print(f"  its log: {service.home}/{service.label}.log", style="dim")
 
 
 @app.command()
@@ -116,6 +125,8 @@ def status(role: RoleArgument, system: SystemOption = False, user: UserOption = 
 
 def _service(role: str, *, system: bool, user: str, platform: str) -> Service:
     """Return the service without its arguments."""
+    import getpass
+
     from atoll import config
     from atoll.cli.service_files import SYSTEM_HOME, Service
 
@@ -125,7 +136,7 @@ def _service(role: str, *, system: bool, user: str, platform: str) -> Service:
         if platform:
             raise unknown("system", platform, PLATFORMS.values())
         raise ConfigError(
-            "services can be installed on Linux and macOS only",
+            "services can be installed on Linux, macOS and Windows only",
             given=sys.platform,
             remedy="let the system's own scheduler start `atoll hub` or `atoll join`",
         )
@@ -136,6 +147,7 @@ def _service(role: str, *, system: bool, user: str, platform: str) -> Service:
         python=sys.executable,
         home=home,
         user=user if system else "",
+        account=getpass.getuser() if chosen == "windows" and not system else "",
     )
 
 
@@ -178,36 +190,33 @@ def _check_here(service: Service, *, user: str) -> None:
     """Raise if the service cannot be installed on this machine or by this user."""
     if service.platform != PLATFORMS.get(sys.platform):
         raise ConfigError("a service can be installed for this system only", remedy="add --print")
-    if not service.user:
+    if not service.user or service.platform == "windows":  # Windows itself says who may
         return
-    import pwd
-
-    try:
-        pwd.getpwnam(user)
-    except KeyError:
+    if not machine.has_user(user):
         raise ConfigError(
             "the service has no user to run as",
             given=f"no user {user!r} on this machine",
             remedy=f"`useradd --system --home-dir {service.home} {user}`, or name another: --user",
-        ) from None
-    if os.geteuid() != 0:
+        )
+    if (machine.user_ids() or (0, 0))[0] != 0:
         raise ConfigError("installing a system service needs root", remedy="use sudo")
 
 
-def _write(path: Path, text: str, *, user: str = "", private: bool = False) -> None:
-    """Write a file atomically."""
+def _write(
+    path: Path, text: str, *, user: str = "", private: bool = False, encoding: str = "utf-8"
+) -> None:
+    """Write a file atomically; the same bytes on every system."""
     import secrets
-    import shutil
 
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o755)
         mode = 0o600 if private else 0o644
-        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write(text)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        with os.fdopen(os.open(scratch, flags, mode), "wb") as file:
+            file.write(text.encode(encoding))
         if user:
-            shutil.chown(path.parent, user)
-            shutil.chown(scratch, user)
+            machine.give_to(user, path.parent, scratch)
         scratch.replace(path)
     except OSError as error:
         raise ConfigError("a file of the service cannot be written", given=str(error)) from error
@@ -220,7 +229,9 @@ def _run(command: list[str]) -> None:
     import subprocess
 
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
     except FileNotFoundError as error:
         raise _absent(command) from error
     if done.returncode:
@@ -241,7 +252,9 @@ def _absent(command: list[str]) -> ConfigError:
 
 def _show(service: Service, place: Path) -> None:
     """Print the file and the commands."""
+    import subprocess
+
     typer.echo(f"# {place}")
     typer.echo(service.text(), nl=False)
-    for command in service.installing(place):
-        typer.echo("# " + " ".join(command))
+    for command in [*service.preparing(), *service.installing(place)]:
+        typer.echo("# " + subprocess.list2cmdline(command))
