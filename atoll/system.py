@@ -1,20 +1,31 @@
-"""What depends on the operating system and several rooms need: signals, locks, children, folders.
+"""What depends on the operating system: signals, children, limits, users, locks, folders.
 
-Elsewhere Linux, macOS and Windows are told apart only where a room alone has something to do with
-one of them. Loads neither psutil nor, where it is not there, any module of POSIX.
+Elsewhere Linux, macOS and Windows are told apart only by what all of them have. Does not load
+psutil, nor, where it is not there, any module of POSIX.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 KILL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
 """The signal that cannot be ignored (on Windows the only one)."""
+
+INTERRUPTS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+    if hasattr(signal, name)
+)
+"""Signals of a person or a terminal that ask a program to end."""
 
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
@@ -51,6 +62,66 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(KILL))
 
 
+class Apart(TypedDict):
+    """Options of `subprocess.Popen` of a child in a process group of its own."""
+
+    start_new_session: bool
+    creationflags: int
+
+
+def apart() -> Apart:
+    """Return the options by which Ctrl+C in a console does not reach a child.
+
+    On POSIX it leads a session and a group. On Windows it leads a group, and opens no window if
+    this process has none.
+    """
+    if sys.platform == "win32":
+        flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
+        return {"start_new_session": False, "creationflags": flags}
+    return {"start_new_session": True, "creationflags": 0}
+
+
+def before_program(
+    *, niceness: int = 0, cpus: Sequence[int] = (), oom_score: int = 0
+) -> Callable[[], None] | None:
+    """Return what a child runs before its program: it dies with its parent, and has limits.
+
+    Its descendants inherit the limits. What a system lacks is left out; Windows has none of it.
+
+    Args:
+        niceness: Added to that of this process.
+        cpus: Numbers of the cores it may run on; empty: all.
+        oom_score: How likely the kernel kills it when memory runs out, 0 to 1000.
+    """
+    if os.name != "posix":
+        return None
+    die = die_with_parent()
+
+    def before() -> None:
+        if die is not None:
+            die()
+        if oom_score:
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
+                file.write(str(oom_score).encode())
+        if niceness:
+            os.nice(niceness)
+        if cpus and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, cpus)
+
+    return before
+
+
+def lower_priority(niceness: int) -> None:
+    """Let other processes run before this one, where that is a number."""
+    if hasattr(os, "nice"):
+        os.nice(niceness)
+
+
+def group_of(pid: int) -> int:
+    """Return the number of a process's group, that of its leader; 0: Windows has no groups."""
+    return os.getpgid(pid) if hasattr(os, "getpgid") else 0
+
+
 def kill_group(pid: int) -> None:
     """Kill the process group led by `pid`; Windows has no groups."""
     if hasattr(os, "killpg"):
@@ -58,6 +129,72 @@ def kill_group(pid: int) -> None:
             os.killpg(pid, KILL)
         except (ProcessLookupError, PermissionError):
             return
+
+
+# -------------------------------------------------------------------------- limits and memory
+
+
+def allow_many_files(wanted: int) -> None:
+    """Raise the limit on the open files of this process; Windows has none."""
+    if os.name != "posix":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def usable_cpus() -> list[int]:
+    """Return the numbers of the cores that this process may run on, e.g. in a container."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def resident_bytes() -> int | None:
+    """Return the resident memory of this process; None: psutil must be asked, which is large."""
+    try:
+        pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def proportional_bytes(pid: int) -> int | None:
+    """Return a process's memory with shared pages divided among their users; None: not known."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def count_oom_kills() -> int:
+    """Return how many processes the kernel has killed for lack of memory; 0: not known."""
+    try:
+        lines = Path("/proc/vmstat").read_bytes().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
+
+
+def control_group(pid: int) -> str:
+    """Return the control groups of a process, as the kernel writes them; empty: not known."""
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def try_local_socket(path: str) -> None:
+    """Raise OSError if no program listens on a local socket, or there are none on this system."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise OSError("this system has no local sockets")
+    with socket.socket(socket.AF_UNIX) as door:
+        door.connect(path)
 
 
 # --------------------------------------------------------------------------------------- users

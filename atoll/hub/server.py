@@ -20,6 +20,7 @@ from atoll.hub.app import Hub, HubOptions, open_hub
 from atoll.hub.security.connection_limits import is_loopback
 from atoll.hub.security.tls import choose
 from atoll.hub.sessions.uvicorn_protocols import WebSocketProtocol, protocol_factory
+from atoll.system import allow_many_files
 from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
 
 logger = logging.getLogger(__name__)
@@ -207,22 +208,9 @@ class HubServer:
             self._ready.set()
 
 
-def allow_many_files() -> None:
-    """Raise the limit on open files; the usual 1,024 is too low for a large hub."""
-    if os.name != "posix":
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 def run(server: HubServer, *, on_ready: Callable[[], None]) -> None:
     """Serve on the fastest installed event loop until the server is stopped."""
-    allow_many_files()
+    allow_many_files(FILES)
     factory = uvicorn.Config("", loop="auto", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(server.serve(on_ready=on_ready))

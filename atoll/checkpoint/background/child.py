@@ -8,8 +8,8 @@ import sys
 import threading
 from typing import BinaryIO
 
+from atoll import system
 from atoll.checkpoint.background.messages import Report, line
-from atoll.system import end_with_parent
 
 NICENESS = 10
 
@@ -37,9 +37,8 @@ def lower_priority() -> tuple[BinaryIO, BinaryIO]:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    if hasattr(os, "nice"):
-        os.nice(NICENESS)
-    end_with_parent()
+    system.lower_priority(NICENESS)
+    system.end_with_parent()
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return sys.stdin.buffer, reports

@@ -146,8 +146,8 @@ class Embedded:
             stdin=subprocess.DEVNULL,
             stdout=stdout if stdout is not None else file,
             stderr=file,
-            start_new_session=True,
             preexec_fn=system.die_with_parent(),
+            **system.apart(),
         )
 
     def _read_ready(self, hub: subprocess.Popen[bytes], interrupts: Interrupts) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from atoll.system import INTERRUPTS
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -73,10 +75,7 @@ class Interrupts:
         """Signals so far: a second one means "at once"."""
 
     def __enter__(self) -> Interrupts:
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if hasattr(signal, "SIGHUP"):
-            numbers.append(signal.SIGHUP)
-        for number in numbers:
+        for number in INTERRUPTS:
             self._old[number] = signal.signal(number, self._handle)
         before = self._old[signal.SIGINT]
         if isinstance(before, RememberedInterrupt) and before.seen:

@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.errors import HubError
 from atoll.hub.alarms.notify_config import Command, Email, NotifyTarget, Webhook
-from atoll.system import kill_group
+from atoll.system import apart, kill_group
 
 SIGNATURE = "X-Atoll-Signature"
 _LINES_IN_MAIL = 200
@@ -68,7 +68,7 @@ def _run(hook: Command, message: Mapping[str, Any]) -> None:
     try:
         process = subprocess.Popen(
             hook.argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            start_new_session=True,
+            **apart(),
         )  # fmt: skip
     except OSError as error:
         raise PermanentFailure("the program cannot be started", given=str(error)) from error

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from atoll import system
 from atoll.errors import ConfigError, HubError, unknown
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, Json, body_as, forbidden, identity_of, number
@@ -88,13 +86,12 @@ async def health(_request: Request, _context: Context) -> Response:
 
 def rss_bytes() -> int:
     """Return the resident memory of this process."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        import psutil  # only where /proc is missing, because psutil takes memory
+    known = system.resident_bytes()
+    if known is not None:
+        return known
+    import psutil  # takes memory
 
-        return int(psutil.Process().memory_info().rss)
+    return int(psutil.Process().memory_info().rss)
 
 
 LONGEST = 255

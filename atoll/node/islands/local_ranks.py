@@ -24,10 +24,8 @@ from atoll.errors import JobError
 from atoll.island.start_phase import RankPhase, phase_file
 from atoll.node.islands.failure_cause import RankExit, error_file
 from atoll.node.launchers.launcher import THREADS
-from atoll.node.launchers.resources import usable_cpus
 from atoll.node.machine.interfaces import interface_of, is_loopback
 from atoll.node.processes import process_tree
-from atoll.node.processes.exits import count_oom_kills
 from atoll.node.processes.output import read_lines
 
 log = logging.getLogger(__name__)
@@ -58,7 +56,7 @@ class LocalRanks:
         self._folder, self._program, self._on_end = folder, program, on_end
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
         self._readers: list[threading.Thread] = []
-        self._oom_kills = count_oom_kills()
+        self._oom_kills = system.count_oom_kills()
 
     def start(self, places: Sequence[RankPlace], *, own_address: str, **more: str) -> None:
         """Start ranks that meet at `own_address`, with additional variables; raises JobError."""
@@ -118,7 +116,7 @@ class LocalRanks:
 
     def _await_end(self, rank: int, popen: subprocess.Popen[bytes]) -> None:
         code = popen.wait()
-        killed = count_oom_kills() - self._oom_kills
+        killed = system.count_oom_kills() - self._oom_kills
         self._on_end(RankExit.read(rank, code, folder=self._folder, oom_kills=killed))
 
 
@@ -131,7 +129,7 @@ def _defaults(ranks: int, address: str) -> dict[str, str]:
     names = INTERFACES[:1] if is_loopback(address) else INTERFACES
     interface = interface_of(address)
     found = dict.fromkeys(names, interface) if interface else {}
-    return found | dict.fromkeys(THREADS, str(max(1, len(usable_cpus()) // ranks)))
+    return found | dict.fromkeys(THREADS, str(max(1, len(system.usable_cpus()) // ranks)))
 
 
 def _pass_on(rank: int, stream: io.BufferedReader) -> None:

@@ -7,8 +7,6 @@ import contextlib
 import hashlib
 import logging
 import secrets
-import signal
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll import system
 from atoll.errors import AtollError, JobError, OutOfMemory
 from atoll.node.launchers.container_daemon import connect, describe_daemon, find_image
 from atoll.node.launchers.container_options import (
@@ -28,7 +27,6 @@ from atoll.node.launchers.container_options import (
 from atoll.node.launchers.launcher import GONE_S, Exit, Order
 from atoll.node.launchers.process import explain
 from atoll.node.launchers.threads import tell
-from atoll.node.processes.exits import count_oom_kills
 from atoll.node.processes.output import TAIL_LINES, LineHandler, read_output
 from atoll.node.processes.threads import StillWanted, in_thread
 
@@ -41,6 +39,8 @@ log = logging.getLogger(__name__)
 
 LAST_LINES_S = 5.0
 """How long to wait for the output of an ended container."""
+
+LINUX_KILL = 9
 
 SIGNALS_FROM = 128
 """Exit statuses above this stand for signals."""
@@ -106,7 +106,7 @@ class ContainerLauncher:
             }
             options = container_options(order, facts, user=user, labels=labels)
             with describe_daemon("the container cannot be started", given=order.spec.launch.image):
-                oom_kills = count_oom_kills()
+                oom_kills = system.count_oom_kills()
                 container, stream = _run(client, options, wanted)
             return _Started(client, container, stream, facts, oom_kills)
         except BaseException:
@@ -245,8 +245,8 @@ class ContainerProcess:
         if code == 0:
             return None
         # The daemon may learn of the exit before its cause, which the kernel's count shows.
-        oom_kills = count_oom_kills() - self._oom_kills if self._pid is not None else 0
-        killed_so = code == -signal.SIGKILL and oom_kills > 0
+        oom_kills = system.count_oom_kills() - self._oom_kills if self._pid is not None else 0
+        killed_so = code == -LINUX_KILL and oom_kills > 0
         if killed_so or await asyncio.to_thread(self._was_out_of_memory):
             return self._out_of_memory()
         return explain(self._order, code, oom_kills=0)
@@ -351,12 +351,7 @@ def _is_rootless(client: DockerClient) -> bool:
 def _local_pid(container: Container) -> int | None:
     """Return the process id if it denotes that container on this system."""
     pid = int(container.attrs.get("State", {}).get("Pid") or 0)
-    if not pid or not sys.platform.startswith("linux"):
-        return None
-    with contextlib.suppress(OSError):
-        if str(container.id)[:12] in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8"):
-            return pid
-    return None
+    return pid if pid and str(container.id)[:12] in system.control_group(pid) else None
 
 
 def _status(code: int) -> int:

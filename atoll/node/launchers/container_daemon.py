@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from atoll import config
+from atoll import config, system
 from atoll.config import LaunchTable
 from atoll.errors import AtollError, ConfigError, JobError
 from atoll.node.processes.threads import StillWanted
@@ -78,8 +77,7 @@ def daemon_available() -> bool:
 def _knock(host: str) -> None:
     """Raise OSError if a local socket has no listener, faster than the library."""
     if host.startswith("unix://"):
-        with socket.socket(socket.AF_UNIX) as door:
-            door.connect(host.removeprefix("unix://"))
+        system.try_local_socket(host.removeprefix("unix://"))
 
 
 @contextlib.contextmanager

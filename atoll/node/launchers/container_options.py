@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from atoll import system
 from atoll.errors import ConfigError
 from atoll.node.launchers.launcher import OOM_SCORE, Order
 
@@ -106,11 +107,12 @@ def container_user(image: ImageFacts, *, rootless: bool) -> str:
     If the image names none it is the agent's user, so that its files belong to the owner, and never
     the machine's root. Root inside a rootless daemon is already the owner.
     """
-    if image.user or rootless or not hasattr(os, "getuid"):
+    own = system.user_ids()
+    if image.user or rootless or own is None:
         return ""
-    if os.getuid() == 0:
+    if own[0] == 0:
         return f"{NOBODY}:{NOBODY}"
-    return f"{os.getuid()}:{os.getgid()}"
+    return f"{own[0]}:{own[1]}"
 
 
 def make_writable(directory: Path, *, user: str) -> None:
@@ -119,13 +121,14 @@ def make_writable(directory: Path, *, user: str) -> None:
     If the owner cannot be changed, all users may write; therefore the parent folder is closed to
     other users of this machine. `user` is e.g. `65534:65534`, or a name from the image.
     """
-    if not hasattr(os, "getuid"):
+    own = system.user_ids()
+    if own is None:
         return  # the daemon runs in a virtual machine and ignores owners
     jobs = directory.parents[1]
     jobs.chmod(0o700)
     uid, _, gid = user.partition(":")
-    owned = uid.isdigit() and os.getuid() == 0
-    if uid.isdigit() and int(uid) == os.getuid():
+    owned = uid.isdigit() and own[0] == 0
+    if uid.isdigit() and int(uid) == own[0]:
         return
     for root, folders, files in os.walk(directory):
         for path in [Path(root), *(Path(root, name) for name in [*folders, *files])]:

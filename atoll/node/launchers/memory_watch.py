@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import psutil
@@ -165,11 +164,8 @@ def _resident(process: psutil.Process) -> int:
 
 def _proportional(process: psutil.Process) -> int:
     """Return its memory with shared pages divided among their users, if available."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
-        line = next((line for line in text.splitlines() if line.startswith("Pss:")), "")
-        return int(line.split()[1]) * 1024
-    return _resident(process)
+    known = system.proportional_bytes(process.pid)
+    return _resident(process) if known is None else known
 
 
 def _gb(nbytes: int) -> str:

@@ -15,17 +15,16 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 from atoll import config, system
 from atoll.errors import AtollError, ConfigError, JobError, from_dict
 from atoll.ids import is_reducer
-from atoll.node.launchers.launcher import GONE_S, OOM_SCORE, Exit, Order, ResourceCaps
+from atoll.node.launchers.launcher import GONE_S, OOM_SCORE, Exit, Order
 from atoll.node.launchers.threads import tell
 from atoll.node.processes import process_tree
-from atoll.node.processes.exits import ERROR_FILE, count_oom_kills, explain_exit
+from atoll.node.processes.exits import ERROR_FILE, explain_exit
 from atoll.node.processes.output import TAIL_LINES, LineHandler, read_output
 
 log = logging.getLogger(__name__)
@@ -60,8 +59,10 @@ class ProcessLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_before_program(order.caps),
+                preexec_fn=system.before_program(
+                    niceness=order.caps.nice, cpus=order.caps.cpus or (), oom_score=OOM_SCORE
+                ),
+                **system.apart(),
             )
         except (OSError, ValueError) as error:
             raise _not_started(words[0], error) from error
@@ -84,7 +85,7 @@ class ChildProcess:
         self._popen = popen
         self._failure: AtollError | None = None
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._oom_kills = count_oom_kills()
+        self._oom_kills = system.count_oom_kills()
         loop = asyncio.get_running_loop()
         self._code: asyncio.Future[int] = loop.create_future()
         self._read_all: asyncio.Future[None] = loop.create_future()
@@ -153,7 +154,7 @@ class ChildProcess:
     def _explain(self, code: int) -> AtollError | None:
         if code == 0:
             return None
-        return explain(self._order, code, oom_kills=count_oom_kills() - self._oom_kills)
+        return explain(self._order, code, oom_kills=system.count_oom_kills() - self._oom_kills)
 
 
 def explain(order: Order, code: int, *, oom_kills: int) -> AtollError:
@@ -216,25 +217,6 @@ def _environment(order: Order) -> dict[str, str]:
         chosen = [names[gpu] if gpu < len(names) else str(gpu) for gpu in caps.gpus]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
     return environment
-
-
-def _before_program(caps: ResourceCaps) -> Callable[[], None] | None:
-    """Return the function that sets a child's limits, which all its descendants inherit."""
-    if os.name != "posix":
-        return None
-    die_with_parent = system.die_with_parent()
-
-    def before_program() -> None:
-        if die_with_parent is not None:
-            die_with_parent()
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write(str(OOM_SCORE))
-        if caps.nice:
-            os.nice(caps.nice)
-        if caps.cpus and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, caps.cpus)
-
-    return before_program
 
 
 def _note(directory: Path, pid: int) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 
+from atoll import system
 from atoll.config import JobSpec, agreed_device
 from atoll.config.constraints import AUTO_DEVICE, CPU_DEVICE
 from atoll.ids import is_reducer
@@ -26,7 +26,7 @@ class ResourceAllocator:
         """Allocate for `slots` processes at once; `cpus` None: those that this process may use."""
         self._slots = max(1, slots)
         self._gpus = gpus
-        self._cpus = list(usable_cpus() if cpus is None else cpus)
+        self._cpus = list(system.usable_cpus() if cpus is None else cpus)
         self._cpu_users: Counter[int] = Counter()
         self._gpu_users: Counter[int] = Counter()
 
@@ -100,13 +100,6 @@ def device_of(spec: JobSpec, offer: Offer) -> str:
     """
     device = agreed_device(spec.job.device, offer.device)
     return CUDA if device.startswith(f"{CUDA}:") else device
-
-
-def usable_cpus() -> list[int]:
-    """Return the numbers of the cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _threads(spec: JobSpec, cores: float) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 import atoll
+from atoll import system
 from atoll.node.imports import load
 from atoll.node.machine.accelerators import computes_on, why_idle
 from atoll.wire.messages import NodeInfo
@@ -164,9 +165,7 @@ def torch_version() -> str:
 
 def usable_cores() -> int:
     """Return the number of cores that this process may run on, e.g. in a container."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(system.usable_cpus())
 
 
 def existing(path: Path) -> Path:

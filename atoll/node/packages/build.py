@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,8 @@ from atoll import system
 from atoll.node.processes import process_tree
 
 OnLine = Callable[[str], None]
+
+NICENESS = 10
 
 _KEPT_LINES = 200
 _LAST_LINES = 12
@@ -60,8 +61,8 @@ class Build:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_before_program(),
+            preexec_fn=system.before_program(niceness=NICENESS),
+            **system.apart(),
         )
         self.pid = process.pid
         try:
@@ -95,16 +96,3 @@ class Build:
         if text:
             self._lines.append(text)
             self._on_line(text)
-
-
-def _before_program() -> Callable[[], None] | None:
-    """Return the function by which a child dies with the agent and runs at low priority."""
-    die = system.die_with_parent()
-    if die is None:
-        return None
-
-    def before() -> None:
-        die()
-        os.nice(10)
-
-    return before

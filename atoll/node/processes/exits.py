@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
+from atoll import system
 from atoll.errors import AtollError, JobError, OutOfMemory, ScriptError
 
 ERROR_FILE = "error.json"
@@ -28,7 +28,7 @@ def explain_exit(code: int, *, member: str, oom_kills: int, program: str = "") -
             expected="exit status 0",
             remedy="see its last lines: atoll logs",
         )
-    if code == -signal.SIGKILL and oom_kills > 0:
+    if code == -system.KILL and oom_kills > 0:
         return OutOfMemory(
             f"{member} ran out of memory",
             given="the system killed it",
@@ -46,15 +46,6 @@ def explain_exit(code: int, *, member: str, oom_kills: int, program: str = "") -
         expected="0",
         remedy="see its last lines: atoll logs",
     )
-
-
-def count_oom_kills() -> int:
-    """Return the number of out-of-memory kills since the kernel started."""
-    try:
-        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def _signal_name(number: int) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable
 
 import psutil
 
+from atoll import system
+
 
 def watch_parent(*, interval_s: float = 1.0) -> None:
     """End this process when its parent is gone, if the kernel does not do it."""
@@ -78,11 +80,11 @@ def group_mates() -> list[psutil.Process]:
 
     They include orphans, which are in no tree.
     """
-    if not hasattr(os, "getpgid") or os.getpgrp() != os.getpid():
+    if system.group_of(0) != os.getpid():
         return []
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if process.pid != os.getpid() and os.getpgid(process.pid) == os.getpid():
+            if process.pid != os.getpid() and system.group_of(process.pid) == os.getpid():
                 found.append(process)
     return found

@@ -160,8 +160,8 @@ def test_network_that_cannot_reach_the_hub_is_refused(
 def test_container_user_is_never_the_hosts_root(
     monkeypatch: pytest.MonkeyPatch, uid: int, image_user: str, rootless: bool, user: str
 ) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: uid)
-    monkeypatch.setattr(os, "getgid", lambda: 100)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr(os, "getegid", lambda: 100)
     assert container_user(ImageFacts(user=image_user), rootless=rootless) == user
 
 
