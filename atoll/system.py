@@ -226,6 +226,10 @@ def give_to(user: str, *paths: Path) -> None:
 # --------------------------------------------------------------------------------------- files
 
 
+FILES_HAVE_MODES = os.name == "posix"
+"""Whether files say who may read, write and execute them."""
+
+
 def flush_folder(folder: Path) -> None:
     """Make renames in a folder durable, if the system can.
 

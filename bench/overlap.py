@@ -138,7 +138,7 @@ class Window:
 
 def on_core(thread: int) -> float:
     """Return the seconds that a thread has run, or waited for a core to run on."""
-    ran, waited, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
+    ran, waited, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text(encoding="utf-8").split()
     return (int(ran) + int(waited)) / 1e9
 
 

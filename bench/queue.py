@@ -126,7 +126,9 @@ def nats_server(*, synced: bool = False) -> Iterator[Side]:
         settings = Path(folder) / "nats.conf"
         interval = "always" if synced else "2m"
         store = Path(folder) / "store"
-        settings.write_text(f'jetstream {{ store_dir: "{store}", sync_interval: {interval} }}')
+        settings.write_text(
+            f'jetstream {{ store_dir: "{store}", sync_interval: {interval} }}', encoding="utf-8"
+        )
         command = [
             *(str(program), "--addr", "127.0.0.1", "--port", str(port)),
             *("--config", str(settings), "--log", "/dev/null"),

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors", "ids", "methods"},
     "devices": {"errors", "config"},
     "wire": {"errors", "ids"},
-    "code": {"errors", "ids"},
+    "code": {"errors", "ids", "system"},
     "net": {*LEAVES, "config", "wire"},
     "rounds": {"errors", "ids", "wire"},
     "hub": {*LEAVES, "config", "wire", "rounds"},

@@ -158,11 +158,14 @@ def remove_leftovers(scratch: Path) -> None:
 def _group_room(group: Path) -> int:
     """Return how much the control group's limit (of a container) leaves."""
     try:
-        limit = (group / "memory.max").read_text().strip()
+        limit = (group / "memory.max").read_text(encoding="utf-8").strip()
         if limit == "max":
             return sys.maxsize
-        used = int((group / "memory.current").read_text())
-        lines = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used = int((group / "memory.current").read_text(encoding="utf-8"))
+        lines = (
+            line.split()
+            for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines()
+        )
         cached = sum(
             int(value) for name, value in lines if name in ("inactive_file", "active_file")
         )

@@ -14,7 +14,7 @@ def main(arguments: list[str]) -> None:
     """Run one command of `atoll` with its state in HOME and its output at the end of LOG."""
     home, log, *words = arguments
     # It is open as long as the process lives.
-    file = Path(log).open("a", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
+    file = Path(log).open("a", buffering=1, encoding="utf-8", newline="\n")  # noqa: SIM115
     for descriptor in (1, 2):  # of children, and of libraries that are not Python
         os.dup2(file.fileno(), descriptor)
     sys.stdout = sys.stderr = file

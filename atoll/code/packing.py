@@ -20,6 +20,7 @@ from typing import IO, BinaryIO, Self
 from atoll.code import names
 from atoll.code.ignore import included_files
 from atoll.errors import ConfigError, StorageFull
+from atoll.system import FILES_HAVE_MODES
 
 _BLOCK_BYTES = 2**18
 _REMEDY = "exclude it with a line in .atollignore"
@@ -165,7 +166,7 @@ def _add(archive: gzip.GzipFile, file: _File) -> int:
             status = os.fstat(source.fileno())
             header = tarfile.TarInfo(file.name)
             header.size = status.st_size
-            header.mode = 0o755 if status.st_mode & 0o100 else 0o644
+            header.mode = 0o755 if _is_program(source, status.st_mode) else 0o644
             archive.write(header.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict"))
             for block in _exactly(source, status.st_size, file.name):
                 archive.write(block)
@@ -175,6 +176,15 @@ def _add(archive: gzip.GzipFile, file: _File) -> int:
         raise ConfigError("a file cannot be read", given=f"{file.path} ({error})") from error
     archive.write(bytes(-status.st_size % tarfile.BLOCKSIZE))
     return status.st_size
+
+
+def _is_program(source: BinaryIO, mode: int) -> bool:
+    """Return whether a file may be executed; Windows does not say, there its first bytes do."""
+    if FILES_HAVE_MODES:
+        return bool(mode & 0o100)
+    script = source.read(2) == b"#!"
+    source.seek(0)
+    return script
 
 
 def _exactly(source: IO[bytes], nbytes: int, name: str) -> Iterator[bytes]:

@@ -89,7 +89,7 @@ class StartReport:
         path = self._folder / phase_file(self._rank)
         partial = path.with_suffix(".part")
         with contextlib.suppress(OSError):  # on a full disk a later message is only less precise
-            partial.write_text(json.dumps(asdict(phase)), encoding="utf-8")
+            partial.write_text(json.dumps(asdict(phase)), encoding="utf-8", newline="\n")
             partial.replace(path)
 
 

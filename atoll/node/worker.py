@@ -345,7 +345,7 @@ def _record(directory: Path, error: AtollError, *, place: RankPlace | None) -> N
     """Store the error where the node, or the supervisor of this rank, reads it."""
     name = ERROR_FILE if place is None else error_file(place.rank)
     with contextlib.suppress(OSError):
-        (directory / name).write_text(json.dumps(error.to_dict()), encoding="utf-8")
+        (directory / name).write_text(json.dumps(error.to_dict()), encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":

@@ -295,7 +295,7 @@ class Trainer:
             with nullcontext() if halfway else self.outer.evaluating(self.task):
                 result |= self._hand_over(finished=not reason)
         path = self.outputs.directory / "result.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8", newline="\n")
         return result
 
     def _hand_over(self, *, finished: bool) -> dict[str, Any]:

@@ -32,7 +32,9 @@ class Notes:
         """Open the file; its name says whose and which process."""
         process = psutil.Process()
         age_s = time.time() - process.create_time()
-        self._file = (folder / f"{member}-{process.pid}.jsonl").open("w", buffering=1)
+        self._file = (folder / f"{member}-{process.pid}.jsonl").open(
+            "w", encoding="utf-8", buffering=1
+        )
         self.add("started", at=time.monotonic() - age_s, pid=process.pid)
 
     def add(self, kind: str, *, at: float | None = None, **about: Any) -> None:

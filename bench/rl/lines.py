@@ -91,7 +91,7 @@ def run_once(place: Site, *, seed: int, steps: int, killed: bool) -> dict[str, A
     runs = place.folder / f"runs-{seed}"
     path = place.folder / f"{seed}.toml"
     policies = [POLICY.format(name=name, length=length) for name, length in LENGTHS.items()]
-    path.write_text(JOB.format(seed=seed, steps=steps) + "".join(policies))
+    path.write_text(JOB.format(seed=seed, steps=steps) + "".join(policies), encoding="utf-8")
     job = place.start(HUB, "run", str(path), "--runs", str(runs))
     deadline = time.monotonic() + ENDS_S
     while job.poll() is None and time.monotonic() < deadline:
@@ -103,7 +103,7 @@ def run_once(place: Site, *, seed: int, steps: int, killed: bool) -> dict[str, A
         log = (place.folder / f"host{HUB}.log").read_text(encoding="utf-8")
         raise RuntimeError(f"the job did not end well: {log[-2000:]}")
     (folder,) = [found for found in runs.iterdir() if (found / "summary.json").exists()]
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return {"points": points_of(folder), **summary["rl"]}
 
 

@@ -46,7 +46,9 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=Path("rl_text.json"))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    done: dict[str, Any] = json.loads(given.to.read_text()) if given.to.exists() else {}
+    done: dict[str, Any] = (
+        json.loads(given.to.read_text(encoding="utf-8")) if given.to.exists() else {}
+    )
     for seed in given.seeds:
         spec = load_spec(JOB)
         spec = dataclasses.replace(spec, job=dataclasses.replace(spec.job, seed=seed))
@@ -63,7 +65,7 @@ def main() -> None:
                     "examples": taught,
                     **measure(spec, beginning, variant, given.episodes),
                 }
-                given.to.write_text(json.dumps(done))
+                given.to.write_text(json.dumps(done), encoding="utf-8")
                 print(name, json.dumps({k: v for k, v in done[name].items() if k != "policies"}))
                 for policy, facts in done[name]["policies"].items():
                     print(" ", policy, {k: v for k, v in facts.items() if k != "curve"})

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.code import names, pack, packing, unpack
-from atoll.code.ignore import NEVER, NEVER_AT_ROOT
+from atoll.code.ignore import NEVER, NEVER_AT_ROOT, included_files
 from atoll.errors import ConfigError, StorageFull
 
 
@@ -61,6 +61,25 @@ def test_time_owner_and_order_of_writing_do_not_matter(tmp_path: Path) -> None:
     (second / "a").write_bytes(b"3")
     with pack(second) as changed:
         assert changed.sha256 != one.sha256
+
+
+def test_a_pack_from_windows_equals_one_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "source", a=b"#!/bin/sh\n", b=b"#", c=b"")
+    (source / "a").chmod(0o755)
+    with pack(source) as here:
+        (source / "a").chmod(0o666)  # Windows says so of every file
+        monkeypatch.setattr(packing, "FILES_HAVE_MODES", False)
+        with pack(source) as there:
+            assert there.sha256 == here.sha256
+
+
+def test_rules_with_line_ends_of_windows_are_those_rules(tmp_path: Path) -> None:
+    one = write(tmp_path / "one", a=b"1", b=b"2", **{".atollignore": b"b\n# why\n"})
+    other = write(tmp_path / "other", a=b"1", b=b"2", **{".atollignore": b"b\r\n# why\r\n"})
+    assert [name for name, _ in included_files(one)] == [".atollignore", "a"]
+    assert [name for name, _ in included_files(other)] == [".atollignore", "a"]
 
 
 parts = st.text(

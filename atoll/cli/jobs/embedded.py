@@ -292,7 +292,7 @@ def last_line(log: Path) -> str:
 def remember_embedded(job_folder: Path, *, folder: Path, nodes: int) -> None:
     """Record in a job's folder which embedded hub can resume it."""
     text = json.dumps({"folder": str(folder.resolve()), "nodes": nodes}, indent=1)
-    (job_folder / SPEC_FILE).write_text(text + "\n", encoding="utf-8")
+    (job_folder / SPEC_FILE).write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
 def recall_embedded(job_folder: Path) -> tuple[Path, int] | None:

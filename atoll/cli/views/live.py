@@ -61,7 +61,7 @@ class Picture:
         # Keep the length: the SVG stores the width of every line.
         drawn = re.sub(r"(?<=token=)[\w-]+", lambda token: "." * len(token[0]), drawn)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(drawn, encoding="utf-8")
+        self.path.write_text(drawn, encoding="utf-8", newline="\n")
 
 
 PLAIN_EVERY_S = 5.0

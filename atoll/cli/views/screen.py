@@ -45,7 +45,7 @@ def show_surprise(error: Exception) -> None:
     path = config.home() / "last-error.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", newline="\n")
         where = f"its traceback is in {path}"
     except OSError:
         where = "run the same with --debug to see its traceback"

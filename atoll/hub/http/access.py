@@ -93,7 +93,7 @@ async def show_ca(_request: Request, context: Context) -> Response:
     ca = access_of(context).ca
     if ca is None:
         raise HttpRefused(404, HubError("this hub has no certificate authority of its own"))
-    return PlainTextResponse(ca.read_text(), media_type="application/x-pem-file")
+    return PlainTextResponse(ca.read_text(encoding="utf-8"), media_type="application/x-pem-file")
 
 
 class TicketRequest(msgspec.Struct, frozen=True):

@@ -260,7 +260,7 @@ class Jobs:
 
         await self._database.write(write)
         path = self.folder(job) / "job.toml"
-        await asyncio.to_thread(path.write_text, written, encoding="utf-8")
+        await asyncio.to_thread(path.write_text, written, encoding="utf-8", newline="\n")
         return record
 
     async def delete(self, job: str, *, also: Callable[[sqlite3.Connection], object]) -> None:
@@ -337,9 +337,9 @@ class Jobs:
     def _make_folder(self, job: Job, files: dict[str, str]) -> None:
         folder = self._jobs_dir / job.job
         folder.mkdir(parents=True)
-        (folder / "job.toml").write_text(job.text, encoding="utf-8")
+        (folder / "job.toml").write_text(job.text, encoding="utf-8", newline="\n")
         for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def _load(record: str, text: str) -> Job:

@@ -46,6 +46,7 @@ def write_rounds(connection: sqlite3.Connection, job: str, *, folder: Path, alon
         scratch.write_text(
             json.dumps({"rounds": rows, "worth": marginal_throughput(rounds, alone=alone)}) + "\n",
             encoding="utf-8",
+            newline="\n",
         )
         scratch.replace(path)
     except OSError as error:

@@ -106,7 +106,9 @@ def _run_ranks(
         )
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         with suppress(OSError):
-            (folder / ERROR_FILE).write_text(json.dumps(error.to_dict()), encoding="utf-8")
+            (folder / ERROR_FILE).write_text(
+                json.dumps(error.to_dict()), encoding="utf-8", newline="\n"
+            )
     history.after(
         died=error is not None and died(end, error),
         lacked_memory=isinstance(error, OutOfMemory),

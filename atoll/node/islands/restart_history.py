@@ -55,7 +55,7 @@ class RestartHistory:
         """Store it for the next start; ignored if the disk is full."""
         with contextlib.suppress(OSError):
             text = json.dumps({"row": self.row})
-            (folder / HISTORY_FILE).write_text(text, encoding="utf-8")
+            (folder / HISTORY_FILE).write_text(text, encoding="utf-8", newline="\n")
 
     def after(self, *, died: bool, lacked_memory: bool, worked_s: float) -> RestartHistory:
         """Return the history after one more start that worked for `worked_s`.
@@ -111,7 +111,7 @@ def spec_with(shape: MeshShape, *, spec: JobSpec, environment: WorkerEnvironment
     log.warning("ranks were lost: %s instead of %s", shape, spec.mesh)
     path = environment.directory / SPEC_FILE
     try:
-        path.write_text(dump_spec(with_shape(spec, shape)), encoding="utf-8")
+        path.write_text(dump_spec(with_shape(spec, shape)), encoding="utf-8", newline="\n")
     except OSError as error:
         raise JobError(
             "a machine cannot write the job file of its ranks",

@@ -37,8 +37,8 @@ def lay_out(
         directory.mkdir(parents=True, exist_ok=True)
         (directory / ERROR_FILE).unlink(missing_ok=True)
         for name, text in command.files.items():
-            (directory / name).write_text(text, encoding="utf-8")
-        spec_path.write_text(command.spec, encoding="utf-8")
+            (directory / name).write_text(text, encoding="utf-8", newline="\n")
+        spec_path.write_text(command.spec, encoding="utf-8", newline="\n")
     except OSError as error:
         kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else JobError
         raise kind(

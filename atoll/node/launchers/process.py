@@ -225,7 +225,7 @@ def _note(directory: Path, pid: int) -> None:
     if started is not None:
         with contextlib.suppress(OSError):
             text = json.dumps({"pid": pid, "started": started})
-            (directory / PROCESS_FILE).write_text(text, encoding="utf-8")
+            (directory / PROCESS_FILE).write_text(text, encoding="utf-8", newline="\n")
 
 
 def _end_former(directory: Path) -> None:

@@ -135,7 +135,7 @@ def torch_build() -> dict[str, str]:
 def _vram_bytes(device: Path) -> int:
     """Return the own memory of an AMD device by its driver; 0: not known."""
     try:
-        return int((device / "mem_info_vram_total").read_text())
+        return int((device / "mem_info_vram_total").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return 0
 
@@ -151,7 +151,8 @@ def _vendor(root: Path) -> Vendor | None:
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         try:
             kind, maker, product = (
-                (device / name).read_text().strip() for name in ("class", "vendor", "device")
+                (device / name).read_text(encoding="utf-8").strip()
+                for name in ("class", "vendor", "device")
             )
         except OSError:
             continue

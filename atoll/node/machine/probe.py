@@ -196,8 +196,9 @@ def known_compute(folder: Path, gpus: Gpus, *, device: str = "auto") -> Compute:
         return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-            json.dump({"machine": machine, "compute": dataclasses.asdict(found)}, file)
+        with tempfile.NamedTemporaryFile("wb", dir=folder, delete=False) as file:
+            kept = {"machine": machine, "compute": dataclasses.asdict(found)}
+            file.write(json.dumps(kept).encode())
         os.replace(file.name, path)  # agents that start together each write a whole file
     except OSError as error:
         log.info(

@@ -166,11 +166,11 @@ class Venvs:
         with_pip = importlib.util.find_spec("pip") is None
         make = [sys.executable, "-m", "venv", *([] if with_pip else ["--without-pip"]), str(folder)]
         await self._run(build, make, cwd=self._folder)
-        (_site_packages(folder) / "_agent.pth").write_text(_pth(), "utf-8")
+        (_site_packages(folder) / "_agent.pth").write_text(_pth(), "utf-8", newline="\n")
         if recipe.alone:
             source = folder
             requirements = folder / _REQUIREMENTS
-            requirements.write_text(recipe.requirements, "utf-8")
+            requirements.write_text(recipe.requirements, "utf-8", newline="\n")
         else:
             source = folder / _SOURCE
             await in_thread(lambda wanted: shutil.copytree(recipe.folder, source))
@@ -182,7 +182,7 @@ class Venvs:
         await self._run(build, install, cwd=source)
         nbytes = await in_thread(lambda wanted: _bytes_in(folder))
         scratch = folder / f"{_READY}.new"
-        scratch.write_text(json.dumps({"nbytes": nbytes}), "utf-8")
+        scratch.write_text(json.dumps({"nbytes": nbytes}), "utf-8", newline="\n")
         scratch.replace(folder / _READY)
 
     async def _run(self, build: Build, command: list[str], *, cwd: Path) -> None:

@@ -42,7 +42,7 @@ class Recorder:
         self._file: IO[str] | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+            self._file = path.open("a", encoding="utf-8", newline="\n", buffering=1)
 
     def point(self, values: Mapping[str, float]) -> None:
         """Record values with the current time; values that are not finite are left out."""

@@ -152,7 +152,7 @@ def write_whole(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".part")
     try:
-        scratch.write_text(text, encoding="utf-8")
+        scratch.write_text(text, encoding="utf-8", newline="\n")
         scratch.replace(path)
     except OSError as error:
         scratch.unlink(missing_ok=True)
