@@ -24,7 +24,7 @@ from atoll.run.placement import watch_placement
 from atoll.run.session import Session
 from atoll.strategies.base import SyncResult, extend_history_hash
 from atoll.strategies.several_optimizers import PartOptimizer, as_list, joint, one_model
-from atoll.strategies.vectors.whole_state import report
+from atoll.strategies.vectors.whole_state import plain_state, report
 from atoll.strategies.wrapped_optimizer import OuterOptimizer, WrapSpec
 from atoll.task import Task
 from atoll.train.agreement import Agreement
@@ -321,7 +321,7 @@ class Run(Session):
         with self._optimizer.evaluating() if self._optimizer is not None else nullcontext():
             if task is not None:
                 task.pull()
-            save_weights(path, model.state_dict(), about=about)
+            save_weights(path, plain_state(model), about=about)
 
     # ------------------------------------------------------------------------------ measuring
 

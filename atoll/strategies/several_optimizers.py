@@ -18,6 +18,9 @@ from atoll.errors import ConfigError
 from atoll.strategies.wrapped_optimizer import WrapSpec, needs_closure
 from atoll.task import Task
 
+COMPILED = "_orig_mod"
+"""Attribute in which the result of `torch.compile(model)` has the model."""
+
 PARTS = "optimizers"
 """Key of the optimizers' states in the state of a `JointOptimizer`."""
 
@@ -101,16 +104,25 @@ class PartOptimizer(WrapSpec):
 
 
 def one_model(models: nn.Module | Sequence[nn.Module]) -> nn.Module:
-    """Return a module that contains all models.
+    """Return a module that contains all models, without the wrappers of `torch.compile`.
+
+    So a checkpoint has the same names whether the script compiles its model or not.
 
     Raises:
         ConfigError: there is none.
     """
     if isinstance(models, nn.Module):
-        return models
+        return _uncompiled(models)
     if not models:
         raise ConfigError("there is no model to train", remedy="run.wrap(model, optimizer)")
-    return nn.ModuleList(models) if len(models) > 1 else models[0]
+    found = [_uncompiled(model) for model in models]
+    return nn.ModuleList(found) if len(found) > 1 else found[0]
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    while (inner := model._modules.get(COMPILED)) is not None:
+        model = inner
+    return model
 
 
 def as_list(optimizers: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll.strategies.vectors.flat import WIDE, real_view
 from atoll.task import Task, is_inexact
@@ -33,6 +33,11 @@ def whole_state(task: Task) -> dict[str, Tensor]:
     task.pull()
     found: dict[str, Tensor] = {**dict(task.model.named_parameters()), **task.saved_buffers()}
     return {plain_name(name): tensor for name, tensor in found.items()}
+
+
+def plain_state(model: nn.Module) -> dict[str, Any]:
+    """Return a model's state under names without the wrappers in it."""
+    return {plain_name(name): value for name, value in model.state_dict().items()}
 
 
 def plain_name(name: str) -> str:
