@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from atoll.config.rank_environment import SUPERVISED
 from atoll.errors import ConfigError
 
+VISIBLE_ACCELERATORS = "CUDA_VISIBLE_DEVICES"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerEnvironment:
@@ -110,6 +112,14 @@ def child_environment(worker: WorkerEnvironment, *, threads: int) -> dict[str, s
 def extended_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment with variables added or replaced."""
     return {**os.environ, **variables}
+
+
+def visible_accelerators(found: int) -> list[str]:
+    """Return the accelerators that this process may use: those of CUDA_VISIBLE_DEVICES, or all."""
+    chosen = os.environ.get(VISIBLE_ACCELERATORS)
+    if chosen is None:
+        return [str(number) for number in range(found)]
+    return [name for name in chosen.split(",") if name]
 
 
 def container_hosts() -> list[str]:

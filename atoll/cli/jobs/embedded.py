@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +26,9 @@ from atoll import system
 from atoll.cli.hub_access import KnownHub
 from atoll.cli.jobs.interrupts import Interrupts
 from atoll.config import TICKET_VARIABLE, extended_environment
+from atoll.config.environment import VISIBLE_ACCELERATORS, visible_accelerators
 from atoll.errors import AtollError, HubError, from_dict
+from atoll.node.machine.probe import Gpus
 from atoll.node.processes import process_tree
 
 START_TIMEOUT_S = 60.0
@@ -60,6 +62,16 @@ class Listening:
         """Options of the hub."""
         more = ["--advertise", self.advertise] if self.advertise else []
         return ["--host", self.host, "--port", str(self.port), *more]
+
+
+def accelerators_of(number: int, nodes: int, visible: Sequence[str]) -> list[str]:
+    """Return the accelerators of one of several nodes of this machine; empty: it sees all.
+
+    Otherwise every node would compute on the first one.
+    """
+    if nodes < 2 or len(visible) < 2:
+        return []
+    return list(visible[number::nodes]) or [visible[number % len(visible)]]
 
 
 class Interrupted(Exception):
@@ -118,12 +130,16 @@ class Embedded:
         return Ready(known, ready["ticket"], f"{url}/?token={token}")
 
     def _start_node(self, number: int, ticket: str) -> subprocess.Popen[bytes]:
+        variables = {TICKET_VARIABLE: ticket}
         if self._listening is not None:
             arguments = ["--home", str(self._listening.home)]
         else:
             arguments = ["--home", str(self._folder / f"node{number}")]
             arguments += ["--name", f"node{number}", "--no-measure"]
-        return self._popen("atoll.node", arguments, log=f"node{number}.log", ticket=ticket)
+            own = accelerators_of(number, self._nodes, visible_accelerators(len(Gpus())))
+            if own:
+                variables[VISIBLE_ACCELERATORS] = ",".join(own)
+        return self._popen("atoll.node", arguments, log=f"node{number}.log", variables=variables)
 
     def _popen(
         self,
@@ -132,17 +148,17 @@ class Embedded:
         *,
         log: str,
         stdout: int | None = None,
-        ticket: str = "",
+        variables: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a Python module in a session of its own, so that Ctrl+C reaches only this process.
 
-        The ticket goes into its environment, because command lines are visible to every user.
+        A ticket goes into its environment, because command lines are visible to every user.
         """
         file = (self._folder / log).open("ab")
         self._logs.append(file)
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
-            env=extended_environment({TICKET_VARIABLE: ticket}) if ticket else None,
+            env=extended_environment(variables or {}),
             stdin=subprocess.DEVNULL,
             stdout=stdout if stdout is not None else file,
             stderr=file,
