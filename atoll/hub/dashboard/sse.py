@@ -120,11 +120,16 @@ class Feed:
         """Return one tick as JSON, and whether more is available already."""
         snapshot = await self.snapshots.current()
         own: dict[str, Any] = {"hub": self._hub()}
-        more = False
-        if self.cursors.job and not self._context.stores.jobs.knows(self.cursors.job):
-            own["deleted"], self.cursors = self.cursors.job, Cursors("")
-        if self.cursors.job:
-            more = await self._add_job(own, snapshot)
+        more, jobs, job = False, self._context.stores.jobs, self.cursors.job
+        if job:
+            try:
+                if jobs.knows(job):
+                    more = await self._add_job(own, snapshot)
+            except HubError:
+                if jobs.knows(job):
+                    raise
+            if not jobs.knows(job):  # perhaps deleted while its part of the tick was read
+                own, more, self.cursors = {"hub": own["hub"], "deleted": job}, False, Cursors("")
         shared = snapshot.bytes_after(self._seen)
         self._seen = snapshot.number
         return shared[:-1] + b"," + _encode(own)[1:], more

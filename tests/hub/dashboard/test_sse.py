@@ -136,6 +136,32 @@ def test_too_many_dashboards_are_refused(tmp_path: Path) -> None:
     with_stores(tmp_path, test)
 
 
+def test_a_job_deleted_while_it_is_read_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: object) -> dict[str, Any]:
+        return {}
+
+    monkeypatch.setattr(snapshot_module, "node_value", nothing)
+
+    async def test(stores: Stores) -> None:
+        job = (await stores.jobs.create(SPEC, files={})).job
+        read = stores.metrics.read
+
+        async def deleted(*args: Any, **named: Any) -> Any:
+            stores.jobs._jobs.pop(job)
+            return await read(*args, **named)
+
+        monkeypatch.setattr(stores.metrics, "read", deleted)
+        context = context_of(stores)
+        feed = feed_of(context, SnapshotSource(context), job=job)
+        tick, more = await tick_of(feed)
+        assert (tick["deleted"], more, feed.cursors.job) == (job, False, "")
+        assert "points" not in tick
+
+    with_stores(tmp_path, test)
+
+
 def test_long_history_streams_without_gap_or_duplicate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
