@@ -206,7 +206,7 @@ def test_a_server_whose_leases_end_goes_on(
 
 @pytest.mark.e2e
 def test_a_job_whose_server_is_killed_ends_as_one_process(atoll: Atoll, example: Any) -> None:
-    steps = 60
+    steps = 300  # long enough that the kill comes in the middle on a quick machine, too
     running = atoll.start(
         "run", str(EXAMPLES / "embedding_server.py"), "--local", "4", "--", "--steps", str(steps)
     )
