@@ -17,28 +17,16 @@ from atoll.run.place import Membership
 from tests.accelerator.noted import left_behind
 from tests.accelerator.pretended import RECORD
 from tests.contracts.strategy_suite import BATCH, adamw, batches, squared_error
+from tests.train.test_every_method import APART, four_layers
 
 MEMBERS, STEPS = 2, 8
-APART = {"alone"}
-"""Methods whose members do not end with one model."""
-
-
-def layers() -> nn.Module:
-    """Return a network with a layer for each fragment of the methods that cut models up."""
-    parts = [part for _ in range(3) for part in (nn.Linear(5, 5), nn.Tanh())]
-    model = nn.Sequential(*parts, nn.Linear(5, 2))
-    generator = torch.Generator().manual_seed(3)  # members are threads: torch's own is shared
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
-    return model
 
 
 def train(group: Group, preset: str, folder: Path, device: torch.device) -> dict[str, Any]:
     slot = int(group.me[1:])
     own = device if slot else torch.device("cpu")
     with Run(group, Membership(folder, slot=slot, num_slots=MEMBERS)) as run:
-        model = layers().to(own)
+        model = four_layers().to(own)
         inner = adamw(model)
         optimizer = run.wrap(model, inner, outer=preset)
         stream = batches(slot)
@@ -64,6 +52,8 @@ def test_members_of_two_devices_end_with_one_model(
     assert RECORD.ran("addmm") > 0
     assert not found[1]["behind"]
     assert bool(found[0]["end"].isfinite().all())
-    assert not torch.equal(found[0]["end"], nn.utils.parameters_to_vector(layers().parameters()))
+    assert not torch.equal(
+        found[0]["end"], nn.utils.parameters_to_vector(four_layers().parameters())
+    )
     if preset not in APART:
         assert torch.equal(found[0]["end"], found[1]["end"])
