@@ -357,11 +357,22 @@ def compiled(run: Any, diary: Diary) -> Ended:
     model = net()
     with warnings.catch_warnings():
         fast: Any = torch.compile(model, backend="eager")
-    # While one thread compiles, torch's AdamW rounds differently in all others: SGD does not.
-    inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = run.wrap(fast, inner, outer=diary.method)
+    optimizer = run.wrap(fast, momentum_sgd(model), outer=diary.method)
     descend(run, diary, fast, optimizer)
     return Ended(model)
+
+
+def uncompiled(run: Any, diary: Diary) -> Ended:
+    """The loop of `compiled` on the model itself."""
+    model = net()
+    optimizer = run.wrap(model, momentum_sgd(model), outer=diary.method)
+    descend(run, diary, model, optimizer)
+    return Ended(model)
+
+
+def momentum_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """While one thread compiles, torch's AdamW rounds differently in all others: SGD does not."""
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
 def line_search(run: Any, diary: Diary) -> Ended:

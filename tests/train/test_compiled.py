@@ -12,14 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 import atoll
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from tests.contracts.strategy_suite import BATCH, adamw, batches, small_model, squared_error
 from tests.loops import plain_loops
-from tests.loops.job import Diary, Ended, Job, Life
+from tests.loops.job import Job, Life
 from tests.train.test_wrapped import make_run, vector
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler's own, of what it traces
@@ -104,17 +103,11 @@ def test_two_members_end_as_without_compiling(
         torch.testing.assert_close(saved[name], value, rtol=0, atol=1e-6)
 
 
-def uncompiled(run: Any, diary: Diary) -> Ended:
-    """The loop of `plain_loops.compiled`, on the model itself."""
-    data = DataLoader(plain_loops.Numbered(), batch_size=plain_loops.BATCH)
-    return plain_loops.train_on(run, diary, run.shard(data))
-
-
 @pytest.mark.parametrize("first_compiled", [True, False])
 def test_a_job_resumes_whether_it_compiles_or_not(tmp_path: Path, first_compiled: bool) -> None:
     method = atoll.DiLoCo(every=2, outer_lr=0.7, outer_momentum=0.5)
-    whole = Job(tmp_path / "whole", 2, method=method, every=1).train(uncompiled)
-    loops = [plain_loops.compiled, uncompiled]
+    whole = Job(tmp_path / "whole", 2, method=method, every=1).train(plain_loops.uncompiled)
+    loops = [plain_loops.compiled, plain_loops.uncompiled]
     first, then = loops if first_compiled else reversed(loops)
     job = Job(tmp_path / "parted", 2, method=method, every=1)
     job.train(first, kill_after=5)
@@ -123,7 +116,6 @@ def test_a_job_resumes_whether_it_compiles_or_not(tmp_path: Path, first_compiled
     assert [life.first for life in lives] == [4, 4]
     assert lives[0].state == lives[1].state
     found, expected = (life.ended.model for life in (lives[0], whole[0]) if life.ended is not None)
-    # Not in all bits: AdamW computes its rate otherwise while any thread of the process compiles.
     torch.testing.assert_close(vector(found), vector(expected), rtol=0, atol=1e-6)
 
 
