@@ -52,6 +52,10 @@ from atoll.wire.states import ProcessPhase
 logger = logging.getLogger(__name__)
 
 MAX_REQUESTS = 1_000
+"""Open requests and notices of one session."""
+
+NOTICES: frozenset[type[Message]] = frozenset({Event})
+"""Messages that may come without a request number; all others have an answer."""
 
 Handler = Callable[[Session, Any, int], Awaitable[Message]]
 
@@ -120,7 +124,13 @@ class Router:
             raise WireError("a hub takes no such message", given=type(body).__name__)
         if id and id in session.requests:
             return
-        if len(session.requests) >= MAX_REQUESTS:
+        if not id and type(body) not in NOTICES:
+            raise WireError(
+                "a request without a number",
+                given=f"{type(body).__name__}, id 0",
+                expected="an id above 0, by which its answer is found",
+            )
+        if len(session.requests) + session.notices >= MAX_REQUESTS:
             raise WireError("too many open requests", expected=f"at most {MAX_REQUESTS}")
         immediate = self._immediate.get(type(body))
         if immediate is not None and immediate(session, envelope):
@@ -130,6 +140,8 @@ class Router:
         if id:
             cancelled = type(body) in self._cancelled
             session.requests[id] = task if cancelled else asyncio.shield(task)
+        else:
+            session.notices += 1
 
     def _beat(self, session: Session, envelope: Envelope, body: Beat) -> None:
         """Take a heartbeat, even from a session with too many open requests."""
@@ -151,7 +163,10 @@ class Router:
             remedy = "see the hub's log"
             answer = Failure(HubError(what, given=repr(error), remedy=remedy).to_dict())
         finally:
-            session.requests.pop(envelope.id, None)
+            if envelope.id:
+                session.requests.pop(envelope.id, None)
+            else:
+                session.notices -= 1
         if envelope.id:
             session.answer(envelope, answer)
 

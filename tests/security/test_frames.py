@@ -206,6 +206,25 @@ def test_a_request_that_is_replayed_does_nothing_twice(hub: Program) -> None:
         assert len(items.items) == 1
 
 
+@pytest.mark.parametrize("numbered", [False, True])
+def test_claims_without_end_close_their_own_session(hub: Program, numbered: bool) -> None:
+    """As notices they had no number, so none of them counted as open."""
+    with opened(hub) as bystander, opened(hub) as socket:
+        bystander.send(greeting(f"{hub.job}/w9", hub.operator, incarnation="stays"))
+        assert isinstance(answer(bystander, 1), Welcome)
+        socket.send(greeting("box", hub.node, incarnation="floods"))
+        assert isinstance(answer(socket, 1), Welcome)
+        claim = QueueClaim("node/box", lease_s=1.0, wait_s=600.0)
+        with contextlib.suppress(ConnectionClosed):
+            for id in range(2, 2_002):
+                socket.send(pack(claim, id=id if numbered else 0))
+        refused = [body for body in said_and_closed(socket) if isinstance(body, Failure)]
+        expected = "too many open requests" if numbered else "a request without a number"
+        assert [body.error["what"] for body in refused] == [expected]
+        bystander.send(pack(QueueClaim(f"{hub.job}/q", lease_s=1.0), id=2))
+        assert isinstance(answer(bystander, 2), QueueItems)
+
+
 @pytest.mark.parametrize(
     "body",
     [

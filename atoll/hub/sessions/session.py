@@ -91,6 +91,9 @@ class Session:
     stats: dict[str, float] = field(default_factory=dict)
     clock: ClockOffset = field(default_factory=ClockOffset)
     requests: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    """Requests without an answer yet, by number."""
+    notices: int = 0
+    """Notices that are being handled."""
     source: str = ""
     hang_up: Callable[[int, str], None] = lambda code, reason: None
 
