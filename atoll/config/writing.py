@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.config.reading import OPEN_TABLES
+from atoll.config.reading import OPEN_TABLES, parse_spec
 from atoll.config.tables import JobSpec
 from atoll.errors import ConfigError
 
@@ -29,6 +29,25 @@ def dump_spec(spec: JobSpec) -> str:
                 lines.append(f"{entry.name} = {_toml(value)}")
         lines.append("")
     return "\n".join(lines)
+
+
+HIDDEN = "(hidden)"
+
+
+def without_secrets(text: str) -> str:
+    """Return the text of a job file for readers who may not see its secrets.
+
+    The values of `[launch] env` are hidden. Comments then go too, because they may repeat them.
+    """
+    try:
+        spec = parse_spec(text)
+    except ConfigError:
+        return f"# {HIDDEN}: this job file cannot be read\n" if "env" in text else text
+    if not spec.launch.env:
+        return text
+    hidden = [f"{line.partition('=')[0]}={HIDDEN}" for line in spec.launch.env]
+    launch = dataclasses.replace(spec.launch, env=hidden)
+    return dump_spec(dataclasses.replace(spec, launch=launch))
 
 
 def _key(name: str) -> str:

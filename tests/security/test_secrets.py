@@ -25,6 +25,7 @@ from atoll.hub.storage.restore import restore
 from atoll.net.endpoint import parse_ticket
 from atoll.net.http.client import HubClient
 from atoll.node.identity.join import known_hub
+from atoll.train.report.report import write_report
 from atoll.wire.messages import Drain, Failure
 from tests.hub.peer import Peer
 from tests.patience import PATIENCE_S
@@ -105,6 +106,22 @@ def test_backup_keeps_keys_private_and_the_hubs_identity(hub: HubServer, tmp_pat
         assert known_hub(ticket, home=tmp_path / "home") == me
         with HubClient(me.hub, me.token, endpoint=me.endpoint) as client:
             assert client.hub()["role"] == "node"
+
+
+def test_variables_of_a_job_are_for_operators_alone(hub: HubServer, tmp_path: Path) -> None:
+    spec = SPEC + '\n[launch]\nenv = ["HF_TOKEN=hf_guess"]\n'
+    with operator(hub) as client:
+        job = client.submit(spec)
+        assert "HF_TOKEN=hf_guess" in client.job(job)["spec"]
+    with web(hub, login(hub, "viewer")) as viewer:
+        for address in ("/api/jobs", f"/api/jobs/{job}", f"/api/jobs/{job}/files/job.toml"):
+            seen = viewer.get(address).text
+            assert "hf_guess" not in seen
+            assert "HF_TOKEN=(hidden)" in seen
+    folder = next(tmp_path.rglob(job))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    write_report(folder)
+    assert "hf_guess" not in (folder / "report.html").read_text("utf-8")
 
 
 def command_lines_of_the_family() -> list[str]:

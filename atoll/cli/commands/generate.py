@@ -28,6 +28,7 @@ def generate(
     import secrets
 
     from atoll.cli.model_file import find_model
+    from atoll.cli.views.screen import harmless
 
     path = find_model(where)
     chosen = seed if seed is not None else secrets.randbelow(2**31)
@@ -37,7 +38,7 @@ def generate(
     model, tokenizer = load_model(path)
     model.to(choose(device))
     text = write_text(model, tokenizer, prompt, tokens=tokens, temperature=temperature, seed=chosen)
-    typer.echo(text)
+    typer.echo(harmless(text))
 
 
 def report(

@@ -6,24 +6,64 @@ import datetime
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 
 from atoll import config
 from atoll.errors import AtollError
 
+COMMANDS_TO_TERMINALS = {
+    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
+} | {ord("\r"): " "}
+"""C0 and C1 control characters, among them ESC and CSI, and how they are shown.
+
+A progress bar's carriage return is a space.
+"""
+
+ORDER_OF_LETTERS = {
+    code: f"\\u{code:x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""Characters that make a text read otherwise than it is, and how they are shown."""
+
+
+def harmless(text: str) -> str:
+    """Return text with what would command a terminal made visible: ESC becomes x1b.
+
+    What jobs print, and names that others choose, could clear the screen, set its title or write
+    to the clipboard.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return text.translate(COMMANDS_TO_TERMINALS | ORDER_OF_LETTERS)
+
+
+class HarmlessConsole(Console):
+    """Passes its own commands to the terminal, but none that is in a text."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Yield the segments of what is printed, texts made harmless."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(harmless(segment.text), segment.style)
+
 
 def output() -> Console:
     """Return the console of standard output."""
-    return Console(highlight=False)
+    return HarmlessConsole(highlight=False)
 
 
 def errors() -> Console:
     """Return the console of standard error."""
-    return Console(stderr=True, highlight=False)
+    return HarmlessConsole(stderr=True, highlight=False)
 
 
 def show_error(error: AtollError) -> None:

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from email.utils import formatdate
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 
+from atoll.config.writing import without_secrets
 from atoll.errors import AuthError, HubError
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, Json, identity_of, number
@@ -56,6 +57,9 @@ async def get_file(request: Request, context: Context) -> Response:
     info = await context.stores.files.stat(job, name)
     if info is None:
         raise HttpRefused(404, HubError("the job has no such file", given=f"{name!r} of {job}"))
+    if name == "job.toml" and identity_of(request).role == "viewer":
+        text = without_secrets(context.stores.jobs.get(job).text)
+        return PlainTextResponse(text, headers={"x-content-type-options": "nosniff"})
     headers = {
         "last-modified": formatdate(info.modified, usegmt=True),
         "x-content-type-options": "nosniff",

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from atoll.config.writing import without_secrets
 from atoll.errors import HubError
 from atoll.hub.http.context import Context, JobDeleter
 from atoll.hub.http.endpoint import HttpRefused, Json, body_as, identity_of, number
@@ -81,16 +82,23 @@ async def submit(request: Request, context: Context) -> Response:
     return Json({"job": job.job}, status_code=201)
 
 
+def shown_to(request: Request, view: dict[str, Any]) -> dict[str, Any]:
+    """Return the view without what the sender of a request may not see."""
+    if identity_of(request).role != "viewer":
+        return view
+    return view | {"spec": without_secrets(view["spec"])}
+
+
 async def list_jobs(request: Request, context: Context) -> Response:
     """GET /api/jobs: every job, newest first; `?brief=1` omits specs and members."""
-    views = [view_of(context, job.job) for job in context.stores.jobs.list()]
+    views = [shown_to(request, view_of(context, job.job)) for job in context.stores.jobs.list()]
     brief = request.query_params.get("brief") == "1"
     return Json([job_row(view) for view in views] if brief else views)
 
 
 async def show_job(request: Request, context: Context) -> Response:
     """GET /api/jobs/J: one job."""
-    return Json(view_of(context, job_of(request, context)))
+    return Json(shown_to(request, view_of(context, job_of(request, context))))
 
 
 async def stop(request: Request, context: Context) -> Response:

@@ -336,7 +336,7 @@ class Jobs:
 
     def _make_folder(self, job: Job, files: dict[str, str]) -> None:
         folder = self._jobs_dir / job.job
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, mode=0o700)  # the job file may hold secrets
         (folder / "job.toml").write_text(job.text, encoding="utf-8", newline="\n")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8", newline="\n")

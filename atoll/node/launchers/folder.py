@@ -34,7 +34,7 @@ def lay_out(
             )
     spec_path = directory / "job.toml"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # the job may have secrets
         (directory / ERROR_FILE).unlink(missing_ok=True)
         for name, text in command.files.items():
             (directory / name).write_text(text, encoding="utf-8", newline="\n")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from atoll.config.writing import without_secrets
 from atoll.train.report.charts import Chart, Trace, layout, line
 from atoll.train.report.rl import gallery, policy_table, read_episodes, rl_charts, rl_tiles, texts
 from atoll.train.report.tables import event_table, member_table, text, tiles, worth
@@ -45,7 +46,7 @@ def write_report(folder: Path) -> Path:
     summary_path = folder / SUMMARY_NAME
     summary = json.loads(summary_path.read_text("utf-8")) if summary_path.exists() else {}
     job_path = folder / "job.toml"
-    job_text = job_path.read_text("utf-8") if job_path.exists() else ""
+    job_text = without_secrets(job_path.read_text("utf-8")) if job_path.exists() else ""
     points = read_lines(folder / "metrics.jsonl")
     events = read_lines(folder / "events.jsonl")
     page = render(
