@@ -35,6 +35,10 @@ def parse(arguments: list[str]) -> HubOptions:
     parser.add_argument("--queue", default="", help="server of users' queues: nats://HOST:PORT")
     parser.add_argument("--otlp", default="", help="OpenTelemetry collector")
     parser.add_argument("--hooks", type=Path, default=None, help="file of alarm hooks")
+    parser.add_argument(
+        "--copies", type=Path, action="append", default=[],
+        help="folder for copies of checkpoints",
+    )  # fmt: skip
     parser.add_argument("--keep-ended", type=float, help="days from a job's end to its deletion")
     parser.add_argument(
         "--keep-resumable", type=float, help="the same for jobs that could be resumed"
@@ -65,6 +69,7 @@ def parse(arguments: list[str]) -> HubOptions:
         trust_proxy=tuple(given.trust_proxy),
         reducers=not given.no_reducers,
         hooks=given.hooks,
+        copies=tuple(given.copies),
         keeping=RetentionRules(ended=given.keep_ended, resumable=given.keep_resumable),
         otlp=given.otlp,
         restore_from=given.backup,

@@ -52,6 +52,7 @@ from atoll.hub.sessions.rejections import RejectionCounts, RejectionLog
 from atoll.hub.sessions.send_queue import Send
 from atoll.hub.sessions.session import Receive, Scope, Session, Sessions
 from atoll.hub.storage.backup import save_last_folder
+from atoll.hub.storage.copy_places import CopyPlaces
 from atoll.hub.storage.restore import restore
 from atoll.hub.stores import Stores, open_stores
 from atoll.hub.tasks import Tasks
@@ -383,6 +384,7 @@ async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None)
     schemas = (round_book_module.SCHEMA, checkpoints_module.SCHEMA, audit_module.SCHEMA,
                node_certificates_module.SCHEMA, deletion_rows_module.SCHEMA)  # fmt: skip
     stores = await open_stores(
-        options.data, jobs_dir=options.jobs, clock=clock, schemas=schemas, queue=options.queue
-    )
+        options.data, jobs_dir=options.jobs, clock=clock, schemas=schemas, queue=options.queue,
+        copies=CopyPlaces(options.copies),
+    )  # fmt: skip
     return Hub(options, stores, url=url, clock=clock)

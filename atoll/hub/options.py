@@ -51,6 +51,8 @@ class HubOptions:
     """Seconds between SIGTERM and SIGKILL when a job stops."""
     restart_grace_s: float = 60.0
     """Seconds that members have to reconnect after a restart of the hub."""
+    copies: tuple[Path, ...] = ()
+    """Folders of this machine into which jobs may have checkpoints copied."""
     keeping: RetentionRules = NOTHING_GOES
     alarm_intervals: AlarmIntervals = DEFAULT_INTERVALS
     hooks: Path | None = None

@@ -27,6 +27,7 @@ from atoll.hub.security import auth
 from atoll.hub.security.auth import Auth
 from atoll.hub.storage import blobs, files
 from atoll.hub.storage.blobs import Blobs
+from atoll.hub.storage.copy_places import NO_FOLDERS, CopyPlaces
 from atoll.hub.storage.files import Files
 
 
@@ -86,7 +87,13 @@ class Stores:
 
 
 async def open_stores(
-    data: Path, *, jobs_dir: Path, clock: Clock, schemas: Sequence[str] = (), queue: str = ""
+    data: Path,
+    *,
+    jobs_dir: Path,
+    clock: Clock,
+    schemas: Sequence[str] = (),
+    queue: str = "",
+    copies: CopyPlaces = NO_FOLDERS,
 ) -> Stores:
     """Open or create the data of a hub; `queue` is the server of users' queues.
 
@@ -94,10 +101,17 @@ async def open_stores(
         HubError: the database is damaged, of a newer version, or used by another hub.
         StorageFull: no space is left.
     """
-    return await asyncio.to_thread(_open, data, jobs_dir, clock, schemas, queue)
+    return await asyncio.to_thread(_open, data, jobs_dir, clock, schemas, queue, copies)
 
 
-def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str], queue: str) -> Stores:
+def _open(
+    data: Path,
+    jobs_dir: Path,
+    clock: Clock,
+    schemas: Sequence[str],
+    queue: str,
+    copies: CopyPlaces,
+) -> Stores:
     database = Database(data / "hub.sqlite", schemas=[*SCHEMAS, *schemas])
     try:
         event_log = Events(database, jobs_dir=jobs_dir, clock=clock)
@@ -107,7 +121,14 @@ def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str], queu
             database=database,
             queue=open_queues(database, clock=clock, blobs=blob_store, server=queue),
             auth=Auth(database, clock=clock),
-            jobs=Jobs(database, events=event_log, jobs_dir=jobs_dir, clock=clock, blobs=blob_store),
+            jobs=Jobs(
+                database,
+                events=event_log,
+                jobs_dir=jobs_dir,
+                clock=clock,
+                blobs=blob_store,
+                copies=copies,
+            ),
             logs=Logs(database, clock=clock),
             history=history_store,
             metrics=Metrics(database, jobs_dir=jobs_dir, history=history_store, events=event_log),

@@ -51,6 +51,10 @@ def hub(
         Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of the jobs' files.")] = Path("runs"),
+    copies: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder into which jobs may copy checkpoints (repeatable)."),
+    ] = None,
     keep_ended: Annotated[
         str, typer.Option(help="Delete jobs so long after their end, e.g. 30d (default: never).")
     ] = "",
@@ -100,6 +104,7 @@ def hub(
             queue=queue,
             tls=tls,
             trust_proxy=tuple(trust_proxy or ()),
+            copies=tuple(folder.resolve() for folder in copies or ()),
             keeping=RetentionRules(ended=_days(keep_ended), resumable=_days(keep_resumable)),
             hooks=hooks.resolve() if hooks else None,
             otlp=otlp,

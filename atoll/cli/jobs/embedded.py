@@ -119,6 +119,8 @@ class Embedded:
         where = self._listening
         arguments = where.arguments if where else ["--host", "127.0.0.1", "--port", "0"]
         arguments += ["--data", str(self._folder / "hub"), "--jobs", str(self._jobs)]
+        if where is None:  # every job is this person's own
+            arguments += ["--copies", self._jobs.resolve().anchor]
         self._hub = self._popen("atoll.hub", arguments, log="hub.log", stdout=subprocess.PIPE)
         ready = self._read_ready(self._hub, interrupts)
         prepare(str(ready["ticket"]))

@@ -34,6 +34,7 @@ from atoll.hub.jobs.record import (
 )
 from atoll.hub.observability.events import Events
 from atoll.hub.storage.blobs import Blobs
+from atoll.hub.storage.copy_places import NO_FOLDERS, CopyPlaces
 from atoll.wire.states import JobState
 
 log = logging.getLogger(__name__)
@@ -67,8 +68,10 @@ class Jobs:
         jobs_dir: Path,
         clock: Clock,
         blobs: Blobs | None = None,
+        copies: CopyPlaces = NO_FOLDERS,
     ) -> None:
         """Read all records; without `blobs` jobs cannot include code."""
+        self._copies = copies
         self._database = database
         self._blobs = blobs
         self._creating = asyncio.Lock()
@@ -106,6 +109,7 @@ class Jobs:
             StorageFull: no room is left.
         """
         spec = parse_spec(spec_text)
+        self._copies.check(spec.checkpoint.to)
         check_files(files)
         check_labels(batch=batch, key=key)
         code = code_of(spec)
@@ -238,6 +242,7 @@ class Jobs:
         """
         record = self.get(job)
         spec = check_spec_change(record.spec, text)
+        self._copies.check(spec.checkpoint.to)
         if spec.job.nodes != record.nodes_wanted:
             record.data_slots = 0  # the data is sharded anew
         return await self._store_spec(record, spec)
