@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
+from atoll.errors import AuthError
 from atoll.hub.server import HubServer
+from atoll.net.endpoint import parse_ticket
 from tests.security.conftest import SPEC, login, operator, serving, stores_of, web
 
 BODY = {"spec": SPEC}
@@ -91,6 +94,55 @@ def test_a_token_in_the_address_is_gone_after_the_login(hub: HubServer) -> None:
         assert client.get("/api/jobs", params={"token": hub.operator_token}).status_code == 200
     with web(hub) as client:
         assert client.get("/api/jobs", params={"token": hub.operator_token}).status_code == 401
+
+
+def secret_of(client: httpx.Client) -> str:
+    (value,) = client.cookies.values()
+    return value
+
+
+def test_cookie_is_no_token_and_ends_with_the_logout(hub: HubServer) -> None:
+    """Every port of a host gets its cookies: another program there must not become operator."""
+    with web(hub) as client:
+        client.get("/", params={"token": hub.operator_token})
+        secret = secret_of(client)
+        assert secret != hub.operator_token
+        with web(hub, secret) as thief:
+            assert thief.get("/api/jobs").status_code == 401
+        cookies = dict.fromkeys(client.cookies, hub.operator_token)
+        with web(hub, cookies=cookies) as token_as_cookie:
+            assert token_as_cookie.get("/api/jobs").status_code == 401
+        with web(hub, cookies=dict(client.cookies)) as copy:
+            assert copy.get("/api/jobs").status_code == 200
+            assert client.post("/logout", headers=own(hub)).status_code == 303
+            assert copy.get("/api/jobs").status_code == 401
+            assert copy.post("/api/jobs", json=BODY, headers=own(hub)).status_code == 401
+
+
+def test_login_of_a_browser_lasts_over_restarts_until_revoked(tmp_path: Path) -> None:
+    with serving(tmp_path) as hub:
+        token = login(hub, "viewer", name="vera")
+        with web(hub) as client:
+            client.get("/", params={"token": token})
+            secret = secret_of(client)
+    with serving(tmp_path) as hub:
+        auth = stores_of(hub).auth
+        assert auth.authenticate_browser(secret).name == "vera"
+        hub.call(auth.log_out(auth.authenticate(token)))
+        with pytest.raises(AuthError, match="not logged in"):
+            auth.authenticate_browser(secret)
+
+
+def test_links_of_other_sites_log_nobody_in(hub: HubServer) -> None:
+    with operator(hub) as client:
+        ticket = parse_ticket(client.create_ticket(role="viewer", uses=1)).secret
+    for given in ({"token": hub.operator_token}, {"ticket": ticket}):
+        with web(hub) as client:
+            answer = client.get("/", params=given, headers={"sec-fetch-site": "cross-site"})
+            assert answer.status_code == 401
+            assert "set-cookie" not in answer.headers
+    with web(hub) as client:  # the ticket is not used up
+        assert client.get("/", params={"ticket": ticket}).status_code == 303
 
 
 def test_cookie_is_never_sent_in_clear_under_tls(secure: HubServer) -> None:

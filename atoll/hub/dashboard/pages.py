@@ -22,6 +22,7 @@ from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, audit_as
 from atoll.hub.http.middleware import cookie_name, source_of, token_of
 from atoll.hub.security.auth import PEOPLE
+from atoll.hub.security.browser_logins import KEPT_S
 
 FOLDER = Path(__file__).parent / "static"
 
@@ -38,20 +39,22 @@ _SECURITY = {
     "cache-control": "no-store",
 }
 
-_KEPT_S = 30 * 86_400
-
 
 async def page(request: Request, context: Context) -> Response:
     """GET /: the dashboard, or the login form; `?token=` and `?ticket=` log in."""
+    given = "ticket" in request.query_params or "token" in request.query_params
+    if given and request.headers.get("sec-fetch-site") == "cross-site":
+        # A page elsewhere could log its reader in as another person.
+        return _login_form("a link on another site leads here: open it by copying its address")
     if secret := request.query_params.get("ticket"):
         return await _log_in_once(request, context, secret)
     token, from_cookie = token_of(request.scope, request.headers)
     if not token:
         return _login_form()
     if not from_cookie:
-        return _log_in(request, context, token)
+        return await _log_in(request, context, token)
     try:
-        context.stores.auth.authenticate(token, source=source_of(request.scope))
+        context.stores.auth.authenticate_browser(token, source=source_of(request.scope))
     except AuthError:  # e.g. a cookie of a previous hub on this port
         return _login_form()
     text = _text("index.html").replace("<!--modules-->", _preloads())
@@ -61,11 +64,14 @@ async def page(request: Request, context: Context) -> Response:
 async def login(request: Request, context: Context) -> Response:
     """POST /login: exchange the form's token for a cookie."""
     form = parse_qs((await request.body())[:4096].decode("utf-8", "replace"))
-    return _log_in(request, context, form.get("token", [""])[0].strip())
+    return await _log_in(request, context, form.get("token", [""])[0].strip())
 
 
-async def logout(request: Request, _context: Context) -> Response:
-    """POST /logout: delete the cookie."""
+async def logout(request: Request, context: Context) -> Response:
+    """POST /logout: end the login of this browser."""
+    secret, from_cookie = token_of(request.scope, request.headers)
+    if from_cookie:
+        await context.stores.auth.browsers.end(secret)
     response = RedirectResponse("./", status_code=303)
     response.delete_cookie(cookie_name(request.headers))
     return response
@@ -79,10 +85,10 @@ async def _log_in_once(request: Request, context: Context, secret: str) -> Respo
         )
     except AuthError as error:
         return _login_form(error.what)
-    return _log_in(request, context, admitted.token)
+    return await _log_in(request, context, admitted.token)
 
 
-def _log_in(request: Request, context: Context, token: str) -> Response:
+async def _log_in(request: Request, context: Context, token: str) -> Response:
     """Set the cookie and redirect, so that the token leaves the address bar."""
     try:
         identity = context.stores.auth.authenticate(token, source=source_of(request.scope))
@@ -94,8 +100,8 @@ def _log_in(request: Request, context: Context, token: str) -> Response:
     response = RedirectResponse("./", status_code=303)
     response.set_cookie(
         cookie_name(request.headers),
-        token,
-        max_age=_KEPT_S,
+        await context.stores.auth.browsers.begin(identity.role, identity.name),
+        max_age=int(KEPT_S),
         httponly=True,
         secure=request.url.scheme == "https",
         # Not strict, so that links from other sites work; the Origin of requests that change

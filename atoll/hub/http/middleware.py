@@ -138,7 +138,7 @@ def cookie_name(headers: Mapping[str, str]) -> str:
 
 
 def token_of(scope: Scope, headers: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the token of a request, and whether it came in a cookie."""
+    """Return the token of a request, or the secret of its cookie and True."""
     kind, _, bearer = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and bearer:
         return bearer.strip(), False
@@ -156,19 +156,21 @@ def token_of(scope: Scope, headers: Mapping[str, str]) -> tuple[str, bool]:
 def _identify(scope: Scope, headers: Headers, context: Context) -> Identity | None:
     """Return the identity, or None if none is needed; raises AuthError, CrossOrigin."""
     if _OPEN.fullmatch(scope["path"]):
-        if scope["method"] == "POST" and _says_foreign(headers):
+        if scope["method"] == "POST" and says_foreign(headers):
             raise _foreign(headers)
         return None
     token, from_cookie = token_of(scope, headers)
-    identity = context.stores.auth.authenticate(token, source=source_of(scope))
-    if from_cookie:
-        _check_page(scope, headers)
+    auth, source = context.stores.auth, source_of(scope)
+    if not from_cookie:
+        return auth.authenticate(token, source=source)
+    identity = auth.authenticate_browser(token, source=source)
+    _check_page(scope, headers)
     return identity
 
 
 def _check_page(scope: Scope, headers: Headers) -> None:
     """Refuse cookie-authenticated requests caused by pages of other sites (CSRF)."""
-    if _says_foreign(headers):
+    if says_foreign(headers):
         raise _foreign(headers)
     if scope["method"] in ("GET", "HEAD"):
         return
@@ -182,7 +184,7 @@ def _check_page(scope: Scope, headers: Headers) -> None:
         )
 
 
-def _says_foreign(headers: Headers) -> bool:
+def says_foreign(headers: Mapping[str, str]) -> bool:
     """Return whether the headers identify a cross-site request."""
     origin = headers.get("origin")
     if origin is not None and origin != "null":

@@ -20,7 +20,8 @@ import msgspec
 from atoll.clock import Clock
 from atoll.errors import AuthError, Revoked
 from atoll.hub.db.database import Database
-from atoll.hub.security import tickets
+from atoll.hub.security import browser_logins, tickets
+from atoll.hub.security.browser_logins import BrowserLogins
 from atoll.hub.security.certificates import write_secret
 from atoll.hub.security.connection_limits import RateLimit
 from atoll.hub.security.tickets import NewTicket, TicketRole
@@ -37,8 +38,10 @@ CREATE TABLE IF NOT EXISTS auth_launches (
     hash TEXT PRIMARY KEY, member TEXT NOT NULL, attempt INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS auth_shut_out (hash TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS auth_shut_out_names (name TEXT PRIMARY KEY);
 """
     + tickets.SCHEMA
+    + browser_logins.SCHEMA
 )
 
 MAX_FAILURES = 10
@@ -77,6 +80,7 @@ class Auth:
     def __init__(self, database: Database, *, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self.browsers = BrowserLogins(database, clock=clock)
         self._failures = RateLimit(clock, most=MAX_FAILURES, window_s=FAILURE_WINDOW_S)
         rows = database.read_now(
             lambda connection: connection.execute(
@@ -133,6 +137,8 @@ class Auth:
             ticket = NewTicket(uses=uses, made=now, made_by="hub", note="the hub prints it")
             tickets.insert_ticket(connection, _digest(known), ticket)
 
+        if _digest(secrets.operator_token) not in self._tokens:
+            await self.browsers.end_all("operator", "operator")
         await self._database.write(write)
         self._forget(Identity("operator", "operator"))
         self._tokens[_digest(secrets.operator_token)] = Identity("operator", "operator")
@@ -192,17 +198,20 @@ class Auth:
             AuthError: the ticket is wrong, used up, expired, revoked or for another role.
             ConfigError: the name cannot be a node id.
         """
-        self._check_failures(source)
         check_name("node name" if "node" in roles else "name", name)
         now, token, digest = self._clock.wall(), new_token(), _digest(secret)
 
         def write(connection: sqlite3.Connection) -> Identity:
             role = tickets.use_ticket(connection, digest, roles=roles, now=now)
             free = name
-            while free == "operator" or connection.execute(
-                "SELECT 1 FROM auth_tokens WHERE role IN ('node', 'viewer', 'operator')"
-                " AND name = ?", (free,),
-            ).fetchone():  # fmt: skip
+            while (
+                free == "operator"
+                or connection.execute(
+                    "SELECT 1 FROM auth_tokens WHERE role IN ('node', 'viewer', 'operator')"
+                    " AND name = ? UNION SELECT 1 FROM auth_shut_out_names WHERE name = ?",
+                    (free, free),
+                ).fetchone()
+            ):
                 free = f"{name[:58]}-{new_suffix()}"
             _insert_token(connection, token, role, free, now)
             tickets.note_use(connection, digest, role=role, name=free, now=now, source=source)
@@ -210,7 +219,8 @@ class Auth:
 
         try:
             identity = await self._database.write(write)
-        except AuthError:
+        except AuthError:  # a right ticket is good from every address
+            self._check_failures(source)
             self._failures.note(source)
             raise
         self._tokens[_digest(token)] = identity
@@ -267,8 +277,13 @@ class Auth:
                 connection.execute("DELETE FROM auth_tokens WHERE hash = ?", (hash_,))
                 if tell:
                     connection.execute("INSERT OR IGNORE INTO auth_shut_out VALUES (?)", (hash_,))
+            if tell:  # people know the machine by its name: no other gets it
+                connection.execute(
+                    "INSERT OR IGNORE INTO auth_shut_out_names VALUES (?)", (identity.name,)
+                )
 
         await self._database.write(write)
+        await self.browsers.end_all(identity.role, identity.name)
         if tell:
             self._shut_out.update(ended)
         return bool(ended)
@@ -310,6 +325,18 @@ class Auth:
             "this token is not valid at this hub" if token else "a token is missing",
             expected="the token that `atoll hub` printed, or that this node got when it joined",
             remedy="join again with a fresh ticket, or log in with the operator token",
+        )
+
+    def authenticate_browser(self, secret: str, *, source: str = "") -> Identity:
+        """Return the owner of a dashboard's cookie; raises AuthError as `authenticate`."""
+        found = self.browsers.find(secret)
+        if found is not None:
+            return Identity(cast("Role", found[0]), found[1])
+        self._check_failures(source)
+        self._failures.note(source)
+        raise AuthError(
+            "this browser is not logged in, or no longer",
+            remedy="log in again with the token of `atoll hub` or `atoll login`",
         )
 
     def _check_newest(self, identity: Identity) -> None:

@@ -106,7 +106,8 @@ def test_guessing_is_throttled_by_address_in_bounded_memory(
         with pytest.raises(AuthError, match="too many wrong"):
             auth.authenticate("guess", source="1.1.1.1")
         with pytest.raises(AuthError, match="too many wrong"):
-            await auth.redeem(ticket, name="x", source="1.1.1.1")
+            await auth.redeem("guess", name="x", source="1.1.1.1")
+        await auth.redeem(ticket, name="w", source="1.1.1.1")
         assert auth.authenticate(token, source="1.1.1.1").name == "good"
         await auth.redeem(ticket, name="x", source="2.2.2.2")
         clock.advance(FAILURE_WINDOW_S + 1)
@@ -115,6 +116,17 @@ def test_guessing_is_throttled_by_address_in_bounded_memory(
             with pytest.raises(AuthError):
                 auth.authenticate("guess", source=f"10.0.{number}")
         assert len(auth._failures) <= 1024
+
+    asyncio.run(work())
+
+
+def test_name_of_a_revoked_machine_goes_to_no_other(auth: Auth) -> None:
+    async def work() -> None:
+        ticket = await auth.create_ticket()
+        await auth.redeem(ticket, name="lap3")
+        await auth.revoke_node("lap3")
+        name, _ = await auth.redeem(ticket, name="lap3")
+        assert name.startswith("lap3-")
 
     asyncio.run(work())
 
