@@ -242,13 +242,17 @@ class Router:
         return self._membership.roster(job)
 
     async def _round_join(self, session: Session, body: RoundJoin, id: int) -> Message:
-        return await self._rounds.join(*self._member_of_job(session), body)
+        job, member = self._member_of_job(session)
+        self._jobs.members.takes_part(job, member)
+        return await self._rounds.join(job, member, body)
 
     async def _round_vote(self, session: Session, body: RoundVote, id: int) -> Message:
         return await self._rounds.vote(*self._member_of_job(session), body)
 
     async def _recover(self, session: Session, body: Recover, id: int) -> Message:
-        return await self._recovery.recover(*self._member_of_job(session), body)
+        job, member = self._member_of_job(session)
+        self._jobs.members.takes_part(job, member)
+        return await self._recovery.recover(job, member, body)
 
     async def _standing(self, session: Session, body: Standing, id: int) -> Message:
         await self._recovery.standing(*self._member_of_job(session), body)

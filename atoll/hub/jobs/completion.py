@@ -1,12 +1,17 @@
 """Whether a process is launched again, and when and how a job has ended; pure functions.
 
+A job is done when the work of every member that was launched is finished. Members that take part in
+rounds share their work: it is finished as soon as one of them is done. The work of any other member
+(a command, a server, a script without `run.wrap`, a role of an [rl] job) is its own: it is launched
+again until it has reported its end itself.
+
 Members of an [rl] job work independently: one that fails does not end the others. The critic serves
 the actors: it stops when all of them are done, and is asked to if some never will be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from atoll.clock import Clock
 from atoll.hub.jobs.record import Job, Member
@@ -23,6 +28,8 @@ AWAY_S = 30.0
 LEFT_PAUSE_S = 1.0
 """A member that left on purpose may do so because its machine goes away, which is reported soon."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+ABSENT_S = 300.0
+"""How long the end of an elastic job waits for a member that has no place."""
 STEADY_S = 60.0
 """Independent members: work of this duration resets the count of failures."""
 MAX_FAILURES = 8
@@ -32,17 +39,33 @@ MAX_FAILURES = 8
 def missing(job: Job) -> list[int]:
     """Return the slots whose members should run and do not, lowest first.
 
-    Once one member is done, those that train together are not replaced. Independent members that
-    have begun finish their own work, and no others are launched.
+    Once one member is done, only those are launched that have begun and are not finished.
     """
     members = {slot: job.members.get(member_id(slot)) for slot in range(job.nodes_wanted)}
     lacking = [slot for slot, m in members.items() if m is None or not m.live]
     if not any(member.state == MemberState.DONE for member in job.members.values()):
         return lacking
-    begun = [
-        slot for slot in lacking if (m := members[slot]) is not None and m.state != MemberState.DONE
-    ]
-    return begun if job.separate else []
+    begun = [(slot, m) for slot in lacking if (m := members[slot]) is not None]
+    return [slot for slot, member in begun if not is_finished(member, job)]
+
+
+def is_finished(member: Member, job: Job) -> bool:
+    """Return whether a member's work is finished: by itself, or by one with which it shares it."""
+    if member.state == MemberState.DONE:
+        return True
+    others = job.members.values() if shares_work(member, job) else ()
+    return any(other.state == MemberState.DONE and shares_work(other, job) for other in others)
+
+
+def shares_work(member: Member, job: Job) -> bool:
+    """Return whether what a member has to do is what every member of its group has to do.
+
+    A built-in trainer that has not come to its first round is a newcomer of the group. A script may
+    have another role as long as it takes part in no round.
+    """
+    if job.of_policies:
+        return False
+    return member.in_rounds or (job.kind == "trainer" and job.committed_round > 0)
 
 
 def failures_after(member: Member) -> int:
@@ -124,6 +147,20 @@ class RestartPolicy:
         """Record a new attempt."""
         self._since.pop((job, member.member, member.attempt - 1), None)
 
+    def absent(self, job: Job) -> set[str]:
+        """Return the members that an elastic job ends without: they have had no place for long.
+
+        The absence of those that are back is forgotten.
+        """
+        now, found = self._clock.monotonic(), set()
+        for member in job.members.values():
+            key = (job.job, member.member, member.attempt)
+            if member.live:
+                self._since.pop(key, None)
+            elif now > self._since.get(key, now) + ABSENT_S:
+                found.add(member.member)
+        return found if 0 < job.min_nodes <= _count_done(job) else set()
+
     def first_time(self, job: str, member: str) -> bool:
         """Return whether a member is given up for the first time."""
         if (job, member) in self._given_up:
@@ -188,42 +225,67 @@ def restarts_exhausted(member: Member, job: Job) -> bool:
     return failures_after(member) >= MAX_FAILURES or budget_exhausted(member, job)
 
 
-def outcome(job: Job, *, working: Collection[str] | None = None) -> End | None:
+def outcome(
+    job: Job, *, working: Collection[str] | None = None, absent: Collection[str] = ()
+) -> End | None:
     """Return how a job has ended, or None while it continues.
 
     Args:
         job: Its record.
-        working: Members that hold the group's state; other live members are still recovering
+        working: Members that hold the group's state; others of the group are still recovering
             and do not keep a finished job alive. None: all live members.
+        absent: Members that have had no place for long.
     """
-    members = {n: m for n, m in job.members.items() if m.slot < job.nodes_wanted}
-    for member in members.values():
+    members = _members(job)
+    for member in members:
         if _ends_the_job(member, job):
             reason = f"{member.member}: {(member.error or {}).get('what', 'it failed')}"
             return JobState.FAILED, reason, member.error
-    live = [member.member for member in members.values() if member.live]
-    done = _is_done(members, job)
-    if any(working is None or member in working for member in live) or (live and not done):
+    open_ = [m for m in members if not is_finished(m, job)]
+    if any(m.live and (m in open_ or working is None or m.member in working) for m in members):
         return None
     if job.stopping:
         return JobState.STOPPED, "a stop was requested", None
-    if done:
-        return JobState.DONE, "", None
-    if not members or not all(restarts_exhausted(member, job) for member in members.values()):
+    without = [m for m in open_ if m.member in absent or _is_left_out(m, job)]
+    lost = [m for m in open_ if m not in without]
+    done = any(m.state == MemberState.DONE for m in members)
+    if done and not lost:
+        return JobState.DONE, _ended_without(without), None
+    if not lost or not all(restarts_exhausted(m, job) for m in lost):
         return None
-    errors = [member.error for member in members.values() if member.error]
-    return JobState.FAILED, "every member was lost", errors[0] if errors else None
+    errors = [m.error for m in lost if m.error]
+    reason = f"{_names(lost)} ended without finishing" if done else "every member was lost"
+    return JobState.FAILED, reason, errors[0] if errors else None
 
 
-def _is_done(members: Mapping[str, Member], job: Job) -> bool:
-    """Return whether the work is done: by any member of a group, else by every member.
+def _count_done(job: Job) -> int:
+    return sum(member.state == MemberState.DONE for member in job.members.values())
 
-    A member that ends before others were started does not count for them.
-    """
-    done = sum(member.state == MemberState.DONE for member in members.values())
-    if not job.separate:
-        return done > 0
-    return done > 0 and done == len(members) and done >= (job.min_nodes or job.nodes_wanted)
+
+def _is_left_out(member: Member, job: Job) -> bool:
+    """Return whether a finished group has gone on without a member because of its machine."""
+    group_done = any(
+        m.state == MemberState.DONE and shares_work(m, job) for m in job.members.values()
+    )
+    of_its_machine = (member.error or {}).get("kind", "") in OF_ITS_MACHINE
+    return group_done and of_its_machine and restarts_exhausted(member, job)
+
+
+def _ended_without(without: Iterable[Member]) -> str:
+    """Return the reason of a job that is done although members have not finished."""
+    names = _names(without)
+    return f"without {names}, which did not come back" if names else ""
+
+
+def covered_by_others(job: Job) -> str:
+    """Return which members of a finished group were lost before they reported their own end."""
+    over = (MemberState.FAILED, MemberState.LOST)
+    lost = [m for m in _members(job) if m.state in over and is_finished(m, job)]
+    return f"{_names(lost)} did not report the end: others have finished its work" if lost else ""
+
+
+def _names(members: Iterable[Member]) -> str:
+    return ", ".join(member.member for member in members)
 
 
 def _ends_the_job(member: Member, job: Job) -> bool:

@@ -92,8 +92,9 @@ class Members:
             _check(before, MemberState.ASSIGNED)
         attempt = 1 if before is None else before.attempt + 1
         assigned = Member(
-            member=member, slot=slot, node=node, attempt=attempt, failures=failures, retried=retried
-        )
+            member=member, slot=slot, node=node, attempt=attempt, failures=failures,
+            retried=retried, in_rounds=before is not None and before.in_rounds,
+        )  # fmt: skip
         (record.followers if is_follower(member) else record.members)[member] = assigned
         await self._save(record)
         again = "" if attempt == 1 else f", attempt {attempt}"
@@ -125,6 +126,12 @@ class Members:
         await self._move(record, found, MemberState.RUNNING)
         text = f"{member} is back with {found.node}"
         await self._events.add(job, "member-back", text, member=member)
+
+    def takes_part(self, job: str, member: str) -> None:
+        """Record that a member takes part in rounds; stored with its next change of state."""
+        record = self._job(job)
+        if member in record.members:
+            record.members[member].in_rounds = True
 
     async def finished(
         self,
@@ -184,7 +191,7 @@ class Members:
         for process in self._job(job).processes:
             _check(process, MemberState.STOPPED)
             process.state, process.error, process.failures = MemberState.STOPPED, None, 0
-            process.leaving, process.retried = False, 0
+            process.leaving, process.retried, process.in_rounds = False, 0, False
 
     async def _move(
         self, record: Job, process: Member, state: MemberState, **changes: Any

@@ -35,6 +35,8 @@ class Member(msgspec.Struct, kw_only=True):
     retried: int = 0
     """Restarts after failures of its own program."""
     incarnation: str = ""
+    in_rounds: bool = False
+    """It has taken part in rounds, now or in an earlier attempt: its work is the group's."""
     leaving: bool = False
     """It reported that it leaves for good."""
     dial: list[str] = []

@@ -17,6 +17,7 @@ from atoll.hub.jobs.completion import (
     MAX_FAILURES,
     RestartPolicy,
     failures_after,
+    is_finished,
     missing,
     program_failed,
     restarts_exhausted,
@@ -26,7 +27,7 @@ from atoll.hub.nodes.membership import Membership
 from atoll.hub.observability.events import Events
 from atoll.hub.scheduler.commands import LaunchCommands
 from atoll.hub.scheduler.rendezvous import RendezvousRegistry
-from atoll.ids import follower_id, member_id
+from atoll.ids import follower_id, member_id, member_of_follower
 from atoll.wire.states import MemberState
 
 GIVE_WAY_S = 10.0
@@ -47,9 +48,12 @@ def wanted_followers(job: Job) -> list[str]:
 
 def missing_followers(job: Job) -> list[str]:
     """Return the followers to launch, among those that do not live."""
-    if any(member.state == MemberState.DONE for member in job.members.values()):
-        return []  # the work of those that train together is done
-    return [name for name in wanted_followers(job) if not _lives(job.followers.get(name))]
+    finished = {m.member for m in job.members.values() if is_finished(m, job)}
+    return [
+        name
+        for name in wanted_followers(job)
+        if not _lives(job.followers.get(name)) and member_of_follower(name)[0] not in finished
+    ]
 
 
 def follower_failed(follower: Member) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 
 from atoll.hub.jobs.completion import (
     RestartPolicy,
+    covered_by_others,
     failures_after,
     outcome,
     reports_directly,
@@ -294,12 +295,15 @@ class Scheduler:
         if record.of_policies:
             end = rl_outcome(record)
         else:
-            end = outcome(record, working=self._working(record))
+            absent = self._relaunches.absent(record)
+            end = outcome(record, working=self._working(record), absent=absent)
         if end is None:
             if without_end(record):
                 await self._end_critic(record)
             return
         state, reason, error = end
+        if state == JobState.DONE and (text := covered_by_others(record)):
+            await self._stores.events.add(job, "ended-by-others", text)
         for member in list(record.members.values()):
             if member.live:
                 await self._launching.end(record, member.member)

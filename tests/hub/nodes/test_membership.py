@@ -289,6 +289,7 @@ def test_job_is_done_when_every_member_finished(running: Running) -> None:
 
 
 def test_job_is_done_when_one_finished_and_the_other_was_lost(running: Running) -> None:
+    running.plan()  # they train together
     running.members[0].request(Finished(True))
     running.members[1].cut()
     until(lambda: job_of(running.hub, running.job).state == "done")

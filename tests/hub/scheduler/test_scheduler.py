@@ -81,7 +81,7 @@ def test_outcome(states: tuple[str, ...], kind: str, stopping: bool, expected: s
     error = {"kind": kind, "what": "x"} if kind else None
     named = members(*states, error=error)
     spec = parse_spec(f"[job]\nnodes = {len(states)}")
-    job = Job(job="j", created=0.0, spec=spec, members=named, stopping=stopping)
+    job = Job(job="j", created=0.0, spec=spec, members=named, stopping=stopping, committed_round=1)
     end = outcome(job)
     assert (end[0] if end else None) == expected
 
