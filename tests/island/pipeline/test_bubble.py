@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from atoll.strategies.inner.options import PipelineShape
 from atoll.strategies.inner.pipeline.bubble import Bubble, measure_bubble
-from atoll.strategies.inner.pipeline.timing import simulate
+from atoll.strategies.inner.pipeline.simulation import StageTimes, simulate
 from tests.island.pipeline.kit import pipeline
 from tests.island.pool import Ranks
 from tests.island.reference import Perceptron
@@ -97,10 +97,8 @@ def test_bubbles_are_those_of_the_closed_form(
 
 def test_unlike_stages_explain_a_larger_bubble(ranks: Ranks) -> None:
     by_rank = ranks.run(2, _counted, 2, [1.0, 3.0], {})
-    played = simulate(
-        PipelineShape("1f1b", 2, 1), microbatches=MICROBATCHES,
-        forward_s=[FORWARD, 3 * FORWARD], backward_s=[BACKWARD, 3 * BACKWARD],
-    )  # fmt: skip
+    times = StageTimes(forward_s=[FORWARD, 3 * FORWARD], backward_s=[BACKWARD, 3 * BACKWARD])
+    played = simulate(PipelineShape("1f1b", 2, 1), times, microbatches=MICROBATCHES)
     assert [worked for _, worked in by_rank] == list(played.busy_s)
     assert max(ended for ended, _ in by_rank) == played.wall_s
     assert played.bubble > PipelineShape("1f1b", 2, 1).bubble(MICROBATCHES) + 0.1

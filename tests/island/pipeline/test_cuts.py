@@ -18,8 +18,8 @@ from atoll.errors import ConfigError
 from atoll.island.world import build_mesh
 from atoll.strategies.inner.divide import split_model
 from atoll.strategies.inner.options import InnerOptions, PipelineShape
+from atoll.strategies.inner.pipeline.balance import balanced
 from atoll.strategies.inner.pipeline.cuts import (
-    balanced,
     check_cuts,
     check_stages,
     cuts_by_size,
@@ -34,20 +34,25 @@ dist: Any = torch.distributed
 COSTS = st.lists(st.integers(0, 9) | st.floats(0, 10, allow_nan=False), min_size=1, max_size=9)
 
 
-def _dearest(costs: list[float], cuts: tuple[int, ...]) -> float:
+def _dearest(costs: list[float], cuts: tuple[int, ...], speeds: list[float]) -> float:
     edges = [0, *cuts, len(costs)]
-    return max(sum(costs[a:b]) for a, b in itertools.pairwise(edges))
+    stages = zip(itertools.pairwise(edges), speeds, strict=True)
+    return max(sum(costs[a:b]) / speed for (a, b), speed in stages)
 
 
 @given(COSTS, st.data())
 def test_no_cuts_are_better(costs: list[float], data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, len(costs)))
-    cuts = balanced(costs, stages=stages)
+    speeds = data.draw(
+        st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=stages, max_size=stages)
+        | st.just([1.0] * stages)
+    )
+    cuts = balanced(costs, stages=stages, speeds=speeds)
     assert check_cuts(cuts, units=len(costs), stages=stages) == cuts
     every = itertools.combinations(range(1, len(costs)), stages - 1)
-    best = min(_dearest(costs, cuts) for cuts in every)
-    assert _dearest(costs, cuts) == pytest.approx(best, rel=1e-9, abs=1e-9)
-    assert balanced(costs, stages=stages) == cuts
+    best = min(_dearest(costs, cuts, speeds) for cuts in every)
+    assert _dearest(costs, cuts, speeds) == pytest.approx(best, rel=1e-9, abs=1e-9)
+    assert balanced(costs, stages=stages, speeds=speeds) == cuts
 
 
 def test_what_the_dearest_stage_leaves_open_is_cut_evenly() -> None:
@@ -79,7 +84,10 @@ def test_a_profile_finds_the_slow_unit_and_changes_nothing() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.get_rng_state()
     inputs, targets = batch_for(model)
-    times = profile(list(model), model.criterion, inputs, targets, device=CPU)
+    found = profile(list(model), model.criterion, inputs, targets, device=CPU)
+    assert [one.sent_bytes for one in found] == [8 * len(inputs) * n for n in (6, 6, 6, 6, 2)]
+    assert found[3].forward_s > 0.02 > found[3].backward_s
+    times = [one.total_s for one in found]
     assert len(times) == 5
     assert times[3] > 0.02 > sum(times) - times[3]
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -89,7 +97,8 @@ def test_a_profile_finds_the_slow_unit_and_changes_nothing() -> None:
 
 def test_units_that_are_alike_cost_the_same() -> None:
     model = gpt(layers=4)
-    times = profile(model.units(), model.criterion, *batch_for(model), device=CPU)
+    found = profile(model.units(), model.criterion, *batch_for(model), device=CPU)
+    times = [one.total_s for one in found]
     assert len(set(times[2:6])) == 1 < len(set(times))
 
 

@@ -12,7 +12,7 @@ import torch.distributed
 from torch import Tensor
 
 from atoll.strategies.inner.pipeline.pipeline import PipelineParts
-from atoll.strategies.inner.pipeline.timing import simulate
+from atoll.strategies.inner.pipeline.simulation import StageTimes, simulate
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
@@ -56,11 +56,11 @@ def measure_bubble(
         watch.on = False
     runs = [(wall, [sum(spent.values()) for spent in ranks]) for wall, ranks in seen]
     number = parts.passes(len(inputs))
-    played = simulate(
-        shape, microbatches=number,
+    times = StageTimes(
         forward_s=_each(seen, shape.stages, number, forward=True),
         backward_s=_each(seen, shape.stages, number, forward=False),
-    )  # fmt: skip
+    )
+    played = simulate(shape, times, microbatches=number)
     return Bubble(
         measured=statistics.median(1 - sum(busy) / (shape.ranks * wall) for wall, busy in runs),
         expected=shape.bubble(number),

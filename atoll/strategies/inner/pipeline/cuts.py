@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,37 +17,26 @@ from atoll.devices.choose import CPU
 from atoll.devices.runtime import synchronize
 from atoll.errors import ConfigError
 from atoll.strategies.inner.options import PipelineShape
+from atoll.strategies.inner.pipeline.balance import balanced
 from atoll.strategies.inner.precision import computing, widened
 
 REPEATS = 3
 """Measurements per unit; the shortest counts."""
 
 
-def balanced(costs: Sequence[float], *, stages: int) -> tuple[int, ...]:
-    """Return the units before which to cut, so that the most expensive stage is cheapest.
+@dataclass(frozen=True, slots=True)
+class UnitTime:
+    """What a unit costs for one microbatch; the last unit includes the loss."""
 
-    Ties go to stages of similar cost; equal costs give equal cuts. At most one stage per unit.
-    """
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-    # best[n]: best split of the first n units: (most expensive stage, sum of squares, cuts)
-    best: list[tuple[float, float, tuple[int, ...]]] = [(s, s * s, ()) for s in sums]
-    for stage in range(2, stages + 1):
-        best = [
-            min(
-                (
-                    max(best[cut][0], sums[end] - sums[cut]),
-                    best[cut][1] + (sums[end] - sums[cut]) ** 2,
-                    (*best[cut][2], cut),
-                )
-                for cut in range(stage - 1, end)
-            )
-            if end >= stage
-            else best[end]
-            for end in range(len(sums))
-        ]
-    return best[-1][2]
+    forward_s: float
+    backward_s: float
+    sent_bytes: int
+    """Of its outputs."""
+
+    @property
+    def total_s(self) -> float:
+        """Forward and backward pass."""
+        return self.forward_s + self.backward_s
 
 
 def check_stages(units: int, shape: PipelineShape) -> None:
@@ -108,8 +98,8 @@ def profile(
     *,
     device: torch.device,
     precision: str = "fp32",
-) -> list[float]:
-    """Return the seconds of forward and backward pass of each unit; the last includes the loss.
+) -> list[UnitTime]:
+    """Return the seconds of forward and backward pass of each unit.
 
     Units of the same type, with weights and inputs of the same shapes, get their minimum, because
     differences between them are noise. Units, in forward order, are moved to the device one at a
@@ -118,7 +108,7 @@ def profile(
     """
     values: tuple[Tensor, ...] = (inputs.to(device),)
     targets = targets.to(device)
-    found: list[float] = []
+    found: list[UnitTime] = []
     kinds: list[object] = []
     devices = [] if device.type == CPU else [device]
     with torch.random.fork_rng(devices=devices, device_type=device.type):
@@ -129,16 +119,19 @@ def profile(
 
             def once(
                 unit: nn.Module = unit, values: tuple[Tensor, ...] = values, last: bool = last
-            ) -> tuple[Tensor, ...]:
+            ) -> tuple[float, float, tuple[Tensor, ...]]:
+                begun = _now(device)
                 with computing(precision, device):
                     outputs = as_tuple(unit(*values))
                 loss = (criterion(widened(outputs[0], precision), targets),) if last else outputs
+                halfway = _now(device)
                 _pull(unit, values, loss)
-                return outputs
+                return halfway - begun, _now(device) - halfway, outputs
 
             with torch.enable_grad():
-                outputs = once()  # warm-up
-                found.append(min(_timed(once, device) for _ in range(REPEATS)))
+                outputs = once()[2]  # warm-up
+                times = min((once()[:2] for _ in range(REPEATS)), key=sum)
+            found.append(UnitTime(*times, sent_bytes=sum(v.nbytes for v in outputs)))
             kinds.append(number if last else _kind(unit, values, number))
             with torch.no_grad():
                 for name, buffer in unit.named_buffers():
@@ -148,9 +141,9 @@ def profile(
                 v.detach().requires_grad_(v.is_floating_point() and v.requires_grad)
                 for v in outputs
             )
-    least: dict[object, float] = {}
-    for kind, seconds in zip(kinds, found, strict=True):
-        least[kind] = min(seconds, least.get(kind, seconds))
+    least: dict[object, UnitTime] = {}
+    for kind, one in zip(kinds, found, strict=True):
+        least[kind] = min(one, least.get(kind, one), key=lambda one: one.total_s)
     return [least[kind] for kind in kinds]
 
 
@@ -174,9 +167,7 @@ def _pull(unit: nn.Module, values: tuple[Tensor, ...], outputs: tuple[Tensor, ..
         torch.autograd.grad(ends, sources, ones, allow_unused=True)
 
 
-def _timed(once: Callable[[], object], device: torch.device) -> float:
+def _now(device: torch.device) -> float:
+    """Return the time in seconds, after all queued work of the device."""
     synchronize(device)
-    begun = time.perf_counter()
-    once()
-    synchronize(device)
-    return time.perf_counter() - begun
+    return time.perf_counter()

@@ -25,8 +25,8 @@ from atoll.strategies.inner.options import (
     microbatches_of,
 )
 from atoll.strategies.inner.parallelize import parallelize
+from atoll.strategies.inner.pipeline.balance import balanced
 from atoll.strategies.inner.pipeline.cuts import (
-    balanced,
     check_cuts,
     check_stages,
     cuts_by_size,
@@ -298,7 +298,7 @@ def _agreed_cuts(
                     units, criterion_of(model), *(t[: max(1, share // number)] for t in sample),
                     device=device, precision=options.precision,
                 )  # fmt: skip
-                found = balanced(costs, stages=shape.stages)
+                found = balanced([cost.total_s for cost in costs], stages=shape.stages)
             else:
                 found = cuts_by_size(units, stages=shape.stages)
         except AtollError as error:

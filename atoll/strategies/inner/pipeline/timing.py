@@ -1,15 +1,11 @@
-"""Timing of pipeline stages: measured in real steps, and simulated event by event.
-
-The simulation allows unequal stages and transfers that take time, unlike the closed forms.
-"""
+"""Timing of pipeline stages in real steps."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +14,6 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from atoll.devices.runtime import synchronize
-from atoll.strategies.inner.options import PipelineShape, Work
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
@@ -95,68 +90,3 @@ class WatchedStage(PipelineStage):
         with self._watch.busy(self.stage_index, forward=False):
             super().backward_one_chunk(*args, **options)
         self._watch.hold(-1)
-
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """Result of a simulated batch."""
-
-    wall_s: float
-    """From the first forward to the last backward pass."""
-    busy_s: tuple[float, ...]
-    """Compute time by rank."""
-    held: tuple[int, ...]
-    """Most inputs of stages kept at one time, by rank."""
-
-    @property
-    def bubble(self) -> float:
-        """Mean idle share of a rank's time."""
-        return 1.0 - sum(self.busy_s) / (len(self.busy_s) * self.wall_s)
-
-
-def simulate(
-    shape: PipelineShape,
-    *,
-    microbatches: int,
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    transfer_s: float = 0.0,
-) -> Simulated:
-    """Simulate one batch, with the times of one microbatch by stage.
-
-    `transfer_s` is the time to send an activation or gradient to a neighbour.
-    """
-    orders = [shape.order(k, microbatches=microbatches) for k in range(shape.ranks)]
-    done: dict[Work, float] = {}
-    free, busy = [0.0] * shape.ranks, [0.0] * shape.ranks
-    held, most, at = [0] * shape.ranks, [0] * shape.ranks, [0] * shape.ranks
-    moved = True
-    while moved:
-        moved = False
-        for rank, order in enumerate(orders):
-            while at[rank] < len(order):
-                work = order[at[rank]]
-                ready = _ready(work, shape.stages, done, transfer_s)
-                if ready is None:
-                    break
-                takes = (forward_s if work.forward else backward_s)[work.stage]
-                done[work] = free[rank] = max(free[rank], ready) + takes
-                busy[rank] += takes
-                held[rank] += 1 if work.forward else -1
-                most[rank] = max(most[rank], held[rank])
-                at[rank] += 1
-                moved = True
-    return Simulated(max(free), tuple(busy), tuple(most))
-
-
-def _ready(work: Work, stages: int, done: dict[Work, float], transfer_s: float) -> float | None:
-    """Return when the inputs of a piece of work are available; None while unknown."""
-    if work.forward:
-        if work.stage == 0:
-            return 0.0
-        needed, far = Work(True, work.stage - 1, work.microbatch), True
-    else:
-        far = work.stage < stages - 1
-        needed = Work(not far, work.stage + 1 if far else work.stage, work.microbatch)
-    finished = done.get(needed)
-    return None if finished is None else finished + (transfer_s if far else 0.0)
