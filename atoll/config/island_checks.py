@@ -33,6 +33,8 @@ def check_island(spec: JobSpec) -> None:
             remedy='name = "module:factory" in [model] lets it train a model of your own; or use '
             '"ddp", "fsdp", "tensor" or "hybrid", in which the script divides its model',
         )
+    if spec.island.elastic:
+        _check_elastic(spec)
     if ranks > 1 and (spec.rl.active or spec.job.command):
         what = "policies learn" if spec.rl.active else "a command runs"
         raise ConfigError(
@@ -40,4 +42,20 @@ def check_island(spec: JobSpec) -> None:
             given=f"an island of {ranks} ranks ({spec.mesh})",
             expected="the built-in trainer, or a script in [job]",
             remedy="leave out [island] and inner in [strategy]",
+        )
+
+
+def _check_elastic(spec: JobSpec) -> None:
+    chosen = {name: getattr(spec.island, name) for name in ("mesh", "cuts", "microbatches")}
+    fixed = [name for name, value in chosen.items() if value]
+    if spec.strategy.inner != "pipeline" or fixed:
+        given = ", ".join(f"{name} = {chosen[name]}" for name in fixed)
+        raise ConfigError(
+            "elastic = true chooses stages, replicas, cuts and microbatches by itself",
+            given=f"inner = {spec.strategy.inner!r} in [strategy]"
+            + (f", {given}" if given else ""),
+            expected='inner = "pipeline", and the number of ranks in [island]',
+            remedy=f"leave out {' and '.join(fixed)} in [island]"
+            if fixed
+            else 'inner = "pipeline" in [strategy], or elastic = false',
         )

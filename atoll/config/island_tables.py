@@ -25,6 +25,10 @@ class IslandTable:
     """
     on_loss: Annotated[str, one_of("wait", "shrink")] = "wait"
     """When a rank dies: `wait` until it is replaced, or `shrink` to the remaining ones."""
+    elastic: bool = False
+    """Whether a planner chooses stages and replicas of a pipeline, at every start for the machines
+    that are left.
+    """
     schedule: Annotated[str, one_of("gpipe", "1f1b", "interleaved")] = "1f1b"
     """Pipeline schedule: `gpipe`, `1f1b` or `interleaved`."""
     microbatches: int = 0
