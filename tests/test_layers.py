@@ -24,7 +24,7 @@ TRAINING = {
 }  # fmt: skip
 EVERYTHING_BELOW_NODE = {
     *LEAVES, *TRAINING, "config", "wire", "code", "net", "reducer", "queues", "train", "run", "rl",
-    "plan",
+    "plan", "swarm",
 }  # fmt: skip
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "code": {"errors", "ids", "system"},
     "net": {*LEAVES, "config", "wire"},
     "rounds": {"errors", "ids", "wire"},
-    "hub": {*LEAVES, "config", "wire", "rounds"},
+    "swarm": {"errors", "ids", "wire"},
+    "hub": {*LEAVES, "config", "wire", "rounds", "swarm"},
     "gate": {"clock", "errors"},
     "task": {"errors", "ids", "gate"},
     "island": {*LEAVES, "config", "devices"},
@@ -65,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recovery": {*LEAVES, "wire", "net", "gate", "task", "checkpoint"},
     "queues": {*LEAVES, "wire", "net"},
     # The summary and the hub's alarm compare the members' results by the same rule.
-    "train": {*LEAVES, *TRAINING, "config", "wire", "rounds", "net", "queues"},
+    "train": {*LEAVES, *TRAINING, "config", "wire", "rounds", "swarm", "net", "queues"},
     "plan": {
         *LEAVES,
         "methods",
@@ -294,13 +295,13 @@ def test_every_room_says_what_it_is() -> None:
 
 def test_hub_and_node_share_only_wire_and_leaves() -> None:
     assert "hub" not in MAY_IMPORT["node"]
-    assert MAY_IMPORT["hub"] <= {*LEAVES, "config", "wire", "rounds"}
+    assert MAY_IMPORT["hub"] <= {*LEAVES, "config", "wire", "rounds", "swarm"}
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
 def test_importing_it_never_loads_torch(module: str) -> None:
     modules = [module]
-    if module in ("atoll.hub", "atoll.net", "atoll.wire", "atoll.rounds"):
+    if module in ("atoll.hub", "atoll.net", "atoll.wire", "atoll.rounds", "atoll.swarm"):
         folder = PACKAGE / module.split(".")[1]
         modules = [
             ".".join(path.relative_to(ROOT).with_suffix("").parts)

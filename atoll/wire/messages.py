@@ -85,6 +85,15 @@ from atoll.wire.session_messages import (
     Undeliverable,
     Welcome,
 )
+from atoll.wire.swarm import (
+    SwarmAnnounce,
+    SwarmDone,
+    SwarmLeases,
+    SwarmNews,
+    SwarmPlace,
+    SwarmWant,
+    SwarmWatch,
+)
 
 __all__ = [
     "Acked",
@@ -145,6 +154,13 @@ __all__ = [
     "Standing",
     "Stop",
     "Stopping",
+    "SwarmAnnounce",
+    "SwarmDone",
+    "SwarmLeases",
+    "SwarmNews",
+    "SwarmPlace",
+    "SwarmWant",
+    "SwarmWatch",
     "TopicAck",
     "TopicItem",
     "TopicItems",
@@ -174,6 +190,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
         | Lease | Recover | Source | Sources | Standing | Leaving | Drain | Offering
         | QueueOpen | QueuePutMany | QueuePutManyDone | QueueAckMany | QueueExtendMany | QueueLost
         | TopicPublish | TopicRead | TopicItems | TopicAck | Stopping
+        | SwarmAnnounce | SwarmPlace | SwarmWant | SwarmLeases | SwarmDone | SwarmWatch | SwarmNews
     )  # fmt: skip
 
 
