@@ -1,0 +1,349 @@
+"""Compute microbatches of one stage: forward, backward with the forward pass repeated, and sums.
+
+Of a microbatch only the *inputs* are kept, until :meth:`StageRunner.release`, and after its
+backward pass the *pending* gradients, until :meth:`StageRunner.fold` or :meth:`StageRunner.drop`:
+they count once the ledger, which sees all members, has attributed the microbatch to this one.
+
+ * A backward pass repeats the forward pass, on this member or on another one of the stage. Its
+   random state follows from (seed, step, index, stage), so that dropout repeats itself, too. Random
+   numbers of different kinds of devices differ, so the two members should compute on the same kind.
+ * Buffers such as BatchNorm's means: every pass starts from the values at the beginning of the
+   step, and the step adds the mean of the changes of its microbatches, as replicas of a pipeline
+   do. So the result does not depend on the order, and the repeated pass changes nothing.
+ * Sums are in float64 where the device has it. The order of `fold` then matters only where a
+   float64 sum is rounded: the float32 mean is the same in nearly all cases, not in every case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atoll.codec.seeds import mixed
+from atoll.devices.choose import CPU
+from atoll.devices.facts import has_float64
+from atoll.errors import LossNotFinite, PeerRefused
+from atoll.strategies.inner.pipeline.cuts import as_tuple
+from atoll.strategies.inner.precision import widened
+from atoll.strategies.inner.swarm.stage import ModelStage
+
+Gradients = tuple[Tensor | None, ...]
+"""One per tensor between two stages; None for a tensor without gradient, e.g. of integers."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MicrobatchKey:
+    """Names one lease of a microbatch; its rows are a pure function of step and index."""
+
+    step: int
+    index: int
+    lease: int = 0
+
+
+class StepSum(NamedTuple):
+    """What a member has folded in a step."""
+
+    rows: int
+    loss: float
+    """Mean loss over these rows; 0 except on the last stage."""
+
+
+@dataclass(slots=True)
+class _Held:
+    inputs: tuple[Tensor, ...]
+    pending: _Pending | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    gradients: list[Tensor | None]
+    changes: list[Tensor]
+    """Of the floating-point buffers."""
+    counts: list[Tensor]
+    """New values of the other buffers."""
+    rows: int
+    loss: float
+
+
+@dataclass(slots=True)
+class _Sums:
+    gradients: list[Tensor]
+    changes: list[Tensor]
+    counts: list[Tensor] = field(default_factory=list)
+    rows: int = 0
+    loss: float = 0.0
+
+
+class StageRunner:
+    """Computes one stage; for one thread. See the module's docstring."""
+
+    def __init__(self, stage: ModelStage, *, seed: int, most: int = 64) -> None:
+        """Start with step 0; `most` microbatches are held at a time."""
+        self.stage, self._seed, self._most = stage, seed, most
+        modules = list(stage.module.modules())
+        # Such a layer would overwrite the inputs, which the backward pass needs again.
+        self._overwrites = any(getattr(module, "inplace", False) for module in modules)
+        self._parameters = list(stage.parameters().values())
+        self._buffers = list(stage.buffers().values())
+        frozen = {id(parameter) for parameter in stage.module.parameters()}
+        self._counts = [b for b in stage.untrained().values() if id(b) not in frozen]
+        self._sum_type = torch.float64 if has_float64(stage.device) else torch.float32
+        self._held: dict[MicrobatchKey, _Held] = {}
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Start a step: forget all that is held, and take the buffers' values of now."""
+        self.step = step
+        self._held.clear()
+        self._before = [b.detach().clone() for b in (*self._buffers, *self._counts)]
+        self._sums = _Sums(
+            [torch.zeros_like(p, dtype=self._sum_type) for p in self._parameters],
+            [torch.zeros_like(b, dtype=self._sum_type) for b in self._buffers],
+        )
+
+    @property
+    def held(self) -> tuple[MicrobatchKey, ...]:
+        """The microbatches that are neither folded nor dropped."""
+        return tuple(self._held)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of kept inputs and pending gradients."""
+        found: list[Tensor | None] = []
+        for held in self._held.values():
+            found += held.inputs
+            if held.pending is not None:
+                found += [*held.pending.gradients, *held.pending.changes, *held.pending.counts]
+        return sum(tensor.nbytes for tensor in found if tensor is not None)
+
+    # ------------------------------------------------------------------------ passes
+
+    @torch.no_grad()
+    def forward(self, key: MicrobatchKey, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Keep the inputs, (rows, ...) each, and return the outputs; not for the last stage.
+
+        Raises:
+            PeerRefused: it is of another step, or too much is held, or the inputs do not fit.
+        """
+        kept = self._keep(key, inputs)
+        with self._pass(key):
+            return self._outputs(kept)
+
+    def backward(
+        self,
+        key: MicrobatchKey,
+        gradients: Sequence[Tensor | None],
+        *,
+        inputs: Sequence[Tensor] | None = None,
+        counted: bool = True,
+    ) -> Gradients:
+        """Repeat the forward pass, and return the gradients of the inputs.
+
+        Args:
+            key: Names the microbatch.
+            gradients: Of the mean loss of the microbatch, one per output.
+            inputs: Of the stage, if another member did the forward pass.
+            counted: Whether the gradients of the parameters become pending.
+
+        Raises:
+            PeerRefused: nothing is held under this key, or the gradients do not fit the outputs.
+        """
+        kept = self._keep(key, inputs) if inputs is not None else self._kept(key)
+        leaves = self._leaves(kept)
+        with self._pass(key), torch.enable_grad():
+            outputs = self._outputs(leaves)
+            _check_gradients(outputs, gradients)
+            pairs = [
+                (output, gradient.to(output))
+                for output, gradient in zip(outputs, gradients, strict=True)
+                if gradient is not None
+            ]
+            return self._pull(key, leaves, pairs, counted=counted)
+
+    def loss(
+        self, key: MicrobatchKey, inputs: Sequence[Tensor], targets: Tensor, *, counted: bool = True
+    ) -> tuple[float, Gradients]:
+        """Compute both passes of the last stage; return the mean loss and the inputs' gradients.
+
+        Raises:
+            LossNotFinite: the loss is not finite.
+            PeerRefused: as :meth:`forward`.
+        """
+        criterion = self.stage.criterion
+        if criterion is None:
+            raise ValueError(f"stage {self.stage.number} is not the last one")
+        leaves = self._leaves(self._keep(key, inputs))
+        with self._pass(key), torch.enable_grad():
+            outputs = self._outputs(leaves)
+            outputs = tuple(widened(output, self.stage.cut.precision) for output in outputs)
+            whole = outputs[0] if len(outputs) == 1 else outputs
+            loss = criterion(whole, targets.to(self.stage.device))
+            value = loss.item()
+            if not math.isfinite(value):
+                self.drop(key)
+                raise LossNotFinite(
+                    "the loss of a microbatch is not finite; it was dropped",
+                    given=f"step {key.step}, microbatch {key.index}, loss {value}",
+                    expected="a finite number",
+                    remedy="lower the learning rate, or warm up longer",
+                )
+            pairs = [(loss, torch.ones_like(loss))]
+            return value, self._pull(key, leaves, pairs, counted=counted, loss=value)
+
+    def _outputs(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if self._overwrites:
+            values = [value.clone() for value in values]
+        return as_tuple(self.stage.module(*values))
+
+    def _pull(
+        self,
+        key: MicrobatchKey,
+        leaves: Sequence[Tensor],
+        pairs: Sequence[tuple[Tensor, Tensor]],
+        *,
+        counted: bool,
+        loss: float = 0.0,
+    ) -> Gradients:
+        """Return the gradients of the leaves; those of the parameters become pending."""
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        sources = [*wanted, *(self._parameters if counted else ())]
+        pairs = [pair for pair in pairs if pair[0].requires_grad]
+        found: tuple[Tensor | None, ...] = (None,) * len(sources)
+        if pairs and sources:
+            ends, given = zip(*pairs, strict=True)
+            found = torch.autograd.grad(ends, sources, given, allow_unused=True)
+        if counted:
+            self._held[key].pending = _Pending(
+                [None if g is None else g.detach() for g in found[len(wanted) :]],
+                [b - a for b, a in zip(self._buffers, self._before, strict=False)],
+                [count.clone() for count in self._counts],
+                len(leaves[0]), loss,
+            )  # fmt: skip
+        back = iter(found)
+        return tuple(next(back) if leaf.requires_grad else None for leaf in leaves)
+
+    @contextmanager
+    def _pass(self, key: MicrobatchKey) -> Iterator[None]:
+        """Surround a pass: the microbatch's random state, and buffers as the step found them."""
+        device = self.stage.device
+        devices = [] if device.type == CPU else [device]
+        with torch.random.fork_rng(devices=devices, device_type=device.type):
+            torch.manual_seed(mixed("swarm", self._seed, key.step, key.index, self.stage.number))
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    now = (*self._buffers, *self._counts)
+                    for buffer, value in zip(now, self._before, strict=True):
+                        buffer.copy_(value)
+
+    def _leaves(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(t.detach().requires_grad_(t.is_floating_point()) for t in inputs)
+
+    # ------------------------------------------------------------------------ what is held
+
+    def _keep(self, key: MicrobatchKey, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if key.step != self.step:
+            raise PeerRefused(
+                "this microbatch is of another step", given=key.step, expected=f"step {self.step}"
+            )
+        if key not in self._held and len(self._held) >= self._most:
+            raise PeerRefused(
+                f"stage {self.stage.number} holds as many microbatches as it may",
+                given=len(self._held), expected=f"fewer than {self._most}",
+                remedy="send it to another member of the stage, or later",
+            )  # fmt: skip
+        kept = tuple(value.detach().to(self.stage.device) for value in inputs)
+        if not kept or any(value.dim() == 0 or len(value) != len(kept[0]) for value in kept):
+            raise PeerRefused(
+                "the inputs of a microbatch have no rows, or not the same number",
+                given=" and ".join(str(tuple(value.shape)) for value in kept) or "no tensor",
+            )
+        self._held[key] = _Held(kept)
+        return kept
+
+    def _kept(self, key: MicrobatchKey) -> tuple[Tensor, ...]:
+        held = self._held.get(key)
+        if held is None or not held.inputs:
+            raise PeerRefused(
+                "this member does not hold the microbatch",
+                given=f"step {key.step}, microbatch {key.index}",
+                expected="its inputs, too",
+            )
+        return held.inputs
+
+    def inputs(self, key: MicrobatchKey) -> tuple[Tensor, ...]:
+        """Return the kept inputs, to send them to another member; raises PeerRefused."""
+        return self._kept(key)
+
+    def release(self, key: MicrobatchKey) -> None:
+        """Free the inputs, which no pass needs any more; pending gradients stay."""
+        held = self._held.get(key)
+        if held is not None and held.pending is not None:
+            held.inputs = ()
+        else:
+            self.drop(key)
+
+    def drop(self, key: MicrobatchKey) -> None:
+        """Forget a microbatch without counting it."""
+        self._held.pop(key, None)
+
+    @torch.no_grad()
+    def fold(self, key: MicrobatchKey) -> None:
+        """Count a microbatch: add its pending gradients to the step's sums, times its rows.
+
+        Raises:
+            PeerRefused: it has no pending gradients here.
+        """
+        held = self._held.get(key)
+        if held is None or held.pending is None:
+            raise PeerRefused(
+                "a microbatch is to be counted that has no pending gradients here",
+                given=f"step {key.step}, microbatch {key.index}, stage {self.stage.number}",
+            )
+        del self._held[key]
+        pending, sums = held.pending, self._sums
+        for total, gradient in zip(sums.gradients, pending.gradients, strict=True):
+            if gradient is not None:
+                total.add_(gradient, alpha=pending.rows)
+        for total, change in zip(sums.changes, pending.changes, strict=True):
+            total.add_(change, alpha=pending.rows)
+        sums.counts = pending.counts
+        sums.rows += pending.rows
+        sums.loss += pending.loss * pending.rows
+
+    @torch.no_grad()
+    def finish(self) -> StepSum:
+        """End the step: write the mean gradients into `grad`, and the buffers' new values.
+
+        Whoever calls this steps the optimizer, perhaps after a mean over the members of the stage
+        with the rows as weights, and then begins the next step. Without a row gradients are zero.
+        """
+        sums = self._sums
+        rows = max(1, sums.rows)
+        for parameter, total in zip(self._parameters, sums.gradients, strict=True):
+            parameter.grad = (total / rows).to(parameter.dtype)
+        for buffer, before, change in zip(self._buffers, self._before, sums.changes, strict=False):
+            buffer.copy_(before + (change / rows).to(before.dtype))
+        for count, value in zip(self._counts, sums.counts, strict=False):
+            count.copy_(value)
+        return StepSum(sums.rows, sums.loss / rows)
+
+
+def _check_gradients(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    given = [None if g is None else tuple(g.shape) for g in gradients]
+    expected = [tuple(output.shape) for output in outputs]
+    fits = len(given) == len(expected) and all(
+        shape is None or shape == wanted for shape, wanted in zip(given, expected, strict=True)
+    )
+    if not fits:
+        raise PeerRefused(
+            "the gradients of a microbatch do not fit what the stage puts out",
+            given=given, expected=str(expected),
+        )  # fmt: skip
