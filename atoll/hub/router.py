@@ -157,6 +157,13 @@ class Router:
             logger.info("%s: %s", session.address, error)
             await self._rejections.note(session, envelope.body, error)
             answer = Failure(error.to_dict())
+        except OverflowError as error:
+            wrong = WireError(
+                "a number of this message is out of range",
+                given=f"{type(envelope.body).__name__} ({error})",
+                expected="whole numbers between -2^63 and 2^63 - 1",
+            )
+            answer = Failure(wrong.to_dict())
         except Exception as error:
             logger.exception("%s of %s failed", type(envelope.body).__name__, session.address)
             what = "the hub failed on this request"

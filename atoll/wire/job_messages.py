@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.wire.message import Message
+from atoll.wire.message import Message, Number, WallTime
 from atoll.wire.states import ProcessPhase
 
 
@@ -67,7 +67,7 @@ class LogLines(Message, frozen=True):
 
     job: str
     member: str
-    seq: int
+    seq: Number
     lines: list[str]
 
 
@@ -80,9 +80,9 @@ class Acked(Message, frozen=True):
 class Point(Message, frozen=True):
     """One measurement of a member; `values` e.g. loss, tokens, step_s, compute_s."""
 
-    time: float
-    step: int
-    round: int
+    time: WallTime
+    step: Number
+    round: Number
     values: dict[str, float]
 
 
@@ -90,7 +90,7 @@ class Metrics(Message, frozen=True):
     """Measurements of a member; `seq` numbers the first point, from 1 per incarnation."""
 
     incarnation: str
-    seq: int
+    seq: Number
     points: list[Point]
 
 

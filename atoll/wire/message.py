@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+Number = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+"""A whole number that every database can store."""
+
+WallTime = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+"""Seconds since 1970, neither NaN nor infinite."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.wire.message import Message
+from atoll.wire.message import Message, WallTime
 
 KINDS = ("trainer", "rl", "script", "command", "container")
 
@@ -46,7 +46,7 @@ class Beat(Message, frozen=True):
     """Heartbeat with figures for the dashboard (cpu, memory, sent_bytes, ...)."""
 
     stats: dict[str, float] = {}
-    time: float = 0.0
+    time: WallTime = 0.0
     """The sender's wall clock, seconds since 1970; 0: not given."""
 
 

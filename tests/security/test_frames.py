@@ -22,17 +22,21 @@ from atoll.net.http.client import HubClient
 from atoll.wire.frames import HEADER, decode, encode_relay
 from atoll.wire.limits import MAX_FRAME_BYTES, PROTOCOL
 from atoll.wire.messages import (
+    Beat,
     Done,
     Failure,
     Hello,
     LogLines,
     Message,
+    Metrics,
+    Point,
     ProcessState,
     QueueClaim,
     QueueItems,
     QueuePut,
     RoundJoin,
     Stop,
+    TopicRead,
     Welcome,
     pack,
     unpack,
@@ -206,6 +210,29 @@ def test_a_request_that_is_replayed_does_nothing_twice(hub: Program) -> None:
         assert len(items.items) == 1
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        Metrics("i", 2**63, [Point(1.0, 1, 1, {})]),
+        Metrics("i", 1, [Point(float("nan"), 1, 1, {})]),
+        Metrics("i", 1, [Point(1.0, 2**63, 1, {})]),
+        LogLines("{job}", "w9", 2**63 - 1, ["a", "b"]),
+        Beat(time=float("inf")),
+        TopicRead("{job}/t", "reader", after=2**63),
+    ],
+)
+def test_numbers_out_of_range_are_the_senders_fault(hub: Program, body: Message) -> None:
+    body = in_job(body, hub.job)
+    with opened(hub) as socket:
+        socket.send(greeting(f"{hub.job}/w9", hub.operator))
+        assert isinstance(answer(socket, 1), Welcome)
+        socket.send(pack(body, id=2))
+        refused = unpack(decode(socket.recv(timeout=PATIENCE_S, decode=False))).body
+        assert isinstance(refused, Failure)
+        assert refused.error["kind"] == "WireError", refused
+    hub.alive()
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 def test_claims_without_end_close_their_own_session(hub: Program, numbered: bool) -> None:
     """As notices they had no number, so none of them counted as open."""
@@ -238,9 +265,7 @@ def test_claims_without_end_close_their_own_session(hub: Program, numbered: bool
     ],
 )
 def test_a_node_cannot_speak_for_jobs_or_other_nodes(hub: Program, body: Message) -> None:
-    for field in ("job", "queue"):
-        if isinstance(value := getattr(body, field, None), str):
-            body = type(body)(**{**fields_of(body), field: value.format(job=hub.job)})
+    body = in_job(body, hub.job)
     with opened(hub) as socket:
         socket.send(greeting("box", hub.node, incarnation="wrong-role"))
         assert isinstance(answer(socket, 1), Welcome)
@@ -248,6 +273,13 @@ def test_a_node_cannot_speak_for_jobs_or_other_nodes(hub: Program, body: Message
         refused = answer(socket, 2)
         assert isinstance(refused, Failure), refused
         assert refused.error["kind"] == "AuthError"
+
+
+def in_job(body: Message, job: str) -> Message:
+    for field in ("job", "queue", "topic"):
+        if isinstance(value := getattr(body, field, None), str):
+            body = type(body)(**{**fields_of(body), field: value.format(job=job)})
+    return body
 
 
 def fields_of(body: Message) -> dict[str, object]:
