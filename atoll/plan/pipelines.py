@@ -141,12 +141,13 @@ def _best(
         if share % rows == 0 and shape.works_with(share // rows)
     ]
     plans = [_plan(measured, request, stages, replicas, rows) for rows in sizes]
-    if request.memory is not None:
+    memory = request.memory
+    if memory is not None:
         # More rows at once never need less memory.
         known: dict[int, PipelinePlan] = {}
 
-        def lacks(number: int) -> bool:
-            known[number] = _with_memory(plans[number], request.memory)
+        def lacks(number: int, memory: Memory = memory) -> bool:
+            known[number] = _with_memory(plans[number], memory)
             return not _fits(known[number], measured, request)
 
         able = bisect.bisect_left(range(len(plans)), True, key=lacks)
@@ -157,8 +158,8 @@ def _best(
         return [], []
     timed = [_timed(plan, measured, request) for plan in plans]
     best = min(timed, key=lambda plan: (plan.predicted_s, plan.rows))
-    if request.memory is not None:
-        best = _with_memory(best, request.memory)
+    if memory is not None:
+        best = _with_memory(best, memory)
     return [best], []
 
 

@@ -157,7 +157,7 @@ def test_a_batch_without_measured_parts_is_refused() -> None:
         plan_pipelines(dataclasses.replace(found, sizes={2: found.sizes[2]}), Request(batch=7))
 
 
-def test_there_is_a_plan_for_every_number_of_ranks_that_can_train() -> None:
+def test_every_number_of_ranks_that_can_train_has_a_plan() -> None:
     machines = tuple(Machine(name=f"m{n}", ranks=2, memory_bytes=45) for n in range(3))
     found = measured(machines, [1.0] * 6)
     plans = plans_by_ranks(found, Request(batch=BATCH, memory=needs))

@@ -12,6 +12,7 @@ from atoll.errors import FrameTooLarge, WireError
 from atoll.wire import messages
 from atoll.wire.frames import Kind, decode, encode
 from atoll.wire.limits import MAX_CONTROL_BYTES
+from atoll.wire.message import Number, WallTime
 from atoll.wire.messages import (
     Done,
     Envelope,
@@ -47,6 +48,8 @@ texts = st.text(max_size=20)
 values: dict[object, st.SearchStrategy[typing.Any]] = {
     int: st.integers(-(2**63), 2**63 - 1),
     float: st.floats(allow_nan=False),
+    Number: st.integers(-(2**62), 2**62),
+    WallTime: st.floats(-1e12, 1e12),
     typing.Any: st.recursive(
         st.none() | st.booleans() | st.integers(-(2**60), 2**60) | texts | st.binary(max_size=9),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
@@ -60,7 +63,7 @@ def bodies() -> st.SearchStrategy[Message]:
 
 
 def build(kind: type[Message]) -> st.SearchStrategy[Message]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return st.builds(kind, **{name: strategy_for(hint) for name, hint in hints.items()})
 
 
@@ -68,6 +71,8 @@ def strategy_for(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
     if hint in values:
         return values[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return strategy_for(arguments[0])
     if origin is typing.Literal:
         return st.sampled_from(arguments)
     if origin is list:

@@ -107,7 +107,7 @@ def test_recomputing_before_the_gradient_comes_saves_its_time() -> None:
     assert Kind.RECOMPUTE not in kinds  # the last stage has just computed what it needs
 
 
-def test_forwards_that_are_ready_go_before_gradients_that_are_late() -> None:
+def test_ready_forwards_go_before_late_gradients() -> None:
     shape, link = PipelineShape("1f1b", 2), Link(latency_s=4.0)
     times = even(2, recompute_s=[1.0] * 2)
     found = simulate(shape, times, microbatches=6, hosts=Hosts(near=link), opportunistic=True)
