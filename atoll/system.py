@@ -230,6 +230,13 @@ FILES_HAVE_MODES = os.name == "posix"
 """Whether files say who may read, write and execute them."""
 
 
+def is_full(folder: Path) -> bool:
+    """Return whether the disk of a folder has room for no more than a few files."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free < 256 * 1024
+
+
 def flush_folder(folder: Path) -> None:
     """Make renames in a folder durable, if the system can.
 

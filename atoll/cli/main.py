@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import sys
 from typing import Annotated, Any
 
@@ -120,7 +122,7 @@ def _interrupted() -> int:
 def _run(words: list[str], *, debug: bool) -> int:
     """Run a command and return its exit status; every exception becomes one message."""
     from atoll.cli.views import screen
-    from atoll.errors import AtollError
+    from atoll.errors import AtollError, StorageFull
 
     try:
         return app(words, prog_name="atoll", standalone_mode=False) or 0
@@ -145,5 +147,13 @@ def _run(words: list[str], *, debug: bool) -> int:
             return _interrupted()  # Python wraps what is raised while a class is created
         if debug:
             screen.show_traceback()
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            full = StorageFull(
+                "the disk of this machine has no room",
+                given=error.filename or os.getcwd(),
+                remedy="free some space, or choose another folder (--data, --home, ATOLL_HOME)",
+            )
+            screen.show_error(full)
+            return full.exit_code
         screen.show_surprise(error)
         return 70

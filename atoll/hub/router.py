@@ -192,6 +192,8 @@ class Router:
         identity = session.identity
         if identity.role == "job" and identity.name != body.job:
             raise AuthError("this process belongs to another", given=f"{body.job}/{body.member}")
+        if not self._jobs.knows(body.job):
+            return Done()  # deleted: the report is not needed, and must not come again
         node = identity.name if identity.role == "node" else ""
         if node and is_reducer(body.member):
             self._check_process(session, body.job, body.member)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import hashlib
 import os
 import resource
@@ -18,6 +16,7 @@ import pytest
 from atoll.checkpoint.files import Buffer, hash_file, write_file
 from atoll.errors import StorageFull
 from tests.patience import PATIENCE_S
+from tests.small_disk import small_disk
 
 MEGABYTE = bytes(2**20)
 
@@ -63,22 +62,8 @@ def test_failing_writer_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["file"]
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path, *, megabytes: int) -> Iterator[None]:
-    """Mount a real file system of that size, where this process may."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    mounted = libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, f"size={megabytes}m".encode())
-    if mounted != 0:
-        pytest.skip(f"cannot mount here: {os.strerror(ctypes.get_errno())}")
-    try:
-        yield
-    finally:
-        libc.umount2(bytes(folder), 2)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
 def test_full_disk_is_told_and_the_old_file_stays(tmp_path: Path) -> None:
-    with small_disk(tmp_path, megabytes=2):
+    with small_disk(tmp_path, nbytes=2 * 2**20):
         write_file(tmp_path / "file", [MEGABYTE])
         before = hash_file(tmp_path / "file")
         with pytest.raises(StorageFull, match=r"disk is full.*given: .*file.*free some disk space"):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from atoll.errors import AuthError
 from atoll.hub.server import HubServer
@@ -143,6 +145,16 @@ def test_links_of_other_sites_log_nobody_in(hub: HubServer) -> None:
             assert "set-cookie" not in answer.headers
     with web(hub) as client:  # the ticket is not used up
         assert client.get("/", params={"ticket": ticket}).status_code == 303
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:1"])
+def test_pages_of_other_sites_open_no_socket(hub: HubServer, origin: str) -> None:
+    address = hub.url.replace("http", "ws") + "/ws"
+    with pytest.raises(InvalidStatus) as refused:
+        connect(address, additional_headers={"Origin": origin})
+    assert refused.value.response.status_code == 403
+    with connect(address, additional_headers={"Origin": hub.url}):
+        pass
 
 
 def test_cookie_is_never_sent_in_clear_under_tls(secure: HubServer) -> None:

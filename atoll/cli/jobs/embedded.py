@@ -27,7 +27,7 @@ from atoll.cli.hub_access import KnownHub
 from atoll.cli.jobs.interrupts import Interrupts
 from atoll.config import TICKET_VARIABLE, extended_environment
 from atoll.config.environment import VISIBLE_ACCELERATORS, visible_accelerators
-from atoll.errors import AtollError, HubError, from_dict
+from atoll.errors import AtollError, HubError, StorageFull, from_dict
 from atoll.node.machine.probe import Gpus
 from atoll.node.processes import process_tree
 
@@ -194,6 +194,12 @@ class Embedded:
 
     def _hub_failed(self) -> AtollError:
         log = self._folder / "hub.log"
+        if system.is_full(self._folder):
+            return StorageFull(
+                "the hub did not start: the disk of this machine has no room",
+                given=str(self._folder),
+                remedy="free some space, and start again",
+            )
         return HubError(
             "the embedded hub did not start",
             given=last_line(log),

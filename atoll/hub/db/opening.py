@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.errors import AtollError, HubError, StorageFull
+from atoll.system import is_full
 
 SCHEMA_VERSION = 1
 """`user_version` of the file; grows when a table changes its form."""
@@ -96,7 +97,7 @@ def full(path: Path) -> StorageFull:
 def explain(error: sqlite3.Error, path: Path) -> AtollError:
     """Return what an error of SQLite means for the person who runs the hub."""
     text = " ".join(str(error).split())
-    if "full" in text:
+    if "full" in text or ("I/O" in text and is_full(path.parent)):
         return full(path)
     if "not a database" in text or "malformed" in text:
         return HubError(

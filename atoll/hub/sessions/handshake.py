@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import MutableMapping
+from typing import Any
 
 from atoll import __version__
 from atoll.errors import AuthError, VersionMismatch, WireError
@@ -107,3 +109,10 @@ class ClockOffset:
         """
         seen = [value for value in (self._best, self._before) if value is not None]
         return max(seen) - (wall - monotonic) + latency_s if seen else None
+
+
+def of_another_site(scope: MutableMapping[str, Any]) -> bool:
+    """Return whether a page of another site opens the socket; programs send no Origin."""
+    headers = dict(scope["headers"])
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")

@@ -19,7 +19,13 @@ from atoll.clock import Clock
 from atoll.errors import AtollError, AuthError, FrameTooLarge, VersionMismatch, WireError
 from atoll.hub.security.auth import Auth, Identity
 from atoll.hub.security.forwarded import source_of
-from atoll.hub.sessions.handshake import MAX_ADDRESS, ClockOffset, ReplacedProcesses, check_hello
+from atoll.hub.sessions.handshake import (
+    MAX_ADDRESS,
+    ClockOffset,
+    ReplacedProcesses,
+    check_hello,
+    of_another_site,
+)
 from atoll.hub.sessions.relay import PolicyBroken, Relay
 from atoll.hub.sessions.send_queue import Send, SendQueue
 from atoll.hub.tasks import Tasks
@@ -172,6 +178,9 @@ class Sessions:
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one WebSocket with plain ASGI instead of starlette: the relay is the hot path."""
         await receive()
+        if of_another_site(scope):
+            await send({"type": "websocket.close", "code": POLICY})  # answered with 403
+            return
         await send({"type": "websocket.accept"})
         try:
             hello, session, resumed = await self._handshake(scope, receive)

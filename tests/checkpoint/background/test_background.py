@@ -28,8 +28,8 @@ from atoll.checkpoint import shared_memory as memory_module
 from atoll.checkpoint.shared_memory import PREFIX
 from atoll.errors import CheckpointError
 from tests.checkpoint.savers import WAIT_S, Events, newest, save, target
-from tests.checkpoint.test_files import small_disk
 from tests.patience import PATIENCE_S, PROMPT_S
+from tests.small_disk import small_disk
 
 posix = pytest.mark.skipif(os.name != "posix", reason="stops processes by signals")
 
@@ -174,7 +174,7 @@ def test_writer_ignores_group_signals_and_loads_no_torch(tmp_path: Path) -> None
 def test_full_disk_is_told_and_the_next_one_that_fits_is_saved(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    with small_disk(disk, megabytes=3):
+    with small_disk(disk, nbytes=3 * 2**20):
         events = Events()
         saver = BackgroundSaver(target(disk), scratch=tmp_path, on_event=events)
         save(saver, 1)
@@ -215,7 +215,7 @@ def test_training_continues_without_room_for_the_image(
     monkeypatch.setattr(memory_module, "memory_room", lambda: 0)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    with small_disk(scratch, megabytes=1):
+    with small_disk(scratch, nbytes=1 * 2**20):
         events = Events()
         saver = BackgroundSaver(target(tmp_path), scratch=scratch, on_event=events)
         assert isinstance(save(saver, 1, elements=2**20), Skipped)

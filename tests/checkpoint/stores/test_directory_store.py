@@ -14,8 +14,8 @@ from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
 from atoll.wire.manifest import MANIFEST_NAME
 from atoll.wire.part_check import check_part
 from atoll.wire.retention import Keep
-from tests.checkpoint.test_files import small_disk
 from tests.patience import PATIENCE_S
+from tests.small_disk import small_disk
 
 PARTS = (SHARED, "w0.safetensors", "w1.safetensors")
 MEMBERS = ("w0", "w1")
@@ -199,7 +199,7 @@ def test_strange_folders_do_not_disturb(store: DirectoryStore) -> None:
 
 
 def test_full_disk_leaves_the_older_checkpoint_valid(tmp_path: Path) -> None:
-    with small_disk(tmp_path, megabytes=3):
+    with small_disk(tmp_path, nbytes=3 * 2**20):
         store = DirectoryStore(tmp_path / "job")
         fill(store, 1)
         small = Part("w0.safetensors", {"v": torch.zeros(2**18)})

@@ -6,8 +6,6 @@ import contextlib
 import errno
 import json
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from atoll.hub.server import HubServer
 from atoll.wire.message import Message
 from atoll.wire.messages import Beat, RoundJoin, RoundPlan, Verdict
 from tests.hub.nodes.test_membership import Running, job_of, launches, options, until, vote
+from tests.small_disk import fill, small_disk
 
 ENOUGH_ROUNDS = 2_000
 """Each round needs some bytes of the last page of a table."""
@@ -33,23 +32,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """Yield the folder of a small disk of its own, in memory."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if sys.platform != "linux":
-        pytest.skip("small disks in memory are made with Linux's tmpfs")
-    words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
-    made = subprocess.run(words, capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"only root may mount a small disk: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """Use up all room of a disk; return the file that takes it."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    return filler
+    with small_disk(folder, nbytes=DISK_BYTES):
+        yield folder
 
 
 def run_until_full(running: Running) -> int:
