@@ -296,6 +296,14 @@ def test_a_job_cannot_speak_for_another_or_for_a_node(hub: Program) -> None:
     assert hub.client.job(other)["state"] == "waiting"
 
 
+def test_report_about_a_deleted_job_is_answered_once_and_for_all(hub: Program) -> None:
+    with opened(hub) as socket:
+        socket.send(greeting("box", hub.node, incarnation="late"))
+        assert isinstance(answer(socket, 1), Welcome)
+        socket.send(pack(ProcessState("gone", "w0", ProcessPhase.EXITED, exit_code=0), id=2))
+        assert isinstance(answer(socket, 2), Done)
+
+
 def test_relayed_frames_cannot_carry_another_sender(hub: Program) -> None:
     with opened(hub) as victim, opened(hub) as socket:
         victim.send(greeting(f"{hub.job}/w1", hub.operator))
