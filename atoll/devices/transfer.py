@@ -55,7 +55,8 @@ def copy_tensors(to: Sequence[Tensor], of: Sequence[Tensor]) -> None:
 
     A device that can do so copies from and to two page-locked stages, beside the copies between
     those and the rest of main memory: this takes as long as the slower of the two, and no more
-    than twice `STAGE_BYTES` of such memory.
+    than twice `STAGE_BYTES` of such memory. Copies to a device may still run when this returns:
+    only work of its current stream may use them.
     """
     pairs = list(zip(to, of, strict=True))
     far = [a if b.device.type == CPU else b for a, b in pairs if a.device != b.device]
@@ -70,9 +71,14 @@ def copy_tensors(to: Sequence[Tensor], of: Sequence[Tensor]) -> None:
         torch._foreach_copy_(list(to), list(of))
 
 
+def page_locked(nbytes: int) -> Tensor:
+    """Return bytes of main memory from and to which a device copies by itself."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
 def _staged(pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> None:
     module = torch.get_device_module(device)
-    stages = [torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    stages = [page_locked(STAGE_BYTES) for _ in range(2)]
     events = [module.Event(), module.Event()]
     waiting: list[Group] = [[], []]
     """By stage: what is to be copied from it into main memory when the device is ready."""
@@ -94,8 +100,43 @@ def _staged(pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Non
                 waiting[place].append((to, stage))
         events[place].record()
     for place, event in enumerate(events):
-        event.synchronize()
-        _finish(waiting[place])
+        if waiting[place]:  # torch keeps a page-locked stage that a device still reads
+            event.synchronize()
+            _finish(waiting[place])
+
+
+class Snapshot:
+    """Tensors as they are now, on their way to main memory; no thread waits for making it.
+
+    They are copied on their device, in the order of its work, and from there by `copy_to`, which
+    another thread than the trainer's calls: only that thread waits.
+    """
+
+    @torch.no_grad()
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Begin to copy tensors of one device; needs as much of its memory until it is dropped."""
+        self._device = tensors[0].device
+        self._taken = [torch.empty_like(tensor) for tensor in tensors]
+        torch._foreach_copy_(self._taken, list(tensors))
+        self._ready: Any = None
+        """On a device with streams, the moment after these copies."""
+        if copies_beside(self._device):
+            module = torch.get_device_module(self._device)
+            self._ready = module.current_stream(self._device).record_event()
+
+    def copy_to(self, to: Sequence[Tensor]) -> None:
+        """Copy into tensors of the same shapes in main memory; from any thread, and waits.
+
+        A device with streams copies beside its other work.
+        """
+        if self._ready is None:
+            copy_tensors(to, self._taken)
+            return
+        module = torch.get_device_module(self._device)
+        stream = module.Stream(self._device)
+        with module.device(self._device), module.stream(stream):
+            stream.wait_event(self._ready)
+            copy_tensors(to, self._taken)
 
 
 Group = list[tuple[Tensor, Tensor]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,10 @@ class Record:
     """Operator, e.g. `mm`, and number of the device -> how often."""
     to_host: Counter[str] = field(default_factory=Counter)
     """`copy` and `item` -> how often values went to main memory."""
+    readers: Counter[str] = field(default_factory=Counter)
+    """Name of a thread -> how often it waited for values to come to main memory."""
+    streams: list[tuple[str, str]] = field(default_factory=list)
+    """Name of a thread, and what it did with a stream or an event of the device."""
     missing_dtypes: set[torch.dtype] = field(default_factory=set)
     """Number types that it has not, as Apple's lacks float64."""
     missing_operators: set[str] = field(default_factory=set)
@@ -42,6 +47,8 @@ class Record:
         """Forget what ran, and have every number type and operator again."""
         self.operators.clear()
         self.to_host.clear()
+        self.readers.clear()
+        self.streams.clear()
         self.missing_dtypes.clear()
         self.missing_operators.clear()
 
@@ -193,6 +200,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raw_kwargs.pop("pin_memory", None)
     if not on_device or (name == "copy_" and not _on_device(args[0])):
         RECORD.to_host["copy"] += 1
+        RECORD.readers[threading.current_thread().name] += 1
     elif name in ("_local_scalar_dense", "equal"):
         RECORD.to_host["item"] += 1
     else:

@@ -5,7 +5,10 @@ That cannot be undone: it belongs in processes of its own, see `child.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from tests.accelerator.pretended import (
     GENERATORS,
     MEMORY_BYTES,
     NAME,
+    RECORD,
     allocated_bytes,
     run,
 )
@@ -85,6 +89,59 @@ class _Module:
 
     def device(self, device: Any) -> _Selected:
         return _Selected(self, _number(device))
+
+    def current_stream(self, device: Any = None) -> PretendedStream:
+        return getattr(_OWN, "stream", MAIN_STREAM)
+
+    def Stream(self, device: Any = None) -> PretendedStream:
+        return PretendedStream("own stream")
+
+    def Event(self) -> PretendedEvent:
+        return PretendedEvent()
+
+    @contextmanager
+    def stream(self, stream: PretendedStream) -> Iterator[None]:
+        before, _OWN.stream = self.current_stream(), stream
+        try:
+            yield
+        finally:
+            _OWN.stream = before
+
+
+@dataclass
+class PretendedStream:
+    """Work on it is done at once; what is recorded is the order in which threads use it."""
+
+    name: str
+
+    def record_event(self) -> PretendedEvent:
+        event = PretendedEvent()
+        event.record()
+        return event
+
+    def wait_event(self, event: PretendedEvent) -> None:
+        _note(f"{self.name} waits for {event.at}")
+
+
+@dataclass
+class PretendedEvent:
+    at: str = ""
+    """The stream in which it was recorded; empty: it was not, so no wait is for it."""
+
+    def record(self) -> None:
+        self.at = MODULE.current_stream().name
+
+    def synchronize(self) -> None:
+        if self.at:
+            _note(f"waits for {self.at}")
+
+
+def _note(action: str) -> None:
+    RECORD.streams.append((threading.current_thread().name, action))
+
+
+_OWN = threading.local()
+MAIN_STREAM = PretendedStream("main stream")
 
 
 class _Selected:

@@ -321,8 +321,8 @@ class PeriodicOuter(OuterDefaults, ABC):
         )
 
 
-def finite_length(delta: Tensor, task: Task) -> float:
-    """Return the Euclidean norm of a contribution.
+def finite_length(delta: Tensor, task: Task, *, step: int | None = None) -> float:
+    """Return the Euclidean norm of a contribution, made at a step; None: the task's own.
 
     Raises:
         LossNotFinite: the norm is NaN or infinite.
@@ -331,7 +331,7 @@ def finite_length(delta: Tensor, task: Task) -> float:
     if not math.isfinite(norm):
         raise LossNotFinite(
             "the parameters are not finite; they were not averaged",
-            given=f"member {task.member}, step {task.step}",
+            given=f"member {task.member}, step {task.step if step is None else step}",
             expected="finite parameters",
             remedy="lower the learning rate, or clip the gradients",
         )

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -159,15 +159,16 @@ class StreamingOuter(OverlappedOuter):
     def _begin_round(self, task: Task, which: Sequence[int]) -> BackgroundRound:
         """Begin a round on a background thread."""
         entered = self._clock.monotonic()
-        exchange, norm = self._offer(task, which)
-        report = self._round_client.report(task, base=self._base, norm=norm)
-        work = self._round_client.start(exchange, report)
+        exchange, prepare = self._offer(task, which)
+        report = self._round_client.report(task, base=self._base)
+        work = self._round_client.start(exchange, report, prepare=prepare)
         return BackgroundRound(task.step, self._clock.monotonic() - entered, work)
 
     def _hold(self, task: Task, which: Sequence[int]) -> SyncResult:
         """Run a round while training waits."""
         entered = self._clock.monotonic()
-        exchange, norm = self._offer(task, which, waiting=True)
+        exchange, prepare = self._offer(task, which, waiting=True)
+        norm = prepare()
         number, prepare_s = task.round, self._clock.monotonic() - entered
         agreed = self._round_client.run(task, exchange, base=self._base, norm=norm)
         task.round += 1
@@ -176,16 +177,27 @@ class StreamingOuter(OverlappedOuter):
 
     def _offer(
         self, task: Task, which: Sequence[int], *, waiting: bool = False
-    ) -> tuple[Exchange[Means], float]:
-        """Return the exchange of the fragments' current pseudo-gradients, and their norm."""
+    ) -> tuple[Exchange[Means], Callable[[], float]]:
+        """Return the exchange of the fragments' current pseudo-gradients.
+
+        Also what is called before it, by the same thread: it computes them and returns their norm.
+        """
         given: list[tuple[int, Tensor, float]] = []
-        squares = 0.0
+        taken, step = [], task.step
         for p in which:
-            now = self._fragments[p].of(self._flat.tensors, task=task).read()
-            delta = pseudo_gradient(self._common[p].read(), now, out=now)
-            squares += finite_length(delta, task) ** 2
-            given.append((p, delta, self._weighers[p].weight(task)))
+            own = self._fragments[p].of(self._flat.tensors, task=task)
+            taken.append((p, own.snapshot(), self._weighers[p].weight(task)))
             self._weighers[p].reset(task)
+
+        def prepare() -> float:
+            squares = 0.0
+            while taken:
+                p, copied, weight = taken.pop(0)
+                now = copied()
+                delta = pseudo_gradient(self._common[p].read(), now, out=now)
+                squares += finite_length(delta, task, step=step) ** 2
+                given.append((p, delta, weight))
+            return math.sqrt(squares)
 
         def exchange(_: RoundPlan) -> Means:
             found = []
@@ -200,7 +212,7 @@ class StreamingOuter(OverlappedOuter):
                     found.append(work.wait())
             return Means.of(found)
 
-        return exchange, math.sqrt(squares)
+        return exchange, prepare
 
     def _take(self, task: Task, flight: BackgroundRound) -> SyncResult:
         """Apply the result of the round under way."""
@@ -250,7 +262,7 @@ class StreamingOuter(OverlappedOuter):
             if mix == 0.0:
                 own.write(theta)
             elif mix < 1.0:
-                own.write(theta.mul_(1.0 - mix).add_(own.read(), alpha=mix))
+                own.mix(theta, keep=mix)
         self._taken = task.step
         return self._result(number, landed, began=began, delta_norm=norm)
 

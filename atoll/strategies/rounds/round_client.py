@@ -7,10 +7,11 @@ position in the data, and applies the pace and the data lease that the verdict a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import msgspec
 from torch import Tensor
 
 from atoll.clock import Clock
@@ -69,17 +70,27 @@ class RoundClient:
         self.apply_verdict(task, committed)
         return committed
 
-    def start(self, exchange: Exchange[T], report: PeriodReport) -> Work[CommittedRound[T]]:
+    def start(
+        self,
+        exchange: Exchange[T],
+        report: PeriodReport,
+        *,
+        prepare: Callable[[], float] | None = None,
+    ) -> Work[CommittedRound[T]]:
         """Start a round on a background thread.
 
         The group MUST NOT be used for anything else until it has ended, and the inputs of
         `exchange` MUST NOT change. The caller applies the result and calls :meth:`apply_verdict`
-        with `ahead=True`.
+        with `ahead=True`. `prepare` runs on that thread before the member joins, e.g. to copy its
+        contribution from a device, and returns the contribution's norm for the report.
         """
         measured = self._measured(exchange)
-        return Work.start(
-            lambda: run_round(self.group, measured, report), name=f"round-{self.group.me}"
-        )
+
+        def work() -> CommittedRound[T]:
+            known = report if prepare is None else _with_norm(report, prepare())
+            return run_round(self.group, measured, known)
+
+        return Work.start(work, name=f"round-{self.group.me}")
 
     def mean_of(
         self, task: Task, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str
@@ -167,3 +178,8 @@ def restore_mean(committed: CommittedMean, *, codec: Codec, key: str) -> Committ
     if mean is vector:
         return committed
     return replace(committed, reduced=replace(reduced, tensors=unflatten(mean, reduced.tensors)))
+
+
+def _with_norm(report: PeriodReport, norm: float) -> PeriodReport:
+    stats = msgspec.structs.replace(report.stats or MemberStats(), update_norm=norm)
+    return replace(report, stats=stats)

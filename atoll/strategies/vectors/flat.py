@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atoll.devices.transfer import copy_tensors
+from atoll.devices.choose import CPU
+from atoll.devices.transfer import Snapshot, copy_tensors
 from atoll.errors import ConfigError
 from atoll.task import Task, real_numel
 
@@ -92,6 +93,48 @@ class Flat:
         elif rows:
             copy_tensors(self._parts(vector, rows), rows)
         return vector
+
+    def snapshot(self) -> Callable[[], Tensor]:
+        """Return a function that returns the tensors as they are now, as a new vector.
+
+        Another thread calls it, once: from a device the vector is copied then, so that training
+        does not wait for the copy.
+        """
+        if self._task is not None:
+            self._task.pull()
+        rows = self._rows()
+        if len({row.device for row in rows}) != 1 or self._in_main_memory(rows):
+            vector = self.read()
+            return lambda: vector
+        taken = Snapshot(rows)
+
+        def copied() -> Tensor:
+            vector = self.new()
+            with torch.no_grad():
+                taken.copy_to(self._parts(vector, rows))
+            return vector
+
+        return copied
+
+    @torch.no_grad()
+    def mix(self, vector: Tensor, *, keep: float) -> None:
+        """Set the tensors to `keep` of themselves and the rest of a vector, which is overwritten.
+
+        This is computed where the tensors are: nothing of a device is read.
+        """
+        rows = self._rows()
+        if self._in_main_memory(rows):
+            self.write(vector.mul_(1.0 - keep).add_(self.read(), alpha=keep))
+            return
+        brought = [torch.empty(r.shape, dtype=self.dtype, device=r.device) for r in rows]
+        copy_tensors(brought, self._parts(vector.mul_(1.0 - keep), rows))
+        torch._foreach_add_(brought, [row.to(self.dtype) for row in rows], alpha=keep)
+        torch._foreach_copy_(rows, brought)
+        if self._task is not None:
+            self._task.push()
+
+    def _in_main_memory(self, rows: Sequence[Tensor]) -> bool:
+        return all(row.device.type == CPU for row in rows)
 
     @torch.no_grad()
     def write(self, vector: Tensor) -> None:

@@ -83,7 +83,7 @@ def test_a_killed_member_is_launched_again_unless_finished(
     assert missing(record) == again
 
 
-def test_running_server_holds_its_job_and_a_newcomer_does_not() -> None:
+def test_a_running_server_holds_its_job_and_a_newcomer_does_not() -> None:
     record = job(SCRIPT, "running", "done", "running", in_rounds="w1 w2", rounds=3)
     assert end_of(record, working=set()) is None
     record.members["w0"].state = MemberState.DONE

@@ -103,3 +103,12 @@ def test_length_of_what_is_not_finite_is_not_finite(values: list[float]) -> None
 
 def test_length_of_many_large_values_is_finite() -> None:
     assert math.isfinite(length(torch.full((4,), 1e38)))
+
+
+def test_a_snapshot_is_of_its_moment_and_a_mixture_is_exact() -> None:
+    tensors = [torch.arange(6.0).view(2, 3), torch.ones(2)]
+    flat = Flat(tensors)
+    later = flat.snapshot()
+    flat.mix(torch.full((8,), 4.0), keep=0.25)
+    assert later().tolist() == [0, 1, 2, 3, 4, 5, 1, 1]
+    assert flat.read().tolist() == [3, 3.25, 3.5, 3.75, 4, 4.25, 3.25, 3.25]
