@@ -142,9 +142,11 @@ def time_plain(
     plan = group.join(PeriodReport(group.committed_round, "base"))
     host, _, _ = plan.store.rpartition(":")
     timeout = timedelta(seconds=60)
+    assert group.registered is not None
     store = RendezvousStore(
-        plan.store, "plain", deadline=time.monotonic() + timeout.total_seconds()
-    )
+        plan.store, "plain", key=group.registered.key,
+        deadline=time.monotonic() + timeout.total_seconds(),
+    )  # fmt: skip
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]

@@ -153,6 +153,7 @@ class HubGroup:
         """Enter the job with the host:port where this member serves the committed state."""
         reply = self._requests.ask(Register(dial=self._routes.dial, state=list(state)), Registered)
         self.registered = reply
+        self._routes.trust(reply.key)
         self.committed_round, self.stopping = reply.committed_round, reply.stopping
         return reply
 

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from atoll.errors import AtollError, AuthError, HubError, WireError
 from atoll.hub.nodes.services import JobServices
 from atoll.hub.queues.handlers import QueueAccess, QueueHandlers
@@ -244,7 +246,9 @@ class Router:
 
     async def _register(self, session: Session, body: Register, id: int) -> Message:
         _member(session)
-        return await self._membership.register(session, body)
+        registered = await self._membership.register(session, body)
+        key = self._stores.auth.key_of_members(session.job)
+        return msgspec.structs.replace(registered, key=key)
 
     async def _roster(self, session: Session, body: Roster, id: int) -> Message:
         job, _ = _member(session)

@@ -37,6 +37,8 @@ class Registered(Message, frozen=True):
     """The run has begun: the member MUST recover the committed state before its first step."""
     lease: Lease | None = None
     """Data until the first verdict; None: the member's own slot from its beginning."""
+    key: bytes = b""
+    """Secret of the job's members, by which they recognise each other on direct connections."""
 
 
 class Recover(Message, frozen=True):

@@ -15,12 +15,19 @@ from tests.patience import PATIENCE_S
 T = TypeVar("T")
 
 
+def direct_route(me: str, *, job: str = "job", address: str = "127.0.0.1") -> DirectRoute:
+    """Return the route of a member that has registered."""
+    route = DirectRoute(address=address, job=job, me=me)
+    route.trust(b"key of the job")
+    return route
+
+
 class Place:
     """n members that are connected by Gloo."""
 
     def __init__(self, n: int) -> None:
         self.members = tuple(f"w{rank}" for rank in range(n))
-        self.routes = [DirectRoute(address="127.0.0.1", job="job", me=m) for m in self.members]
+        self.routes = [direct_route(member) for member in self.members]
         self._epoch = 0
 
     def run(

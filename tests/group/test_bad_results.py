@@ -37,6 +37,7 @@ from atoll.reducer.mean import Share
 from atoll.wire.chunks import ChunkHead, pack_chunk, unpack_chunk
 from atoll.wire.messages import RoundPlan
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.group.meeting_place import direct_route
 from tests.patience import PATIENCE_S, PROMPT_S
 
 SIZE = 100
@@ -155,7 +156,7 @@ def routes() -> Iterator[Callable[[int], list[DirectRoute]]]:
     made: list[DirectRoute] = []
 
     def make(n: int) -> list[DirectRoute]:
-        made.extend(DirectRoute(address="127.0.0.1", job="j", me=f"w{i}") for i in range(n))
+        made.extend(direct_route(f"w{i}") for i in range(n))
         return made
 
     yield make

@@ -66,6 +66,7 @@ class DirectRoute:
         self._address, self._job, self._me = address, job, me
         self._board = RendezvousBoard(address)
         self.dial = self._board.dial
+        self._key_of_job = b""
         self.connect_s: float | None = None
         """Seconds to connect the last process group; None: no group yet."""
         # Exchanges run on threads that may outlive their attempt: `_serial` tells which one is
@@ -75,6 +76,10 @@ class DirectRoute:
         self._key: tuple[str, tuple[str, ...]] | None = None
         self._group: Any | None = None
         self._store: RendezvousStore | None = None
+
+    def trust(self, key: bytes) -> None:
+        """Meet members that know the job's key, and no others."""
+        self._key_of_job = self._board.key = key
 
     def begin(self) -> int:
         """Return the number of a new meeting, and abandon the previous one.
@@ -184,7 +189,8 @@ class DirectRoute:
         began = RealClock().monotonic()
         deadline = min(meeting.deadline, began + self._connect_timeout_s())
         names = f"{self._job}/{meeting.epoch}/{','.join(meeting.members)}"
-        store = RendezvousStore(meeting.board, names, deadline=deadline)
+        key = self._key_of_job
+        store = RendezvousStore(meeting.board, names, key=key, deadline=deadline)
         try:
             with self._lock:
                 self._check(serial)

@@ -9,7 +9,6 @@ cancelled; here a wait ends when its socket is closed.
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,15 @@ import msgspec
 import torch.distributed
 
 from atoll.clock import RealClock
-from atoll.errors import ConfigError, DeadlineExceeded, HubUnreachable, PeerLost, WireError
+from atoll.errors import (
+    AuthError,
+    ConfigError,
+    DeadlineExceeded,
+    HubUnreachable,
+    PeerLost,
+    WireError,
+)
+from atoll.group.routes.authenticated_line import AuthenticatedLine
 
 PROBE_TIMEOUT_S = 2.0
 
@@ -94,8 +101,6 @@ MAX_READERS = 256
 IDLE_S = 30.0
 """Seconds after which an idle connection is closed."""
 
-_LENGTH = struct.Struct("!I")
-
 
 class StoreRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request to a board."""
@@ -117,36 +122,13 @@ _asks = msgspec.msgpack.Decoder(StoreRequest)
 _answers = msgspec.msgpack.Decoder(StoreAnswer)
 
 
-def _send(line: socket.socket, body: StoreRequest | StoreAnswer) -> None:
-    encoded = msgspec.msgpack.encode(body)
-    line.sendall(_LENGTH.pack(len(encoded)) + encoded)
-
-
-def _receive(line: socket.socket) -> bytes:
-    """Return one message; raises OSError at the end of the connection, WireError if too long."""
-    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
-    if length > 2 * MAX_NOTE_BYTES:
-        raise WireError(
-            "a note is too long", given=f"{length} bytes", expected=f"<= {2 * MAX_NOTE_BYTES}"
-        )
-    return _exactly(line, length)
-
-
-def _exactly(line: socket.socket, nbytes: int) -> bytes:
-    data = bytearray()
-    while len(data) < nbytes:
-        part = line.recv(nbytes - len(data))
-        if not part:
-            raise ConnectionResetError("the other side closed the connection")
-        data += part
-    return bytes(data)
-
-
 class RendezvousBoard:
-    """Stores and serves values, on its own threads."""
+    """Stores and serves values of one job's members, on its own threads."""
 
     def __init__(self, address: str) -> None:
         """Listen on a free port of one numeric address only."""
+        self.key = b""
+        """The job's key; until it is known, no member is served."""
         self._notes: dict[str, bytes] = {}
         self._changed = threading.Condition()  # each connection has its own thread
         self._readers = threading.BoundedSemaphore(MAX_READERS)
@@ -179,11 +161,14 @@ class RendezvousBoard:
 
     def _serve(self, line: socket.socket) -> None:
         try:
-            with line, suppress(OSError, WireError, msgspec.MsgspecError):
+            with line, suppress(OSError, WireError, AuthError, msgspec.MsgspecError):
                 line.settimeout(IDLE_S)
+                if not self.key:
+                    return
+                member = AuthenticatedLine.listening(line, key=self.key)
                 while True:
-                    ask = _asks.decode(_receive(line))
-                    _send(line, StoreAnswer(self._put_or_wait(ask)))
+                    ask = _asks.decode(member.receive(most=2 * MAX_NOTE_BYTES))
+                    member.send(msgspec.msgpack.encode(StoreAnswer(self._put_or_wait(ask))))
         finally:
             self._readers.release()
 
@@ -204,16 +189,17 @@ class RendezvousBoard:
 class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,misc]
     """One member's connection to a board, with the interface that Gloo expects."""
 
-    def __init__(self, dial: str, prefix: str, *, deadline: float) -> None:
-        """Connect to a board at host:port `dial`.
+    def __init__(self, dial: str, prefix: str, *, key: bytes, deadline: float) -> None:
+        """Connect to a board at host:port `dial` of a member with the same `key`.
 
-        All keys get the prefix, which names the meeting; all waits end at the monotonic `deadline`.
+        All names get the prefix, which names the meeting; waits end at the monotonic `deadline`.
 
         Raises:
             PeerLost: no member answers there.
         """
         super().__init__()
-        self._prefix, self._deadline = prefix, deadline
+        self._prefix, self._key, self._deadline = prefix, key, deadline
+        self._board: AuthenticatedLine | None = None
         try:
             self._line = socket.create_connection(split_host_port(dial), timeout=self._left_s())
         except OSError as error:
@@ -256,9 +242,12 @@ class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,mis
             )
         try:
             self._line.settimeout(left_s + 0.1)
-            _send(self._line, StoreRequest(f"{self._prefix}/{key}", value, left_s))
-            return _answers.decode(_receive(self._line)).value
+            if self._board is None:
+                self._board = AuthenticatedLine.dialling(self._line, key=self._key)
+            ask = StoreRequest(f"{self._prefix}/{key}", value, left_s)
+            self._board.send(msgspec.msgpack.encode(ask))
+            return _answers.decode(self._board.receive(most=2 * MAX_NOTE_BYTES)).value
         except TimeoutError as error:
             raise DeadlineExceeded("the first member's board takes too long") from error
-        except (OSError, WireError, msgspec.MsgspecError) as error:
+        except (OSError, WireError, AuthError, msgspec.MsgspecError) as error:
             raise PeerLost("the first member's board is gone", given=str(error)) from error

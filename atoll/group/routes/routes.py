@@ -47,6 +47,11 @@ class Routes:
         """Addresses at which other members reach this one; empty: none."""
         return [self._direct.dial] if self._direct is not None else []
 
+    def trust(self, key: bytes) -> None:
+        """Connect directly to members that know the job's key, and to no others."""
+        if self._direct is not None:
+            self._direct.trust(key)
+
     def begin(self) -> int:
         """Return the number of a new meeting; the previous one is abandoned."""
         return self._direct.begin() if self._direct is not None else 0

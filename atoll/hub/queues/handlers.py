@@ -11,7 +11,8 @@ from atoll.errors import AtollError, AuthError, HubError
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.queues.backend import INTERNAL, Stored
 from atoll.hub.queues.queues import Queues
-from atoll.hub.security.auth import Identity, may_use_queue
+from atoll.hub.security.auth import Identity
+from atoll.hub.security.queue_rights import may_use_queue
 from atoll.hub.sessions.session import Session
 from atoll.wire.messages import (
     Done,

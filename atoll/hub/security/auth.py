@@ -9,8 +9,8 @@ to everything.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import sqlite3
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -88,6 +88,8 @@ class Auth:
                 " FROM auth_tokens LEFT JOIN auth_launches USING (hash)"
             ).fetchall()
         )
+        self._secret = new_token()
+        """Of which the keys of members are made; the same after every start (`open_secrets`)."""
         self._tokens: dict[str, Identity] = {}
         self._newest: dict[tuple[str, str], int] = {}
         self._shut_out: set[str] = set(
@@ -127,6 +129,7 @@ class Auth:
             limited = {**secrets.limited, str(uses): known}
             secrets = msgspec.structs.replace(secrets, limited=limited)
         write_secret(path, msgspec.json.encode(secrets))
+        self._secret = secrets.operator_token
         now = self._clock.wall()
 
         def write(connection: sqlite3.Connection) -> None:
@@ -244,6 +247,10 @@ class Auth:
         await self._database.write(write)
         self._know(_digest(token), Identity("job", job, member, attempt))
         return token
+
+    def key_of_members(self, job: str) -> bytes:
+        """Return the key by which a job's members recognise each other; it outlives restarts."""
+        return hmac.digest(self._secret.encode(), f"members of {job}".encode(), "sha256")
 
     async def revoke_job(self, job: str) -> None:
         """Revoke every token of a job."""
@@ -371,21 +378,6 @@ class Auth:
             return False
         job, _, member = session.partition("/")
         return job == identity.name and bool(member) and identity.member in ("", member)
-
-
-def may_use_queue(identity: Identity, queue: str, *, shared: Iterable[str] = ()) -> bool:
-    """Return whether this identity may put into and claim from a queue.
-
-    A node has `node/ITS-ID`. A job has the queues that start with `ITS-ID/`, those in `shared`
-    (`[job] queues` of its spec), and those below one of these (`a/b` of `a`).
-    """
-    if identity.role == "operator":
-        return True
-    if identity.role == "node":
-        return queue == f"node/{identity.name}"
-    if identity.role == "viewer" or queue.startswith("node/"):
-        return False
-    return queue in shared or queue.startswith((f"{identity.name}/", *(f"{s}/" for s in shared)))
 
 
 def _digest(secret: str) -> str:

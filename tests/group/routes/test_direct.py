@@ -21,6 +21,7 @@ from atoll.group.routes.direct import DirectRoute
 from atoll.group.routes.requests import ReduceRequest
 from atoll.wire.messages import RoundPlan
 from tests.contracts.group_suite import Build, GroupSuite, one_round, together, values
+from tests.group.meeting_place import direct_route
 from tests.patience import PATIENCE_S, PROMPT_S
 from tests.ports import free_port
 
@@ -81,7 +82,7 @@ class DirectWorld:
             group.__class__ = DirectMember
             assert isinstance(group, DirectMember)
             group.world = self
-            group.route = DirectRoute(address="127.0.0.1", job="job", me=group.me)
+            group.route = direct_route(group.me)
             self.routes[group.me] = group.route
 
     def run(self, function: Callable[[Group], T]) -> list[T | BaseException]:
@@ -140,7 +141,7 @@ def test_restarted_member_is_met_again_without_losing_the_round(build: Build) ->
 
     together(world, lambda group: one_round(group, values(group.me, (5000,)), round_=0))
     world.routes["w1"].close()
-    route = world.routes["w1"] = DirectRoute(address="127.0.0.1", job="job", me="w1")
+    route = world.routes["w1"] = direct_route("w1")
     member = world.table[1]
     assert isinstance(member, DirectMember)
     member.route = route
@@ -164,7 +165,7 @@ def ones(route: DirectRoute, plan: RoundPlan) -> ReduceRequest:
 
 
 def test_absent_peer_ends_the_exchange_at_its_deadline() -> None:
-    route = DirectRoute(address="127.0.0.1", job="job", me="w0")
+    route = direct_route("w0")
     began = time.monotonic()
     with pytest.raises((DeadlineExceeded, PeerLost)):
         route.exchange(ones(route, lone_plan(route, timeout_s=1.0)))
@@ -173,7 +174,7 @@ def test_absent_peer_ends_the_exchange_at_its_deadline() -> None:
 
 
 def test_store_that_nobody_serves_is_an_error_and_not_a_hang() -> None:
-    route = DirectRoute(address="127.0.0.1", job="job", me="w1")
+    route = direct_route("w1")
     dial = f"127.0.0.1:{free_port()}"
     plan = msgspec.structs.replace(lone_plan(route, timeout_s=1.0), store=dial)
     began = time.monotonic()
@@ -184,7 +185,7 @@ def test_store_that_nobody_serves_is_an_error_and_not_a_hang() -> None:
 
 
 def test_store_listens_on_the_given_address_only() -> None:
-    route = DirectRoute(address="127.0.0.2", job="job", me="w0")
+    route = direct_route("w0", address="127.0.0.2")
     host, _, port = route.dial.rpartition(":")
     assert host == "127.0.0.2"
     with socket.create_connection((host, int(port)), timeout=2):

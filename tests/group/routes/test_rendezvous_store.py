@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from atoll.errors import DeadlineExceeded, GroupError, PeerLost
+from atoll.errors import AuthError, DeadlineExceeded, GroupError, PeerLost
 from atoll.group.base import Work
+from atoll.group.routes.authenticated_line import AuthenticatedLine
 from atoll.group.routes.rendezvous_store import (
     MAX_NOTES,
     RendezvousBoard,
@@ -22,6 +25,7 @@ from tests.patience import PATIENCE_S, PROMPT_S
 @pytest.fixture
 def board() -> Iterator[RendezvousBoard]:
     board = RendezvousBoard("127.0.0.1")
+    board.key = KEY
     yield board
     board.close()
 
@@ -31,13 +35,16 @@ def store(board: RendezvousBoard) -> Iterator[Callable[..., RendezvousStore]]:
     stores: list[RendezvousStore] = []
 
     def make(prefix: str = "m", *, timeout_s: float = PATIENCE_S) -> RendezvousStore:
-        stores.append(RendezvousStore(board.dial, prefix, deadline=time.monotonic() + timeout_s))
+        deadline = time.monotonic() + timeout_s
+        stores.append(RendezvousStore(board.dial, prefix, key=KEY, deadline=deadline))
         return stores[-1]
 
     yield make
     for each in stores:
         each.close()
 
+
+KEY = b"key of this job"
 
 Open = Callable[..., RendezvousStore]
 
@@ -74,7 +81,7 @@ def test_closed_board_is_a_lost_peer_and_listens_no_more(
 def test_board_that_does_not_answer_ends_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dial = f"127.0.0.1:{silent.getsockname()[1]}"
-        mine = RendezvousStore(dial, "m", deadline=time.monotonic() + 0.3)
+        mine = RendezvousStore(dial, "m", key=KEY, deadline=time.monotonic() + 0.3)
         began = time.monotonic()
         with pytest.raises(GroupError):
             mine.set("k", b"v")
@@ -93,6 +100,77 @@ def test_garbage_and_silence_do_no_harm(board: RendezvousBoard, store: Open) -> 
     assert mine.get("k") == b"v"
     for line in lines:
         line.close()
+
+
+@pytest.mark.parametrize("key", [b"", b"of another job"])
+def test_stranger_neither_reads_nor_writes(board: RendezvousBoard, store: Open, key: bytes) -> None:
+    mine = store()
+    mine.set("k", b"v")
+    for value in (b"forged", None):
+        stranger = RendezvousStore(board.dial, "m", key=key, deadline=time.monotonic() + PATIENCE_S)
+        with pytest.raises(PeerLost):
+            stranger.get("k") if value is None else stranger.set("k", value)
+        stranger.close()
+    assert mine.get("k") == b"v"
+
+
+def test_board_serves_no_one_before_it_knows_the_key(board: RendezvousBoard) -> None:
+    board.key = b""
+    early = RendezvousStore(board.dial, "m", key=b"", deadline=time.monotonic() + PATIENCE_S)
+    with pytest.raises(PeerLost):
+        early.get("k")
+    early.close()
+
+
+def test_what_was_overheard_is_of_no_use_elsewhere(board: RendezvousBoard) -> None:
+    """A relay in the middle records a whole connection and plays it to the board again."""
+    heard = bytearray()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as middle,
+        socket.create_connection(split_host_port(board.dial)) as behind,
+    ):
+        dial = f"127.0.0.1:{middle.getsockname()[1]}"
+
+        def talk() -> None:
+            mine = RendezvousStore(dial, "m", key=KEY, deadline=time.monotonic() + PATIENCE_S)
+            with pytest.raises(PeerLost):
+                mine.set("k", b"v")
+            mine.close()
+
+        work = Work.start(talk, name="member")
+        line, _ = middle.accept()
+        with line:
+            line.sendall(behind.recv(64))  # the challenge
+            heard += line.recv(4096)
+        work.wait(PATIENCE_S)
+    with socket.create_connection(split_host_port(board.dial)) as again:
+        again.settimeout(PATIENCE_S)
+        again.recv(64)
+        again.sendall(heard)
+        assert again.recv(64) == b"", "refused, and closed"
+    assert not board._notes
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5), st.data())
+def test_lines_deliver_in_order_or_refuse(bodies: list[bytes], data: st.DataObject) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for end in (ours, theirs):
+            end.settimeout(PATIENCE_S)
+        listening = AuthenticatedLine.listening(ours, key=KEY)
+        dialling = AuthenticatedLine.dialling(theirs, key=KEY)
+        for body in bodies:
+            dialling.send(body)
+            assert listening.receive(most=50) == body
+            listening.send(body[::-1])
+            assert dialling.receive(most=50) == body[::-1]
+        dialling.send(b"the last one")
+        sent = bytearray(ours.recv(4096))
+        flipped = data.draw(st.integers(4, len(sent) - 1))  # all but the length
+        sent[flipped] ^= 1 << data.draw(st.integers(0, 7))
+        theirs.sendall(sent)
+        with pytest.raises(AuthError, match="does not know the job's key"):
+            listening.receive(most=50)
 
 
 def test_old_notes_fall_off(board: RendezvousBoard, store: Open) -> None:

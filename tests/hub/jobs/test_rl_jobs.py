@@ -22,7 +22,8 @@ from atoll.hub.jobs.completion import (
 from atoll.hub.jobs.jobs import Job, Member
 from atoll.hub.rounds.timeline import CatchUp
 from atoll.hub.scheduler.scaling import check_bounds
-from atoll.hub.security.auth import Identity, may_use_queue
+from atoll.hub.security.auth import Identity
+from atoll.hub.security.queue_rights import may_use_queue
 from atoll.hub.server import HubServer
 from atoll.rounds.machine import RoundMachine
 from atoll.wire.messages import (

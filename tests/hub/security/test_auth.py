@@ -13,7 +13,8 @@ from atoll.clock import VirtualClock
 from atoll.errors import AuthError, ConfigError
 from atoll.hub.db.database import Database
 from atoll.hub.security import auth as auth_module
-from atoll.hub.security.auth import FAILURE_WINDOW_S, MAX_FAILURES, Auth, Identity, may_use_queue
+from atoll.hub.security.auth import FAILURE_WINDOW_S, MAX_FAILURES, Auth, Identity
+from atoll.hub.security.queue_rights import may_use_queue
 
 
 @pytest.fixture
