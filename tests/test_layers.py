@@ -106,7 +106,7 @@ SUB_ROOMS: dict[str, list[str]] = {
     "checkpoint": ["format", "stores", "background", "state"],
     "cli": ["views", "jobs", "commands"],
     "codec": ["quantized", "wrappers", "sparse"],
-    "group": ["collectives", "routes", "in_process"],
+    "group": ["collectives", "routes", "in_process", "peers"],
     "hub": [
         "db", "observability", "security", "storage", "jobs", "rounds", "sessions", "nodes",
         "queues", "scheduler", "http", "alarms", "dashboard",
@@ -119,7 +119,7 @@ SUB_ROOMS: dict[str, list[str]] = {
     "reducer": ["rules"],
     "rl": ["environments", "channel", "nets", "algorithms", "critic", "actor", "text"],
     "strategies": ["catalogue", "vectors", "rounds", "outer", "inner", "parameter_server"],
-    "train": ["shares", "optim", "results", "state", "island", "report"],
+    "train": ["shares", "optim", "results", "state", "island", "report", "swarm"],
 }  # fmt: skip
 """Room -> its sub-rooms, lowest first: each may import those before it.
 

@@ -1,0 +1,4 @@
+"""Messages from one member to another, outside of rounds: a head and bytes, acknowledged.
+
+Start reading at `channel.py`, which states the interface.
+"""
