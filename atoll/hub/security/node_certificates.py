@@ -96,6 +96,8 @@ class NodeCertificates:
             return
         slot: ConnectionSlot = scope["state"]["connection_slot"]
         shown = slot.certificate
+        if shown is not None and shown.serial in self._revoked:
+            raise Revoked("an operator of the hub has revoked this certificate", given=shown.serial)
         if shown is None or shown.name != identity.name:
             raise AuthError(
                 "a node has to show its own certificate",
@@ -103,8 +105,6 @@ class NodeCertificates:
                 expected=f"the certificate that {identity.name} got when it joined",
                 remedy="join again with a fresh ticket",
             )
-        if shown.serial in self._revoked:
-            raise Revoked("an operator of the hub has revoked this certificate", given=shown.serial)
 
 
 def _is_direct(scope: Mapping[str, Any]) -> bool:
