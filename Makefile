@@ -54,13 +54,13 @@ types: $(DEV)
 check: lint types  ## ruff, format check, mypy strict
 
 # Long files first (tests/order.py). Many tests wait for others more than they compute, so three of
-# them keep two cores busy. Hundreds of processes load the same modules: these are compiled once.
+# them keep two cores busy.
 WORKERS ?= 3
 test: $(DEV)  ## the whole suite, three files at a time
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 quick: $(DEV)  ## the quickest files of every room, for every save
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS) $$($(BIN)/python -m tests.order quick)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS) $$($(BIN)/python -m tests.order quick)
 
 docs: $(DEV)  ## check the documentation: links, paths, named tests, public names
 	$(BIN)/python -m pytest -q tests/test_documents.py tests/test_public_names.py

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import sys
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
 
 from tests import order
+
+# Hundreds of processes load the same modules: each is compiled once, whatever the shell says.
+# Without its compiled modules a worker takes 2.6 s of processor time to start, with them 1.5.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long an example takes says more about what else the machine does than about the code. The
 # examples are the same in every run: `--hypothesis-profile=explore` draws others.
@@ -20,6 +28,21 @@ settings.load_profile("atoll")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--regenerate`: write golden files anew instead of comparing with them."""
     parser.addoption("--regenerate", action="store_true", help="write golden files anew")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Load all tests without collecting garbage, and never look at what was loaded again.
+
+    A million objects stay to the end. To go through them took a third of the time to load, and an
+    eighth of all that tests compute.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
