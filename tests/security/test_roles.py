@@ -69,7 +69,8 @@ TABLE = {
     # tests/hub/scheduler/test_rendezvous.py.
     "GET /api/jobs/{job}/rendezvous/{member}": "",
     "PUT /api/jobs/{job}/rendezvous/{member}": "",
-    "GET /api/blobs/{sha256}": "operator node job other",
+    # A node gets the code of the jobs that run on it; see tests/hub/storage/test_blobs.py.
+    "GET /api/blobs/{sha256}": "operator job other",
     "PUT /api/blobs/{sha256}": "operator node job other",
     "GET /api/alarms": "operator viewer",
     "POST /api/alarms/{alarm}/silence": "operator",

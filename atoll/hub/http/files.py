@@ -15,6 +15,7 @@ from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, Json, identity_of, number
 from atoll.hub.http.jobs import job_of
 from atoll.hub.http.middleware import MAX_SPEED_BYTES
+from atoll.hub.jobs.record import code_of
 from atoll.hub.storage.blobs import MAX_BLOB_BYTES
 from atoll.hub.storage.files import ARTIFACTS
 from atoll.wire.manifest import MANIFEST_NAME
@@ -108,9 +109,30 @@ async def put_blob(request: Request, context: Context) -> Response:
     return Json({"sha256": sha256, "nbytes": nbytes}, status_code=201)
 
 
+def _runs_code(node: str, context: Context, sha256: str) -> bool:
+    """Return whether a pack is the code of a job with a process on this node."""
+    return any(
+        code_of(job.spec) == sha256 and any(process.node == node for process in job.processes)
+        for job in context.stores.jobs.list()
+        if not job.over
+    )
+
+
 async def get_blob(request: Request, context: Context) -> Response:
-    """GET or HEAD /api/blobs/SHA256: stream a blob; supports ranges. The hash is the only key."""
+    """GET or HEAD /api/blobs/SHA256: stream a blob; supports ranges.
+
+    A node gets the code of jobs that run on it. To a job the hash is the only key: it gets the
+    hashes of large queue items with the items.
+    """
     sha256, blobs = str(request.path_params["sha256"]), context.stores.blobs
+    identity = identity_of(request)
+    if identity.role == "node" and not _runs_code(identity.name, context, sha256):
+        raise HttpRefused(
+            403,
+            AuthError(
+                "a node gets the code of its own jobs only", given=f"{sha256} for {identity.name}"
+            ),
+        )
     if not await asyncio.to_thread(blobs.has, sha256):
         raise HttpRefused(404, HubError("the hub does not have this blob", given=sha256))
     headers = {"x-sha256": sha256, "x-content-type-options": "nosniff"}

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from atoll.clock import RealClock, VirtualClock
-from atoll.errors import ConfigError, FrameTooLarge, HubError, StorageFull, WireError
+from atoll.errors import AuthError, ConfigError, FrameTooLarge, HubError, StorageFull, WireError
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.hub.storage import upload
@@ -27,6 +27,7 @@ from atoll.net.endpoint import parse_ticket
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import NodeInfo
 from tests.hub.durable import with_stores
+from tests.security.conftest import SPEC, stores_of
 
 MEBIBYTE = 2**20
 
@@ -258,9 +259,30 @@ def test_a_client_sends_a_blob_once_and_another_fetches_it(
     info = NodeInfo("kitchen", "Linux", "3.11", "0.1.0")
     with HubClient(hub.url) as stranger:
         _, token, _ = stranger.join(ticket.secret, name="kitchen", info=info)
-    with HubClient(hub.url, token) as node:
+    with HubClient(hub.url, token) as node, pytest.raises(AuthError, match="its own jobs only"):
         node.get_blob(sha256, target)
+    job = client.submit(SPEC)
+    issued = hub.call(stores_of(hub).auth.issue_job_token(job))
+    with HubClient(hub.url, issued) as member:
+        member.get_blob(sha256, target)
     assert target.read_bytes() == data
+
+
+def test_node_gets_the_code_of_jobs_that_run_on_it(
+    hub: HubServer, client: HubClient, tmp_path: Path
+) -> None:
+    code = client.put_blob(b"a pack")
+    other = client.put_blob(b"another pack")
+    with HubClient(hub.url) as stranger:
+        info = NodeInfo("kitchen", "Linux", "3.11", "0.1.0")
+        _, token, _ = stranger.join(parse_ticket(hub.ticket).secret, name="kitchen", info=info)
+    job = client.submit(f'[job]\nname = "toy"\ncommand = ["true"]\ncode = "sha256:{code}"\n')
+    hub.call(stores_of(hub).jobs.members.assign(job, member="w0", slot=0, node="kitchen"))
+    with HubClient(hub.url, token) as node:
+        node.get_blob(code, tmp_path / "target")
+        with pytest.raises(AuthError):
+            node.get_blob(other, tmp_path / "other")
+    assert (tmp_path / "target").read_bytes() == b"a pack"
 
 
 def test_a_blob_that_is_not_there_or_not_a_blob_is_told(client: HubClient, tmp_path: Path) -> None:
