@@ -78,6 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "strategies",
         "train",
         "devices",
+        "island",
     },
     "run": {*LEAVES, *TRAINING, "config", "wire", "queues", "train"},
     "rl": {

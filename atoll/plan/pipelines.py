@@ -17,9 +17,12 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from atoll.config import JobSpec
+import msgspec
+
+from atoll.config import JobSpec, MeshShape
 from atoll.config.train_checks import recomputed_every
 from atoll.errors import ConfigError
 from atoll.plan.measured import Machine, Measured
@@ -50,6 +53,14 @@ class PipelinePlan:
         """Processes."""
         return self.stages * self.replicas
 
+    @property
+    def mesh(self) -> MeshShape:
+        """The mesh of an island."""
+        return MeshShape(replicate=self.replicas, pipeline=self.stages)
+
+
+PLANS_FILE = "pipeline_plans.json"
+"""In the folder of the member, which outlives its processes."""
 
 Memory = Callable[[PipelinePlan], Sequence[int]]
 """Returns the bytes that each rank of a plan needs on its device; only its shape is known."""
@@ -110,7 +121,8 @@ def plan_pipelines(
 def plans_by_ranks(measured: Measured, request: Request) -> dict[int, PipelinePlan]:
     """Return the plan for each number of remaining ranks that can train the model.
 
-    The machines are alike: whichever is lost, the first ones stand for those that remain.
+    The machines are alike: whichever is lost, the first ones stand for those that remain. Raises
+    ConfigError, as `plan_pipelines`, if not even all of them can.
     """
     each = measured.machines[0].ranks
     found: dict[int, PipelinePlan] = {}
@@ -124,7 +136,26 @@ def plans_by_ranks(measured: Measured, request: Request) -> dict[int, PipelinePl
             best = next((plan for plan in plans if plan.ranks <= ranks), None)
             if best is not None:
                 found[ranks] = best
+    if not found:
+        plan_pipelines(measured, request)  # raises
     return found
+
+
+def write_plans(plans: Mapping[int, PipelinePlan], folder: Path) -> None:
+    """Store plans by number of ranks in a member's folder; raises OSError."""
+    path = folder / PLANS_FILE
+    whole = path.with_suffix(".new")
+    whole.write_bytes(msgspec.json.encode(plans))
+    whole.replace(path)
+
+
+def read_plans(folder: Path) -> dict[int, PipelinePlan]:
+    """Return the plans of a member's folder; none if there are none, or they are damaged."""
+    try:
+        found = (folder / PLANS_FILE).read_bytes()
+        return msgspec.json.decode(found, type=dict[int, PipelinePlan])
+    except (OSError, msgspec.DecodeError):
+        return {}
 
 
 def _best(

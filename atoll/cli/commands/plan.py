@@ -70,6 +70,65 @@ def memory(
         raise typer.Exit(1)
 
 
+@app.command("pipeline")
+def pipeline(
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="A job file.")],
+    measured_: Annotated[
+        Path | None,
+        typer.Option("--measured", help="Measurements of an island instead of this machine's."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure even if it was before.")] = False,
+    memory_: Annotated[
+        str, typer.Option("--memory", help="Memory limit per rank, e.g. 16GB (default: measured).")
+    ] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE in the job; repeatable.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Predict the time of a batch for every number of stages and replicas of a pipeline.
+
+    Times of the model's units, of transfers and of reductions are measured on this machine, once
+    for each model. The first line of the table is what an elastic island takes.
+
+    Examples:
+        atoll plan pipeline job.toml
+        atoll plan pipeline job.toml --set island.ranks=4 --json
+    """
+    import dataclasses
+    import json
+
+    from atoll.cli.jobs.jobfile import Overrides, read_target
+    from atoll.cli.views import screen
+    from atoll.cli.views.pipeline_plan import page
+    from atoll.plan.benchmarks import cache_path, measure_here, memory_of
+    from atoll.plan.measured import read_measured, write_measured
+    from atoll.plan.pipelines import Request, plan_pipelines
+
+    spec = read_target(job, Overrides(settings=settings or ())).spec
+    limit = parse_size(memory_) if memory_ else 0
+    path = measured_ or cache_path(spec)
+    found = None if again else read_measured(path)
+    if found is None:
+        found = measure_here(spec)
+        write_measured(found, path)
+    if limit:
+        machines = [dataclasses.replace(one, memory_bytes=limit) for one in found.machines]
+        found = dataclasses.replace(found, machines=tuple(machines))
+    plans = plan_pipelines(found, Request.of(spec, memory=memory_of(spec)))
+    if json_:
+        figures = {
+            "model": spec.model.name, "batch": spec.train.batch,
+            "machines": [dataclasses.asdict(machine) for machine in found.machines],
+            "plans": [dataclasses.asdict(plan) for plan in plans],
+            "best": dataclasses.asdict(plans[0]),
+        }  # fmt: skip
+        typer.echo(json.dumps(figures, indent=1))
+        return
+    for drawn in page(spec, found, plans):
+        screen.output().print(drawn)
+
+
 def parse_size(text: str) -> int:
     """Return bytes from a size like `16GB`, `80 GiB` or `500MB`; a bare number is GB.
 

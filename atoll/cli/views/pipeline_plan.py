@@ -1,0 +1,56 @@
+"""Terminal output of the plans of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from atoll.cli.views import screen
+
+if TYPE_CHECKING:
+    from atoll.config import JobSpec
+    from atoll.plan.measured import Measured
+    from atoll.plan.pipelines import PipelinePlan
+
+
+def page(
+    spec: JobSpec, measured: Measured, plans: Sequence[PipelinePlan]
+) -> Iterator[RenderableType]:
+    """Yield the output: machines and links, a line for each plan, and the choice."""
+    machines = ", ".join(
+        f"{escape(machine.name)} ({machine.ranks} ranks"
+        + (f", {machine.cores} cores" if machine.cores else "")
+        + (f", speed {machine.speed:.2f}" if machine.speed != 1.0 else "")
+        + ")"
+        for machine in measured.machines
+    )
+    yield f"{escape(spec.model.name)}, {spec.train.batch} rows; {spec.island.schedule}; {machines}"
+    names = {"near": "within a machine", "far": "between machines"}
+    for name, words in names.items():
+        link = getattr(measured, name)
+        if name == "near" or len(measured.machines) > 1:
+            rate = screen.size(round(min(link.bytes_per_s, 1e15)))
+            yield f"[dim]{words}: {1e3 * link.latency_s:.2f} ms, {rate}/s[/]"
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    headings = (
+        "stages", "replicas", "rows", "microbatches", "predicted", "reduce", "memory", "cuts",
+    )  # fmt: skip
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "cuts" else "right")
+    for plan in plans:
+        table.add_row(
+            str(plan.stages), str(plan.replicas), str(plan.rows), str(plan.microbatches),
+            f"{plan.predicted_s:.4f} s", f"{plan.reduce_s:.4f} s",
+            screen.size(plan.worst_bytes) if plan.worst_bytes else "-",
+            " ".join(map(str, plan.cuts)) or "-", style="bold" if plan is plans[0] else "",
+        )  # fmt: skip
+    yield table
+    best = plans[0]
+    yield (
+        f"[green]picks[/] {best.stages} stages x {best.replicas} replicas: "
+        f"{best.microbatches} microbatches of {best.rows} rows, {best.predicted_s:.4f} s per batch"
+    )

@@ -1,0 +1,109 @@
+"""Measurements of a small model on real ranks, and the command that plans with them."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from atoll.cli.main import main
+from atoll.config import JobSpec, RankPlace, dump_spec, read_spec
+from atoll.errors import ConfigError
+from atoll.plan.benchmarks import measure, memory_of
+from atoll.plan.measured import Machine, Measured, UnitTimes, write_measured
+from atoll.plan.pipelines import Request, plan_pipelines
+from atoll.strategies.inner.pipeline.simulation import Link
+from tests.island.pool import Ranks
+from tests.plan.jobs import job
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    found = Ranks()
+    yield found
+    found.close()
+
+
+def pipeline_job(folder: Path, *, count: int = 2) -> JobSpec:
+    return job(folder, strategy='inner = "pipeline"', island=f"ranks = {count}\nelastic = true")
+
+
+def _measured(text: dict[str, object], machines: int) -> Measured | None:
+    rank, count = dist.get_rank(), dist.get_world_size()
+    each = count // machines
+    place = RankPlace(
+        rank, count, rank % each, "127.0.0.1", 1, each, machine=rank // each, machines=machines
+    )
+    return measure(read_spec(text), place=place, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_real_ranks_are_measured_and_planned_for(
+    ranks: Ranks, tmp_path: Path, machines: int
+) -> None:
+    spec = pipeline_job(tmp_path, count=2)
+    found, other = ranks.run(2, _measured, tomllib.loads(dump_spec(spec)), machines)
+    assert other is None
+    assert sorted(found.sizes) == [1, 2, 4, 8]
+    assert [machine.ranks for machine in found.machines] == [2 // machines] * machines
+    assert all(machine.cores >= 1 < machine.memory_bytes for machine in found.machines)
+    for times in found.sizes.values():
+        assert len(times.forward_s) == len(times.backward_s) == len(found.sent_bytes)
+        assert min(times.forward_s) > 0
+    assert found.near.latency_s > 0 < found.reduce[2].latency_s
+    assert 0 < found.near.bytes_per_s < 1e14
+    assert found.sent_bytes[1] == 8 * 16 * 4  # context x width of one row
+    plans = plan_pipelines(found, Request.of(spec, memory=memory_of(spec)))
+    assert {(plan.stages, plan.replicas) for plan in plans} == {(1, 1), (2, 1), (1, 2)}
+    assert all(plan.worst_bytes > 0 for plan in plans)
+
+
+def kept(path: Path) -> Path:
+    times = UnitTimes(forward_s=(0.001, 1, 1, 1), backward_s=(0.001, 2, 2, 2))
+    write_measured(
+        Measured(
+            machines=(Machine(name="attic", ranks=2, cores=2, memory_bytes=10**12),),
+            sizes={2: times, 4: times}, sent_bytes=(1, 1, 1, 1), trained_bytes=(4, 4, 4, 4),
+            near=Link(0.001, 1e9), far=Link(0.001, 1e9), reduce={2: Link(0.5, 1e9)},
+        ),
+        path,
+    )  # fmt: skip
+    return path
+
+
+def status_of(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(["plan", "pipeline", *words])
+    return int(left.value.code or 0)
+
+
+def test_the_command_prints_every_plan_and_its_choice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(dump_spec(pipeline_job(tmp_path)))
+    known = str(kept(tmp_path / "measured.json"))
+    assert status_of(str(file), "--measured", known, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["best"] == told["plans"][0]
+    assert {(p["stages"], p["replicas"]) for p in told["plans"]} == {(1, 1), (2, 1), (1, 2)}
+    assert told["best"]["predicted_s"] == min(p["predicted_s"] for p in told["plans"])
+    assert status_of(str(file), "--measured", known) == 0
+    shown = capsys.readouterr().out
+    assert "attic (2 ranks, 2 cores)" in shown
+    assert "picks 1 stages x 2 replicas" in shown
+
+
+def test_the_command_names_what_would_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(dump_spec(pipeline_job(tmp_path)))
+    known = str(kept(tmp_path / "measured.json"))
+    assert status_of(str(file), "--measured", known, "--memory", "1MB") == ConfigError.exit_code
+    assert "stages that fit no offered machine" in capsys.readouterr().err
