@@ -201,6 +201,16 @@ def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:
         Database(path)
 
 
+def test_all_tables_are_made_in_one_transaction(path: Path) -> None:
+    made = "CREATE TABLE IF NOT EXISTS made (x)"
+    with pytest.raises(HubError):
+        Database(path, schemas=[made, "CREATE TABLE (oops)"])
+    raw = sqlite3.connect(path)
+    assert raw.execute("SELECT name FROM sqlite_master").fetchall() == []
+    raw.close()
+    Database(path, schemas=[made]).close()
+
+
 def test_neighbours_of_one_function_become_one_call(database: Database) -> None:
     calls: list[list[str]] = []
 
