@@ -103,6 +103,7 @@ def _be_a_rank(start: Start, rank: int) -> None:
     try:
         if start.victim == rank:
             _arrange(start.moment)
+        torch.set_num_threads(1)  # before threads compute, see `pool.py`
         torch.manual_seed(0)
         dist.init_process_group(
             "gloo", init_method=f"tcp://127.0.0.1:{start.port}", rank=rank, world_size=RANKS,

@@ -54,6 +54,9 @@ def _do(pipe: Connection, function: Any, args: Any, rank: int, ranks: int, port:
     """Do one function in a process group of its own, and tell what came of it."""
     faulthandler.dump_traceback_later(0.9 * DEADLINE_S)  # a rank that waits says where
     try:
+        # torch replaces its thread pool at its first use after a fork, and two threads that come to
+        # that at once find none ("Invalid thread pool!").
+        torch.set_num_threads(1)
         torch.manual_seed(0)
         dist.init_process_group(
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks,
