@@ -53,3 +53,8 @@ class IslandTable:
     """
     timeout_s: PositiveFloat = 300.0
     """How long ranks wait for each other in one step."""
+
+    @property
+    def may_shrink(self) -> bool:
+        """Whether an island that has worked starts again with fewer ranks or machines."""
+        return self.on_loss == "shrink" or self.elastic

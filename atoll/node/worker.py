@@ -115,8 +115,8 @@ def main() -> int:
             return run_roles(environment, spec)
         if spec.job.script:
             return run_script(environment, spec, place=place, start=start)
-        if place is not None and not place.leads:
-            return run_follower(spec, place, start=start)
+        if place is not None and (spec.island.elastic or not place.leads):
+            return run_follower(environment, spec, place, start=start)
         return run_trainer(environment, spec, place=place, start=start)
     except AtollError as error:
         _record(directory, error, place=place)
@@ -129,18 +129,28 @@ def main() -> int:
         return EXIT_FAILED
 
 
-def run_follower(spec: JobSpec, place: RankPlace, *, start: StartReport) -> int:
+def run_follower(
+    environment: WorkerEnvironment, spec: JobSpec, place: RankPlace, *, start: StartReport
+) -> int:
     """Serve rank 0 of an island until it has finished; return the exit status.
+
+    The ranks of an elastic island that is not planned yet, rank 0 too, measure and plan it instead.
 
     Raises:
         RankLost: another rank was lost.
         AtollError: any other failure.
     """
-    load(*modules_of_rank(spec, place), "atoll.train.island.follower")
-    from atoll.train.island.follower import follow
-
     try:
-        follow(spec, place=place, start=start)
+        if spec.island.elastic:
+            load("atoll.plan.elastic")
+            from atoll.plan.elastic import plan_island
+
+            plan_island(spec, place=place, start=start, folder=environment.directory)
+        else:
+            load(*modules_of_rank(spec, place), "atoll.train.island.follower")
+            from atoll.train.island.follower import follow
+
+            follow(spec, place=place, start=start)
     except AtollError:
         raise
     except BaseException as error:

@@ -175,7 +175,7 @@ def _reduction(ranks: int, device: torch.device) -> Link:
 def _fitted(times: list[float]) -> Link:
     small, large = times
     # On a busy machine the small one may have taken as long.
-    return Link(small, 4 * LARGE / max(large - small, large / 2))
+    return Link(small, 4 * LARGE / max(large - small, large / 2, 1e-9))
 
 
 def _measured_units(spec: JobSpec, device: torch.device) -> Measured:

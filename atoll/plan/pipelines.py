@@ -177,7 +177,7 @@ def _best(
         # More rows at once never need less memory.
         known: dict[int, PipelinePlan] = {}
 
-        def lacks(number: int, memory: Memory = memory) -> bool:
+        def lacks(number: int) -> bool:
             known[number] = _with_memory(plans[number], memory)
             return not _fits(known[number], measured, request)
 

@@ -120,3 +120,22 @@ def test_an_unknown_key_is_refused_in_a_table_in_a_list() -> None:
 def test_text_that_toml_must_escape_survives_being_written() -> None:
     spec = read_spec({"job": {"script": 'a"\\\n\x1f\x7f\u00e9.py'}, "model": {"a b": 1, "c": "\t"}})
     assert parse_spec(dump_spec(spec)) == spec
+
+
+ELASTIC = '[strategy]\ninner = "pipeline"\n[island]\nranks = 4\nelastic = true\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"pipeline"', '"fsdp"', "inner = 'fsdp'.*elastic = false"),
+        ("ranks = 4", "mesh = {pipeline = 2}", "leave out mesh in"),
+        ("ranks = 4", "ranks = 4\ncuts = [1, 2, 3]", r"leave out cuts in \[island\]"),
+        ("ranks = 4", "ranks = 4\nmicrobatches = 4", "leave out microbatches"),
+    ],
+)
+def test_elastic_pipelines_choose_by_themselves(old: str, new: str, message: str) -> None:
+    assert parse_spec(ELASTIC).island.may_shrink
+    assert not parse_spec(ELASTIC.replace("true", "false")).island.may_shrink
+    with pytest.raises(ConfigError, match=message):
+        parse_spec(ELASTIC.replace(old, new) + "[train]\nbatch = 16\n")

@@ -12,6 +12,7 @@ import pytest
 
 from atoll.net.http.client import HubClient
 from atoll.node.islands.restart_history import STEADY_S
+from atoll.plan.pipelines import PLANS_FILE, PipelinePlan, read_plans, write_plans
 from tests.e2e.conftest import Atoll, lines_until, ticket_of, until
 from tests.patience import PATIENCE_S
 
@@ -102,6 +103,42 @@ def test_island_with_a_killed_rank_forms_anew(
     assert len(results) == 2
     assert len({result["digest"] for result in results}) == 1
     assert len({result["digests"] for result in results}) == 1
+
+
+def test_elastic_pipeline_morphs_when_ranks_are_killed(atoll: Atoll) -> None:
+    path = islands(atoll, steps=1_000_000, every=20, elastic="true")
+    text = path.read_text().replace('inner = "fsdp"', 'inner = "pipeline"')
+    text = text.replace("nodes = 2", "nodes = 1").replace("every = 5", "every = 1")
+    hub = atoll.hub()
+    atoll.join(ticket_of(hub), name="box")
+    with hub.client() as client:
+        until(lambda: len(client.nodes()) == 1, timeout_s=START_S)
+        name = client.submit(text)
+        until(lambda: kinds(client, name).count("checkpoint") > 1, timeout_s=2 * START_S)
+        (plans,) = (atoll.folder / "box").rglob(PLANS_FILE)
+        assert set(read_plans(plans.parent)) == {1, 2}, "it was planned for all that may be left"
+        # What is fastest depends on the machine: from here on plans whose shapes differ.
+        write_plans({2: plan_of(stages=2), 1: plan_of(stages=1)}, plans.parent)
+        for size in (2, 1):
+            mine = ranks(atoll, "w0")
+            lived_s = time.time() - mine[0].create_time()
+            mine[0].kill()
+            psutil.wait_procs(mine.values(), timeout=PATIENCE_S)
+            await_rounds(client, name, since=client.rounds(name)["last"])
+            assert len(ranks(atoll, "w0")) == size or (size == 1 and lived_s > 0.8 * STEADY_S)
+        stop(client, name)
+        until(lambda: not atoll.workers())
+
+
+def await_rounds(client: HubClient, job: str, *, since: int) -> None:
+    until(lambda: client.rounds(job)["last"] > since + 2, timeout_s=2 * START_S)
+
+
+def plan_of(*, stages: int) -> PipelinePlan:
+    return PipelinePlan(
+        stages=stages, replicas=1, rows=1, microbatches=2, cuts=(2,)[: stages - 1],
+        predicted_s=1.0, reduce_s=0.0, worst_bytes=0,
+    )  # fmt: skip
 
 
 def test_stopped_island_job_resumes_in_another_mesh(

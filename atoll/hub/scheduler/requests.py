@@ -139,7 +139,7 @@ class PlacementRequests:
 
     def _ask_for(self, job: Job, slot: int, names: list[str], *, number: int) -> Demand:
         """Return the request for a member that lacks these processes."""
-        shrinks, before = job.spec.island.on_loss == "shrink", job.process(names[0])
+        shrinks, before = job.spec.island.may_shrink, job.process(names[0])
         live = [process for process in job.processes if process.live]
         return Demand(
             key=(job.job, slot), want=request_of(job.spec), machines=job.machines,

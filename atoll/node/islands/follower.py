@@ -215,8 +215,9 @@ class FollowerSupervisor:
         )
         try:
             spec_file = spec_with(
-                MeshShape(*start.mesh), spec=self._spec, environment=self._environment
-            )
+                MeshShape(*start.mesh), spec=self._spec, environment=self._environment,
+                plan=start.plan,
+            )  # fmt: skip
             self._local.start(
                 _places(start),
                 own_address=address_towards(start.address, start.port) or start.address,

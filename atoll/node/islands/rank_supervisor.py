@@ -8,6 +8,7 @@ the others: it tells them which ranks to start, receives their exits, and decide
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
@@ -27,10 +28,17 @@ from atoll.island.start_phase import RankPhase, describe, on_the_way, started
 from atoll.node.islands.failure_cause import RankExit, died, explain, root_cause
 from atoll.node.islands.local_ranks import PROGRAM, LocalRanks
 from atoll.node.islands.rendezvous import LeaveRequest, LocalExit, NewsQueue, Rendezvous, gather
-from atoll.node.islands.rendezvous_server import Left, Received, RendezvousServer
+from atoll.node.islands.rendezvous_server import (
+    Follower,
+    Joined,
+    Left,
+    Received,
+    RendezvousServer,
+)
 from atoll.node.islands.restart_history import RestartHistory, spec_with
 from atoll.node.islands.supervisor_link import Ended, Finish, Kill, Leaving, Phases, Start
 from atoll.node.processes.exits import ERROR_FILE
+from atoll.plan.pipelines import read_plans
 from atoll.wire.limits import EXIT_LEFT
 
 log = logging.getLogger(__name__)
@@ -67,16 +75,35 @@ def supervise(
         news.put(LeaveRequest())
 
     signal.signal(signal.SIGTERM, hear)
-    machines = spec.island.machines
-    if machines == 1:
-        shape = history.shape(spec) or spec.mesh
-        return _run_ranks(environment, spec, Rendezvous(shape, HERE), history, program, news, asked)
-    with RendezvousServer(environment, machines=machines, on_news=news.put) as server:
-        first = not RestartHistory.known(environment.directory)
-        rendezvous = gather(server, spec, history, first=first, news=news, is_asked=asked.is_set)
-        if rendezvous is None:
-            return EXIT_LEFT
-        return _run_ranks(environment, spec, rendezvous, history, program, news, asked)
+    machines, folder = spec.island.machines, environment.directory
+    first = not RestartHistory.known(folder)
+    with contextlib.ExitStack() as open_:
+        server = None
+        if machines > 1:
+            own = RendezvousServer(environment, machines=machines, on_news=news.put)
+            server = open_.enter_context(own)
+
+        def run() -> tuple[int, bool]:
+            """Run the ranks once; return the status, and whether they trained."""
+            plans = read_plans(folder) if spec.island.elastic else {}
+            if server is None:
+                plan = history.plan(spec, plans)
+                shape = plan.mesh if plan else history.shape(spec) or spec.mesh
+                rendezvous: Rendezvous | None = Rendezvous(shape, HERE, plan=plan)
+            else:
+                rendezvous = gather(
+                    server, spec, history, first=first, news=news, is_asked=asked.is_set,
+                    plans=plans,
+                )  # fmt: skip
+            if rendezvous is None:
+                return EXIT_LEFT, True
+            status = _run_ranks(environment, spec, rendezvous, history, program, news, asked)
+            return status, not spec.island.elastic or rendezvous.plan is not None
+
+        status, trained = run()
+        if status == 0 and not trained:
+            status, _ = run()
+        return status
 
 
 def _run_ranks(
@@ -84,7 +111,9 @@ def _run_ranks(
     program: Sequence[str], news: NewsQueue, asked: threading.Event,
 ) -> int:  # fmt: skip
     folder = environment.directory
-    for number in range(PORT_TRIES):
+    # Late events of the ranks that measured carry smaller numbers.
+    before = PORT_TRIES if rendezvous.plan is not None else 0
+    for number in range(before, before + PORT_TRIES):
         with free_port(rendezvous.address) as port:
             island = RankSupervisor(
                 environment, rendezvous, number=number, program=program, news=news, asked=asked
@@ -149,6 +178,7 @@ class RankSupervisor:
         self._remote_phases: dict[int, RankPhase] = {}
         self._began, self._starting = time.monotonic(), True
         self._live = set(range(rendezvous.shape.ranks))
+        self._elastic = False
 
     # ------------------------------------------------------------------------- starting
 
@@ -162,6 +192,7 @@ class RankSupervisor:
             start = Start(
                 number=self._number, mesh=shape.sizes, first=ranks[0], count=len(ranks),
                 machine=machine, machines=machines, address=rendezvous.address, port=port,
+                plan=rendezvous.plan,
             )  # fmt: skip
             follower.link.send(start)
         places = [
@@ -176,7 +207,8 @@ class RankSupervisor:
             )
             for rank in self._own
         ]
-        spec_file = spec_with(shape, spec=spec, environment=self._environment)
+        self._elastic = spec.island.elastic and rendezvous.plan is not None
+        spec_file = spec_with(shape, spec=spec, environment=self._environment, plan=rendezvous.plan)
         self._local.start(places, own_address=rendezvous.address, ATOLL_SPEC=str(spec_file))
 
     # -------------------------------------------------------------------------- watching
@@ -249,6 +281,9 @@ class RankSupervisor:
                 log.info("%s was asked to leave", news.follower.name)
                 self._asked.set()
                 return None
+            if isinstance(news, Joined) and self._grows_by(news.follower):
+                log.info("%s has joined: the island saves, and is planned anew", news.follower.name)
+                return None
             if isinstance(news, Received) and isinstance(news.word, Phases):
                 if news.word.number == self._number:
                     self._remote_phases.update(news.word.ranks)
@@ -257,6 +292,10 @@ class RankSupervisor:
             if end is not None:
                 self._ends.append(end)
                 return end
+
+    def _grows_by(self, follower: Follower) -> bool:
+        """Return whether an elastic island that trains should begin again with one host more."""
+        return self._elastic and follower not in self._rendezvous.known
 
     def _end_in(self, news: object) -> RankExit | None:
         """Return the exit that an event reports, if it belongs to this start."""

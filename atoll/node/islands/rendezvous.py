@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,6 +13,7 @@ from atoll.config import JobSpec, MeshShape, split_ranks
 from atoll.node.islands.failure_cause import RankExit
 from atoll.node.islands.rendezvous_server import Follower, FollowerNews, RendezvousServer
 from atoll.node.islands.restart_history import RestartHistory
+from atoll.plan.pipelines import PipelinePlan
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,10 @@ class Rendezvous:
     address: str
     """Where rank 0 will listen."""
     followers: tuple[Follower, ...] = ()
+    plan: PipelinePlan | None = None
+    """Of an elastic island; None: its ranks measure and plan."""
+    known: tuple[Follower, ...] = ()
+    """All hosts that were connected, with or without ranks."""
 
     @property
     def runs(self) -> list[range]:
@@ -65,11 +70,13 @@ def gather(
     first: bool,
     news: NewsQueue,
     is_asked: Callable[[], bool],
+    plans: Mapping[int, PipelinePlan] | None = None,
 ) -> Rendezvous | None:
     """Wait for the hosts of an island; return how it starts, or None when asked to leave.
 
-    With `on_loss = "wait"` it starts only with all hosts. With `shrink` late hosts are left out, if
-    the rest can hold one whole model. Events before the start are dropped.
+    With `on_loss = "wait"` it starts only with all hosts. With `shrink`, and if it is elastic, late
+    hosts are left out, if the rest can hold one whole model. Events before the start are dropped.
+    `plans` are those of an elastic island; none: it starts to measure.
     """
     began = said = time.monotonic()
     patience_s = FIRST_FOLLOWERS_S if first else FOLLOWERS_S
@@ -77,14 +84,18 @@ def gather(
     while not is_asked():
         now = time.monotonic()
         followers = tuple(server.followers().values())
-        wanted, possible = (
-            history.shape(spec),
-            history.shape(spec, most=each * (1 + len(followers))),
-        )
+        connected = each * (1 + len(followers))
+        plan = history.plan(spec, plans or {}, most=connected)
+        if plans:
+            best = history.plan(spec, plans)
+            wanted = best.mesh if best is not None else None
+            possible = plan.mesh if plan is not None else None
+        else:
+            wanted, possible = history.shape(spec), history.shape(spec, most=connected)
         enough = possible == wanted or (possible is not None and now >= began + patience_s)
         if possible is not None and enough:
             chosen = followers[: min(spec.island.machines, possible.ranks) - 1]
-            return Rendezvous(possible, server.meeting_address(), chosen)
+            return Rendezvous(possible, server.meeting_address(), chosen, plan, followers)
         if now >= said + SAY_S:
             said = now
             log.info("waiting for %s", ", ".join(server.missing()))

@@ -4,7 +4,8 @@ With `on_loss = "wait"` an island always starts with all ranks. With `shrink` th
 rank may be chance, so the next start still has all ranks. If that one also loses a rank within
 `STEADY_S`, every further start has one rank less, down to the fewest that hold one whole model. Out
 of memory is never chance: it removes a rank at once. A start that ends in any other way, or works
-for `STEADY_S`, resets the count. A lost host counts as one loss, with any number of ranks.
+for `STEADY_S`, resets the count. A lost host counts as one loss, with any number of ranks. An
+elastic island counts in the same way, and a plan says what it does with the ranks that are left.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from atoll.config import JobSpec, MeshShape, WorkerEnvironment, dump_spec, shrunk
 from atoll.errors import JobError
+from atoll.plan.pipelines import PipelinePlan, with_plan
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,19 @@ class RestartHistory:
                 return found
         return shrunk(whole, least)
 
+    def plan(
+        self, spec: JobSpec, plans: Mapping[int, PipelinePlan], *, most: int | None = None
+    ) -> PipelinePlan | None:
+        """Return the plan of the next start of an elastic island with at most `most` ranks.
+
+        None if so few ranks cannot hold the model, or nothing is planned yet.
+        """
+        most = spec.mesh.ranks if most is None else most
+        if not plans or most < min(plans):
+            return None
+        wanted = min(most, spec.mesh.ranks - max(0, self.row - 1), max(plans))
+        return plans[max(min(plans), wanted)]
+
 
 def with_shape(spec: JobSpec, shape: MeshShape) -> JobSpec:
     """Return a job with another mesh in its islands; its ranks are already assigned to hosts."""
@@ -100,18 +115,26 @@ def with_shape(spec: JobSpec, shape: MeshShape) -> JobSpec:
     return dataclasses.replace(spec, island=island, strategy=strategy)
 
 
-def spec_with(shape: MeshShape, *, spec: JobSpec, environment: WorkerEnvironment) -> Path:
-    """Return the job file for ranks in a mesh that may be smaller than the job's.
+def spec_with(
+    shape: MeshShape,
+    *,
+    spec: JobSpec,
+    environment: WorkerEnvironment,
+    plan: PipelinePlan | None = None,
+) -> Path:
+    """Return the job file for ranks in a mesh that may be smaller than the job's, or by a plan.
 
     Raises:
         JobError: the file cannot be written.
     """
-    if shape == spec.mesh:
+    if plan is None and shape == spec.mesh:
         return environment.spec
-    log.warning("ranks were lost: %s instead of %s", shape, spec.mesh)
+    if plan is None:
+        log.warning("ranks were lost: %s instead of %s", shape, spec.mesh)
     path = environment.directory / SPEC_FILE
+    changed = with_shape(spec, shape) if plan is None else with_plan(spec, plan)
     try:
-        path.write_text(dump_spec(with_shape(spec, shape)), encoding="utf-8", newline="\n")
+        path.write_text(dump_spec(changed), encoding="utf-8", newline="\n")
     except OSError as error:
         raise JobError(
             "a machine cannot write the job file of its ranks",

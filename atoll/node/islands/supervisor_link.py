@@ -22,6 +22,7 @@ import msgspec
 
 from atoll.errors import AuthError, FrameTooLarge, WireError
 from atoll.island.start_phase import RankPhase
+from atoll.plan.pipelines import PipelinePlan
 from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, MAX_CONTROL_BYTES
 
 HANDSHAKE_S = 5.0
@@ -58,6 +59,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     address: str
     """Where rank 0 will listen."""
     port: int
+    plan: PipelinePlan | None = None
+    """Of an elastic island that has been measured."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):

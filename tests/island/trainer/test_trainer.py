@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from atoll.checkpoint import DirectoryStore, load_weights
-from atoll.config import JobSpec, read_spec
+from atoll.config import JobSpec, dump_spec, read_spec
 from atoll.config.island_tables import IslandTable
 from atoll.errors import ConfigError
 from atoll.group.base import Group
@@ -20,6 +22,7 @@ from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
 from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.world import build_mesh
+from atoll.plan.pipelines import PipelinePlan, with_plan
 from atoll.train.computing import options_on
 from atoll.train.island.island_trainer import TrainerIsland
 from atoll.train.results.sample import load_model
@@ -197,6 +200,42 @@ def test_a_run_goes_on_under_other_meshes_and_in_one_process(
     assert end["tokens"] == expected["tokens"]
     assert end["loss_final"] == pytest.approx(expected["loss_final"], rel=1e-5)
     close(weights(run), weights(tmp_path / "whole"))
+
+
+def test_a_pipeline_that_morphs_keeps_its_loss_curve(
+    ranks: Ranks, corpus: str, tmp_path: Path
+) -> None:
+    """Two stages with two replicas, then three stages: other plans of one job and one batch."""
+    train = {"steps": 9, "optimizer": "sgd", "lr": 0.1, "batch": 12}
+    job_: Tables = {"job": {"nodes": 1}, "train": train, "checkpoint": {"every": 1}}
+    island: Tables = {"strategy": {"inner": "pipeline"}, "island": {"elastic": True, "ranks": 4}}
+    spec = read_spec(tables(corpus, **job_, **island))
+    shapes = [(2, 2, 2, (3,)), (3, 1, 3, (2, 4)), (1, 1, 4, ())]
+    run = tmp_path / "run"
+    for stop_at, (stages, replicas, microbatches, cuts) in zip((4, 3, 0), shapes, strict=True):
+        plan = PipelinePlan(
+            stages=stages, replicas=replicas, rows=12 // (replicas * microbatches), cuts=cuts,
+            microbatches=microbatches, predicted_s=1.0, reduce_s=0.0, worst_bytes=0,
+        )  # fmt: skip
+        given = tomllib.loads(dump_spec(with_plan(spec, plan)))
+        before = _last(run) if (run / "store").exists() else -1
+        found = ranks.run(plan.ranks, _job, given, run, 1, stop_at, before)
+    ((end,), *_) = found
+    whole = read_spec(tables(corpus, **job_))
+    (expected,) = job(whole, tmp_path / "whole", members=1)
+    assert (end["steps"], end["tokens"]) == (9, expected["tokens"])
+    assert end["loss_final"] == pytest.approx(expected["loss_final"], rel=1e-5)
+    close(weights(run), weights(tmp_path / "whole"))
+    steps, curve = points(run), points(tmp_path / "whole")
+    assert steps.keys() == curve.keys()
+    assert list(steps.values()) == pytest.approx(list(curve.values()), rel=1e-5)
+
+
+def points(folder: Path) -> dict[int, float]:
+    """Return the training loss by step."""
+    lines = (folder / "w0" / "metrics.jsonl").read_text("utf-8").splitlines()
+    found = map(json.loads, lines)
+    return {point["step"]: point["loss"] for point in found if "loss" in point}
 
 
 def _last(run: Path) -> int:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,18 +23,24 @@ from atoll.config import (
     JobTable,
     RankPlace,
     StrategyTable,
+    TrainTable,
     dump_spec,
+    parse_spec,
     rank_environment,
     rank_place,
     supervised_place,
 )
 from atoll.errors import OutOfMemory, RankLost, ScriptError
+from atoll.node.islands.rank_supervisor import RankSupervisor
+from atoll.node.islands.rendezvous import LeaveRequest, NewsQueue, Rendezvous
+from atoll.node.islands.rendezvous_server import Follower, Joined
 from atoll.node.launchers.launcher import Exit
 from atoll.node.launchers.process import ChildProcess, ProcessLauncher
+from atoll.plan.pipelines import PipelinePlan
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Launch
 from tests.node.launchers.ordering import make_order, run, until
-from tests.patience import PROMPT_S
+from tests.patience import PATIENCE_S, PROMPT_S
 
 HEAD = """
 import json, os, signal, subprocess, sys, time
@@ -367,3 +377,53 @@ def test_islands_that_keep_losing_ranks_shrink_if_they_may(
         found.append(int(next(line for line in lines if "there are" in line).split()[-1]))
     assert found == sizes
     assert (ended.code == 0) is (sizes[-1] == 1)
+
+
+# --------------------------------------------------------------------------- more machines
+
+
+LEAVES = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+text = pathlib.Path(os.environ["ATOLL_SPEC"]).read_text()
+pathlib.Path(sys.argv[1]).write_text(text)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_elastic_islands_begin_again_with_a_new_machine(tmp_path: Path, known: bool) -> None:
+    link: Any = None
+    late = Follower(1, "w0.1 on attic", link)
+    plan = PipelinePlan(
+        stages=1, replicas=1, rows=2, microbatches=4, cuts=(), predicted_s=1.0, reduce_s=0.0,
+        worst_bytes=0,
+    )  # fmt: skip
+    spec = JobSpec(
+        train=TrainTable(batch=8), strategy=StrategyTable(inner="pipeline"),
+        island=IslandTable(ranks=2, machines=2, elastic=True),
+    )  # fmt: skip
+    environment: Any = SimpleNamespace(directory=tmp_path, member="w0", spec=tmp_path / "job.toml")
+    news: NewsQueue = queue.SimpleQueue()
+    asked, up = threading.Event(), tmp_path / "up"
+    island = RankSupervisor(
+        environment,
+        Rendezvous(plan.mesh, "127.0.0.1", plan=plan, known=(late,) if known else ()),
+        number=0, program=(sys.executable, "-c", LEAVES, str(up)), news=news, asked=asked,
+    )  # fmt: skip
+    island.start(spec, port=1)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not (up.exists() and up.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert parse_spec(up.read_text()).train.accumulate == 4, "the rank has the planned job"
+        news.put(Joined(late))
+        if known:  # it was there before: only a request ends the island
+            news.put(LeaveRequest())
+        ended = island.wait()
+        assert (ended.rank, ended.code) == (0, EXIT_LEFT)
+        assert not asked.is_set()
+    finally:
+        for child in psutil.Process().children():
+            if LEAVES in child.cmdline():
+                child.kill()

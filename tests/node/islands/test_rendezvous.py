@@ -40,6 +40,7 @@ from atoll.node.islands.supervisor_link import (
     greet,
 )
 from atoll.node.machine import bandwidth, interfaces
+from atoll.plan.pipelines import PipelinePlan
 from atoll.wire.messages import RendezvousAddress
 from tests.node.islands.island_machines import RendezvousHub, rendezvous_hub
 
@@ -343,6 +344,35 @@ def test_an_island_starts_with_the_machines_that_are_in_time(
     assert (least.runs, least.followers) == ([range(1)], ())
     for link in links:
         link.close()
+
+
+def test_an_elastic_island_starts_by_the_plan_of_its_machines(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "FOLLOWERS_S", 0.3)
+    spec = JobSpec(
+        strategy=StrategyTable(inner="pipeline"),
+        island=IslandTable(ranks=3, machines=3, elastic=True),
+    )
+    plans = {
+        ranks: PipelinePlan(
+            stages=ranks, replicas=1, rows=1, microbatches=4, cuts=(), predicted_s=1.0,
+            reduce_s=0.0, worst_bytes=0,
+        )
+        for ranks in (2, 3)
+    }  # fmt: skip
+    link = opened.come("w1.2")
+    next_of(opened.news, Joined)
+    found = gather(
+        opened.server, spec, RestartHistory(), first=False, news=opened.news,
+        is_asked=lambda: False, plans=plans,
+    )  # fmt: skip
+    assert found is not None
+    assert (found.plan, found.shape, found.runs) == (
+        plans[2], MeshShape(pipeline=2), [range(1), range(1, 2)],
+    )  # fmt: skip
+    assert [follower.part for follower in found.known] == [2]
+    link.close()
 
 
 @pytest.mark.parametrize(
