@@ -47,6 +47,8 @@ SPEED_WIDTH = 256
 ALIKE = 0.1
 """Machines whose speeds differ by less count as equal: so much is noise."""
 LONGEST_S = 600.0
+UNUSED = Link(0.0, 1e12)
+"""Of one rank alone; finite, so that it can be stored as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def measure(spec: JobSpec, *, place: RankPlace, device: torch.device) -> Measure
             )
             for _, here in sorted(first.items())
         ),
-        near=near or far or Link(), far=far or near or Link(), reduce=reduce,
+        near=near or far or UNUSED, far=far or near or UNUSED, reduce=reduce,
     )  # fmt: skip
 
 
@@ -204,7 +206,7 @@ def _measured_units(spec: JobSpec, device: torch.device) -> Measured:
         for unit in units
     )
     return Measured(
-        machines=(), sizes=found, sent_bytes=sent, trained_bytes=trained, near=Link(), far=Link()
+        machines=(), sizes=found, sent_bytes=sent, trained_bytes=trained, near=UNUSED, far=UNUSED
     )
 
 

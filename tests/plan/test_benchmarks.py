@@ -15,7 +15,7 @@ from atoll.cli.main import main
 from atoll.config import JobSpec, RankPlace, dump_spec, read_spec
 from atoll.errors import ConfigError
 from atoll.plan.benchmarks import measure, memory_of
-from atoll.plan.measured import Machine, Measured, UnitTimes, write_measured
+from atoll.plan.measured import Machine, Measured, UnitTimes, read_measured, write_measured
 from atoll.plan.pipelines import Request, plan_pipelines
 from atoll.strategies.inner.pipeline.simulation import Link
 from tests.island.pool import Ranks
@@ -40,6 +40,15 @@ def _measured(text: dict[str, object], machines: int) -> Measured | None:
         rank, count, rank % each, "127.0.0.1", 1, each, machine=rank // each, machines=machines
     )
     return measure(read_spec(text), place=place, device=torch.device("cpu"))
+
+
+def test_one_rank_alone_is_measured_and_stored(ranks: Ranks, tmp_path: Path) -> None:
+    spec = pipeline_job(tmp_path, count=1)
+    (found,) = ranks.run(1, _measured, tomllib.loads(dump_spec(spec)), 1)
+    write_measured(found, tmp_path / "measured.json")
+    assert read_measured(tmp_path / "measured.json") == found
+    (only,) = plan_pipelines(found, Request.of(spec))
+    assert (only.stages, only.replicas, only.reduce_s) == (1, 1, 0.0)
 
 
 @pytest.mark.parametrize("machines", [1, 2])
