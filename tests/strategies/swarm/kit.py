@@ -110,7 +110,7 @@ def through(
 def means(path: Sequence[StageRunner]) -> dict[str, Tensor]:
     """Finish a step everywhere; return all gradients by name."""
     for runner in path:
-        runner.finish()
+        runner.apply(runner.gradient()[0])
     found = {n: p.grad for runner in path for n, p in runner.stage.parameters().items()}
     return {name: gradient for name, gradient in found.items() if gradient is not None}
 

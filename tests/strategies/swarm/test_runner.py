@@ -56,7 +56,7 @@ def test_one_peer_per_stage_is_the_whole_model_bitwise(name: str, stages: int) -
     if name == "layers":
         assert len(own) == 4
         assert len(counts) == 2
-    last = path[-1].finish()
+    last = path[-1].gradient()[1]
     assert last.rows == ROWS * COUNT
     assert last.loss == pytest.approx(loss, rel=1e-12)
 
@@ -136,6 +136,7 @@ def test_only_what_is_folded_counts_whatever_the_order() -> None:
     for key in keys():
         for runner in path:
             runner.fold(key)
+            runner.release(key)
             runner.drop(replace(key, lease=9))
     for key in reversed(keys()):
         for runner in other:
@@ -156,9 +157,9 @@ def test_a_pass_that_does_not_count_leaves_nothing() -> None:
         path[1].fold(key)
     assert path[0].backward(key, gradients) == (None,)  # token ids have no gradient
     path[0].fold(key)
-    assert path[0].finish().rows == ROWS
-    assert path[1].finish().rows == 0
-    assert all(not p.grad.any() for p in path[1].stage.parameters().values() if p.grad is not None)
+    assert path[0].gradient()[1].rows == ROWS
+    assert path[1].gradient()[1].rows == 0
+    assert not path[1].gradient()[0].any()
 
 
 def test_held_bytes_are_bounded_and_are_freed() -> None:

@@ -294,6 +294,14 @@ class StageRunner:
         """Forget a microbatch without counting it."""
         self._held.pop(key, None)
 
+    def drop_pending(self, key: MicrobatchKey) -> None:
+        """Forget the pending gradients; the inputs stay, for another stage that needs them."""
+        held = self._held.get(key)
+        if held is not None:
+            held.pending = None
+            if not held.inputs:
+                self.drop(key)
+
     @torch.no_grad()
     def fold(self, key: MicrobatchKey) -> None:
         """Count a microbatch: add its pending gradients to the step's sums, times its rows.
@@ -307,8 +315,8 @@ class StageRunner:
                 "a microbatch is to be counted that has no pending gradients here",
                 given=f"step {key.step}, microbatch {key.index}, stage {self.stage.number}",
             )
-        del self._held[key]
         pending, sums = held.pending, self._sums
+        self.drop_pending(key)
         for total, gradient in zip(sums.gradients, pending.gradients, strict=True):
             if gradient is not None:
                 total.add_(gradient, alpha=pending.rows)
@@ -319,21 +327,33 @@ class StageRunner:
         sums.loss += pending.loss * pending.rows
 
     @torch.no_grad()
-    def finish(self) -> StepSum:
-        """End the step: write the mean gradients into `grad`, and the buffers' new values.
+    def gradient(self) -> tuple[Tensor, StepSum]:
+        """Return the mean over the folded microbatches as a float32 vector in main memory.
 
-        Whoever calls this steps the optimizer, perhaps after a mean over the members of the stage
-        with the rows as weights, and then begins the next step. Without a row gradients are zero.
+        It holds the gradients in the order of the parameters, then the changes of the buffers; the
+        members of a stage average it with the rows as weights. Without a row it is zero.
         """
         sums = self._sums
         rows = max(1, sums.rows)
-        for parameter, total in zip(self._parameters, sums.gradients, strict=True):
-            parameter.grad = (total / rows).to(parameter.dtype)
-        for buffer, before, change in zip(self._buffers, self._before, sums.changes, strict=False):
-            buffer.copy_(before + (change / rows).to(before.dtype))
+        parts = [(total / rows).flatten() for total in (*sums.gradients, *sums.changes)]
+        vector = torch.cat([part.to(CPU, torch.float32) for part in parts] or [torch.zeros(0)])
+        return vector, StepSum(sums.rows, sums.loss / rows)
+
+    @torch.no_grad()
+    def apply(self, mean: Tensor) -> None:
+        """Write a mean of :meth:`gradient` into `grad`, and the new values into the buffers.
+
+        Then the caller steps the optimizer and begins the next step.
+        """
+        sums = self._sums
+        sizes = [total.numel() for total in (*sums.gradients, *sums.changes)]
+        parts = list(torch.split(mean, sizes))
+        for parameter in self._parameters:
+            parameter.grad = parts.pop(0).view(parameter.shape).to(parameter)
+        for buffer, before in zip(self._buffers, self._before, strict=False):
+            buffer.copy_(before + parts.pop(0).view(buffer.shape).to(buffer))
         for count, value in zip(self._counts, sums.counts, strict=False):
             count.copy_(value)
-        return StepSum(sums.rows, sums.loss / rows)
 
 
 def _check_gradients(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
