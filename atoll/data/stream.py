@@ -92,4 +92,10 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _shuffled(self) -> NDArray[np.int64]:
-        return permutation(self._size, key=(self._shards.seed, _ORDER_KEY, self._slot, self._pass))
+        return pass_order(self._shards, slot=self._slot, data_pass=self._pass)
+
+
+def pass_order(shards: Deal, *, slot: int, data_pass: int) -> NDArray[np.int64]:
+    """Return a slot's windows in the order in which a pass over the data takes them."""
+    key = (shards.seed, _ORDER_KEY, slot, data_pass)
+    return permutation(shards.num_windows(slot), key=key)
