@@ -121,14 +121,14 @@ class ShardedSave:
                 "a sharded checkpoint could not be written",
                 given=f"rank {self._ranks.rank}: {self._error}",
             )
-        return _entry(piece_file(self._ranks.rank), f"rank{self._ranks.rank}", self._written)
+        return entry(piece_file(self._ranks.rank), f"rank{self._ranks.rank}", self._written)
 
     def _publish(self, parts: list[ManifestPart]) -> Manifest:
         place = self._files.path / checkpoint_folder(self._round)
         written = write_file(place / ABOUT_NAME, [msgspec.json.encode(self._about)])
         manifest = Manifest(
             job=self._files.job, round=self._round, step=self._about.step,
-            members=self._ranks.names, parts=[*parts, _entry(ABOUT_NAME, "rank0", written)],
+            members=self._ranks.names, parts=[*parts, entry(ABOUT_NAME, "rank0", written)],
             created=time.time(), versions={**versions(), "format": FORMAT},
         )  # fmt: skip
         write_file(place / MANIFEST_NAME, [encode_manifest(manifest)])
@@ -136,7 +136,8 @@ class ShardedSave:
         return manifest
 
 
-def _entry(name: str, member: str, written: Written) -> ManifestPart:
+def entry(name: str, member: str, written: Written) -> ManifestPart:
+    """Return the entry of a written file in a manifest."""
     return ManifestPart(name=name, member=member, sha256=written.sha256, nbytes=written.nbytes)
 
 
@@ -205,15 +206,20 @@ def _begin(
     state = ranks.each(tensors)  # refuses on all ranks what one cannot name
     writer = PieceWriter(copy=copy)
     try:
-        with _alone_quietly():
+        with alone_quietly():
             save(state, storage_writer=writer, process_group=group, no_dist=not ranks.many)
     except CheckpointException as error:
-        raise _failed(error, "written") from error
+        raise failed(error, "written") from error
     return ShardedSave(files, round_, about, ranks, writer)
 
 
 def load_sharded(
-    folder: Path, round_: int, trained: Trained, *, group: dist.ProcessGroup | None = None
+    folder: Path,
+    round_: int,
+    trained: Trained,
+    *,
+    group: dist.ProcessGroup | None = None,
+    partly: bool = False,
 ) -> ShardedInfo:
     """Load a sharded checkpoint onto any number of ranks and any mesh; collective.
 
@@ -222,6 +228,7 @@ def load_sharded(
         round_: Which checkpoint.
         trained: As for `save_sharded`; its tensors are filled in place.
         group: The ranks; all by default.
+        partly: The ranks together have only a part of the model, e.g. one stage.
 
     Raises:
         CheckpointMissing: there is no complete checkpoint of that round.
@@ -232,7 +239,8 @@ def load_sharded(
     about, pieces = _opened(folder, round_, ranks)
     wanted = trained.model_tensors()
     shapes = ranks.share(lambda: {name: tuple(t.shape) for name, t in wanted.items()})
-    check_same_model(pieces, {name: size for held in shapes for name, size in held.items()})
+    sizes = {name: size for held in shapes for name, size in held.items()}
+    check_same_model(pieces, sizes, partly=partly)
     cuts = {name: (cut.size, cut.dtype) for name, cut in pieces.cuts.items()}
 
     def room() -> dict[str, Tensor]:
@@ -241,13 +249,13 @@ def load_sharded(
 
     states = ranks.each(room)
     try:
-        with _alone_quietly(), torch.no_grad():
+        with alone_quietly(), torch.no_grad():
             load(
                 {**wanted, **states}, storage_reader=PieceReader(pieces), process_group=group,
                 no_dist=not ranks.many,
             )  # fmt: skip
     except CheckpointException as error:
-        raise _failed(error, "loaded") from error
+        raise failed(error, "loaded") from error
     trained.take_up(states, pieces.texts)
     return about
 
@@ -324,14 +332,14 @@ def _opened(folder: Path, round_: int, ranks: RankGroup) -> tuple[ShardedInfo, P
 
 
 @contextlib.contextmanager
-def _alone_quietly() -> Iterator[None]:
+def alone_quietly() -> Iterator[None]:
     """Silence torch's warning about running in a single process, which is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
-def _failed(error: CheckpointException, what: str) -> AtollError:
+def failed(error: CheckpointException, what: str) -> AtollError:
     """Return the error for a failure of some ranks."""
     causes = {rank: wrapped[0] for rank, wrapped in error.failures.items()}
     given = "; ".join(f"rank {rank}: {cause}" for rank, cause in sorted(causes.items()))[:400]

@@ -13,13 +13,17 @@ SHOWN = 3
 """Names of each kind that a message lists."""
 
 
-def check_same_model(pieces: Pieces, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise for a checkpoint of another model."""
+def check_same_model(
+    pieces: Pieces, wanted: Mapping[str, tuple[int, ...]], *, partly: bool = False
+) -> None:
+    """Raise for a checkpoint of another model; `partly`: it may have more tensors."""
     held = {name: cut.size for name, cut in pieces.cuts.items() if name.startswith(MODEL_PREFIX)}
     plain = len(MODEL_PREFIX)
     troubles = {
         "it lacks": [name[plain:] for name in sorted(wanted.keys() - held.keys())],
-        "only it has": [name[plain:] for name in sorted(held.keys() - wanted.keys())],
+        "only it has": []
+        if partly
+        else [name[plain:] for name in sorted(held.keys() - wanted.keys())],
         "shapes differ:": [
             f"{name[plain:]} {held[name]} instead of {wanted[name]}"
             for name in sorted(held.keys() & wanted.keys())

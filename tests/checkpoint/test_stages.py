@@ -1,0 +1,111 @@
+"""A model saved by stages loads into one process, into other stages, and the other way round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atoll.checkpoint.sharded import (
+    ShardedInfo,
+    Trained,
+    export_sharded,
+    load_sharded,
+    save_sharded,
+)
+from atoll.checkpoint.stages import begin_stages, publish_stages, save_stage
+from atoll.errors import CheckpointError, CheckpointMissing
+from atoll.strategies.inner.swarm.runner import MicrobatchKey, StageRunner
+from atoll.strategies.inner.swarm.stage import StageCut
+from tests.strategies.swarm.kit import batch_of, built, means, runners, through
+
+INFO = ShardedInfo(step=2)
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def stages_of(stages: int, *, seed: int = 3) -> list[tuple[StageRunner, torch.optim.Optimizer]]:
+    path = runners("layers", cut=StageCut(stages=stages), model=lambda name: built(name, seed=seed))
+    return [(runner, adamw(runner.stage.parameters().values())) for runner in path]
+
+
+def step(path: list[tuple[StageRunner, torch.optim.Optimizer]], number: int) -> None:
+    key, own = MicrobatchKey(number, 0), [runner for runner, _ in path]
+    for runner in own:
+        runner.begin(number)
+    through(own, key, batch_of("layers", number, 0))
+    for runner in own:
+        runner.fold(key)
+    means(own)
+    for _, optimizer in path:
+        optimizer.step()
+
+
+def state_of(path: list[tuple[StageRunner, torch.optim.Optimizer]]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for runner, optimizer in path:
+        trained = Trained(runner.stage, optimizer)
+        found |= trained.model_tensors() | trained.optimizer_tensors()
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def saved(folder: Path, stages: int) -> list[tuple[StageRunner, torch.optim.Optimizer]]:
+    path = stages_of(stages)
+    for number in range(2):
+        step(path, number)
+    begin_stages(folder, 1)
+    parts = [
+        save_stage(folder, 1, place, Trained(runner.stage, optimizer))
+        for place, (runner, optimizer) in enumerate(path)
+    ]
+    assert publish_stages(folder, 1, parts, INFO).members == [f"stage{s}" for s in range(stages)]
+    return path
+
+
+@pytest.mark.parametrize("others", [1, 2, 4])
+def test_other_stages_go_on_where_these_stopped(tmp_path: Path, others: int) -> None:
+    path, again = saved(tmp_path, 3), stages_of(others, seed=8)
+    for runner, optimizer in again:
+        trained = Trained(runner.stage, optimizer)
+        assert load_sharded(tmp_path, 1, trained, partly=True).step == 2
+    assert_same(state_of(again), state_of(path))
+    for one in (path, again):
+        step(one, 2)
+    assert_same(state_of(again), state_of(path))
+
+
+def test_one_process_loads_all_stages_and_saves_for_them(tmp_path: Path) -> None:
+    path, whole = saved(tmp_path / "swarm", 2), built("layers", seed=8)
+    trained = Trained(whole, adamw(whole.parameters()))
+    load_sharded(tmp_path / "swarm", 1, trained)
+    assert_same(trained.model_tensors() | trained.optimizer_tensors(), state_of(path))
+    assert len(export_sharded(tmp_path / "swarm", 1, tmp_path / "model.safetensors")) == 64
+    save_sharded(tmp_path / "one", 1, trained, INFO)
+    again = stages_of(4, seed=9)
+    for runner, optimizer in again:
+        load_sharded(tmp_path / "one", 1, Trained(runner.stage, optimizer), partly=True)
+    assert_same(state_of(again), state_of(path))
+
+
+def test_a_stage_alone_is_no_checkpoint(tmp_path: Path) -> None:
+    ((first, optimizer), _) = stages_of(2)
+    begin_stages(tmp_path, 1)
+    part = save_stage(tmp_path, 1, 0, Trained(first.stage, optimizer))
+    whole = built("layers")
+    with pytest.raises(CheckpointMissing):
+        load_sharded(tmp_path, 1, Trained(whole, None))
+    publish_stages(tmp_path, 1, [part], INFO)
+    with pytest.raises(CheckpointError, match="it lacks"):
+        load_sharded(tmp_path, 1, Trained(whole, None))
+    with pytest.raises(CheckpointError, match="only it has"):
+        load_sharded(tmp_path, 1, Trained(stages_of(4)[0][0].stage, None))
