@@ -19,6 +19,7 @@ import pytest
 
 from atoll.cli.hub_access import KnownHub, find
 from atoll.net.http.client import HubClient
+from atoll.node.machine.probe import Gpus, known_compute
 from tests.patience import PATIENCE_S
 
 TINY = """
@@ -27,6 +28,7 @@ name = "tiny"
 nodes = 2
 route = "relay"
 [model]
+name = "{model}"
 layers = 1
 width = 16
 heads = 2
@@ -45,6 +47,15 @@ every = {every}
 [checkpoint]
 every = 1
 """
+
+
+ENDLESS = 1_000_000
+"""More steps than any test waits for: it stops the job when it has seen everything."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.2
+"""Between two looks at what a test waits for."""
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -84,9 +95,9 @@ def _hear_interrupts() -> None:
 class Atoll:
     """The `atoll` command in a folder of its own, with everything that it starts."""
 
-    def __init__(self, folder: Path, *, cache: Path | None = None) -> None:
+    def __init__(self, folder: Path, *, cache: Path) -> None:
         self.folder = folder
-        self.cache = cache or folder / "cache"
+        self.cache = cache
         self.home = folder / "home"
         self.runs = folder / "runs"
         self.started: list[subprocess.Popen[str]] = []
@@ -95,6 +106,9 @@ class Atoll:
         own = {"ATOLL_HOME": str(home or self.home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         own["XDG_CACHE_HOME"] = str(self.cache)
         own |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        own["PYTHONPATH"] = os.pathsep.join(
+            [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         return {**os.environ, **own, "ATOLL_TEST": str(self.folder)}
 
     def start(self, *words: str, home: Path | None = None) -> Running:
@@ -114,14 +128,18 @@ class Atoll:
     def run(self, *words: str, timeout_s: float = PATIENCE_S) -> Done:
         return self.start(*words).wait(timeout_s=timeout_s)
 
-    def job(self, *, steps: int = 40, every: int = 10, **changes: str) -> Path:
-        """Write a small job and its text; `changes` replace lines, e.g. nodes="3"."""
+    def job(self, *, steps: int = 40, every: int = 10, paced: bool = False, **changes: str) -> Path:
+        """Write a small job and its text; `changes` replace lines, e.g. nodes="3".
+
+        A `paced` one pauses at every step (see `tests/paced.py`).
+        """
         text = self.folder / "text.txt"
         if not text.exists():
             words = random.Random(5)
             known = ["".join(words.choices("abcdefgh", k=5)) for _ in range(50)]
             text.write_text(" ".join(words.choices(known, k=12_000)))
-        spec = TINY.format(text=text, steps=steps, every=every)
+        model = "tests.paced:gpt" if paced else "gpt"
+        spec = TINY.format(text=text, model=model, steps=steps, every=every)
         lines = spec.splitlines()
         for key, value in changes.items():
             lines = [f"{key} = {value}" if x.startswith(f"{key} =") else x for x in lines]
@@ -206,20 +224,34 @@ def pytest_runtest_makereport(
     return report
 
 
+def shared_cache(factory: pytest.TempPathFactory) -> Path:
+    """Return the user's cache of all tests of a worker.
+
+    The speed of this machine is in it: agents that start together would all measure it, each in a
+    process that loads torch.
+    """
+    folder = factory.getbasetemp() / "cache"
+    known_compute(folder / "atoll", Gpus())
+    return folder
+
+
 @pytest.fixture
 def atoll(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Atoll]:
-    # The speed of this machine is measured once for all tests of a worker, not by every agent.
-    made = Atoll(tmp_path, cache=tmp_path_factory.getbasetemp() / "cache")
+    made = Atoll(tmp_path, cache=shared_cache(tmp_path_factory))
     yield made
     made.end()
 
 
 def until(condition: Callable[[], Any], *, timeout_s: float = PATIENCE_S) -> Any:
-    """Wait until a condition holds and return it."""
-    deadline = time.monotonic() + timeout_s
+    """Wait until a condition holds and return it.
+
+    Most conditions ask the hub, or look at all processes: what takes long is asked for less often.
+    """
+    deadline, pause_s = time.monotonic() + timeout_s, FIRST_PAUSE_S
     while not (found := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
+        time.sleep(pause_s)
+        pause_s = min(1.1 * pause_s, LONGEST_PAUSE_S)
     return found
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from atoll.net.http.client import HubClient
-from tests.e2e.conftest import Atoll, ticket_of, until
+from tests.e2e.conftest import ENDLESS, Atoll, ticket_of, until
 from tests.patience import PATIENCE_S, PROMPT_S
 
 pytestmark = pytest.mark.e2e
@@ -85,7 +85,7 @@ def test_slow_machine_does_fewer_steps_per_round(atoll: Atoll) -> None:
 
 def test_run_pauses_below_its_minimum_and_continues(atoll: Atoll) -> None:
     # Far more steps than are needed: it is stopped when everything was seen.
-    job = atoll.job(steps=1_000_000, every=50, nodes="{min = 2, max = 3}")
+    job = atoll.job(steps=ENDLESS, every=50, paced=True, nodes="{min = 2, max = 3}")
     hub = atoll.hub()
     atoll.join(ticket_of(hub), name="one")
     with hub.client() as client:
@@ -115,7 +115,8 @@ def test_run_pauses_below_its_minimum_and_continues(atoll: Atoll) -> None:
 def test_killed_members_resume_and_leaver_is_replaced(
     atoll: Atoll,
 ) -> None:
-    job = atoll.job(steps=1_000_000, every=50)
+    # At full speed: the last checkpoint is to lie some rounds behind when they are killed.
+    job = atoll.job(steps=ENDLESS, every=50)
     hub = atoll.hub()
     atoll.join(ticket_of(hub), name="both", slots=2)
     with hub.client() as client:
@@ -147,6 +148,7 @@ def test_killed_members_resume_and_leaver_is_replaced(
 
 
 SCRIPT = """
+import time
 import torch
 import atoll
 
@@ -157,6 +159,7 @@ with atoll.join() as run:
     optimizer = run.wrap(model, optimizer, outer=atoll.DiLoCo(every=20))
     print("started at step", run.step, flush=True)
     while not run.stopping:
+        time.sleep(0.005)  # the test waits for others, which need the processor
         loss = model(torch.randn(4, 8)).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -219,7 +222,9 @@ def _text(path: Path) -> str:
 
 def test_run_resumes_with_other_members_and_strategy(atoll: Atoll) -> None:
     # Far more steps than are needed: how many it does is said when it goes on.
-    running = atoll.start("run", str(atoll.job(steps=1_000_000, every=25)), "--local", "3")
+    running = atoll.start(
+        "run", str(atoll.job(steps=ENDLESS, every=25, paced=True)), "--local", "3"
+    )
     folder = _folder(atoll)
     until(lambda: '"checkpoint"' in _text(folder / "events.jsonl"))
     running.interrupt()

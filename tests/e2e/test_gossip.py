@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.conftest import Atoll, ticket_of, until
+from tests.e2e.conftest import ENDLESS, Atoll, ticket_of, until
 from tests.e2e.test_elastic import ALL, contributors, kinds, stop
 
 pytestmark = pytest.mark.e2e
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.e2e
 @pytest.mark.parametrize("preset", ["d-psgd", "ad-psgd"])
 def test_a_killed_member_becomes_a_copy_of_one_donor(atoll: Atoll, preset: str) -> None:
     # Far more steps than are needed: it is stopped when everything was seen.
-    job = atoll.job(steps=1_000_000, every=10, nodes="3", preset=f'"{preset}"')
+    job = atoll.job(steps=ENDLESS, every=10, paced=True, nodes="3", preset=f'"{preset}"')
     hub = atoll.hub()
     for name in ("one", "two", "three"):
         atoll.join(ticket_of(hub), name=name)

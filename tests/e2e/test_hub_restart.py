@@ -67,13 +67,13 @@ def committed(client: HubClient, job: str) -> int:
 
 
 def begin(atoll: Atoll, known: KnownHub, *, steps: int, every: int) -> str:
-    """Join two machines and submit a job; return it when all have one start."""
+    """Join two machines and submit a paced job; return it when all have one start."""
     for name in ("n0", "n1"):
         atoll.join(ticket_of(known), name=name)
     with known.client() as client:
         until(lambda: len(client.nodes()) == 2)
         # Both from the first step to the last: with fewer a busy machine may end it with one.
-        both = atoll.job(steps=steps, every=every, nodes="{ min = 2, max = 2 }")
+        both = atoll.job(steps=steps, every=every, paced=True, nodes="{ min = 2, max = 2 }")
         job = client.submit(both.read_text())
         until(lambda: committed(client, job) >= 2)  # all have the same start
     return job
@@ -106,7 +106,7 @@ def test_workers_train_on_while_the_hub_is_dead(
     known = ready(atoll, hub)
     # The hub dies in the first period, which lasts for many points of the metrics, one a second: a
     # busy machine delays them. A member at the end of the period would wait for the hub.
-    job = begin(atoll, known, steps=12_000, every=10_000)
+    job = begin(atoll, known, steps=2_000, every=1_800)
     pids = worker_pids(atoll)
     begun = {member: last_step(p) for member, p in local_steps(atoll, job).items()}
     until(
@@ -123,7 +123,7 @@ def test_workers_train_on_while_the_hub_is_dead(
     )
     assert worker_pids(atoll) == pids
     ready(atoll, atoll.start(*words))
-    rounds = check_end(atoll, known, job, steps=12_000, pids=pids)
+    rounds = check_end(atoll, known, job, steps=2_000, pids=pids)
     with known.client() as client:
         rows = client.rounds(job)["rounds"]
         done = [row["round"] for row in rows if row["committed"]]
@@ -152,7 +152,7 @@ def test_hub_whose_folder_is_lost_goes_on_from_its_backup(atoll: Atoll) -> None:
     start, backup, restore = commands(atoll, free_port())
     hub = atoll.start(*start)
     known = ready(atoll, hub)
-    job = begin(atoll, known, steps=3000, every=300)
+    job = begin(atoll, known, steps=1_200, every=100)
     pids = worker_pids(atoll)
     folder = atoll.folder / "srv" / "runs" / job
     until(lambda: list(folder.glob("checkpoints/*/manifest.json")))
@@ -166,7 +166,7 @@ def test_hub_whose_folder_is_lost_goes_on_from_its_backup(atoll: Atoll) -> None:
     shutil.rmtree(atoll.folder / "srv")
     again = atoll.start(*restore)
     ready(atoll, again)
-    check_end(atoll, known, job, steps=3000, pids=pids)
+    check_end(atoll, known, job, steps=1_200, pids=pids)
     with known.client() as client:
         kinds = [e["kind"].removeprefix("alarm:") for e in client.events(job)["events"]]
         assert "restored" in kinds

@@ -13,7 +13,7 @@ import pytest
 from atoll.net.http.client import HubClient
 from atoll.node.islands.restart_history import STEADY_S
 from atoll.plan.pipelines import PLANS_FILE, PipelinePlan, read_plans, write_plans
-from tests.e2e.conftest import Atoll, lines_until, ticket_of, until
+from tests.e2e.conftest import ENDLESS, Atoll, lines_until, ticket_of, until
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
@@ -22,9 +22,9 @@ START_S = 2 * PATIENCE_S
 """How long a rank may take to be there: loading torch is slow on a busy machine."""
 
 
-def islands(atoll: Atoll, *, steps: int, every: int, **island: str) -> Path:
-    """Write a small job whose members are islands of two ranks."""
-    path = atoll.job(steps=steps, every=every)
+def islands(atoll: Atoll, *, every: int, **island: str) -> Path:
+    """Write a small job without an end whose members are islands of two ranks."""
+    path = atoll.job(steps=ENDLESS, every=every, paced=True)
     lines = [f"{key} = {value}" for key, value in {"ranks": "2", **island}.items()]
     text = path.read_text().replace("[strategy]", '[strategy]\ninner = "fsdp"')
     text = text.replace("[checkpoint]\nevery = 1", "[checkpoint]\nevery = 5")
@@ -84,8 +84,7 @@ def stop(client: HubClient, job: str) -> list[dict[str, Any]]:
 def test_island_with_a_killed_rank_forms_anew(
     atoll: Atoll, victim: int, on_loss: str, sizes: list[int]
 ) -> None:
-    # Far more steps than are needed: it is stopped when everything was seen.
-    job = islands(atoll, steps=1_000_000, every=20, on_loss=f'"{on_loss}"')
+    job = islands(atoll, every=20, on_loss=f'"{on_loss}"')
     hub = atoll.hub()
     atoll.join(ticket_of(hub), name="both", slots=2)
     with hub.client() as client:
@@ -144,7 +143,7 @@ def plan_of(*, stages: int) -> PipelinePlan:
 def test_stopped_island_job_resumes_in_another_mesh(
     atoll: Atoll,
 ) -> None:
-    running = atoll.start("run", str(islands(atoll, steps=100_000, every=5)), "--local", "1")
+    running = atoll.start("run", str(islands(atoll, every=5)), "--local", "1")
     until(lambda: list(atoll.runs.glob("tiny-*/events.jsonl")), timeout_s=START_S)
     folder = atoll.job_folder()
     events = folder / "events.jsonl"
@@ -168,7 +167,7 @@ def test_a_rank_that_does_not_begin_is_named(atoll: Atoll) -> None:
     atoll.join(ticket_of(hub), name="box")
     with hub.client() as client:
         until(lambda: len(client.nodes()) == 1, timeout_s=START_S)
-        text = islands(atoll, steps=1_000_000, every=20, timeout_s="10").read_text()
+        text = islands(atoll, every=20, timeout_s="10").read_text()
         name = client.submit(text.replace("nodes = 2", "nodes = 1"))
         until(lambda: 1 in ranks(atoll, "w0"), timeout_s=START_S)
         ranks(atoll, "w0")[1].suspend()

@@ -14,7 +14,7 @@ import pytest
 from atoll.cli.hub_access import KnownHub, find
 from atoll.errors import AtollError
 from atoll.net.http.client import HubClient
-from tests.e2e.conftest import Atoll, lines_until, ticket_of, until, wait_for
+from tests.e2e.conftest import ENDLESS, Atoll, lines_until, ticket_of, until, wait_for
 from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
@@ -277,7 +277,7 @@ def online(client: HubClient, node: str) -> bool:
 def test_running_group_shrinks_and_grows(atoll: Atoll) -> None:
     hub = atoll.hub()
     join(atoll, hub, "lap1", "lap2", "lap3")
-    path = atoll.job(steps=1_000_000, every=50, nodes="{min = 1, max = 2}")
+    path = atoll.job(steps=ENDLESS, every=50, paced=True, nodes="{min = 1, max = 2}")
     assert atoll.run("run", str(path), "--detach").code == 0
     with hub.client() as client:
         job = client.jobs()[0]["job"]

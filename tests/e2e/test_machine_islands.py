@@ -13,7 +13,7 @@ import pytest
 
 from atoll.net.http.client import HubClient
 from bench.netlab.lab import Lab
-from tests.e2e.conftest import Atoll, ticket_of, until
+from tests.e2e.conftest import Atoll, shared_cache, ticket_of, until
 from tests.e2e.test_islands import START_S, contributors, islands, kinds, ranks, stop
 from tests.e2e.test_two_machines import HUB, TwoMachines
 
@@ -75,8 +75,7 @@ def ends_equal(client: HubClient, atoll: Atoll, job: str) -> None:
 
 
 def test_island_replaces_a_dead_follower_machine(atoll: Atoll) -> None:
-    # Far more steps than are needed: it is stopped when everything was seen.
-    job = islands(atoll, steps=1_000_000, every=20, machines="2")
+    job = islands(atoll, every=20, machines="2")
     hub = atoll.hub()
     ticket = ticket_of(hub)
     nodes = {name: atoll.join(ticket, name=name) for name in ("n0", "n1", "n2", "n3", "spare")}
@@ -137,11 +136,11 @@ class Asking:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
+def hosts(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     if reason := Lab.unavailable():
         pytest.skip(f"no network lab here: {reason}")
     with Lab(hosts=NODES, rate="1gbit", rtt="0.5ms") as lab:
-        made = Hosts(tmp_path, lab)
+        made = Hosts(tmp_path, lab, cache=shared_cache(tmp_path_factory))
         try:
             yield made
         finally:
@@ -152,7 +151,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 def test_island_forms_anew_after_its_cable_is_pulled(
     hosts: Hosts,
 ) -> None:
-    job = islands(hosts, steps=1_000_000, every=20, machines="2")
+    job = islands(hosts, every=20, machines="2")
     hosts.gather()
     client = hosts.client()
     name = begun(client, hosts, job, nodes=NODES)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.checkpoint import load_weights
 from atoll.config.mesh import AXES
-from tests.e2e.conftest import Atoll
+from tests.e2e.conftest import Atoll, shared_cache
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
@@ -104,9 +104,7 @@ def _name_of(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
-    atoll = Atoll(
-        tmp_path_factory.mktemp("products"), cache=tmp_path_factory.getbasetemp() / "cache"
-    )
+    atoll = Atoll(tmp_path_factory.mktemp("products"), cache=shared_cache(tmp_path_factory))
     try:
         yield Batch(atoll)
     finally:

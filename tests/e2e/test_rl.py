@@ -40,6 +40,7 @@ name = "{name}"
 env = "{env}"
 """
 ENDLESS = 10_000_000
+PACED = "tests.paced:cartpole"
 OWN = """
 import gymnasium
 
@@ -112,7 +113,7 @@ def test_rl_members_resume_after_kill_leave_or_stop(
 ) -> None:
     hub = hub_with(atoll, slots=3)
     with hub.client() as client:
-        name = client.submit(job("one", "two", steps=ENDLESS))
+        name = client.submit(job("one", "two", steps=ENDLESS, env=PACED))
         until(lambda: min(last(client, name, m, "env_steps") for m in ("w1", "w2")) > 2_000)
 
         before = last(client, name, "w1", "env_steps")
@@ -133,7 +134,7 @@ def test_rl_members_resume_after_kill_leave_or_stop(
         client.stop(name, grace_s=PATIENCE_S)
         stopped = wait_for(client, name, "stopped")
         at = {member: part(stopped, member) for member in ("w0", "w1", "w2")}
-        again = client.resume(name, spec=job("one", "two", steps=1024, more="record = false"))
+        again = client.resume(name, spec=job("one", "two", env=PACED, more="record = false"))
         view = wait_for(client, again, "done")
     for member in ("w1", "w2"):
         after = part(view, member)
@@ -156,7 +157,7 @@ def test_fifth_policy_joins_and_broken_one_is_isolated(atoll: Atoll) -> None:
     hub = hub_with(atoll, slots=4)
     pool = 'record = false\npool = "pool/balance"'
     with hub.client() as client:
-        first = client.submit(job("one", name="first", steps=ENDLESS, more=pool))
+        first = client.submit(job("one", name="first", steps=ENDLESS, env=PACED, more=pool))
         until(lambda: last(client, first, "w1", "env_steps") > 500)
         guest = f"{pool}\nhost_critic = false"
         fifth = client.submit(job("five", name="fifth", steps=4096, more=guest))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.netlab.lab import Lab
-from tests.e2e.conftest import until
+from tests.e2e.conftest import shared_cache, until
 from tests.e2e.test_rl import job
 from tests.e2e.test_two_machines import HUB, PORT, TwoMachines
 
@@ -20,11 +20,11 @@ STEPS = 8_000
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[TwoMachines]:
+def machines(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoMachines]:
     if reason := Lab.unavailable():
         pytest.skip(f"no network lab here: {reason}")
     with Lab(hosts=3, rate="20mbit", rtt="80ms") as lab:
-        made = TwoMachines(tmp_path, lab)
+        made = TwoMachines(tmp_path, lab, cache=shared_cache(tmp_path_factory))
         try:
             yield made
         finally:

@@ -18,7 +18,7 @@ from tests.ports import free_port
 pytestmark = pytest.mark.e2e
 
 
-STEPS = 2_000
+STEPS = 1_000
 """Long enough to be still at it when all that was killed is back."""
 
 
@@ -48,7 +48,7 @@ def rounds(folder: Path) -> int:
 
 
 def test_a_killed_member_and_a_killed_server_do_not_end_a_run(atoll: Atoll) -> None:
-    job = atoll.job(steps=STEPS, every=10, preset='"async-diloco"')
+    job = atoll.job(steps=STEPS, every=10, paced=True, preset='"async-diloco"')
     with_options(job, "servers = 2", "anchor_every = 150")
     running = atoll.start("run", str(job), "--local", "3")
     folder = folder_of(atoll)
@@ -74,7 +74,7 @@ def test_run_survives_a_killed_hub_and_its_servers(atoll: Atoll) -> None:
     known = ready(atoll, hub)
     for name in ("n0", "n1"):
         atoll.join(ticket_of(known), name=name)
-    job = atoll.job(steps=1_500, every=10, preset='"async-diloco"')
+    job = atoll.job(steps=800, every=10, paced=True, preset='"async-diloco"')
     with_options(job, "anchor_every = 150")
     with known.client() as client:
         until(lambda: len(client.nodes()) == 2)
@@ -84,4 +84,4 @@ def test_run_survives_a_killed_hub_and_its_servers(atoll: Atoll) -> None:
     hub.popen.kill()
     hub.wait()
     ready(atoll, atoll.start(*words))
-    check_end(atoll, known, name, steps=1_500, pids=pids)
+    check_end(atoll, known, name, steps=800, pids=pids)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench.netlab.lab import Lab
-from tests.e2e.conftest import Atoll, Done, Running, until
+from tests.e2e.conftest import Atoll, Done, Running, shared_cache, until
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netlab]
@@ -33,8 +33,8 @@ with find().client() as client:
 class TwoMachines(Atoll):
     """The `atoll` command on hosts of a network lab."""
 
-    def __init__(self, folder: Path, lab: Lab) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, lab: Lab, *, cache: Path) -> None:
+        super().__init__(folder, cache=cache)
         self.lab = lab
 
     def on(self, host: int, *words: str) -> Running:
@@ -83,11 +83,11 @@ class TwoMachines(Atoll):
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[TwoMachines]:
+def machines(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoMachines]:
     if reason := Lab.unavailable():
         pytest.skip(f"no network lab here: {reason}")
     with Lab(hosts=2, rate="20mbit", rtt="60ms") as lab:
-        made = TwoMachines(tmp_path, lab)
+        made = TwoMachines(tmp_path, lab, cache=shared_cache(tmp_path_factory))
         try:
             yield made
         finally:

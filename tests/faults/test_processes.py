@@ -20,7 +20,7 @@ import pytest
 
 from atoll.cli.hub_access import KnownHub, find
 from atoll.net.http.client import HubClient
-from tests.e2e.conftest import Atoll, Running, ticket_of, until
+from tests.e2e.conftest import ENDLESS, Atoll, Running, shared_cache, ticket_of, until
 from tests.group.proxy import Proxy
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
@@ -59,8 +59,8 @@ class HostLine(Proxy):
 class Cluster:
     """A hub and three hosts, each behind a line of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.atoll = Atoll(folder, cache=folder.parent / "cache")
+    def __init__(self, folder: Path, *, cache: Path) -> None:
+        self.atoll = Atoll(folder, cache=cache)
         self.port = free_port()
         self.hub_process = self.start_hub()
         until(lambda: (self.atoll.home / "hubs.json").exists())
@@ -226,7 +226,7 @@ def _words(process: psutil.Process) -> list[str]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("faults"))
+    made = Cluster(tmp_path_factory.mktemp("faults"), cache=shared_cache(tmp_path_factory))
     yield made
     made.end()
 
@@ -235,7 +235,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_members_meet_again_after_every_fault_and_end_equal(
     cluster: Cluster, route: str, faults: tuple[str, ...]
 ) -> None:
-    spec = cluster.atoll.job(steps=200_000, every=20, route=f'"{route}"', nodes=str(MEMBERS))
+    nodes = str(MEMBERS)
+    spec = cluster.atoll.job(steps=ENDLESS, every=20, paced=True, route=f'"{route}"', nodes=nodes)
     cluster.job, cluster.told = cluster.client.submit(spec.read_text()), 0
     cluster.wait_for_rounds(3, members=MEMBERS)
     for fault in faults:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from atoll.cli.hub_access import find
-from tests.e2e.conftest import Atoll, Running, until
+from tests.e2e.conftest import Atoll, Running, shared_cache, until
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
@@ -49,7 +49,7 @@ def heard(running: Running) -> Callable[[str], re.Match[str]]:
 
 @pytest.fixture
 def atoll(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Atoll]:
-    made = Atoll(tmp_path, cache=tmp_path_factory.getbasetemp() / "cache")
+    made = Atoll(tmp_path, cache=shared_cache(tmp_path_factory))
     yield made
     made.end()
 

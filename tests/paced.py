@@ -1,0 +1,51 @@
+"""A model and an environment that pause at every step, for jobs that train until a test ends them.
+
+Without pauses such a job takes all processor time, and the processes that the test starts and waits
+for get what is left.
+
+  [model]        name = "tests.paced:gpt"
+  [[rl.policies]] env = "tests.paced:cartpole"
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch import Tensor
+
+from atoll.models import GPT, GPTConfig
+
+PAUSE_S = 0.01
+"""Several times what a step of a tiny model computes."""
+
+
+class PacedGPT(GPT):
+    """A GPT whose forward passes take at least `PAUSE_S` in training."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits as a GPT does."""
+        if self.training:
+            time.sleep(PAUSE_S)
+        return super().forward(ids)
+
+
+def gpt(vocab_size: int, **sizes: Any) -> PacedGPT:
+    """Return the model of these keys of `[model]`."""
+    return PacedGPT(GPTConfig(vocab_size=vocab_size, **sizes))
+
+
+ENVIRONMENT_PAUSE_S = 0.001
+"""Several times what a step of a cart and its policy computes."""
+
+
+def cartpole(render_mode: str | None = None) -> Any:
+    """Return CartPole whose steps take at least `ENVIRONMENT_PAUSE_S`."""
+    import gymnasium
+
+    class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            time.sleep(ENVIRONMENT_PAUSE_S)
+            return self.env.step(action)
+
+    return Paced(gymnasium.make("CartPole-v1", render_mode=render_mode))
