@@ -48,6 +48,12 @@ def parse(arguments: list[str]) -> HubOptions:
         "--no-reducers", action="store_true", help="run reducers on nodes, not beside the hub"
     )
     parser.add_argument(
+        "--restart-grace",
+        type=float,
+        default=HubOptions.restart_grace_s,
+        help="seconds that members have to reconnect after a restart",
+    )
+    parser.add_argument(
         "--from",
         dest="backup",
         type=Path,
@@ -72,6 +78,7 @@ def parse(arguments: list[str]) -> HubOptions:
         copies=tuple(given.copies),
         keeping=RetentionRules(ended=given.keep_ended, resumable=given.keep_resumable),
         otlp=given.otlp,
+        restart_grace_s=given.restart_grace,
         restore_from=given.backup,
     )
 

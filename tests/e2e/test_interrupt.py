@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.conftest import Atoll, Done, Running, until
+from atoll.hub.options import HubOptions
+from tests.e2e.conftest import ENDLESS, Atoll, Done, Running, until
 
 pytestmark = pytest.mark.e2e
 
@@ -68,6 +69,7 @@ def test_job_resumes_after_sigterm_and_after_sigkill(atoll: Atoll) -> None:
     psutil.Process(killed.popen.pid).kill()
     killed.wait()
     until(lambda: not atoll.processes())
+    started_s = time.time()
     again = atoll.run("resume", f"runs/{folder.name}")
     assert again.code == 0, again.both
     summary = json.loads((folder / "summary.json").read_text())
@@ -76,11 +78,18 @@ def test_job_resumes_after_sigterm_and_after_sigkill(atoll: Atoll) -> None:
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     resumed = next(event for event in events if event["kind"] == "resumed")
     assert "checkpoint of round" in resumed["text"]
+    lost = next(event for event in events if event["kind"] == "member-lost")
+    waited_s = lost["time"] - started_s
+    assert waited_s < HubOptions.restart_grace_s, (
+        "nobody waits for members that ended with their command"
+    )
     assert not atoll.processes()
 
 
 def test_damaged_checkpoint_is_named_and_not_used(atoll: Atoll) -> None:
-    running = atoll.start("run", str(atoll.job(steps=100_000, every=20)), "--local", "1")
+    running = atoll.start(
+        "run", str(atoll.job(steps=ENDLESS, every=20, paced=True)), "--local", "1"
+    )
     until(lambda: list(atoll.runs.glob("*/checkpoints/*/manifest.json")))
     interrupt(atoll, running)
     folder = atoll.job_folder()

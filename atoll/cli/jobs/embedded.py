@@ -34,6 +34,10 @@ from atoll.node.processes import process_tree
 START_TIMEOUT_S = 60.0
 """Time for the hub to answer, and then for the nodes to join: cold disks are slow."""
 
+ALONE = ("--host", "127.0.0.1", "--port", "0", "--restart-grace", "5")
+"""Options of a hub for the nodes of one command. They end with it, however it ends: a hub that
+resumes their job need not wait for them to reconnect, as a hub for other machines does."""
+
 SPEC_FILE = "embedded.json"
 """In a job's folder: which embedded hub it belongs to."""
 
@@ -117,8 +121,8 @@ class Embedded:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._jobs.mkdir(parents=True, exist_ok=True)
         where = self._listening
-        arguments = where.arguments if where else ["--host", "127.0.0.1", "--port", "0"]
-        arguments += ["--data", str(self._folder / "hub"), "--jobs", str(self._jobs)]
+        arguments = where.arguments if where else ALONE
+        arguments = [*arguments, "--data", str(self._folder / "hub"), "--jobs", str(self._jobs)]
         if where is None:  # every job is this person's own
             arguments += ["--copies", self._jobs.resolve().anchor]
         self._hub = self._popen("atoll.hub", arguments, log="hub.log", stdout=subprocess.PIPE)
