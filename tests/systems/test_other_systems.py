@@ -22,7 +22,8 @@ pytestmark = [
 HERE, ROOT = Path(__file__).resolve().parent, Path(__file__).resolve().parents[2]
 
 IMPORT_ALL = """
-import importlib, pkgutil, traceback
+import gc, importlib, pkgutil, traceback
+gc.disable()
 import atoll
 from atoll.errors import ConfigError
 wrong = []
@@ -38,6 +39,7 @@ for found in pkgutil.walk_packages(atoll.__path__, "atoll."):
         wrong.append(found.name + "\\n" + traceback.format_exc(limit=-2))
 from atoll.node.processes import process_tree
 assert type(process_tree.sys).__name__ == "Pretended"
+gc.freeze()
 raise SystemExit("\\n".join(wrong) or 0)
 """
 
