@@ -109,8 +109,8 @@ SUB_ROOMS: dict[str, list[str]] = {
     "codec": ["quantized", "wrappers", "sparse"],
     "group": ["collectives", "routes", "in_process", "peers"],
     "hub": [
-        "db", "observability", "security", "storage", "jobs", "rounds", "sessions", "nodes",
-        "queues", "scheduler", "http", "alarms", "dashboard",
+        "db", "observability", "security", "storage", "jobs", "rounds", "swarm", "sessions",
+        "nodes", "queues", "scheduler", "http", "alarms", "dashboard",
     ],
     "net": ["http"],
     "node": [

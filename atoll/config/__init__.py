@@ -40,6 +40,7 @@ from atoll.config.reading import parse_spec as parse_spec
 from atoll.config.reading import read_spec as read_spec
 from atoll.config.reading import read_table as read_table
 from atoll.config.reading import worker_spec as worker_spec
+from atoll.config.swarm_tables import SwarmTable as SwarmTable
 from atoll.config.tables import CheckpointTable as CheckpointTable
 from atoll.config.tables import DataTable as DataTable
 from atoll.config.tables import JobSpec as JobSpec

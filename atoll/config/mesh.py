@@ -63,11 +63,11 @@ def mesh_of(inner: str, *, ranks: int, mesh: Mapping[str, Any]) -> MeshShape:
     valid mesh.
     """
     sizes = _checked(mesh)
-    if not inner or inner == "local":
+    if inner in ("", "local", "swarm"):
         found = MeshShape(**sizes)
         if max(ranks, found.ranks) > 1:
             raise ConfigError(
-                "inner = 'local' computes on one rank",
+                f"inner = {inner or 'local'!r} computes on one rank",
                 given=f"ranks = {ranks}, mesh {found}",
                 expected="one of ddp, fsdp, tensor, pipeline, hybrid",
                 remedy='inner = "fsdp" in [strategy]',

@@ -17,6 +17,7 @@ from atoll.config.constraints import CHOICES, EXPECTED
 from atoll.config.environment import WorkerEnvironment
 from atoll.config.island_checks import check_island
 from atoll.config.reading_rl import with_members, with_own_agreement
+from atoll.config.swarm_tables import check_swarm
 from atoll.config.tables import JobSpec, LaunchTable
 from atoll.config.train_checks import check_train
 from atoll.errors import ConfigError, unknown
@@ -147,6 +148,7 @@ def _check_together(spec: JobSpec) -> None:
     """Refuse values that contradict each other."""
     check_name("job name", spec.job.name)
     check_island(spec)
+    check_swarm(spec)
     check_train(spec)
     if not 0 <= spec.job.min_nodes <= spec.job.nodes:
         raise ConfigError(

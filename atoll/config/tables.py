@@ -19,6 +19,7 @@ from atoll.config.harmless_variables import is_harmless
 from atoll.config.island_tables import IslandTable
 from atoll.config.mesh import MeshShape, mesh_of
 from atoll.config.rl_tables import RlTable
+from atoll.config.swarm_tables import SwarmTable
 
 if TYPE_CHECKING:
     from atoll.methods.method import Method
@@ -239,6 +240,7 @@ class JobSpec:
     strategy: StrategyTable = dataclasses.field(default_factory=StrategyTable)
     checkpoint: CheckpointTable = dataclasses.field(default_factory=CheckpointTable)
     island: IslandTable = dataclasses.field(default_factory=IslandTable)
+    swarm: SwarmTable = dataclasses.field(default_factory=SwarmTable)
     rl: RlTable = dataclasses.field(default_factory=RlTable)
 
     @property
@@ -260,6 +262,12 @@ class JobSpec:
         """Whether its members use parameter servers, even if there is only one member."""
         method = self._method()
         return method is not None and method.needs_servers
+
+    @property
+    def meets_every_step(self) -> bool:
+        """Whether members combine the gradients of every step."""
+        method = self._method()
+        return method is not None and method().uses_gradients
 
     def _method(self) -> type[Method] | None:
         # Imported lazily: 18 dataclasses cost every command 20 ms, and few need them.

@@ -17,6 +17,8 @@ def check_train(spec: JobSpec) -> None:
     if spec.job.script or spec.job.command or spec.rl.active:
         return
     microbatches = spec.island.microbatches if spec.mesh.pipeline > 1 else 0
+    if spec.swarm.stages:
+        microbatches = spec.swarm.microbatches
     check_rows(
         spec.train.batch, ranks=spec.mesh.data, accumulate=spec.train.accumulate,
         microbatches=max(1, microbatches),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.config.reading import OPEN_TABLES, parse_spec
+from atoll.config.swarm_tables import SwarmTable
 from atoll.config.tables import JobSpec
 from atoll.errors import ConfigError
 
@@ -19,6 +20,8 @@ def dump_spec(spec: JobSpec) -> str:
     for field in dataclasses.fields(spec):
         table = getattr(spec, field.name)
         if field.name == "rl" and not spec.rl.active:
+            continue
+        if table == SwarmTable():
             continue
         lines.append(f"[{field.name}]")
         for entry in dataclasses.fields(table):

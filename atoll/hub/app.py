@@ -55,6 +55,7 @@ from atoll.hub.storage.backup import save_last_folder
 from atoll.hub.storage.copy_places import CopyPlaces
 from atoll.hub.storage.restore import restore
 from atoll.hub.stores import Stores, open_stores
+from atoll.hub.swarm.service import SwarmService
 from atoll.hub.tasks import Tasks
 from atoll.hub.telemetry import Telemetry
 from atoll.ids import REDUCER, is_reducer
@@ -122,6 +123,10 @@ class Hub:
             checkpoints=self.checkpoints,
             clock=clock,
         )
+        self.swarm = SwarmService(
+            jobs=stores.jobs, events=stores.events, clock=clock, live=self.membership.live
+        )
+        self.rounds.runtimes.meetings = self.swarm
         self.reducers: ReducerProcesses | None = None
         if options.reducers and torch_is_here():
             folder = options.data / "reducers"
@@ -135,6 +140,7 @@ class Hub:
             membership=self.membership,
             rounds=self.rounds,
             checkpoints=self.checkpoints,
+            swarm=self.swarm,
             clock=clock,
         )
         self.scheduler = Scheduler(
@@ -352,6 +358,7 @@ class Hub:
             try:
                 self.sessions.sweep()
                 await self.rounds.tick()
+                await self.swarm.tick()
                 if count % TICKS_PER_SECOND == 0:
                     await self.scheduler.tick()
                     await self.stores.queue.expire()

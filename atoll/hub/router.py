@@ -48,6 +48,10 @@ from atoll.wire.messages import (
     RoundVote,
     Standing,
     Stop,
+    SwarmAnnounce,
+    SwarmDone,
+    SwarmWant,
+    SwarmWatch,
 )
 from atoll.wire.states import ProcessPhase
 
@@ -82,6 +86,7 @@ class Router:
         self._membership = services.membership
         self._rounds = services.rounds
         self._checkpoints = services.checkpoints
+        self._swarm = services.swarm
         self._scheduler = scheduler
         self._recovery = recovery
         self._rejections = rejections
@@ -113,6 +118,10 @@ class Router:
             Offering: self._offering,
             CheckpointPart: self._checkpoint_part,
             Stop: self._stop,
+            SwarmAnnounce: self._swarm_announce,
+            SwarmWant: self._swarm_want,
+            SwarmDone: self._swarm_done,
+            SwarmWatch: self._swarm_watch,
         }
 
     def received(self, session: Session, envelope: Envelope) -> None:
@@ -286,6 +295,20 @@ class Router:
 
     async def _checkpoint_part(self, session: Session, body: CheckpointPart, id: int) -> Message:
         return CheckpointState(await self._checkpoints.deliver(*self._member_of_job(session), body))
+
+    async def _swarm_announce(self, session: Session, body: SwarmAnnounce, id: int) -> Message:
+        return await self._swarm.announce(*self._member_of_job(session), body)
+
+    async def _swarm_want(self, session: Session, body: SwarmWant, id: int) -> Message:
+        return await self._swarm.want(*self._member_of_job(session), body)
+
+    async def _swarm_done(self, session: Session, body: SwarmDone, id: int) -> Message:
+        job, _ = self._member_of_job(session)
+        await self._swarm.done(job, body)
+        return Done()
+
+    async def _swarm_watch(self, session: Session, body: SwarmWatch, id: int) -> Message:
+        return await self._swarm.watch(*self._member_of_job(session), body)
 
     def _member_of_job(self, session: Session) -> tuple[str, str]:
         job, member = _member(session)

@@ -16,6 +16,7 @@ class EveryStep(Method):
     implementation = "atoll.strategies.outer.every_step:EveryStepOuter"
     pages = "every_step"
     uses_gradients = True
+    per_stage = True
     presets = (
         Preset(
             name="ddp",

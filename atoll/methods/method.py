@@ -109,6 +109,9 @@ class Method:
     exchanges: ClassVar[bool] = True
     """False: each member trains its own model."""
 
+    per_stage: ClassVar[bool] = False
+    """Whether the members of one stage of a SWARM can use it among themselves."""
+
     @property
     def later_vectors(self) -> float:
         """Vectors as long as the model that a member allocates after `setup`."""

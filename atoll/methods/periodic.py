@@ -36,6 +36,7 @@ class Average(Method):
 
     name = "average"
     implementation = "atoll.strategies.outer.average:AverageOuter"
+    per_stage = True
     pages = "periodic"
     presets = (
         Preset(
@@ -75,6 +76,7 @@ class DiLoCo(Method):
 
     name = "diloco"
     implementation = "atoll.strategies.outer.diloco:DiLoCoOuter"
+    per_stage = True
     pages = "periodic"
     presets = (
         # Measured on a small model and 2,000 steps (docs/measured/tuning.md): as good as data

@@ -118,7 +118,7 @@ class Reducer:
         elif isinstance(item, MemberLost):
             self._member_lost(item)
         elif isinstance(item, Verdict):
-            self._close_epochs(lambda number: number <= item.epoch)
+            self._close_epochs(item.group, lambda number: number <= item.epoch)
         elif isinstance(item, Reconnected):
             self._ask_all()
         elif isinstance(item, Relayed) and not is_server_frame(item.payload):
@@ -132,15 +132,16 @@ class Reducer:
     def _open_epoch(self, plan: RoundPlan) -> None:
         if plan.epoch in self._epochs:
             return
-        # The hub has one open plan at a time: every older one is decided.
-        self._close_epochs(lambda number: number < plan.epoch)
+        # The hub has one open plan per group at a time: every older one is decided.
+        self._close_epochs(plan.group, lambda number: number < plan.epoch)
         deadline = self._clock.monotonic() + plan.timeout_s
         with self._lock:
             self._epochs[plan.epoch] = Epoch(plan, deadline)
 
-    def _close_epochs(self, which: Callable[[int], bool]) -> None:
+    def _close_epochs(self, group: int, which: Callable[[int], bool]) -> None:
         with self._lock:
-            for number in [number for number in self._epochs if which(number)]:
+            mine = [number for number, epoch in self._epochs.items() if epoch.plan.group == group]
+            for number in filter(which, mine):
                 self._closed_epochs.append(number)
                 for phase in self._epochs.pop(number).phases.values():
                     phase.cancel()

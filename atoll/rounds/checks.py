@@ -48,12 +48,17 @@ def minority(votes: Mapping[str, RoundVote], voted_against: Container[str]) -> d
 
 
 def tally(
-    plan: RoundPlan, votes: Mapping[str, RoundVote], left: Iterable[str], *, least: int = 0
+    plan: RoundPlan,
+    votes: Mapping[str, RoundVote],
+    left: Iterable[str],
+    *,
+    least: int = 0,
+    whole: bool = False,
 ) -> Verdict:
     """Return the verdict: committed if all remaining votes are ok and agree, otherwise aborted.
 
     Votes of members in `left` do not count. With fewer than `least` members nothing is committed,
-    and the run pauses.
+    and the run pauses. `whole`: nor is it if a member of the plan contributed nothing.
     """
     counted = {m: votes[m] for m in plan.members if m in votes and m not in set(left)}
     against = [f"{m}: {vote.reason or 'not ok'}" for m, vote in counted.items() if not vote.ok]
@@ -69,10 +74,15 @@ def tally(
     else:
         first = next(iter(counted.values()))
         there = max(len(counted), len(first.contributors))
-        if there >= least:
-            return Verdict(plan.round, plan.epoch, True, first.digest, first.contributors)
+        missing = [m for m in plan.members if m not in first.contributors] if whole else []
+        if there >= least and not missing:
+            return Verdict(
+                plan.round, plan.epoch, True, first.digest, first.contributors, group=plan.group
+            )
         reason = f"{there} of at least {least} members are left"
-    return Verdict(plan.round, plan.epoch, False, reason=reason)
+        if missing:
+            reason = f"without the contribution of {', '.join(missing)}"
+    return Verdict(plan.round, plan.epoch, False, reason=reason, group=plan.group)
 
 
 LEAVING, RECOVERING = "this member is leaving", "this member takes over the state"

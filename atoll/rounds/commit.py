@@ -132,6 +132,7 @@ class CommitLog:
             verdict.contributors,
             leases=self.data_slots.renew(trainers) if reached else {},
             pace=assign_steps(timings.step_s, trainers) if self.paced else {},
+            group=verdict.group,
         )
         return decided, notes + self._note_slow(trainers)
 

@@ -261,7 +261,13 @@ class RoundMachine(Quorum):
             for member in attempt.missing():
                 effects += self.leave_out(member, "it did not vote in time")
             effects += self._leave_out_odd_ones(attempt)
-        verdict = tally(attempt.plan, attempt.votes, attempt.left, least=self.min_nodes)
+        verdict = tally(
+            attempt.plan,
+            attempt.votes,
+            attempt.left,
+            least=self.min_nodes,
+            whole=self.whole,
+        )
         self.voted_against = {m for m, vote in attempt.votes.items() if not vote.ok}
         if verdict.committed:
             verdict, notes = self._commit(attempt, verdict, now)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from atoll.rounds import timing as patience
 from atoll.rounds.attempt import Attempt
 from atoll.rounds.checks import AheadOfHub, ahead_of, differs, majority_base, shortage, wrong_lease
@@ -44,6 +46,8 @@ class Quorum(JobState):
         short = shortage(len(self.joins), self.min_nodes)
         if short:
             return effects + self._pause(short)
+        if self.required - set(self.joins):
+            return effects
         self._learn_from_abort()
         relay_only = self.commit_log.relay_only(self.committed_round)
         route = choose_route(self.preference, self.joins, self.dials, relay_only=relay_only)
@@ -114,7 +118,7 @@ class Quorum(JobState):
             f" are at round {ahead.round}, which is recovered from them"
         )
         self.committed_round, self.unproved, self.starting = ahead.round, False, False
-        self.epoch += EPOCH_LEAP
+        self.epoch += EPOCH_LEAP * self.groups
         self.members.committed(ahead.members)
         self.members.bases = dict.fromkeys(ahead.members, ahead.base)
         self.commit_log.data_slots.held = {}
@@ -166,7 +170,7 @@ class Quorum(JobState):
     def _make_plan(self, route: Route, now: float) -> Planned:
         spread_s = self.pending.spread_s(starting=self.starting)
         patience.learn_spread(self.commit_log.timings, spread_s)
-        self.epoch += 1
+        self.epoch += self.groups
         self.starting = False
         plan = make_plan(
             route,
@@ -178,5 +182,6 @@ class Quorum(JobState):
             stopping=self.stopping,
             saving=self.saving,
         )
+        plan = msgspec.structs.replace(plan, group=self.group)
         self.attempt = Attempt(plan, now, self.pending.leave_for(plan.round))
         return Planned(plan, self.attempt.joins)

@@ -232,6 +232,13 @@ class JobState:
     nodes_wanted: int
     min_nodes: int = 0
     """With fewer members the run pauses; 0: one is enough."""
+    group: int = 0
+    groups: int = 1
+    """Groups of this job that meet in rounds of their own; each has every `groups`-th epoch."""
+    whole: bool = False
+    """A round commits only with the contribution of every member of its plan."""
+    required: frozenset[str] = frozenset()
+    """Members without which no round is planned."""
     aside: frozenset[str] = frozenset()
     """Members of the job that take no part in rounds."""
     preference: str = "auto"

@@ -16,6 +16,7 @@ from atoll.errors import ConfigError, PeerLost
 from atoll.group.policy import ADD_ON_THE_WAY, GroupPolicy
 from atoll.methods.codecs import CODECS, CodecRow
 from atoll.methods.method import CodecSupport, Method
+from atoll.methods.table import METHODS
 from atoll.strategies.resolve import Resolved, resolve
 
 
@@ -250,7 +251,7 @@ def check_nesterov(plan: Plan) -> None:
 
 def check_island_gradients(plan: Plan) -> None:
     """Refuse gradient methods for islands: their ranks step by themselves and share parameters."""
-    if plan.inner == "local" or not plan.method.uses_gradients:
+    if plan.inner in ("local", "swarm") or not plan.method.uses_gradients:
         return
     optimizer = getattr(plan.method, "optimizer", "")  # of parameter servers
     raise ConfigError(
@@ -262,6 +263,19 @@ def check_island_gradients(plan: Plan) -> None:
         remedy='optimizer = "member" in [strategy]' if optimizer
         else 'outer = "average" with every = 1 in [strategy], or preset = "diloco"',
     )  # fmt: skip
+
+
+def check_swarm(plan: Plan) -> None:
+    """Require a method that the members of each stage of a SWARM can use among themselves."""
+    if plan.inner != "swarm" or plan.method.per_stage:
+        return
+    fitting = sorted(name for name, method in METHODS.items() if method.per_stage)
+    raise ConfigError(
+        f"{plan.outer} cannot work per stage, but the members of a stage meet by themselves",
+        given=f'outer = {plan.outer!r} with inner = "swarm"',
+        expected=f"one of {', '.join(fitting)}",
+        remedy='preset = "ddp" or "diloco" in [strategy]',
+    )
 
 
 def check_servers(plan: Plan) -> None:
@@ -286,6 +300,7 @@ RULES: tuple[Callable[[Plan], None], ...] = (
     check_sums,
     check_nesterov,
     check_island_gradients,
+    check_swarm,
     check_servers,
 )
 """All rules; each raises or returns nothing."""

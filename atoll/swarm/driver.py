@@ -13,9 +13,10 @@ effects, in order. The training loop of a member of stage 0 calls it and carries
 
 The walk of a microbatch is Begin -> Handed (stage 0, forward) -> ... -> Handed (last stage) -> ...
 -> Handed (first of `stages`, backward) -> Finished. If a member fails, the nearest member before
-it that still holds its input computes on over another path (`ResumeAt`), under a new attempt.
-A late member is bypassed the same way, but not banned; a stage without a usable member lets the
-microbatch wait for one.
+it that still holds its input computes on over another path (`ResumeAt`, or `Begin` if that is the
+driver), under a new attempt.
+A late member is bypassed the same way, but not banned, and asked again if there is no other. A
+stage without a usable member lets the microbatch wait for one.
 """
 
 from __future__ import annotations
@@ -40,17 +41,21 @@ from atoll.wire.swarm import (
 
 FIRST_HOP_S = 60.0
 """Time limit of a member's part while no such part was measured: it may compile its model."""
+RETRY_S = 1.0
+"""Pause before looking again for a member of a stage without any that is usable."""
 LATE = 4.0
 """A member is late after this many times its usual time."""
-LEAST_HOP_S = 1.0
-"""Least time limit: below it the machine's own scheduling decides."""
+LEAST_HOP_S = 5.0
+"""Least time limit. The death of a member is known from the table sooner, and one that only has a
+queue is not bypassed: that would add work where there is too much already."""
 
 
 @dataclass(frozen=True)
 class Begin:
-    """Compute the forward pass of the own stage, and send it to `work.path[1]`.
+    """Compute the forward pass of the own stage, from the data, and send it to `work.path[1]`.
 
-    With a single stage: compute both passes, and report `Handed(stage=0, backward=True)`.
+    Also after a failure, under a later attempt. With a single stage: compute both passes, and
+    report `Handed(stage=0, backward=True)`.
     """
 
     work: Work
@@ -58,7 +63,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class ResumeAt:
-    """Send `order` to `to`, which may be the own member (stage 0)."""
+    """Send `order` to `to`, a member of a later stage."""
 
     to: Holder
     order: Resume
@@ -205,12 +210,13 @@ class Driver:
                 continue
             stage = self._stage(flight.awaited)
             holder = flight.work.path[stage]
-            others = set(self.routers[stage].usable(now)) - flight.late - {holder}
-            if stage == 0 or not others:
-                self._wait(flight, now)
+            if flight.awaited == 0:
+                self._wait(flight, now)  # its own forward pass takes that long
                 continue
-            flight.late.add(holder)
-            effects += self._go_on(flight, stage - 1, now)
+            # Without a substitute the same member is asked again: a message may be lost.
+            if stage > 0:
+                flight.late.add(holder)
+            effects += self._go_on(flight, max(0, stage - 1), now)
         return effects
 
     def taken(self, lease: int) -> None:
@@ -233,17 +239,16 @@ class Driver:
         if not all(self._choice(stage, flight, now) for stage in later):
             flight.late.clear()  # better a late member than none
         if not all(self._choice(stage, flight, now) for stage in later):
-            flight.waits, flight.deadline = held, now + LEAST_HOP_S
+            flight.waits, flight.deadline = held, now + RETRY_S
             return []
         chosen = [self.routers[s].choose(self.rows, now, avoid=flight.late) for s in later]
         new = [*path[: held + 1], *(holder for holder in chosen if holder is not None)]
         work = Work(old.step, old.index, old.lease, old.attempt + 1, new, old.stages)
         flight.work, flight.waits = work, None
         flight.touched.update(new)
-        # A single stage has no forward pass of its own to report.
-        flight.awaited = self._rank(held, backward=self.stages == 1)
+        flight.awaited = held
         self._wait(flight, now)
-        return [Begin(work)] if old.attempt == 0 else [ResumeAt(new[held], Resume(work, held))]
+        return [ResumeAt(new[held], Resume(work, held))] if held else [Begin(work)]
 
     def _choice(self, stage: int, flight: _Flight, now: float) -> set[Holder]:
         return set(self.routers[stage].usable(now)) - flight.late

@@ -40,8 +40,8 @@ class _Known:
     banned_until: float = 0.0
     errors: int = 0
     """In a row."""
-    spent_s: float = 0.0
-    """Accumulated seconds; of its entry in the heap."""
+    returns: bool = False
+    """It was banned, and must not catch up on what it missed."""
 
 
 @dataclass
@@ -59,12 +59,12 @@ class StageRouter:
     def update(self, peers: Iterable[SwarmPeer]) -> None:
         """Take over the newest table of this stage; a member with a new epoch is a new one."""
         there = {peer.holder: peer.row_s for peer in peers}
-        least = self._least()
         self._known = {holder: known for holder, known in self._known.items() if holder in there}
         self._heap = [entry for entry in self._heap if entry[2] in self._known]
+        least = self._least()
         for holder, row_s in there.items():
             if holder not in self._known:
-                self._known[holder] = _Known(row_s, spent_s=least)
+                self._known[holder] = _Known(row_s)
                 self._heap.append((least, self.random.random(), holder))
         heapq.heapify(self._heap)
 
@@ -78,11 +78,13 @@ class StageRouter:
             if entry[2] in avoid or now < known.banned_until:
                 passed.append(entry)
                 continue
-            chosen = entry[2]
-            # One that was banned or avoided must not catch up on all that it missed.
-            known.spent_s = max(entry[0], self._least()) if passed else entry[0]
-            known.spent_s += BOTH * rows * self.row_s(chosen)
-            heapq.heappush(self._heap, (known.spent_s, self.random.random(), chosen))
+            spent_s = entry[0]
+            if known.returns:
+                spent_s, known.returns = max(spent_s, self._least()), False
+            else:
+                chosen = entry[2]
+                spent_s += BOTH * rows * self.row_s(chosen)
+            heapq.heappush(self._heap, (spent_s, self.random.random(), entry[2]))
         for entry in passed:
             heapq.heappush(self._heap, entry)
         return chosen
@@ -102,6 +104,7 @@ class StageRouter:
         if known is not None:
             known.banned_until = now + min(MAX_BAN_S, FIRST_BAN_S * 2.0**known.errors)
             known.errors += 1
+            known.returns = True
 
     def usable(self, now: float) -> list[Holder]:
         """Return the members that are not banned."""
@@ -120,4 +123,4 @@ class StageRouter:
         return {holder.member: known.row_s for holder, known in self._known.items() if known.row_s}
 
     def _least(self) -> float:
-        return self._heap[0][0] if self._heap else 0.0
+        return min((e[0] for e in self._heap if not self._known[e[2]].returns), default=0.0)

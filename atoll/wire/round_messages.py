@@ -52,6 +52,8 @@ class RoundJoin(Message, frozen=True):
     """Statistics for the dashboard and the alarms."""
     lease: Lease | None = None
     """Current position in the data; recorded if the round commits with this member."""
+    closing: int = 0
+    """SWARM: the closing of the member's stage that it knows, see `SwarmNews`."""
 
 
 class RoundPlan(Message, frozen=True):
@@ -79,6 +81,9 @@ class RoundPlan(Message, frozen=True):
     """Hierarchical route: groups of members that reach each other; the first of each relays."""
     stores: list[str] = []
     """Hierarchical route: host:port of the store of each site; empty for a site of one member."""
+    group: int = 0
+    """Members of a job may meet in several groups at once, e.g. one per stage of a SWARM; epochs
+    are unique in the job."""
 
 
 class RoundVote(Message, frozen=True):
@@ -107,6 +112,8 @@ class Verdict(Message, frozen=True):
     """Data that each member trains on until the next verdict."""
     pace: dict[str, float] = {}
     """Share of a period's steps per member, by measured speed; 1.0 if not named."""
+    group: int = 0
+    """As in the plan."""
 
 
 class MemberLost(Message, frozen=True):

@@ -77,7 +77,8 @@ class SwarmAnnounce(Message, frozen=True):
     folded: list[Share] = []
     """What its sum of this step holds."""
     agreed: bool = False
-    """It holds the gradient of this step on which its whole stage agreed."""
+    """It can apply this step: it holds the mean on which its stage agreed or, without a round in
+    every step, knows all shares of its stage."""
     restored: bool = False
     """Its state comes from the checkpoint that the place named, of whatever step."""
     dial: list[str] = []
@@ -92,7 +93,7 @@ class SwarmPlace(Message, frozen=True):
 
     epoch: int
     stage: int
-    """Stage to serve; -1: none needs this member now, announce again later."""
+    """Stage to serve; -1: it fits none, announce again later."""
     step: int
     """Present step of the job."""
     ready: bool = False
@@ -142,7 +143,8 @@ class SwarmWatch(Message, frozen=True):
     step: int
     """The member's step."""
     shares: int = 0
-    """Shares of this step that it knows."""
+    """Shares of this step that it knows, counted from 0 again after every `SwarmPlace`; what is
+    already in its sum then comes again and is ignored."""
     closing: int = 0
     """The closing that it knows."""
     table: int = 0
@@ -163,10 +165,9 @@ class SwarmNews(Message, frozen=True):
     table: int = 0
     peers: list[SwarmPeer] = []
     """All members that serve a stage, if `table` is newer than the one known."""
-    move: int = -1
-    """Give up the present stage, announce with `stage=-1`, and serve this one; -1: stay."""
     dropped: bool = False
-    """The epoch is not the member's present one: drop everything, announce again."""
+    """The epoch is not the member's present one: it was lost, fell behind, or moves to another
+    stage. It announces itself again; the place says what to keep."""
     paused: str = ""
     """Why the job waits, e.g. for a member of a stage; empty: it runs."""
 

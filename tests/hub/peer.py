@@ -170,11 +170,12 @@ def node(hub: HubServer, name: str, *, slots: int = 2, incarnation: str = "i1") 
 
 
 def submit(
-    hub: HubServer, *, nodes: int, least: int = 0, route: str = "relay", name: str = "j"
-) -> str:
-    """Submit a job; return its id."""
+    hub: HubServer, *, nodes: int, least: int = 0, route: str = "relay", name: str = "j",
+    more: str = "",
+) -> str:  # fmt: skip
+    """Submit a job, with `more` tables in its file; return its id."""
     assert hub.hub is not None
-    text = SPEC.format(name=name, nodes=nodes, least=least, route=route)
+    text = SPEC.format(name=name, nodes=nodes, least=least, route=route) + more
     job = hub.call(hub.hub.stores.jobs.create(text, files={})).job
     hub.call(hub.hub.live.submit(job))
     return job

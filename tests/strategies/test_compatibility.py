@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -199,6 +200,18 @@ def test_island_gradients_are_not_combined_with_others(inner: str) -> None:
     assert 'optimizer = "member"' in str(caught.value.remedy)
     offered = resolve(StrategyTable(inner=inner, outer="average", options={"every": 1}))
     check(offered, nodes=2)
+
+
+def test_only_some_methods_work_among_the_members_of_a_stage() -> None:
+    for outer, method in METHODS.items():
+        plan = dataclasses.replace(_plan(chosen(outer)), inner="swarm")
+        compatibility.check_island_gradients(plan)
+        if method.per_stage:
+            compatibility.check_swarm(plan)
+            continue
+        with pytest.raises(ConfigError, match="cannot work per stage") as caught:
+            compatibility.check_swarm(plan)
+        assert caught.value.expected == "one of average, diloco, every_step"
 
 
 def _plan(resolved: Resolved) -> compatibility.Plan:

@@ -10,6 +10,7 @@ from atoll.hub.rounds.checkpoints import Checkpoints
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.sessions.session import Sessions
 from atoll.hub.stores import Stores
+from atoll.hub.swarm.service import SwarmService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,4 +22,5 @@ class JobServices:
     membership: Membership
     rounds: RoundService
     checkpoints: Checkpoints
+    swarm: SwarmService
     clock: Clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.errors import GroupError
 from atoll.hub.jobs.jobs import Job
@@ -16,7 +16,7 @@ from atoll.rounds.commit import CommitLog
 from atoll.rounds.data_slots import DataSlots
 from atoll.rounds.machine import RoundMachine
 from atoll.rounds.state import RoundMemberState
-from atoll.wire.messages import RoundPlan, Verdict
+from atoll.wire.messages import Message, RoundPlan, Verdict
 from atoll.wire.states import MemberState
 
 KEPT_VERDICTS = 64
@@ -24,6 +24,18 @@ KEPT_VERDICTS = 64
 ENDED = "the job has ended"
 QUIET = frozenset({ENDED, LEAVING, RECOVERING})
 """Reasons for ending a wait that are not errors."""
+
+
+class RoundWire(Protocol):
+    """What rounds need of the sessions."""
+
+    def notify(self, address: str, body: Message) -> bool:
+        """Queue a notice for a session."""
+        ...
+
+    def get(self, address: str) -> Any:
+        """Return the session at an address, or None."""
+        ...
 
 
 @dataclass(eq=False)
@@ -34,6 +46,8 @@ class RoundRuntime:
     opened_at: float
     """Monotonic time at which this hub process opened the job."""
     saves: SaveSchedule
+    grouped: bool = False
+    """Its members are decided by `Meetings`, not by who is launched."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from an input until its effects are stored and sent."""
     plans: dict[str, asyncio.Future[RoundPlan]] = field(default_factory=dict)
@@ -94,17 +108,48 @@ class RoundRuntime:
 Rows = list[tuple[RoundPlan, Verdict | None]]
 
 
-async def restore_runtime(
-    job: Job, *, store: RoundStore, now: float, fresh: bool, first_grace_s: float
-) -> RoundRuntime:
+async def restore_runtimes(
+    job: Job, *, store: RoundStore, now: float, fresh: bool, first_grace_s: float, groups: int = 0
+) -> list[RoundRuntime]:
     """Return the rounds of a job; `fresh` aborts attempts without a verdict, else they reopen.
 
     `first_grace_s` is how long the first round waits for members that are still starting.
+    `groups` 0: one group of all members; otherwise the members of each are decided elsewhere.
     """
     if fresh:
         await store.abandon(job.job)
-    rows = await store.newest(job.job, limit=KEPT_VERDICTS)
-    machine = RoundMachine(
+    count = max(1, groups)
+    rows = await store.newest(job.job, limit=KEPT_VERDICTS * count)
+    runtimes = []
+    for group in range(count):
+        mine = [row for row in rows if row[0].group == group]
+        machine = _machine(job, mine, fresh=fresh, first_grace_s=first_grace_s)
+        if groups:
+            newest = max((plan.epoch for plan, _ in rows), default=0)
+            machine.group, machine.groups = group, groups
+            machine.whole = job.spec.meets_every_step
+            # The next one is above all epochs so far, of whatever number of groups.
+            machine.epoch = newest // groups * groups + group
+            machine.nodes_wanted, machine.min_nodes, machine.starting = 1, 0, False
+            done = [v.round + 1 for _, v in mine if v is not None and v.committed]
+            machine.committed_round = max(done, default=job.start_round)
+        runtime = RoundRuntime(machine, now, SaveSchedule(job.spec.saves_every_s, now=now))
+        runtime.grouped = groups > 0
+        runtime.verdicts = {plan.epoch: verdict for plan, verdict in mine if verdict is not None}
+        runtime.decided.set()
+        if not groups:
+            _enrol(machine, job, fresh=fresh)
+        if fresh and job.leases:
+            machine.commit_log.data_slots.renew(machine.members.states)
+        if not fresh:
+            _recall(machine, mine)
+            await _reopen(runtime, mine, store, now)
+        runtimes.append(runtime)
+    return runtimes
+
+
+def _machine(job: Job, rows: Rows, *, fresh: bool, first_grace_s: float) -> RoundMachine:
+    return RoundMachine(
         job.job,
         nodes_wanted=job.nodes_wanted - len(job.aside),
         min_nodes=max(0, job.min_nodes - len(job.aside)),
@@ -124,16 +169,6 @@ async def restore_runtime(
             paced=job.spec.train.pace == "measured",
         ),
     )
-    runtime = RoundRuntime(machine, now, SaveSchedule(job.spec.saves_every_s, now=now))
-    runtime.verdicts = {plan.epoch: verdict for plan, verdict in rows if verdict is not None}
-    runtime.decided.set()
-    _enrol(machine, job, fresh=fresh)
-    if fresh and job.leases:
-        machine.commit_log.data_slots.renew(machine.members.states)
-    if not fresh:
-        _recall(machine, rows)
-        await _reopen(runtime, rows, store, now)
-    return runtime
 
 
 def _enrol(machine: RoundMachine, job: Job, *, fresh: bool) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 from atoll.clock import Clock
 from atoll.errors import EpochChanged, GroupError, HubError
 from atoll.hub.jobs.jobs import Job, Member
 from atoll.hub.observability.events import Events
-from atoll.hub.rounds.runtime import RoundRuntime, restore_runtime
+from atoll.hub.rounds.groups import Runtimes
+from atoll.hub.rounds.runtime import RoundRuntime, RoundWire, restore_runtimes
 from atoll.hub.rounds.store import RoundStore
 from atoll.hub.rounds.timeline import validate_stats
 from atoll.ids import session_id, slot_of
@@ -30,7 +31,6 @@ from atoll.rounds.state import AWAITED, RoundMemberState
 from atoll.rounds.timing import broken_s
 from atoll.wire.messages import (
     MemberLost,
-    Message,
     Registered,
     RoundJoin,
     RoundPlan,
@@ -50,18 +50,6 @@ HELD_UP_S = 2.0
 """A longer pause between two ticks means that the hub itself stalled, not its members."""
 
 
-class RoundWire(Protocol):
-    """What rounds need of the sessions."""
-
-    def notify(self, address: str, body: Message) -> bool:
-        """Queue a notice for a session."""
-        ...
-
-    def get(self, address: str) -> Any:
-        """Return the session at an address, or None."""
-        ...
-
-
 class RoundService:
     """Handles RoundJoin and RoundVote messages."""
 
@@ -79,7 +67,7 @@ class RoundService:
         self.store, self._events, self._clock, self._wire = store, events, clock, wire
         self._relayed = relayed
         self._first_grace_s = first_grace_s
-        self._runtimes: dict[str, RoundRuntime] = {}
+        self.runtimes = Runtimes()
         self._ticked = clock.monotonic()
 
     # --------------------------------------------------------------------------------- jobs
@@ -87,21 +75,22 @@ class RoundService:
     async def open(self, job: Job, *, fresh: bool) -> None:
         """Start the rounds of a job (`fresh`), or reopen them after a restart of the hub."""
         now = self._clock.monotonic()
-        runtime = await restore_runtime(
-            job, store=self.store, now=now, fresh=fresh, first_grace_s=self._first_grace_s
-        )
+        runtimes = await restore_runtimes(
+            job, store=self.store, now=now, fresh=fresh, first_grace_s=self._first_grace_s,
+            groups=self.runtimes.meetings.groups(job),
+        )  # fmt: skip
         reducer = self._wire.get(session_id(job.job, "reducer"))
-        runtime.machine.reducer_ready = reducer is not None
-        runtime.bytes_before = self._relayed(job.job)
-        if runtime.machine.attempt is not None:
-            attempt = runtime.machine.attempt
-            runtime.timeline.recall(attempt.plan, attempt.joins, now)
-        self._runtimes[job.job] = runtime
+        for runtime in runtimes:
+            runtime.machine.reducer_ready = reducer is not None
+            runtime.bytes_before = self._relayed(job.job)
+            if runtime.machine.attempt is not None:
+                attempt = runtime.machine.attempt
+                runtime.timeline.recall(attempt.plan, attempt.joins, now)
+        self.runtimes.open(job.job, runtimes)
 
     def close(self, job: str) -> None:
         """Forget an ended job; pending requests get an error."""
-        if job in self._runtimes:
-            self._runtimes.pop(job).close()
+        self.runtimes.close(job)
 
     def machine(self, job: str) -> RoundMachine:
         """Return a job's round machine; raises HubError if the job is not running."""
@@ -109,22 +98,27 @@ class RoundService:
 
     def has(self, job: str) -> bool:
         """Return whether a job's rounds are open."""
-        return job in self._runtimes
+        return job in self.runtimes
 
-    def runtime(self, job: str) -> RoundRuntime:
-        """Return a job's runtime; raises HubError if the job is not running."""
-        try:
-            return self._runtimes[job]
-        except KeyError:
-            raise HubError("this job is not running", given=job) from None
+    def runtime(self, job: str, member: str = "") -> RoundRuntime:
+        """Return the runtime of a member, or the first; raises HubError if there is none."""
+        first = next(iter(self.runtimes.of(job)), None)
+        found = self.runtimes.find(job, member) if member else first
+        if first is None:
+            raise HubError("this job is not running", given=job)
+        if found is None:
+            raise HubError("this member has no place in a round at present", given=member)
+        return found
 
     # ------------------------------------------------------------------ requests of members
 
     async def join(self, job: str, member: str, body: RoundJoin) -> RoundPlan:
         """Wait for a plan with this member; raises LeftBehind if the round is committed."""
-        runtime = self.runtime(job)
+        runtime = self.runtime(job, member)
         body, odd = validate_stats(body)
         async with runtime.lock:
+            self.runtimes.check(runtime, body.closing)
+            await self.carry_out(runtime, self.runtimes.gather(runtime))
             now = self._clock.monotonic()
             runtime.machine.saving = runtime.saves.due(now)
             effects = runtime.machine.join(member, body, now)
@@ -144,7 +138,7 @@ class RoundService:
             EpochChanged: the attempt is neither open nor decided.
             GroupError: the vote is invalid; the round continues without the member.
         """
-        runtime = self.runtime(job)
+        runtime = self.runtime(job, member)
         async with runtime.lock:
             known = runtime.verdicts.get(body.epoch) or await self.store.verdict(job, body.epoch)
             if known is not None:
@@ -166,28 +160,28 @@ class RoundService:
 
     def expect(self, job: str, member: str) -> None:
         """Record that a process was launched for a member."""
-        if job in self._runtimes:
-            self._runtimes[job].machine.launch(member)
+        if runtime := self.runtimes.find(job, member):
+            runtime.machine.launch(member)
 
     def back(self, job: str, member: str) -> None:
         """Record that a member considered lost is connected again."""
-        if job in self._runtimes:
-            self._runtimes[job].machine.back(member)
+        if runtime := self.runtimes.find(job, member):
+            runtime.machine.back(member)
 
     def working(self, job: str) -> set[str] | None:
         """Return the members that are not recovering the group's state; None: unknown job."""
-        runtime = self._runtimes.get(job)
-        if runtime is None:
+        if job not in self.runtimes:
             return None
-        return {m for m, s in runtime.machine.members.states.items() if s in AWAITED}
+        members = [runtime.machine.members for runtime in self.runtimes.of(job)]
+        return {m for group in members for m, s in group.states.items() if s in AWAITED}
 
     def may_return(self, job: str) -> bool:
         """Return whether all holders of the state, or all members, are lost but may reconnect.
 
         The hub's own network may be at fault then; new processes would not find the state.
         """
-        runtime = self._runtimes.get(job)
-        if runtime is None:
+        runtime = next(iter(self.runtimes.of(job)), None)
+        if runtime is None or runtime.grouped:
             return False
         members = runtime.machine.members
         if runtime.machine.recovers:
@@ -196,22 +190,20 @@ class RoundService:
 
     def waiting(self, job: str) -> tuple[list[str], float]:
         """Return the members that the next round waits for, and for how many seconds so far."""
-        runtime = self._runtimes.get(job)
-        if runtime is None or not runtime.machine.joins:
-            return [], 0.0
-        if runtime.machine.attempt is not None or runtime.machine.paused:
+        runtime = next((r for r in self.runtimes.of(job) if r.machine.joins), None)
+        if runtime is None or runtime.machine.attempt is not None or runtime.machine.paused:
             return [], 0.0
         waited_s = self._clock.monotonic() - runtime.machine.pending.since()
         return runtime.machine.waits_for(), max(0.0, waited_s)
 
     def saved(self, job: str) -> None:
         """Record that a checkpoint of a job is complete."""
-        if job in self._runtimes:
-            self._runtimes[job].saves.completed(self._clock.monotonic())
+        for runtime in self.runtimes.of(job):
+            runtime.saves.completed(self._clock.monotonic())
 
     def describe(self, job: str, member: str) -> dict[str, Any]:
         """Return a member's state in the rounds, and its share of a period's steps."""
-        runtime = self._runtimes.get(job)
+        runtime = self.runtimes.find(job, member)
         if runtime is None:
             return {"standing": "", "pace": None}
         committed = [v for v in runtime.verdicts.values() if v.committed]
@@ -224,7 +216,8 @@ class RoundService:
         runtime = self.runtime(job.job)
         async with runtime.lock:  # an open decision is then either durable or not visible yet
             machine, leases = runtime.machine, runtime.machine.commit_log.data_slots
-            machine.register(member.member, dial=member.dial)
+            for one in self.runtimes.of(job.job):
+                one.machine.register(member.member, dial=member.dial)
             own = leases.lease(member.member) if leases.cursors else None
             recover = machine.recovers and member.member not in machine.aside
             return Registered(
@@ -240,7 +233,8 @@ class RoundService:
 
     async def gone(self, job: str, member: str, *, lost: bool) -> None:
         """Stop waiting for a member that was lost or has finished."""
-        runtime = self._runtimes.get(job)
+        runtime = self.runtimes.find(job, member)
+        self.runtimes.meetings.gone(job, member)
         if runtime is None:
             return
         if not lost:  # before the job can end: its files must be complete by then
@@ -254,7 +248,8 @@ class RoundService:
 
     async def leave(self, job: str, member: str) -> None:
         """Handle a member that leaves for good."""
-        runtime = self._runtimes.get(job)
+        runtime = self.runtimes.find(job, member)
+        self.runtimes.meetings.gone(job, member)
         if runtime is not None:
             async with runtime.lock:
                 await self.carry_out(
@@ -263,9 +258,11 @@ class RoundService:
 
     async def reducer_here(self, job: str) -> None:
         """Send a (re)connected reducer the open plan and its lost members."""
-        runtime = self._runtimes.get(job)
-        if runtime is None:
-            return
+        for runtime in self.runtimes.of(job):
+            await self._reducer_here(runtime)
+
+    async def _reducer_here(self, runtime: RoundRuntime) -> None:
+        job = runtime.job
         async with runtime.lock:
             attempt, address = runtime.machine.attempt, session_id(job, "reducer")
             if attempt is not None and attempt.plan.reducer:
@@ -280,26 +277,25 @@ class RoundService:
 
     async def reducer_lost(self, job: str) -> None:
         """Notify the members of an open plan that the reducer and its contributions are lost."""
-        runtime = self._runtimes.get(job)
-        if runtime is None:
-            return
-        async with runtime.lock:
-            plan = runtime.machine.plan
-            if plan is not None and plan.reducer:
-                for member in plan.members:
-                    notice = MemberLost(job, plan.epoch, "reducer")
-                    self._wire.notify(session_id(job, member), notice)
-            runtime.machine.reducer(self._clock.monotonic(), ready=False)
+        for runtime in self.runtimes.of(job):
+            async with runtime.lock:
+                plan = runtime.machine.plan
+                if plan is not None and plan.reducer:
+                    for member in plan.members:
+                        notice = MemberLost(job, plan.epoch, "reducer")
+                        self._wire.notify(session_id(job, member), notice)
+                runtime.machine.reducer(self._clock.monotonic(), ready=False)
 
     async def tick(self) -> None:
         """Process silent members, graces and deadlines; called several times a second."""
         now = self._clock.monotonic()
         held_up, self._ticked = now - self._ticked > HELD_UP_S, now
-        for runtime in list(self._runtimes.values()):
+        for runtime in self.runtimes:
             if not runtime.lock.locked():
                 async with runtime.lock:
                     if not held_up:  # otherwise process the input that arrived meanwhile first
                         await self._notice_silence(runtime)
+                    await self.carry_out(runtime, self.runtimes.gather(runtime))
                     await self.carry_out(runtime, runtime.machine.settle(self._clock.monotonic()))
 
     async def _notice_silence(self, runtime: RoundRuntime) -> None:
@@ -358,6 +354,8 @@ class RoundService:
             runtime.saves.asked(self._clock.monotonic())
         runtime.keep(effect.verdict)
         runtime.decided.set()
+        if effect.verdict.committed:
+            self.runtimes.meetings.committed(runtime.job, effect.verdict)
 
     async def _adopted(self, runtime: RoundRuntime, effect: StateAdopted) -> None:
         await self.store.set_round(

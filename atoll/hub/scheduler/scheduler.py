@@ -127,8 +127,8 @@ class Scheduler:
 
     async def _begin_to_stop(self, job: Job, *, grace_s: float) -> None:
         await self._jobs.update(job.job, stopping=True, grace_s=grace_s)
-        if self._rounds.has(job.job):
-            self._rounds.machine(job.job).stopping = True
+        for runtime in self._rounds.runtimes.of(job.job):
+            runtime.machine.stopping = True
         self._stop_at[job.job] = self._clock.monotonic() + grace_s
 
     async def scale(self, job: str, *, least: int, most: int) -> None:

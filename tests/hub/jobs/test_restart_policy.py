@@ -22,7 +22,7 @@ from atoll.hub.jobs.completion import (
 )
 from atoll.hub.jobs.jobs import Job, Member
 from atoll.hub.jobs.record import check_spec_change
-from atoll.hub.rounds.runtime import restore_runtime
+from atoll.hub.rounds.runtime import restore_runtimes
 from atoll.hub.rounds.store import SCHEMA, RoundStore
 from atoll.hub.stores import Stores, open_stores
 from atoll.rounds.effects import Decided, Planned
@@ -155,7 +155,9 @@ def test_verdict_that_was_not_stored_is_not_believed(tmp_path: Path) -> None:
             open_plan = RoundPlan(job.job, 1, 2, ["w0"], "alone")
             await book.add_plan(Planned(open_plan, joins))
             await stores.jobs.update(job.job, committed_round=2, leases={0: {"offset": 9}})
-            room = await restore_runtime(job, store=book, now=0.0, fresh=False, first_grace_s=1.0)
+            (room,) = await restore_runtimes(
+                job, store=book, now=0.0, fresh=False, first_grace_s=1.0
+            )
             assert room.machine.committed_round == 1
             assert room.machine.commit_log.data_slots.cursors == cursors
             assert room.machine.attempt is not None

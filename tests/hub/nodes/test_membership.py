@@ -114,10 +114,12 @@ def refusals(group: Running) -> str:
 class Running:
     """A job of two members that have registered, on one node, with a reducer."""
 
-    def __init__(self, hub: HubServer, *, nodes: int = 2, least: int = 0) -> None:
+    def __init__(
+        self, hub: HubServer, *, nodes: int = 2, least: int = 0, more: str = ""
+    ) -> None:
         self.hub = hub
         self.agent = node(hub, "box", slots=nodes)
-        self.job = submit(hub, nodes=nodes, least=least)
+        self.job = submit(hub, nodes=nodes, least=least, more=more)
         launched = launches(self.agent, nodes + (nodes > 1))
         self.launches = [launched[f"w{slot}"] for slot in range(nodes)]
         self.members = [member(hub, launch) for launch in self.launches]

@@ -1,0 +1,155 @@
+"""The groups of each job that meet in rounds: one, or one per stage of a SWARM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from atoll.errors import EpochChanged
+from atoll.hub.jobs.jobs import Job
+from atoll.hub.rounds.runtime import RoundRuntime
+from atoll.rounds.effects import Effect
+from atoll.rounds.state import RoundMemberState
+from atoll.wire.messages import Verdict
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Who meets in a group now."""
+
+    closing: int
+    """The `closing` that a join must name; -1: they do not meet at present."""
+    members: frozenset[str]
+    required: frozenset[str]
+    round: int = -1
+    """Number of the round while they meet; -1: the rounds themselves count."""
+
+
+class Meetings(Protocol):
+    """What decides about the groups of jobs that have several."""
+
+    def groups(self, job: Job) -> int:
+        """Return the number of groups; 0: an ordinary job, whose members all meet."""
+        ...
+
+    def group_of(self, job: str, member: str) -> int:
+        """Return the group of a member; -1: none at present."""
+        ...
+
+    def meeting(self, job: str, group: int) -> Meeting:
+        """Return who meets in a group now."""
+        ...
+
+    def gone(self, job: str, member: str) -> None:
+        """A process has ended, leaves, or was silent for too long."""
+        ...
+
+    def committed(self, job: str, verdict: Verdict) -> None:
+        """A round of a group was committed."""
+        ...
+
+
+class AllTogether:
+    """Jobs without groups."""
+
+    def groups(self, job: Job) -> int:
+        """Return 0."""
+        return 0
+
+    def group_of(self, job: str, member: str) -> int:
+        """Return the only group."""
+        return 0
+
+    def meeting(self, job: str, group: int) -> Meeting:
+        """Return an empty meeting."""
+        return Meeting(0, frozenset(), frozenset())
+
+    def gone(self, job: str, member: str) -> None:
+        """Nothing follows from it."""
+
+    def committed(self, job: str, verdict: Verdict) -> None:
+        """Nothing follows from it."""
+
+
+class Runtimes:
+    """The runtimes of all running jobs, by job and group."""
+
+    def __init__(self) -> None:
+        self.meetings: Meetings = AllTogether()
+        self._by_job: dict[str, list[RoundRuntime]] = {}
+
+    def __contains__(self, job: str) -> bool:
+        """Return whether a job's rounds are open."""
+        return job in self._by_job
+
+    def __iter__(self) -> Iterator[RoundRuntime]:
+        """Iterate over all runtimes."""
+        return iter([runtime for runtimes in self._by_job.values() for runtime in runtimes])
+
+    def open(self, job: str, runtimes: list[RoundRuntime]) -> None:
+        """Take up a job's runtimes, one per group."""
+        self._by_job[job] = runtimes
+
+    def close(self, job: str) -> None:
+        """Forget a job; pending requests get an error."""
+        for runtime in self._by_job.pop(job, []):
+            runtime.close()
+
+    def of(self, job: str) -> list[RoundRuntime]:
+        """Return the runtimes of a job, by group; empty: its rounds are not open."""
+        return self._by_job.get(job, [])
+
+    def find(self, job: str, member: str) -> RoundRuntime | None:
+        """Return the runtime in which a member meets others, if any."""
+        runtimes = self.of(job)
+        if not runtimes or not runtimes[0].grouped:
+            return runtimes[0] if runtimes else None
+        group = self.meetings.group_of(job, member)
+        return runtimes[group] if 0 <= group < len(runtimes) else None
+
+    def gather(self, runtime: RoundRuntime) -> list[Effect]:
+        """Let a group's round wait for those that meet in it now, and for no others.
+
+        A join for another closing ends: the member may hold less, or more, than is agreed on now.
+        """
+        machine, job = runtime.machine, runtime.job
+        if not runtime.grouped:
+            return []
+        states = machine.members.states
+        for member, state in list(states.items()):
+            if state == RoundMemberState.AWAY:
+                self.meetings.gone(job, member)
+        meeting = self.meetings.meeting(job, machine.group)
+        machine.required = meeting.required
+        if meeting.round >= 0 and machine.attempt is None:
+            # A stage meets again for the same step if all that held its mean were lost.
+            machine.committed_round = meeting.round
+        effects: list[Effect] = []
+        for member in states.keys() - meeting.members:
+            effects += machine.step_aside(member, RoundMemberState.GONE)
+            runtime.refuse(member, _other_closing(meeting.closing))
+            del states[member]
+        for member in meeting.members:
+            if states.get(member, RoundMemberState.GONE) == RoundMemberState.GONE:
+                states[member] = RoundMemberState.LIVE
+        for member, join in list(machine.joins.items()):
+            if join.closing != meeting.closing:
+                machine.pending.leave(member)
+                runtime.refuse(member, _other_closing(meeting.closing))
+        return effects
+
+    def check(self, runtime: RoundRuntime, closing: int) -> None:
+        """Raise EpochChanged if a join is for another closing than the present one."""
+        if runtime.grouped:
+            meeting = self.meetings.meeting(runtime.job, runtime.machine.group)
+            if closing != meeting.closing:
+                raise _other_closing(meeting.closing)
+
+
+def _other_closing(closing: int) -> EpochChanged:
+    return EpochChanged(
+        "the members of this stage do not meet for this closing",
+        expected="the step to be closed first" if closing < 0 else f"closing {closing}",
+        remedy="watch the swarm's news, and join again when the stage is closed",
+    )

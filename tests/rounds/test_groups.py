@@ -1,0 +1,71 @@
+"""Several groups of one job, each in rounds of its own."""
+
+from __future__ import annotations
+
+from atoll.rounds.effects import Decided, Planned
+from atoll.rounds.machine import RoundMachine
+from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote
+
+
+def group(number: int, *members: str, groups: int = 3) -> RoundMachine:
+    machine = RoundMachine("j", nodes_wanted=1, starting=False, group=number, groups=groups)
+    machine.epoch, machine.whole, machine.required = number, True, frozenset(members)
+    machine.reducer_ready = True
+    for member in members:
+        machine.launch(member)
+        machine.register(member, dial=[])
+    return machine
+
+
+def planned(machine: RoundMachine, *members: str, now: float = 0.0) -> RoundPlan:
+    effects = [e for m in members for e in machine.join(m, RoundJoin(0, "b"), now)]
+    (plan,) = [effect.plan for effect in effects if isinstance(effect, Planned)]
+    return plan
+
+
+def vote(plan: RoundPlan, *contributors: str) -> RoundVote:
+    return RoundVote(plan.round, plan.epoch, True, "d", list(contributors or plan.members))
+
+
+def test_epochs_of_groups_never_meet() -> None:
+    epochs = []
+    for number in range(3):
+        machine = group(number, "w0")
+        for round_ in range(4):
+            (effect,) = [
+                e for e in machine.join("w0", RoundJoin(round_, "b"), 0.0) if isinstance(e, Planned)
+            ]
+            epochs.append(effect.plan.epoch)
+            assert effect.plan.group == number
+            (decided,) = [
+                e for e in machine.vote("w0", vote(effect.plan), 0.0) if isinstance(e, Decided)
+            ]
+            assert (decided.verdict.committed, decided.verdict.group) == (True, number)
+    assert len(set(epochs)) == 12
+
+
+def test_no_round_is_planned_without_those_it_requires() -> None:
+    machine = group(0, "w0", "w1")
+    machine.join("w0", RoundJoin(0, "b"), 0.0)
+    machine.gone("w1", 1.0)
+    assert machine.plan is None
+    machine.required = frozenset({"w0"})
+    machine.settle(1000.0)
+    assert machine.plan is not None
+
+
+def test_a_whole_round_aborts_if_a_member_is_lost() -> None:
+    machine = group(0, "w0", "w1")
+    plan = planned(machine, "w0", "w1")
+    machine.vote("w0", vote(plan, "w0"), 1.0)
+    (decided,) = [e for e in machine.gone("w1", 2.0) if isinstance(e, Decided)]
+    assert not decided.verdict.committed
+    assert "without the contribution of w1" in decided.verdict.reason
+
+
+def test_a_member_lost_after_its_contribution_harms_nothing() -> None:
+    machine = group(0, "w0", "w1")
+    plan = planned(machine, "w0", "w1")
+    machine.vote("w0", vote(plan), 1.0)
+    (decided,) = [e for e in machine.gone("w1", 2.0) if isinstance(e, Decided)]
+    assert decided.verdict.committed
