@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -35,6 +36,8 @@ INSIDE_BYTES = 1 << 20
 """Tensors up to this total are sent inside the command; larger ones in their own broadcasts."""
 SIZES_BYTES = 16
 """Header of a command: its length, and the length without tensors."""
+MOST_UNDER_WAY = 64
+"""Tensors that rank 0 sends ahead of other ranks."""
 END = "end"
 PATIENCE_DAYS = 30
 """Timeout for the next command, because a job may be paused. Dead ranks are detected otherwise."""
@@ -63,6 +66,9 @@ class CommandBroadcaster:
         self._group = dist.new_group(backend="gloo", timeout=patience) if ranks > 1 else None
         self._room = ROOM_BYTES
         self._handlers: dict[str, Handler] = {}
+        self._ahead: set[str] = set()
+        self._under_way: deque[tuple[Any, Tensor]] = deque()
+        """Broadcasts that may not be complete, oldest first."""
         self.ended = False
         self.broken = False
         """A command failed midway, so the state of the other ranks is unknown."""
@@ -72,9 +78,15 @@ class CommandBroadcaster:
         """Whether this is rank 0."""
         return self.rank == 0
 
-    def on(self, verb: str, handler: Handler) -> None:
-        """Set this rank's handler of a command; every rank sets the same verbs."""
+    def on(self, verb: str, handler: Handler, *, ahead: bool = False) -> None:
+        """Set this rank's handler of a command; every rank sets the same verbs.
+
+        With `ahead` rank 0 does not wait until other ranks are ready for the command, and they
+        receive the next one while they run it: its handler MUST NOT use `gather`.
+        """
         self._handlers[verb] = handler
+        if ahead:
+            self._ahead.add(verb)
 
     def call(self, verb: str, tensors: Sequence[Tensor] = (), **values: Any) -> Any:
         """Run a command on every rank; return the result of this rank's handler.
@@ -98,12 +110,18 @@ class CommandBroadcaster:
 
     def serve(self) -> None:
         """Run the commands of rank 0 until it ends the island."""
+        posted = self._post()
         while True:
-            verb, tensors, values = self._receive()
+            verb, tensors, values = self._receive(posted)
             if verb == END:
                 self.ended = True
                 return
+            if verb in self._ahead:
+                posted = self._post()
+                self._handlers[verb](*tensors, **values)
+                continue
             self._handlers[verb](*tensors, **values)
+            posted = self._post()
 
     def end(self) -> None:
         """Make the other ranks return from `serve`; further calls have no effect."""
@@ -160,14 +178,21 @@ class CommandBroadcaster:
             for tensor in given:
                 if tensor.numel():
                     self._broadcast(tensor)
+        self._wait(MOST_UNDER_WAY if verb in self._ahead else 0)
 
-    def _receive(self) -> tuple[str, list[Tensor], dict[str, Any]]:
+    def _post(self) -> Tensor:
+        """Be ready for the next command, without waiting for it."""
         message = torch.empty(self._room, dtype=torch.uint8)
         self._broadcast(message)
+        return message
+
+    def _receive(self, message: Tensor) -> tuple[str, list[Tensor], dict[str, Any]]:
+        self._wait()
         total, size = message[:SIZES_BYTES].view(torch.int64).tolist()
         if total > self._room:
             rest = torch.empty(total - self._room, dtype=torch.uint8)
             self._broadcast(rest)
+            self._wait()
             message = torch.cat([message, rest])
             self._room = _room_for(total)
         at = SIZES_BYTES + size
@@ -184,10 +209,17 @@ class CommandBroadcaster:
                 at += tensor.nbytes
             elif tensor.numel():
                 self._broadcast(tensor)
+        self._wait()
         return command.verb, tensors, command.values
 
     def _broadcast(self, tensor: Tensor) -> None:
-        dist.broadcast(tensor, src=0, group=self._group)
+        work = dist.broadcast(tensor, src=0, group=self._group, async_op=True)
+        self._under_way.append((work, tensor))
+
+    def _wait(self, most: int = 0) -> None:
+        """Wait until at most so many broadcasts are under way."""
+        while len(self._under_way) > most:
+            self._under_way.popleft()[0].wait()
 
 
 def _room_for(total: int) -> int:

@@ -112,6 +112,32 @@ def test_commands_of_one_length_need_one_broadcast_each(ranks: Ranks) -> None:
         assert counts == [1, 2, 1, 1, 1, 2, 1, 9], "the longest one: each tensor by itself"
 
 
+def _ahead(commands: int) -> list[int]:
+    broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    noted: list[int] = []
+
+    def note(*, number: int) -> None:
+        if not broadcaster.leads:  # waits for what rank 0 sends after all commands
+            dist.recv(torch.empty(1), src=0)
+        noted.append(number)
+
+    broadcaster.on("note", note, ahead=True)
+    if not broadcaster.leads:
+        broadcaster.serve()
+        return noted
+    for number in range(commands):
+        broadcaster.call("note", number=number)
+    for peer in range(1, dist.get_world_size()):
+        for _ in range(commands):
+            dist.send(torch.ones(1), dst=peer)
+    broadcaster.end()
+    return noted
+
+
+def test_rank_0_does_not_wait_for_commands_sent_ahead(ranks: Ranks) -> None:
+    assert ranks.run(2, _ahead, 3) == [[0, 1, 2]] * 2
+
+
 def _after_the_end() -> str:
     broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
     broadcaster.on("note", lambda: None)
