@@ -29,8 +29,14 @@ class IslandTable:
     """Whether a planner chooses stages and replicas of a pipeline, at every start for the machines
     that are left.
     """
-    schedule: Annotated[str, one_of("gpipe", "1f1b", "interleaved")] = "1f1b"
-    """Pipeline schedule: `gpipe`, `1f1b` or `interleaved`."""
+    schedule: Annotated[str, one_of("gpipe", "1f1b", "interleaved", "async")] = "1f1b"
+    """Pipeline schedule: `gpipe`, `1f1b`, `interleaved` or `async`, which is not flushed between
+    batches.
+    """
+    activations: str = "none"
+    """Format of activations and their gradients between stages: `none` (as computed), `subspace:K`
+    (K numbers per token), a codec, e.g. `int8`, or `subspace:K|int8`.
+    """
     microbatches: int = 0
     """Parts of a batch in a pipeline; 0: twice the number of stages, if that fits."""
     chunks: Positive = 1

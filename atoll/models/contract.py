@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualStream:
+    """The modules that write a model's residual stream, for activations in a subspace.
+
+    Between any two units after the embedding the activations MUST be the sum of their outputs.
+    """
+
+    embedding: str
+    """Name of the token embedding."""
+    writers: tuple[str, ...]
+    """Patterns of names of linear layers whose outputs are added."""
 
 
 class Trainable(Protocol):

@@ -15,6 +15,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional
 
+from atoll.models.contract import ResidualStream
 from atoll.models.language import LayeredLanguageModel
 from atoll.models.rotation import rotation_tables, turned
 from atoll.models.sizes import check_chance, check_heads, check_positive
@@ -83,6 +84,10 @@ class GPT(LayeredLanguageModel):
             "head": "vocabulary",
             "norm": "sequence",
         }
+
+    def residual_stream(self) -> ResidualStream:
+        """Return what writes the residual stream."""
+        return ResidualStream("embedding", ("blocks.*.merge", "blocks.*.down"))
 
     @property
     def flops_per_token(self) -> float:

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from atoll.errors import ConfigError
 from atoll.models.attention import BLOCK_PLAN, Attention
+from atoll.models.contract import ResidualStream
 from atoll.models.language import LayeredLanguageModel
 from atoll.models.rotation import rotation_tables
 from atoll.models.sizes import check_chance, check_heads, check_positive
@@ -107,6 +108,10 @@ class Llama(LayeredLanguageModel):
             "head": "vocabulary",
             "norm": "sequence",
         }
+
+    def residual_stream(self) -> ResidualStream:
+        """Return what writes the residual stream."""
+        return ResidualStream("embedding", ("blocks.*.attention.merge", "blocks.*.down"))
 
     def _initialise(self) -> None:
         """Initialize matrices with standard deviation 0.02, residual outputs smaller with depth."""

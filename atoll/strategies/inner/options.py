@@ -10,6 +10,10 @@ et al., https://arxiv.org/abs/2104.04473.
   1f1b          (p-1) / (m+p-1)                 min(p-k, m)
   interleaved   (p-1) / (v m+p-1)               min((v-1) p + 2 (p-1-k) + 1, v m), each 1/v of a
                                                 rank's layers
+  async         0                               p-k
+
+`async` is 1F1B that does not end with a batch: the next one follows at once. A rank so computes the
+gradient of a batch at weights that lack its last ceil((p-1-k) / m) updates.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ class InnerOptions:
     microbatches: int = 0
     chunks: int = 1
     cuts: tuple[int, ...] = ()
+    activations: str = "none"
 
     @classmethod
     def of(cls, spec: JobSpec) -> InnerOptions:
@@ -52,11 +57,41 @@ class InnerOptions:
             reshard=island.reshard, offload=island.offload, sequence=island.sequence,
             vocabulary=island.vocabulary, plan=island.plan, schedule=island.schedule,
             microbatches=island.microbatches, chunks=island.chunks, cuts=tuple(island.cuts),
+            activations=island.activations,
         )  # fmt: skip
 
 
-GPIPE, ONE_EACH, INTERLEAVED = "gpipe", "1f1b", "interleaved"
-SCHEDULES = (GPIPE, ONE_EACH, INTERLEAVED)
+GPIPE, ONE_EACH, INTERLEAVED, ASYNC = "gpipe", "1f1b", "interleaved", "async"
+SCHEDULES = (GPIPE, ONE_EACH, INTERLEAVED, ASYNC)
+WITHOUT_LEAST = (GPIPE, ASYNC)
+"""Schedules that work with any number of microbatches."""
+
+NONE, SUBSPACE = "none", "subspace:"
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationFormat:
+    """The format of activations between stages, parsed."""
+
+    size: int = 0
+    """Dimensions of the subspace; 0: the whole space."""
+    codec: str = ""
+    """Spec of the codec; empty: none."""
+
+    @classmethod
+    def of(cls, spec: str) -> ActivationFormat:
+        """Parse `none`, `subspace:K`, a codec or `subspace:K|CODEC`; raises ConfigError."""
+        if spec == NONE:
+            return cls()
+        if not spec.startswith(SUBSPACE):
+            return cls(codec=spec)
+        size, _, codec = spec.removeprefix(SUBSPACE).partition("|")
+        if not size.isdecimal() or not int(size):
+            raise ConfigError(
+                "a subspace without dimensions", given=f"activations = {spec!r}",
+                expected='"subspace:K" with K of 1 or more', remedy='activations = "subspace:64"',
+            )  # fmt: skip
+        return cls(int(size), codec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +126,18 @@ class PipelineShape:
         """Return whether the schedule exists for so many microbatches."""
         if self.schedule == INTERLEAVED:
             return microbatches >= 1 and microbatches % self.ranks == 0
-        return microbatches >= (1 if self.schedule == GPIPE else self.ranks)
+        return microbatches >= (1 if self.schedule in WITHOUT_LEAST else self.ranks)
 
     def bubble(self, microbatches: int) -> float:
-        """Return the idle share of a rank's time, 0..1."""
+        """Return the idle share of a rank's time, 0..1; of `async` while it is not drained."""
+        if self.schedule == ASYNC:
+            return 0.0
         return (self.ranks - 1) / (self.chunks * microbatches + self.ranks - 1)
 
     def overhead(self, microbatches: int) -> float:
         """Return idle time relative to compute time."""
+        if self.schedule == ASYNC:
+            return 0.0
         return (self.ranks - 1) / (self.chunks * microbatches)
 
     def held(self, rank: int, *, microbatches: int) -> int:
@@ -107,14 +146,22 @@ class PipelineShape:
             return microbatches
         if self.schedule == ONE_EACH:
             return min(self.ranks - rank, microbatches)
+        if self.schedule == ASYNC:
+            return self.ranks - rank
         return min(self._warm_up(rank, microbatches) + 1, microbatches * self.chunks)
 
+    def delay(self, rank: int, *, microbatches: int) -> int:
+        """Return the updates that a rank's weights lack when it computes a batch's gradient."""
+        if self.schedule != ASYNC:
+            return 0
+        return -(-(self.ranks - 1 - rank) // microbatches)
+
     def order(self, rank: int, *, microbatches: int) -> list[Work]:
-        """Return a rank's work in order."""
+        """Return a rank's work in order; of `async` for all microbatches until it is drained."""
         if self.schedule == GPIPE:
             forward = [Work(True, rank, number) for number in range(microbatches)]
             return forward + [Work(False, rank, number) for number in range(microbatches)]
-        if self.schedule == ONE_EACH:
+        if self.schedule in (ONE_EACH, ASYNC):
             first, backward_first = self.ranks - rank, True
         else:
             first, backward_first = self._warm_up(rank, microbatches), False
@@ -166,7 +213,7 @@ def check_microbatches(shape: PipelineShape, wanted: int) -> None:
     """Raise ConfigError, naming the nearest valid number, if the schedule does not exist for it."""
     if shape.works_with(wanted):
         return
-    least = 1 if shape.schedule == GPIPE else shape.ranks
+    least = 1 if shape.schedule in WITHOUT_LEAST else shape.ranks
     step = shape.ranks if shape.schedule == INTERLEAVED else 1
     nearest = max(least, round(wanted / step) * step)
     raise ConfigError(
