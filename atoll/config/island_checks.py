@@ -59,3 +59,10 @@ def _check_elastic(spec: JobSpec) -> None:
             if fixed
             else 'inner = "pipeline" in [strategy], or elastic = false',
         )
+    if spec.island.schedule == "async":
+        raise ConfigError(
+            "elastic = true chooses replicas of a pipeline, which an asynchronous one cannot have",
+            given='schedule = "async" in [island]',
+            expected='"1f1b" or "gpipe"',
+            remedy="elastic = false; or leave out schedule",
+        )

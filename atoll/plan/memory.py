@@ -22,7 +22,8 @@ from atoll.plan.leader import leader_memory
 from atoll.plan.ranks import Maker, RankMemory
 from atoll.plan.stages import Cut
 from atoll.strategies.compatibility import check_job
-from atoll.strategies.inner.options import InnerOptions
+from atoll.strategies.inner.options import ASYNC, InnerOptions
+from atoll.strategies.inner.pipeline.lookahead import check_lookahead
 from atoll.strategies.inner.precision import precision_on
 from atoll.train.build import check_data, load_data, whole_model
 from atoll.train.optim.optimizers import build_optimizer
@@ -142,6 +143,8 @@ def _ranks(
     model_bytes = sum(t.numel() * t.element_size() for t in whole.values())
     elements = sum(p.numel() for p in model.parameters())
     optimizer = build_optimizer(model, spec.train)
+    if options.schedule == ASYNC and options.shape.pipeline > 1:
+        check_lookahead(optimizer)
     names = {p: name for name, p in model.named_parameters()}
     groups = {
         names[p]: number

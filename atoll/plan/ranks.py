@@ -36,6 +36,8 @@ class RankMemory:
     """Weights in half precision, kept from forward to backward."""
     activations: int
     working: int
+    stashed: int = 0
+    """Older versions of the weights, for batches in flight in an asynchronous pipeline."""
     host_model: int = 0
     """First of several ranks: the whole model in main memory."""
     outer: int = 0
@@ -51,8 +53,9 @@ class RankMemory:
 
     @property
     def static(self) -> int:
-        """Parameters, gradients, optimizer state and buffers."""
-        return self.parameters + self.gradients + self.optimizer + self.buffers
+        """Parameters and older versions of them, gradients, optimizer state and buffers."""
+        kept = self.parameters + self.stashed
+        return kept + self.gradients + self.optimizer + self.buffers
 
     @property
     def passing(self) -> int:
@@ -110,7 +113,7 @@ class Maker:
             rank=number, place=place, parameters=nbytes, gradients=trained,
             optimizer=self._state(own, cut=sharded or self._options.shape.tensor > 1),
             buffers=sum(b.numel() * b.element_size() for b in stages.buffers),
-            gathered=gathered, copies=passed.copies * held,
+            stashed=trained * stages.delay, gathered=gathered, copies=passed.copies * held,
             activations=(passed.kept - passed.copies) * held, working=passed.working,
         )  # fmt: skip
 

@@ -15,13 +15,23 @@ from atoll.plan.tracking import Tracking
 from atoll.strategies.inner.base import Rows
 from atoll.strategies.inner.options import (
     GPIPE,
+    ActivationFormat,
     InnerOptions,
     PipelineShape,
     check_microbatches,
     microbatches_of,
 )
-from atoll.strategies.inner.pipeline.cuts import as_tuple, check_cuts, check_stages, cuts_by_size
-from atoll.strategies.inner.pipeline.stages import chain_of, cut_up, names_of
+from atoll.strategies.inner.pipeline.activations import activation_codec
+from atoll.strategies.inner.pipeline.cuts import (
+    as_tuple,
+    check_axes,
+    check_cuts,
+    check_stages,
+    check_ties,
+    cuts_by_size,
+)
+from atoll.strategies.inner.pipeline.stages import chain_of, cut_up, names_of, shared
+from atoll.strategies.inner.pipeline.subspace import check_confined
 from atoll.strategies.inner.precision import computing, widened
 from atoll.strategies.inner.unit_transforms import apply_recompute
 from atoll.strategies.inner.units import pieces, units_of
@@ -53,6 +63,8 @@ class Stages:
     passed: StageOutput
     held: int
     """Passes kept for backward at one time."""
+    delay: int = 0
+    """Older versions of the weights kept at one time."""
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -81,6 +93,12 @@ class Cut:
         rows = Rows(ranks=shape.data, accumulate=options.accumulate)
         self.microbatches = 1
         if shape.pipeline > 1:
+            check_axes(options)
+            form = ActivationFormat.of(options.activations)
+            if form.size:
+                check_confined(model, form.size)
+            if form.codec:
+                activation_codec(form.codec)
             check_stages(len(chain_of(model)[0]), self._pipeline)
             share = batch // (shape.data * options.accumulate)
             if options.microbatches:
@@ -106,7 +124,9 @@ class Cut:
             self.cuts = check_cuts(self._options.cuts, units=len(units), stages=stages)
         else:
             self.cuts = cuts_by_size(units, stages=stages)
-        return self._rows_of_stages(cut_up(units, self.cuts), inputs, targets)
+        cut = cut_up(units, self.cuts)
+        check_ties(shared(cut, self._names), self._pipeline)
+        return self._rows_of_stages(cut, inputs, targets)
 
     def _rows_of_stages(
         self, stages: list[list[nn.Module]], inputs: Tensor, targets: Tensor
@@ -132,6 +152,7 @@ class Cut:
                 Stages(
                     [modules[n] for n in own], [stages[n] for n in own], self._names,
                     _mean([passes[n] for n in own]), shape.held(rank, microbatches=count),
+                    shape.delay(rank, microbatches=count),
                 )
             )  # fmt: skip
         return found

@@ -130,7 +130,7 @@ def lead(task: Task, broadcaster: CommandBroadcaster, worker: Worker) -> IslandL
     worker.host_tensors = {**named, **dict(task.model.named_buffers())}
     rows = batch_for(task.model, rows=ROWS) if axis_size(worker, "pipeline") > 1 else ()
     broadcaster.call(BUILD, rows)
-    host_model = HostModel(broadcaster)
+    host_model = HostModel(broadcaster, constrained=worker.constrained)
     task.elsewhere = host_model
     task.optimizer = RemoteOptimizer(
         task.optimizer, names=named, broadcaster=broadcaster, worker=worker

@@ -74,6 +74,23 @@ def test_accelerators_and_main_memory_are_counted_apart(tmp_path: Path) -> None:
     assert away.main_bytes(last) == PROGRAM_BYTES + last.static
 
 
+ASYNC = 'ranks = 4\nschedule = "async"\nmicrobatches = '
+AHEAD = 'optimizer = "torch:NAdam"'
+UNTIED = "layers = 6\nwidth = 16\nheads = 2\ncontext = 8\ntie = false"
+
+
+@pytest.mark.parametrize(("microbatches", "delays"), [(1, (3, 2, 1, 0)), (4, (1, 1, 1, 0))])
+def test_weights_of_batches_in_flight_are_counted(
+    tmp_path: Path, microbatches: int, delays: tuple[int, ...]
+) -> None:
+    island = ASYNC + str(microbatches)
+    spec = job(tmp_path, sizes=UNTIED, train=AHEAD, strategy='inner = "pipeline"', island=island)
+    for rank, delay in zip(plan_memory(spec).ranks, delays, strict=True):
+        assert rank.stashed == delay * rank.parameters
+        parts = rank.parameters, rank.stashed, rank.gradients, rank.optimizer, rank.buffers
+        assert rank.static == sum(parts)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rows": ({"batch": 6, "strategy": 'inner = "ddp"', "island": "ranks = 4"}, "evenly"),
     "stages": ({"strategy": 'inner = "pipeline"', "island": "ranks = 64"}, "more stages than"),
@@ -81,6 +98,29 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "muon": (
         {"train": 'optimizer = "muon"', "strategy": 'inner = "fsdp"', "island": "ranks = 2"},
         "needs whole parameters",
+    ),
+    "no look-ahead": (
+        {"sizes": UNTIED, "strategy": 'inner = "pipeline"', "island": ASYNC + "2"},
+        "looks ahead",
+    ),
+    "tied stages": (
+        {
+            "train": AHEAD,
+            "strategy": 'inner = "pipeline"',
+            "island": 'ranks = 2\nschedule = "async"',
+        },
+        "share a weight",
+    ),
+    "tied head": (
+        {"strategy": 'inner = "pipeline"', "island": 'ranks = 2\nactivations = "subspace:4"'},
+        "confined to a subspace",
+    ),
+    "state": (
+        {
+            "strategy": 'inner = "pipeline"',
+            "island": 'ranks = 2\nactivations = "feedback(topk:0.1)"',
+        },
+        "with this codec",
     ),
     "plan": (
         {"strategy": 'inner = "tensor"', "island": 'ranks = 2\nplan = { upp = "column" }'},
@@ -168,7 +208,7 @@ def test_command_prints_json_and_takes_settings(
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
     first = found["ranks"][0]
     assert first["static"] == sum(
-        first[part] for part in ("parameters", "gradients", "optimizer", "buffers")
+        first[part] for part in ("parameters", "stashed", "gradients", "optimizer", "buffers")
     )
     assert cli(spec, tmp_path, "--memory", "much") == 2
     assert "cannot be read" in capsys.readouterr().err

@@ -212,3 +212,8 @@ def test_measurements_survive_their_file_and_damage_is_named(tmp_path: Path) -> 
     path.write_text('{"machines": 3}')
     with pytest.raises(DataError, match="delete this file"):
         read_measured(path)
+
+
+def test_an_elastic_pipeline_is_not_asynchronous() -> None:
+    with pytest.raises(ConfigError, match="replicas of a pipeline"):
+        parse_spec(JOB + 'schedule = "async"\n')

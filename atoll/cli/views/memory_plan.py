@@ -23,6 +23,7 @@ PARTS = {
     "gradients": "gradients",
     "optimizer": "optimizer",
     "buffers": "buffers",
+    "stashed": "older weights",
     "gathered": "gathered",
     "copies": "half-precision copies",
     "activations": "activations",

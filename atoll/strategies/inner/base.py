@@ -78,6 +78,18 @@ class Parts(Protocol):
         """Switch between training and evaluation mode."""
         ...
 
+    @property
+    def constrained(self) -> bool:
+        """Whether `constrain` may change parameters; equal on all ranks."""
+        ...
+
+    def constrain(self, *, loaded: bool = False) -> None:
+        """Restore what parameters have to satisfy; after every change of them.
+
+        After a step it is local; if others were `loaded`, collective.
+        """
+        ...
+
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 

@@ -31,10 +31,20 @@ class HostModel:
     Copies are exact in both directions. For the training thread only.
     """
 
-    def __init__(self, broadcaster: CommandBroadcaster, *, vector: Tensor | None = None) -> None:
-        """Start up to date; `vector` is the result of `in_one_piece` for the shared state."""
+    def __init__(
+        self,
+        broadcaster: CommandBroadcaster,
+        *,
+        vector: Tensor | None = None,
+        constrained: bool = False,
+    ) -> None:
+        """Represent what the ranks have been given.
+
+        `vector` is the result of `in_one_piece` for the shared state; `constrained` means that the
+        ranks change what they are given, so that it is out of date at once.
+        """
         self._broadcaster, self._vector = broadcaster, vector
-        self._old = False
+        self._old = self._constrained = constrained
 
     def trained(self) -> None:
         """Note that the ranks have trained: the host model is out of date."""
@@ -49,7 +59,7 @@ class HostModel:
     def push(self) -> None:
         """Copy the host model into the ranks' parts."""
         self._broadcaster.call(PUSH)
-        self._old = False
+        self._old = self._constrained
 
     @property
     def vector(self) -> Tensor | None:

@@ -69,6 +69,14 @@ class WholeParts:
         """See :meth:`Parts.train`."""
         self._module.train(mode)
 
+    @property
+    def constrained(self) -> bool:
+        """See :meth:`Parts.constrained`."""
+        return False
+
+    def constrain(self, *, loaded: bool = False) -> None:
+        """See :meth:`Parts.constrain`: any parameters will do."""
+
     def backward(
         self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0, summed: bool = True
     ) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from atoll.strategies.inner.divide import split_model
 from atoll.strategies.inner.gather_scatter import Subgroups, Transport, trim_heap
 from atoll.strategies.inner.gradient_norm import GradientNorm
 from atoll.strategies.inner.host_model import PULL, PUSH
-from atoll.strategies.inner.options import InnerOptions
+from atoll.strategies.inner.options import ASYNC, InnerOptions
 from atoll.strategies.inner.precision import Scaler
 from atoll.strategies.inner.sharded_optimizer import (
     LocalShard,
@@ -29,6 +30,9 @@ from atoll.strategies.inner.sharded_optimizer import (
     clip_factor,
 )
 from atoll.strategies.inner.untrained_state import UntrainedState, untrained_state
+
+if TYPE_CHECKING:
+    from atoll.strategies.inner.pipeline.async_steps import AsyncSteps
 
 BUILD, STEP, LOSS, SEED = "build", "step", "loss", "seed"
 GRADIENTS, UPDATE, SCALE = "gradients", "update", "scale"
@@ -79,6 +83,8 @@ class Worker:
         self._start = broadcaster.start
         self._make, self._divide = make, divided
         self._subgroups = Subgroups()
+        self._async: AsyncSteps | None = None
+        """Of a pipeline that is not flushed between batches."""
         self.scaler = Scaler(options.precision)
         """Of the loss, against underflow; equal on all ranks."""
         self.host_tensors: Mapping[str, Tensor] | None = None
@@ -90,8 +96,17 @@ class Worker:
             TAKE: self.take, OUTLINE: self.outline, FETCH: self.fetch, GIVE: self.give,
             SEED: self.seed, GRADIENTS: self.gradients, UPDATE: self.update, SCALE: self.rescale,
         }  # fmt: skip
+        self._streams = options.schedule == ASYNC and mesh["pipeline"].size() > 1
         for verb, handler in verbs.items():
-            broadcaster.on(verb, handler)
+            if verb not in (BUILD, STEP) and self._streams:
+                handler = partial(self._drained, handler)
+            broadcaster.on(verb, handler, ahead=self._streams and verb == STEP)
+
+    def _drained(self, handler: Callable[..., Any], *values: Any, **words: Any) -> Any:
+        """Run a handler when no batch is in flight."""
+        if self._async is not None:
+            self._async.drain()
+        return handler(*values, **words)
 
     # ---------------------------------------------------------------------------- building
 
@@ -123,6 +138,8 @@ class Worker:
         del model
         parameters, buffers = self._parts.parameters(), self._parts.buffers()
         self._own = LocalShard(optimizer, parameters, groups=groups, state=state)
+        if self._streams:
+            self._async = _async_steps(self._parts, self._own, self._options)
         self._norm, self.scaler = GradientNorm(self._parts), Scaler(self._options.precision)
         self._optimizer_state = OptimizerState(
             optimizer, parameters, steps_on=self._own.steps_on, device=self._device,
@@ -146,6 +163,7 @@ class Worker:
         held = {**parts.parameters(), **parts.untrained(), **dict(model.named_buffers())}
         here = {name: tensor for name, tensor in held.items() if not tensor.is_meta}
         Transport(here, device=self._device, subgroups=self._subgroups).deal(self.host_tensors)
+        self._parts.constrain(loaded=True)
         trim_heap()
 
     def seed(self, *, seed: int) -> None:
@@ -160,8 +178,19 @@ class Worker:
 
     # ---------------------------------------------------------------------------- training
 
+    @property
+    def constrained(self) -> bool:
+        """Whether the parts change what `push` gives them."""
+        return self._parts.constrained
+
     def step(self, inputs: Tensor, targets: Tensor, *, lr: Sequence[float]) -> Stepped:
-        """Compute gradients and update; see `gradients` and `update`."""
+        """Compute gradients and update; see `gradients` and `update`.
+
+        An asynchronous pipeline returns what is known of earlier batches, on the first rank.
+        """
+        if self._async is not None:
+            back = self._async.step(inputs, targets, rates=lr)
+            return Stepped(back.loss, back.norm, taken=back.finite, overflowed=False)
         done = self.gradients(inputs, targets)
         if done.taken:
             self.update(lr=lr)
@@ -196,6 +225,7 @@ class Worker:
         """Clip the gradients by the norm of all, and step with one rate per optimizer group."""
         self._own.set_rates(lr)
         self._own.step(factor=self._factor)
+        self._parts.constrain()
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch without dropout and gradients."""
@@ -220,6 +250,7 @@ class Worker:
         self._transport.deal(self.host_tensors)
         if self._untrained is not None:
             self._untrained.deal(self.host_tensors)
+        self._parts.constrain(loaded=True)
 
     def take(self) -> dict[str, dict[str, Tensor]]:
         """Return the optimizer's whole state on rank 0, and nothing on the others."""
@@ -238,3 +269,9 @@ class Worker:
         state, groups = self.offered if self.offered is not None else (None, None)
         self._optimizer_state.deal(state, groups)
         self.offered = None
+
+
+def _async_steps(parts: Any, own: LocalShard, options: InnerOptions) -> AsyncSteps:
+    from atoll.strategies.inner.pipeline.async_steps import AsyncSteps
+
+    return AsyncSteps(parts, own, clip=options.clip)

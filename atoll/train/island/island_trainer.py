@@ -112,7 +112,9 @@ class TrainerIsland:
         new = self._disk.new if self._disk is not None else torch.empty
         vector = in_one_piece([*task.parameters(), *task.buffers()], new=new)
         self.broadcaster.call(BUILD, self._sample(built))
-        self._host_model = HostModel(self.broadcaster, vector=vector)
+        self._host_model = HostModel(
+            self.broadcaster, vector=vector, constrained=self._worker.constrained
+        )
         task.elsewhere = self._host_model
         task.optimizer = RemoteOptimizer(
             task.optimizer, names=named, broadcaster=self.broadcaster, worker=self._worker

@@ -23,7 +23,7 @@ FORWARD, BACKWARD = 1.0, 2.0
 MICROBATCHES, WIDTH = 4, 3
 
 
-class _Clock:
+class Clock:
     """One rank's time: it moves by work, and by waiting for what others finish later."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _Clock:
 
 class _Timed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, clock: _Clock, share: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, clock: Clock, share: float) -> Tensor:
         ctx.clock, ctx.share = clock, share
         return clock.work(x, FORWARD * share)
 
@@ -48,7 +48,7 @@ class _Timed(torch.autograd.Function):
 
 
 class _Stage(nn.Module):
-    def __init__(self, clock: _Clock, share: float) -> None:
+    def __init__(self, clock: Clock, share: float) -> None:
         super().__init__()
         self.clock, self.share = clock, share
         self.scale = nn.Parameter(torch.ones(WIDTH))
@@ -58,7 +58,7 @@ class _Stage(nn.Module):
         return found
 
 
-def _parts(clock: _Clock, count: int, shares: list[float], words: dict[str, Any]) -> Any:
+def counted_parts(clock: Clock, count: int, shares: list[float], words: dict[str, Any]) -> Any:
     model = Perceptron(*(_Stage(clock, share) for share in shares))
     cuts = tuple(range(1, len(shares)))
     return pipeline(model, {"pipeline": count}, cuts=cuts, microbatches=MICROBATCHES, **words)
@@ -66,8 +66,8 @@ def _parts(clock: _Clock, count: int, shares: list[float], words: dict[str, Any]
 
 def _counted(count: int, shares: list[float], words: dict[str, Any]) -> tuple[float, float]:
     """Return when this rank has done a batch, and how long it worked."""
-    clock = _Clock()
-    parts = _parts(clock, count, shares, words)
+    clock = Clock()
+    parts = counted_parts(clock, count, shares, words)
     rows = torch.zeros(8, WIDTH)
     parts.backward(rows, rows)  # finds shapes by a pass of its own
     clock.now = clock.worked = 0.0
@@ -106,7 +106,7 @@ def test_unlike_stages_explain_a_larger_bubble(ranks: Ranks) -> None:
 
 def _measured(count: int) -> Bubble:
     rows = torch.zeros(8, WIDTH)
-    return measure_bubble(_parts(_Clock(), count, [1.0] * count, {}), rows, rows, steps=3)
+    return measure_bubble(counted_parts(Clock(), count, [1.0] * count, {}), rows, rows, steps=3)
 
 
 def test_measured_work_fits_into_the_measured_step(ranks: Ranks) -> None:

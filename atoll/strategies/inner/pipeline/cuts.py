@@ -6,7 +6,7 @@ All ranks have to use the same cuts: rank 0 measures and broadcasts the result.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from atoll.devices.choose import CPU
 from atoll.devices.runtime import synchronize
 from atoll.errors import ConfigError
-from atoll.strategies.inner.options import PipelineShape
+from atoll.strategies.inner.options import (
+    ASYNC,
+    ActivationFormat,
+    InnerOptions,
+    PipelineShape,
+)
 from atoll.strategies.inner.pipeline.balance import balanced
 from atoll.strategies.inner.precision import computing, widened
 
@@ -53,6 +58,42 @@ def check_stages(units: int, shape: PipelineShape) -> None:
         expected=f"at most {units} stages",
         remedy=nearest,
     )
+
+
+def check_axes(options: InnerOptions) -> None:
+    """Raise ConfigError if schedule or activations do not exist for the mesh or the precision."""
+    shape = options.shape
+    if options.schedule == ASYNC:
+        if shape.ranks > shape.pipeline:
+            raise ConfigError(
+                'schedule = "async" steps each stage by itself, without other axes',
+                given=f"mesh {shape}", expected="ranks along pipeline only",
+                remedy=f"mesh = {{pipeline = {shape.ranks}}}; or more members with an outer "
+                'method; or schedule = "1f1b"',
+            )  # fmt: skip
+        if options.precision == "fp16":
+            raise ConfigError(
+                'schedule = "async" has no common scale of the loss', given='precision = "fp16"',
+                expected="fp32 or bf16", remedy='precision = "bf16" in [train]',
+            )  # fmt: skip
+    form = ActivationFormat.of(options.activations)
+    if form.size and shape.tensor * shape.shard > 1:
+        raise ConfigError(
+            "a subspace needs whole matrices on each stage", given=f"mesh {shape}",
+            expected="ranks along pipeline and replicate only",
+            remedy='mesh = {pipeline = N}, or activations = "int8" in [island]',
+        )  # fmt: skip
+
+
+def check_ties(ties: Mapping[str, Sequence[int]], shape: PipelineShape) -> None:
+    """Raise ConfigError if stages that step by themselves share weights."""
+    if ties and shape.schedule == ASYNC:
+        raise ConfigError(
+            'schedule = "async" steps each stage by itself, and two stages share a weight',
+            given=", ".join(f"{name} on stages {stages}" for name, stages in ties.items()),
+            expected="stages without common weights",
+            remedy='tie = false in [model], or schedule = "1f1b" in [island]',
+        )
 
 
 def check_cuts(cuts: Sequence[int], *, units: int, stages: int) -> tuple[int, ...]:

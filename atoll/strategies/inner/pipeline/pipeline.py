@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,41 +14,41 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from atoll.errors import AtollError, ConfigError
+from atoll.errors import ConfigError
 from atoll.strategies.inner.base import Rows, sum_over_data
 from atoll.strategies.inner.gradient_norm import complete
 from atoll.strategies.inner.options import (
+    ASYNC,
     GPIPE,
     INTERLEAVED,
+    ActivationFormat,
     InnerOptions,
     PipelineShape,
     check_microbatches,
     microbatches_of,
 )
 from atoll.strategies.inner.parallelize import parallelize
-from atoll.strategies.inner.pipeline.balance import balanced
-from atoll.strategies.inner.pipeline.cuts import (
-    check_cuts,
-    check_stages,
-    cuts_by_size,
-    profile,
-)
+from atoll.strategies.inner.pipeline.activations import Activations
+from atoll.strategies.inner.pipeline.agreed_cuts import agreed_cuts
+from atoll.strategies.inner.pipeline.confined import Confined
+from atoll.strategies.inner.pipeline.cuts import check_axes, check_stages, check_ties
 from atoll.strategies.inner.pipeline.shapes import (
     Kinds,
     StageShapes,
     TiedGradients,
     empties,
     kinds_of,
+    row_group,
 )
 from atoll.strategies.inner.pipeline.stages import (
     Stage,
     chain_of,
-    check_chain,
     criterion_alone,
     cut_up,
     names_of,
     shared,
 )
+from atoll.strategies.inner.pipeline.stream import Batch, Neighbours, StashedWeights, Stream
 from atoll.strategies.inner.pipeline.timing import Watch, WatchedStage
 from atoll.strategies.inner.precision import widened
 from atoll.strategies.inner.replicate import average_changes
@@ -95,7 +96,13 @@ class PipelineParts:
         vars(model)["criterion"] = criterion_alone(model)
         units, sure = chain_of(model)
         check_stages(len(units), self.shape)
-        self.cuts = _agreed_cuts(model, units, sure, options, self.shape, device, sample)
+        form = ActivationFormat.of(options.activations)
+        check_axes(options)
+        self._activations = Activations(form)
+        self._confined = (
+            Confined(model, form.size, group=self._group, device=device) if form.size else None
+        )
+        self.cuts = agreed_cuts(model, units, sure, options, self.shape, device, sample)
         """Units before which the model is cut."""
         stages = cut_up(units, self.cuts)
         names = names_of(model)
@@ -103,10 +110,15 @@ class PipelineParts:
         saved, rest = saved_buffers(model), untrained_state(model)
         numbers = range(self._rank, self.shape.stages, self.shape.ranks)
         own = {
-            number: Stage(stages[number], names=names, precision=options.precision, device=device)
+            number: Stage(
+                stages[number], names=names, precision=options.precision, device=device,
+                receives=self._activations if number else None,
+                sends=self._activations if number < self.shape.stages - 1 else None,
+            )
             for number in numbers
-        }
+        }  # fmt: skip
         ties = shared(stages, names)
+        check_ties(ties, self.shape)
         holders = _ranks_of(ties, self.shape)
         trains = [any(p.requires_grad for u in units for p in u.parameters()) for units in stages]
         self._modules = {
@@ -123,14 +135,25 @@ class PipelineParts:
         self._tied = TiedGradients(holders, self._parameters, mesh=mesh, device=device)
         self._learns = [any(trains[:number]) for number in range(self.shape.stages + 1)]
         self._stage_shapes = StageShapes(
-            self._modules, self.shape, group=self._group, device=device
+            self._modules, self.shape, self._activations, group=self._group, device=device
         )
         self._schedules: dict[Any, Any] = {}
         self._factor = 1.0
         self.watch = Watch(device)
         """Times of this rank's stages, while enabled."""
+        self.stream: Stream | None = None
+        """The passes of an asynchronous pipeline."""
+        if self.shape.schedule == ASYNC:
+            self.stream = self._new_stream()
+            self._parameters = self.stream.weights.newest
+        if self._confined is not None:
+            last = own.get(self.shape.stages - 1)
+            ended = set(last.trained()) if last is not None else set()
+            self._confined.hold({n: p for n, p in self._parameters.items() if n not in ended})
+            self._activations.boundary = self._confined.boundary
         # All ranks of a row MUST take part in a collective before neighbours exchange tensors.
         dist.all_reduce(torch.zeros(1, device=device), group=self._group)
+        self.constrain(loaded=True)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """See :meth:`Parts.parameters`."""
@@ -149,6 +172,21 @@ class PipelineParts:
         for module in self._modules.values():
             module.train(mode)
 
+    @property
+    def constrained(self) -> bool:
+        """See :meth:`Parts.constrained`."""
+        return self._confined is not None and not self._confined.subspace.whole
+
+    def constrain(self, *, loaded: bool = False) -> None:
+        """See :meth:`Parts.constrain`."""
+        if self._confined is not None:
+            (self._confined.load if loaded else self._confined.project)()
+
+    def constrain_gradients(self) -> None:
+        """Drop what a gradient would change against the constraint; local."""
+        if self._confined is not None:
+            self._confined.project_gradients()
+
     def microbatches(self, rows: int) -> int:
         """Return the number of microbatches per accumulation step; raises as :meth:`Rows.check`."""
         options = self._options
@@ -166,16 +204,33 @@ class PipelineParts:
         together = 1 if self.shape.schedule == GPIPE else self._options.accumulate
         return self.microbatches(rows) * together
 
+    def boundary_bytes(self, inputs: Tensor) -> int:
+        """Return the bytes of a microbatch of a batch, on its way out of the first stage.
+
+        Gradients come back in as many. Collective if the shape is new.
+        """
+        part = self._rows.share(inputs)[0].chunk(self.passes(len(inputs)))[0]
+        kinds = self._stage_shapes.kinds(part.to(self._device))[0]
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds)
+
     def backward(
         self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0, summed: bool = True
     ) -> Tensor:
         """See :meth:`Parts.backward`."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        if self.stream is not None:
+            batch = self.batch(inputs, targets, scale=scale)
+            with self.watch.passing(self._group):
+                self.stream.feed(batch, _ignored)
+                self.stream.drain(_ignored)
+            self.constrain_gradients()
+            total = torch.tensor(batch.loss, dtype=torch.float64, device=self._device) / scale
+            return self._data_mean(total) if summed else total
         number, passes = self.microbatches(len(inputs)), self.passes(len(inputs))
         parts = self._options.accumulate
         runs = number * parts // passes
         mine = self._rows.share(inputs, targets)
-        for parameter in self._parameters.values():
-            parameter.grad = None
         before = [buffer.clone() for buffer in self._buffers.values()]
         self._factor = scale / (number * parts)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -183,6 +238,7 @@ class PipelineParts:
             total += self._run(*part, microbatches=passes)
         complete(self._parameters.values())
         self._tied.add_up()
+        self.constrain_gradients()
         average_changes(self._buffers.values(), before, mesh=self.mesh)
         if not summed:  # only the last rank of each row has a share
             return total / (scale * (self.mesh.size() // self.shape.ranks))
@@ -213,10 +269,34 @@ class PipelineParts:
 
     # --------------------------------------------------------------------------- one batch
 
+    def batch(
+        self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0, rates: Sequence[float] = ()
+    ) -> Batch:
+        """Return a batch for an asynchronous pipeline; raises as :meth:`Rows.check`."""
+        number = self.passes(len(inputs))
+        given, expected = (t.to(self._device) for t in self._rows.share(inputs, targets))
+        return Batch(given.chunk(number), expected.chunk(number), scale / number, rates)
+
+    def _new_stream(self) -> Stream:
+        names = range(self.shape.ranks)
+        neighbours = Neighbours(
+            forward=self._group, backward=row_group(names, self.mesh), device=self._device,
+            depth=2 * self.shape.ranks,
+        )  # fmt: skip
+        return Stream(
+            self._modules[self._rank], StashedWeights(self._parameters), self._loss_alone,
+            self.shape, self._stage_shapes, neighbours, rank=self._rank, learns=self._learns,
+            activations=self._activations, watch=self.watch,
+        )  # fmt: skip
+
+    def _loss_alone(self, outputs: Any, targets: Tensor) -> Tensor:
+        return self._criterion(widened(outputs, self._options.precision), targets)
+
     def _run(self, inputs: Tensor, targets: Tensor, *, microbatches: int) -> Tensor:
         """Run this rank's rows through the pipeline; return the sum of scaled losses, or 0."""
         inputs, targets = inputs.to(self._device), targets.to(self._device)
         schedule = self._schedule(inputs[: len(inputs) // microbatches], microbatches)
+        self._activations.begin(inputs.chunk(microbatches))
         losses: list[Tensor] = []
         given = [inputs] if self._rank == 0 else []
         expected = targets if self._rank == self.shape.ranks - 1 else None
@@ -245,7 +325,7 @@ class PipelineParts:
                 module, number, self.shape.stages, self._device,
                 input_args=empties(kinds_between[number], learns=self._learns[number]),
                 output_args=empties(kinds_between[number + 1], learns=self._learns[number + 1]),
-                group=self._group, watch=self.watch,
+                group=self._group, watch=self.watch, activations=self._activations,
             )
             for number, module in self._modules.items()
         ]  # fmt: skip
@@ -257,8 +337,7 @@ class PipelineParts:
 
     def _scaled_loss(self, outputs: Any, targets: Tensor) -> Tensor:
         with self.watch.busy(self.shape.stages - 1, forward=True):
-            loss = self._criterion(widened(outputs, self._options.precision), targets)
-            return loss * self._factor
+            return self._loss_alone(outputs, targets) * self._factor
 
     def _data_mean(self, total: Tensor) -> Tensor:
         """Return the mean over the data ranks of a value on the last ranks of rows."""
@@ -274,40 +353,8 @@ class PipelineParts:
                     module.reshard()
 
 
-def _agreed_cuts(
-    model: nn.Module,
-    units: list[nn.Module],
-    sure: bool,
-    options: InnerOptions,
-    shape: PipelineShape,
-    device: torch.device,
-    sample: tuple[Tensor, Tensor] | None,
-) -> tuple[int, ...]:
-    """Return the cuts chosen by rank 0, or raise its ConfigError on all ranks; collective."""
-    found: Any = None
-    if dist.get_rank() == 0:
-        try:
-            if not sure:
-                check_chain(model, units, sample[0] if sample else None)
-            if options.cuts:
-                found = check_cuts(options.cuts, units=len(units), stages=shape.stages)
-            elif sample is not None:
-                share = len(sample[0]) // (options.shape.data * options.accumulate)
-                number = microbatches_of(shape, wanted=options.microbatches, rows=share)
-                costs = profile(
-                    units, criterion_of(model), *(t[: max(1, share // number)] for t in sample),
-                    device=device, precision=options.precision,
-                )  # fmt: skip
-                found = balanced([cost.total_s for cost in costs], stages=shape.stages)
-            else:
-                found = cuts_by_size(units, stages=shape.stages)
-        except AtollError as error:
-            found = error
-    agreed = [found]
-    dist.broadcast_object_list(agreed, src=0, device=device)
-    if isinstance(agreed[0], AtollError):
-        raise agreed[0]
-    return tuple(agreed[0])
+def _ignored(batch: Batch) -> None:
+    """Leave the gradient of a batch where it is."""
 
 
 def _ranks_of(ties: Mapping[str, list[int]], shape: PipelineShape) -> dict[str, list[int]]:

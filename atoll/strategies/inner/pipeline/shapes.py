@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from atoll.errors import ConfigError
 from atoll.strategies.inner.gather_scatter import local_of
 from atoll.strategies.inner.options import PipelineShape
+from atoll.strategies.inner.pipeline.activations import Activations
 from atoll.strategies.inner.pipeline.cuts import as_tuple
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
@@ -43,35 +44,43 @@ class StageShapes:
         self,
         modules: Mapping[int, nn.Module],
         shape: PipelineShape,
+        activations: Activations,
         *,
         group: Any,
         device: torch.device,
     ) -> None:
+        self._activations = activations
         self._modules, self._shape, self._group, self._device = modules, shape, group, device
         self._rank = dist.get_rank(group)
         self._known: dict[Any, list[Kinds]] = {}
+
+    def known(self, part: Tensor) -> bool:
+        """Return whether `kinds` needs no communication for a microbatch."""
+        return kinds_of((part,)) in self._known
 
     @torch.no_grad()
     def kinds(self, part: Tensor) -> list[Kinds]:
         """Return the outputs' kinds of every stage for a microbatch; collective if it is new.
 
-        They are found by a real forward pass, because precision and parallelism inside a stage
-        affect them. Buffers and the random state are unchanged.
+        They are found by a real forward pass, because precision, parallelism inside a stage and
+        the packing of activations affect them. Buffers and the random state are unchanged.
         """
         key = kinds_of((part,))
         if key in self._known:
             return self._known[key]
+        self._activations.begin([part])
+        self._activations.enter(0)
         modes = {number: module.training for number, module in self._modules.items()}
         found: list[Kinds] = []
+        sent: list[tuple[Any, Tensor]] = []
         for number in range(self._shape.stages):
             by_rank: list[Any] = [None]
+            outputs: tuple[Tensor, ...] = ()
             if number in self._modules:
-                values = tuple(
-                    torch.zeros(shape, dtype=dtype, device=self._device)
-                    for shape, dtype in (found[-1] if found else ())
-                )
+                values = self._receive(number, found[-1]) if found else (part,)
                 module = self._modules[number].eval()
-                by_rank = [kinds_of(as_tuple(module(*(values or (part,)))))]
+                outputs = as_tuple(module(*values))
+                by_rank = [kinds_of(outputs)]
                 module.train(modes[number])
             dist.broadcast_object_list(
                 by_rank,
@@ -80,6 +89,10 @@ class StageShapes:
                 device=self._device,
             )
             found.append(by_rank[0])
+            if number < self._shape.stages - 1:
+                sent += self._send(number, outputs)
+        for work, _ in sent:
+            work.wait()
         self._known[key] = found
         return found
 
@@ -91,6 +104,7 @@ class StageShapes:
         """
         parts = inputs.chunk(microbatches)
         kinds = self.kinds(parts[0])
+        self._activations.begin(parts)
         last = self._shape.stages - 1
         for number, module in self._modules.items():
             # With one stage per rank microbatches are streamed; with more, neighbours would
@@ -103,7 +117,8 @@ class StageShapes:
             )
             ready = incoming if streamed else iter(list(incoming))
             sent: list[tuple[Any, Tensor]] = []
-            for values in ready:
+            for place, values in enumerate(ready):
+                self._activations.enter(place)
                 outputs = module(*values)
                 if number == last:
                     yield outputs
@@ -148,7 +163,7 @@ class TiedGradients:
             ConfigError: the copies are sharded differently along other axes.
         """
         self._parameters = parameters
-        groups = {ranks: _group(ranks, mesh) for ranks in map(tuple, holders.values())}
+        groups = {ranks: row_group(ranks, mesh) for ranks in map(tuple, holders.values())}
         self._groups = {
             name: groups[tuple(ranks)] for name, ranks in holders.items() if name in parameters
         }
@@ -175,7 +190,7 @@ class TiedGradients:
             dist.all_reduce(local, group=group)
 
 
-def _group(ranks: Sequence[int], mesh: DeviceMesh) -> Any:
+def row_group(ranks: Sequence[int], mesh: DeviceMesh) -> Any:
     """Return the group of some ranks of this rank's row; every rank of the mesh MUST call this."""
     rows = mesh.mesh.movedim(2, -1).reshape(-1, mesh.mesh.shape[2])
     found: Any = None

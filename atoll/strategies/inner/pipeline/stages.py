@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError
+from atoll.strategies.inner.pipeline.activations import Activations
 from atoll.strategies.inner.pipeline.cuts import as_tuple
 from atoll.strategies.inner.precision import computing
 from atoll.strategies.inner.whole import criterion_of
@@ -96,19 +97,29 @@ class Stage(nn.Module):
         names: Mapping[int, str],
         precision: str,
         device: torch.device,
+        receives: Activations | None = None,
+        sends: Activations | None = None,
     ) -> None:
-        """Create a stage; `names` are the whole model's, for parameters and buffers, by `id`."""
+        """Create a stage; `names` are the whole model's, for parameters and buffers, by `id`.
+
+        `receives` and `sends` pack what it exchanges with its neighbours, if it has them.
+        """
         super().__init__()
+        self._receives, self._sends = receives, sends
         self.chain = nn.ModuleList(units)
         self._precision, self._device = precision, device
         own = (*self.named_parameters(remove_duplicate=False), *self.named_buffers())
         self._names = {local: names[id(tensor)] for local, tensor in own if id(tensor) in names}
 
     def forward(self, *values: Tensor) -> Any:
-        """Return the outputs of the last unit."""
+        """Return the outputs of the last unit, packed."""
+        if self._receives is not None:
+            values = self._receives.unpack(values)
         with computing(self._precision, self._device):
             for unit in self.chain:
                 values = as_tuple(unit(*values))
+        if self._sends is not None:
+            values = self._sends.pack(values)
         outputs = tuple(value.contiguous() for value in values)  # sends need contiguous tensors
         return outputs[0] if len(outputs) == 1 else outputs
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from atoll.devices.runtime import synchronize
+from atoll.strategies.inner.pipeline.activations import Activations
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
@@ -63,7 +64,7 @@ class Watch:
 
 
 class WatchedStage(PipelineStage):
-    """torch's stage, with timing."""
+    """torch's stage, with timing, for packed activations."""
 
     def __init__(
         self,
@@ -73,15 +74,17 @@ class WatchedStage(PipelineStage):
         device: torch.device,
         *,
         watch: Watch,
+        activations: Activations,
         **options: Any,
     ) -> None:
         super().__init__(module, number, stages, device, **options)
-        self._watch = watch
+        self._watch, self._activations = watch, activations
 
-    def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         """Run and time the forward pass of a microbatch."""
+        self._activations.enter(fwd_chunk_id)
         with self._watch.busy(self.stage_index, forward=True):
-            outputs = super().forward_one_chunk(*args, **options)
+            outputs = super().forward_one_chunk(fwd_chunk_id, *args, **options)
         self._watch.hold(1)
         return outputs
 

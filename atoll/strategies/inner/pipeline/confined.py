@@ -1,0 +1,68 @@
+"""Keeps the stages of a row of ranks in one subspace, with the same table on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+
+from atoll.strategies.inner.pipeline.subspace import (
+    Constraint,
+    Subspace,
+    TokenBoundary,
+    check_confined,
+)
+
+dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
+
+SEED = 1
+"""Of the basis: the same in every job, so that members and later starts have the same subspace."""
+
+
+class Confined:
+    """The constraint on a rank's stages, and the boundary through which they exchange."""
+
+    def __init__(self, model: nn.Module, size: int, *, group: Any, device: torch.device) -> None:
+        """Confine a model's residual stream to `size` dimensions.
+
+        Raises:
+            ConfigError: the model cannot be confined, or not to so many.
+        """
+        self._stream = check_confined(model, size)
+        embedding: Any = model.get_submodule(self._stream.embedding)
+        tokens, width = embedding.weight.shape
+        self._group = group
+        drawn = Subspace.drawn(width, size, seed=SEED)
+        self.subspace = Subspace(drawn.basis.to(device=device, dtype=embedding.weight.dtype))
+        self._table = torch.zeros(tokens, width, dtype=embedding.weight.dtype, device=device)
+        self.boundary = TokenBoundary(self.subspace, self._table)
+        self._constraint = Constraint(self.subspace, [], None, self._table)
+
+    def hold(self, sending: Mapping[str, nn.Parameter]) -> None:
+        """Constrain the parameters of this rank's stages that send, by their names."""
+        self._constraint = Constraint.of(sending, self._stream, self.subspace, self._table)
+
+    @torch.no_grad()
+    def load(self) -> None:
+        """Adopt the parameters as they are now, and project them; collective over the row.
+
+        What the embedding on the first rank has outside the subspace becomes the table.
+        """
+        if self.subspace.whole:
+            return
+        embedding: Tensor | None = self._constraint.embedding
+        if embedding is not None:
+            self._table.copy_(self.subspace.outside(embedding))
+        dist.broadcast(self._table, group_src=0, group=self._group)
+        self._constraint.project()
+
+    def project(self) -> None:
+        """Project the parameters, after a step."""
+        self._constraint.project()
+
+    def project_gradients(self) -> None:
+        """Project their gradients, before one."""
+        self._constraint.project_gradients()
