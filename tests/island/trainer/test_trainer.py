@@ -110,7 +110,7 @@ class _OneByOne:
         Trainer.prepare = self._prepare  # type: ignore[method-assign]
 
 
-def _job(given: Tables, folder: Path, members: int, stop_at: int, resume_round: int) -> Any:
+def run_job(given: Tables, folder: Path, members: int, stop_at: int, resume_round: int) -> Any:
     """Be a rank of the first member; the first rank returns the results of all members."""
     spec = read_spec(given)
     broadcaster = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
@@ -155,7 +155,7 @@ def test_an_island_and_a_plain_member_train_one_model(
     ranks: Ranks, corpus: str, tmp_path: Path, mesh: dict[str, int]
 ) -> None:
     count = len(mesh) * 2
-    there = ranks.run(count, _job, tables(corpus, mesh), tmp_path / "there", 2, 0, -1)
+    there = ranks.run(count, run_job, tables(corpus, mesh), tmp_path / "there", 2, 0, -1)
     first, second = there[0]
     here, _ = job(read_spec(tables(corpus)), tmp_path / "here", members=2)
     assert first["digest"] == second["digest"]
@@ -177,7 +177,7 @@ def test_untied_models_begin_under_pipeline_and_tensor(
     untied: Tables = {"model": {"name": "llama", "tie": False}, "job": {"nodes": 1}}
     given = tables(corpus, {"pipeline": 2, "tensor": 2}, **untied)
     given["island"]["vocabulary"] = vocabulary
-    ranks.run(4, _job, given, tmp_path / "there", 1, 0, -1)
+    ranks.run(4, run_job, given, tmp_path / "there", 1, 0, -1)
     job(read_spec(tables(corpus, **untied)), tmp_path / "here", members=1)
     close(weights(tmp_path / "there"), weights(tmp_path / "here"))
 
@@ -190,8 +190,8 @@ def test_a_run_goes_on_under_other_meshes_and_in_one_process(
     train = {"steps": 9, "optimizer": "sgd", "lr": 0.1}
     job_: Tables = {"job": {"nodes": 1}, "train": train, "checkpoint": {"every": 1}}
     run, over = tmp_path / "run", {"shard": 2}
-    ranks.run(4, _job, tables(corpus, SQUARE, **job_), run, 1, 4, -1)
-    ranks.run(2, _job, tables(corpus, over, **job_), run, 1, 3, _last(run))
+    ranks.run(4, run_job, tables(corpus, SQUARE, **job_), run, 1, 4, -1)
+    ranks.run(2, run_job, tables(corpus, over, **job_), run, 1, 3, _last(run))
     store = DirectoryStore(run / "store")
     spec = read_spec(tables(corpus, **job_))
     (end,) = job(spec, run, members=1, store=store, resume_round=_last(run))

@@ -58,26 +58,27 @@ class AsyncSteps:
         self._limit = clip / math.sqrt(parts.shape.ranks)
         self._returned: list[Returned] = []
         self._reported = Returned(0.0, 0.0, finite=True)
-        self._begun = False
+        self._empty = True
 
     def step(self, inputs: Tensor, targets: Tensor, *, rates: Sequence[float]) -> Returned:
         """Start a batch, and do the updates that are due.
 
         Returns:
             On the first rank, the mean of what came back since the last step; if nothing did, the
-            same again. The first step of all is drained, so that there is something to return.
-            Other ranks know nothing.
+            same again. Other ranks know nothing.
         """
         self._stream.feed(self._parts.batch(inputs, targets, rates=rates), self._update)
-        if self._begun:
-            return self._report()
-        self._begun = True
-        self.drain()
+        if self._empty:
+            # The first step has to return something; and so does that after every other drain,
+            # because a job that resumes from a checkpoint MUST do what it would have done.
+            self._stream.drain(self._update)
+            self._empty = False
         return self._report()
 
     def drain(self) -> None:
-        """Finish all batches and their updates."""
+        """Finish all batches and their updates; the next step is drained, too."""
         self._stream.drain(self._update)
+        self._empty = True
 
     def _report(self) -> Returned:
         found, self._returned = self._returned, []
