@@ -140,7 +140,7 @@ def build(
         model, optimizer, schedule, member=member, last=spec.train.steps,
         paced=spec.train.pace == "measured",
     )  # fmt: skip
-    shards, held_out = _dealt(spec, dataset, model, slots=num_slots)
+    shards, held_out = dealt(spec, dataset, model, slots=num_slots)
     # Weights are the same on every member; dropout must differ, so reseed per slot after building.
     torch.manual_seed(seed * 1_000 + slot + 1)
     return Built(
@@ -250,7 +250,7 @@ def _options(spec: JobSpec, from_data: Mapping[str, object]) -> dict[str, Any]:
     return {**fitting, **spec.model.options}
 
 
-def _dealt(
+def dealt(
     spec: JobSpec, dataset: Dataset | ImageDataset, model: Any, *, slots: int
 ) -> tuple[Deal, HeldOutBatches]:
     """Return the samples of every slot and the held-out samples, in the form the model takes."""
