@@ -114,9 +114,7 @@ def refusals(group: Running) -> str:
 class Running:
     """A job of two members that have registered, on one node, with a reducer."""
 
-    def __init__(
-        self, hub: HubServer, *, nodes: int = 2, least: int = 0, more: str = ""
-    ) -> None:
+    def __init__(self, hub: HubServer, *, nodes: int = 2, least: int = 0, more: str = "") -> None:
         self.hub = hub
         self.agent = node(hub, "box", slots=nodes)
         self.job = submit(hub, nodes=nodes, least=least, more=more)

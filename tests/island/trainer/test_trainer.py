@@ -219,7 +219,7 @@ def test_a_pipeline_that_morphs_keeps_its_loss_curve(
         )  # fmt: skip
         given = tomllib.loads(dump_spec(with_plan(spec, plan)))
         before = _last(run) if (run / "store").exists() else -1
-        found = ranks.run(plan.ranks, _job, given, run, 1, stop_at, before)
+        found = ranks.run(plan.ranks, run_job, given, run, 1, stop_at, before)
     ((end,), *_) = found
     whole = read_spec(tables(corpus, **job_))
     (expected,) = job(whole, tmp_path / "whole", members=1)
