@@ -138,7 +138,7 @@ def test_a_holder_that_announced_itself_anew_holds_nothing() -> None:
     assert ledger.counts[1].counted == {}
 
 
-def test_a_stage_closes_when_all_is_counted_and_opens_with_a_loss() -> None:
+def test_a_stage_closes_when_all_count_and_opens_with_a_loss() -> None:
     ledger = ledger_of("w0", "w1", "w2", "w3")
     close_all(ledger, "w0", "w1")
     first = ledger.counts[1].closing
