@@ -186,6 +186,7 @@ def test_recovering_member_does_not_keep_a_finished_job_alive(running: Running) 
 
 
 def test_nobody_is_launched_once_a_member_is_done(running: Running) -> None:
+    running.plan()  # they train together
     running.members[0].request(Finished(True))
     running.agent.request(
         ProcessState(running.job, "w1", ProcessPhase.EXITED, exit_code=-9, attempt=1)
