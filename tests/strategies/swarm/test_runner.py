@@ -126,6 +126,16 @@ def test_a_second_forward_pass_gives_the_same_outputs() -> None:
     assert not torch.equal(one, other)
 
 
+def test_a_stage_may_begin_with_an_overwriting_layer() -> None:
+    path = runners("layers", cut=StageCut(stages=2, cuts=(2,)))
+    batch, key = batch_of("layers", 0, 0), keys()[0]
+    _, expected, _ = plainly(built("layers"), [batch], rows=ROWS)
+    through(path, key, batch)
+    for runner in path:
+        runner.fold(key)
+    assert_bitwise(means(path), expected)
+
+
 def test_only_what_is_folded_counts_whatever_the_order() -> None:
     path, other = (runners("gpt", cut=StageCut(stages=2)) for _ in range(2))
     for key in keys():
