@@ -50,6 +50,7 @@ class SimulatedSession:
         self.source = ""
         self.stats: dict[str, float] = {}
         self.requests: dict[int, asyncio.Task[Any]] = {}
+        self.notices = 0
         self.hang_up: Any = lambda code, reason: None
         self.connection: Connection | None = None
         self.queued: list[tuple[Any, int]] = []
