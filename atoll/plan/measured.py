@@ -51,8 +51,6 @@ class Measured:
     """Between ranks of one machine."""
     far: Link
     """Between machines."""
-    pass_s: float = 0.0
-    """What a pass of a stage costs besides its units."""
     reduce: Mapping[int, Link] = field(default_factory=dict)
     """All-reduce by the number of ranks that take part, all groups at one time."""
 

@@ -231,10 +231,10 @@ def _timed(plan: PipelinePlan, measured: Measured, request: Request) -> Pipeline
     """Return a plan with its simulated time."""
     shape, times = request.shape(plan.stages), measured.sizes[plan.rows]
     parts = list(itertools.pairwise((0, *plan.cuts, len(times.forward_s))))
-    forward = [sum(times.forward_s[a:b]) + measured.pass_s for a, b in parts]
+    forward = [sum(times.forward_s[a:b]) for a, b in parts]
     stage_times = StageTimes(
         forward_s=forward,
-        backward_s=[sum(times.backward_s[a:b]) + measured.pass_s for a, b in parts],
+        backward_s=[sum(times.backward_s[a:b]) for a, b in parts],
         recompute_s=[request.recomputed * s for s in forward] if request.recomputed else (),
         sent_bytes=[measured.sent_bytes[b - 1] * plan.rows for _, b in parts],
     )
