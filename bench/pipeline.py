@@ -20,7 +20,7 @@ import socket
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
@@ -55,6 +55,7 @@ class Row:
     schedule: str = "1f1b"
     microbatches: int = 4
     activations: str = "none"
+    lr: float = LR
 
 
 ROWS = (
@@ -80,7 +81,7 @@ class Side:
         )  # fmt: skip
         mesh = build_mesh(options.shape, device=device)
         names = {p: name for name, p in model.named_parameters()}
-        optimizer = torch.optim.NAdam(model.parameters(), lr=LR, betas=(0.99, 0.999))
+        optimizer = torch.optim.NAdam(model.parameters(), lr=row.lr, betas=(0.99, 0.999))
         groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
         parts = cast(PipelineParts, split_model(model, options, mesh=mesh, device=device))
         parts.train(True)
@@ -124,7 +125,7 @@ def trained(row: Row, *, ranks: int, steps: int) -> dict[str, float]:
     for step in range(steps):
         batch = next(stream)
         left = min(1.0, (step + 1) / WARMUP, 2.0 * (steps - step) / steps)
-        side.step(batch, rate=LR * left)
+        side.step(batch, rate=row.lr * left)
     held_out = data.held_out.batches(context=MODEL["context"], batch=BATCH, limit_tokens=HELD_OUT)
     loss = side.loss(list(held_out))
     part = side.parts.boundary_bytes(batch[0]) * row.microbatches
@@ -198,12 +199,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a quarter of the steps")
     parser.add_argument("--only", default="", help="rows whose names contain this")
+    parser.add_argument("--lr", type=float, default=LR, help="the largest learning rate")
     arguments = parser.parse_args()
     steps = 60 if arguments.quick else 240
     rows: list[dict[str, Any]] = []
     first: dict[str, float] = {}
     for row in ROWS:
-        if row is not ROWS[0] and arguments.only not in row.name:
+        row = replace(row, lr=arguments.lr)
+        if first and arguments.only not in row.name:
             continue
         sys.stderr.write(f"{row.name} ...\n")
         found = run("trained", row, ranks=RANKS, steps=steps)[0]
