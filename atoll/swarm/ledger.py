@@ -262,13 +262,20 @@ class Ledger:
         self._fill(now)
         self._close(now)
 
-    def agreed(self, stage: int, step: int, members: Iterable[str], now: float) -> None:
-        """The round of a closed stage was committed with these members: they hold its mean."""
+    def agreed(
+        self, stage: int, step: int, members: Iterable[str], now: float, *, closing: int = 0
+    ) -> None:
+        """The round of a closed stage was committed with these members: they hold its mean.
+
+        A member with an epoch above `closing` (0: unknown) came back since, without the mean.
+        """
         count = self.counts[stage]
         if step != self.step or count.agreed_by:
             return
         here = [self.members[m] for m in members if m in self.members]
         holders = {m.holder for m in here if m.ready and m.stage == stage}
+        if closing:
+            holders = {holder for holder in holders if holder.epoch < closing}
         if not holders:
             return
         count.agreed_by = holders

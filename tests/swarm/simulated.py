@@ -171,9 +171,11 @@ class World:
             if count.closing and not count.agreed_by and joined and required <= set(joined):
                 self.joins[stage] = {}
                 parts = [(m, m.me, list(m.sum)) for m in joined.values()]
-                self.after(ROUND_S, self._reduction(stage, self.ledger.step, parts))
+                self.after(ROUND_S, self._reduction(stage, self.ledger.step, count.closing, parts))
 
-    def _reduction(self, stage: int, step: int, parts: list[Part]) -> Callable[[], None]:
+    def _reduction(
+        self, stage: int, step: int, closing: int, parts: list[Part]
+    ) -> Callable[[], None]:
         def reduce() -> None:
             if not all(m.alive and m.me == me and m.step == step for m, me, _ in parts):
                 for member, _, _ in parts:
@@ -185,7 +187,8 @@ class World:
             self.means[stage, step] = mean
             for member, _, _ in parts:
                 member.mean = mean
-            self.ledger.agreed(stage, step, [m.name for m, _, _ in parts], self.now)
+            names = [m.name for m, _, _ in parts]
+            self.ledger.agreed(stage, step, names, self.now, closing=closing)
             self.changed()
 
         return reduce

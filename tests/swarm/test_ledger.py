@@ -177,6 +177,17 @@ def test_an_agreed_stage_loses_nothing_with_one_of_its_members() -> None:
     assert ledger._lacking() == {0: [1], 1: [1], 2: [1]}
 
 
+def test_a_member_that_came_back_since_does_not_hold_the_mean() -> None:
+    ledger = ledger_of("w0", "w1", "w2", "w3")
+    close_all(ledger, "w0", "w1")
+    closing = ledger.counts[1].closing
+    ledger.lost("w3", 1.0)
+    body = SwarmAnnounce(stage=1, step=0)
+    assert ledger.announce("w3", body, 1.0).ready
+    ledger.agreed(1, 0, ["w1", "w3"], 1.0, closing=closing)
+    assert {holder.member for holder in ledger.counts[1].agreed_by} == {"w1"}
+
+
 def test_a_member_that_missed_its_round_recovers_the_state() -> None:
     ledger = ledger_of("w0", "w1", "w2", "w3")
     close_all(ledger, "w0", "w1")

@@ -45,8 +45,8 @@ class Meetings(Protocol):
         """A process has ended, leaves, or was silent for too long."""
         ...
 
-    def committed(self, job: str, verdict: Verdict) -> None:
-        """A round of a group was committed."""
+    def committed(self, job: str, verdict: Verdict, closing: int) -> None:
+        """A round of a group was committed, in which members joined for this closing."""
         ...
 
 
@@ -68,7 +68,7 @@ class AllTogether:
     def gone(self, job: str, member: str) -> None:
         """Nothing follows from it."""
 
-    def committed(self, job: str, verdict: Verdict) -> None:
+    def committed(self, job: str, verdict: Verdict, closing: int) -> None:
         """Nothing follows from it."""
 
 

@@ -46,6 +46,8 @@ class RoundRuntime:
     opened_at: float
     """Monotonic time at which this hub process opened the job."""
     saves: SaveSchedule
+    closing: int = 0
+    """What the members of the open plan meet for, see `Meeting`."""
     grouped: bool = False
     """Its members are decided by `Meetings`, not by who is launched."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -219,5 +221,7 @@ async def _reopen(runtime: RoundRuntime, rows: Rows, store: RoundStore, now: flo
         cursors = await store.cursors_at(machine.job, plan.round)
         await store.set_round(machine.job, plan.round, cursors)
         machine.commit_log.set_back(cursors)
-    machine.reopen(plan, now, await store.joins_of(plan))
+    joins = await store.joins_of(plan)
+    machine.reopen(plan, now, joins)
+    runtime.closing = max((join.closing for join in joins.values()), default=0)
     runtime.decided.clear()

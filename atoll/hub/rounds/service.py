@@ -329,6 +329,7 @@ class RoundService:
         runtime.bytes_before = self._relayed(plan.job)
         completed = runtime.timeline.planned(plan, self._clock.monotonic())
         await self.store.add_plan(effect, completed=completed)
+        runtime.closing = max((join.closing for join in effect.joins.values()), default=0)
         runtime.machine.plan_sent(self._clock.monotonic())
         runtime.decided.clear()
         if plan.reducer:
@@ -355,7 +356,7 @@ class RoundService:
         runtime.keep(effect.verdict)
         runtime.decided.set()
         if effect.verdict.committed:
-            self.runtimes.meetings.committed(runtime.job, effect.verdict)
+            self.runtimes.meetings.committed(runtime.job, effect.verdict, runtime.closing)
 
     async def _adopted(self, runtime: RoundRuntime, effect: StateAdopted) -> None:
         await self.store.set_round(

@@ -142,12 +142,12 @@ class SwarmService:
             return Meeting(-1, members, frozenset())
         return Meeting(count.closing, members, frozenset(ledger.required(group)), ledger.step)
 
-    def committed(self, job: str, verdict: Verdict) -> None:
+    def committed(self, job: str, verdict: Verdict, closing: int) -> None:
         """The members of a stage have met: they hold its mean."""
         runtime = self._runtimes.get(job)
         if runtime is not None and runtime.ledger.settings.agrees:
-            now = self._clock.monotonic()
-            runtime.ledger.agreed(verdict.group, verdict.round, verdict.contributors, now)
+            now, members = self._clock.monotonic(), verdict.contributors
+            runtime.ledger.agreed(verdict.group, verdict.round, members, now, closing=closing)
             runtime.wake()
 
     def gone(self, job: str, member: str) -> None:
