@@ -105,7 +105,7 @@ def test_the_command_prints_every_plan_and_its_choice(
     assert status_of(str(file), "--measured", known) == 0
     shown = capsys.readouterr().out
     assert "attic (2 ranks, 2 cores)" in shown
-    assert "picks 1 stages x 2 replicas" in shown
+    assert "picks 1 stage x 2 replicas" in shown
 
 
 def test_the_command_names_what_would_fit(

@@ -35,7 +35,7 @@ def page(
         if name == "near" or len(measured.machines) > 1:
             rate = screen.size(round(min(link.bytes_per_s, 1e15)))
             yield f"[dim]{words}: {1e3 * link.latency_s:.2f} ms, {rate}/s[/]"
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     headings = (
         "stages", "replicas", "rows", "microbatches", "predicted", "reduce", "memory", "cuts",
     )  # fmt: skip
@@ -51,6 +51,12 @@ def page(
     yield table
     best = plans[0]
     yield (
-        f"[green]picks[/] {best.stages} stages x {best.replicas} replicas: "
-        f"{best.microbatches} microbatches of {best.rows} rows, {best.predicted_s:.4f} s per batch"
+        f"[green]picks[/] {_of(best.stages, 'stage')} x {_of(best.replicas, 'replica')}: "
+        f"{_of(best.microbatches, 'microbatch')} of {_of(best.rows, 'row')}, "
+        f"{best.predicted_s:.4f} s per batch"
     )
+
+
+def _of(number: int, what: str) -> str:
+    ending = "" if number == 1 else "es" if what.endswith("ch") else "s"
+    return f"{number} {what}{ending}"
