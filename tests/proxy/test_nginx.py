@@ -107,7 +107,7 @@ def test_a_node_joins_through_nginx_with_the_ticket_and_trains(
     assert hub.ticket.endswith("~tls")
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
-    spec = TINY.format(text=text, steps=20, every=10).replace("nodes = 2", "nodes = 1")
+    spec = TINY.format(text=text, model="gpt", steps=20, every=10).replace("nodes = 2", "nodes = 1")
     agent = subprocess.Popen(
         [
             *(sys.executable, "-m", "atoll.node", "--no-measure", "--name", "box"),

@@ -189,7 +189,7 @@ def test_node_and_workers_reach_the_hub_by_a_proxy(
     proxy = start("http", "user:pass")
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 400)
-    spec = TINY.format(text=text, steps=20, every=10).replace("nodes = 2", "nodes = 1")
+    spec = TINY.format(text=text, model="gpt", steps=20, every=10).replace("nodes = 2", "nodes = 1")
     spec = spec.replace('route = "relay"', 'route = "auto"')
     with HubServer(HubOptions(data=tmp_path / "hub", jobs=tmp_path / "runs")) as hub:
         node = subprocess.Popen(
