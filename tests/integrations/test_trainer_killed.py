@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 STEPS, EVERY, KILL_AFTER = 60, 5, 12
 
 SCRIPT = f"""
-import os, pathlib, sys
+import os, pathlib, sys, time
 import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -39,8 +39,11 @@ class Diary(TrainerCallback):
         rate = more["lr_scheduler"].get_last_lr()[0]
         with (folder / f"{{run.member}}-{{os.getpid()}}").open("a") as file:
             print(state.global_step, rate, file=file)
+        if state.global_step == {KILL_AFTER + 1} and first == "w1":
+            time.sleep(600)  # it is killed here, however late that is seen
 
 with atoll.join() as run:
+    first = "" if list(folder.glob(f"{{run.member}}-*")) else run.member
     model = Line()
     inner = torch.optim.SGD(model.parameters(), lr=1e-2)
     optimizer = run.wrap(model, inner, outer=atoll.DiLoCo(every={EVERY}))

@@ -382,7 +382,7 @@ def test_islands_that_keep_losing_ranks_shrink_if_they_may(
 # --------------------------------------------------------------------------- more machines
 
 
-LEAVES = """
+TELLS_OF_LEAVING = """
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 text = pathlib.Path(os.environ["ATOLL_SPEC"]).read_text()
@@ -409,7 +409,7 @@ def test_elastic_islands_begin_again_with_a_new_machine(tmp_path: Path, known: b
     island = RankSupervisor(
         environment,
         Rendezvous(plan.mesh, "127.0.0.1", plan=plan, known=(late,) if known else ()),
-        number=0, program=(sys.executable, "-c", LEAVES, str(up)), news=news, asked=asked,
+        number=0, program=(sys.executable, "-c", TELLS_OF_LEAVING, str(up)), news=news, asked=asked,
     )  # fmt: skip
     island.start(spec, port=1)
     try:
@@ -425,5 +425,5 @@ def test_elastic_islands_begin_again_with_a_new_machine(tmp_path: Path, known: b
         assert not asked.is_set()
     finally:
         for child in psutil.Process().children():
-            if LEAVES in child.cmdline():
+            if TELLS_OF_LEAVING in child.cmdline():
                 child.kill()
