@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.swarm.places import SwarmSettings
-from tests.swarm.simulated import SimMember, World, calm_rate, check_counts
+from tests.swarm.simulated import World, calm_rate, check_counts
+from tests.swarm.simulated_member import SimMember
 
 SPEEDS = [0.01, 0.02, 0.03]
 
