@@ -32,7 +32,7 @@ def parse(arguments: list[str]) -> HubOptions:
     parser.add_argument(
         "--trust-proxy", action="append", default=[], help="address of a reverse proxy"
     )
-    parser.add_argument("--queue", default="", help="server of users' queues: nats://HOST:PORT")
+    parser.add_argument("--queue", default="", help="server of users' queues: nats://... or @FILE")
     parser.add_argument("--otlp", default="", help="OpenTelemetry collector")
     parser.add_argument("--hooks", type=Path, default=None, help="file of alarm hooks")
     parser.add_argument(

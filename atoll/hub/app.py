@@ -19,12 +19,14 @@ from atoll.hub.alarms.notify import Notifier
 from atoll.hub.alarms.notify_config import load_targets
 from atoll.hub.alarms.watch import AlarmWatch
 from atoll.hub.discovery import MdnsAnnouncement, MdnsRegistration
+from atoll.hub.grouped import GroupedJobs
 from atoll.hub.http.live import HubLive
 from atoll.hub.jobs import deletion as deletion_rows_module
 from atoll.hub.jobs.deletion import Deletions
 from atoll.hub.jobs.retention import Retention
 from atoll.hub.nodes.access import Access
 from atoll.hub.nodes.membership import Membership
+from atoll.hub.nodes.meters import SessionMeters
 from atoll.hub.nodes.sampler import HubSampler, node_stats
 from atoll.hub.nodes.services import JobServices
 from atoll.hub.options import HubOptions as HubOptions
@@ -55,18 +57,15 @@ from atoll.hub.storage.backup import save_last_folder
 from atoll.hub.storage.copy_places import CopyPlaces
 from atoll.hub.storage.restore import restore
 from atoll.hub.stores import Stores, open_stores
-from atoll.hub.swarm.service import SwarmService
 from atoll.hub.tasks import Tasks
 from atoll.hub.telemetry import Telemetry
+from atoll.hub.verification.service import VerificationService
 from atoll.ids import REDUCER, is_reducer
 from atoll.wire.messages import Envelope
 
 logger = logging.getLogger(__name__)
 
-SWEEP_S = 0.25
-
-TICKS_PER_SECOND = 4
-
+SWEEP_S, TICKS_PER_SECOND = 0.25, 4
 BLOBS_EVERY_S = 600
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -87,7 +86,9 @@ class Hub:
         self.operator_token = ""
         self.tasks = Tasks()
         self.proxies = TrustedProxies(options.trust_proxy)
-        self.limiter = ConnectionLimiter(options.limits, exempt=self.proxies.trusts)
+        self.limiter = ConnectionLimiter(
+            options.limits, exempt=self.proxies.trusts, ledger=stores.ledger
+        )
         self.audit = Audit(stores.database, clock=clock)
         self.tls: TlsFiles | None = None
         """Set by :meth:`start`; None without TLS."""
@@ -99,34 +100,28 @@ class Hub:
             reconnect_grace_s=options.reconnect_grace_s,
             dead_after_s=options.dead_after_s,
         )
+        SessionMeters(stores.ledger, self.sessions, clock=clock)
         round_store = RoundStore(database=stores.database, jobs=stores.jobs, clock=clock)
         self.rounds = RoundService(
-            store=round_store,
-            events=stores.events,
-            clock=clock,
-            wire=self.sessions,
-            relayed=self.sessions.relay.job_bytes,
-            first_grace_s=options.first_grace_s,
-        )
+            store=round_store, events=stores.events, clock=clock, wire=self.sessions,
+            relayed=self.sessions.relay.job_bytes, first_grace_s=options.first_grace_s,
+        )  # fmt: skip
         self.checkpoints = Checkpoints(
-            database=stores.database,
-            jobs=stores.jobs,
-            files=stores.files,
-            events=stores.events,
-            rounds=self.rounds,
-            clock=clock,
-        )
+            database=stores.database, jobs=stores.jobs, files=stores.files,
+            events=stores.events, rounds=self.rounds, clock=clock,
+        )  # fmt: skip
         self.membership = Membership(
-            stores=stores,
-            sessions=self.sessions,
-            rounds=self.rounds,
-            checkpoints=self.checkpoints,
-            clock=clock,
-        )
-        self.swarm = SwarmService(
-            jobs=stores.jobs, events=stores.events, clock=clock, live=self.membership.live
-        )
-        self.rounds.runtimes.meetings = self.swarm
+            stores=stores, sessions=self.sessions, rounds=self.rounds,
+            checkpoints=self.checkpoints, clock=clock,
+        )  # fmt: skip
+        self.grouped = GroupedJobs.of(
+            stores, checkpoints=self.checkpoints, membership=self.membership, rounds=self.rounds,
+            sessions=self.sessions, clock=clock, start_s=options.first_grace_s,
+        )  # fmt: skip
+        self.verification = self.rounds.runtimes.observer = VerificationService(
+            stores, clock=clock, tasks=self.tasks, live=self.membership.live,
+            fail=self.membership.fail,
+        )  # fmt: skip
         self.reducers: ReducerProcesses | None = None
         if options.reducers and torch_is_here():
             folder = options.data / "reducers"
@@ -140,7 +135,9 @@ class Hub:
             membership=self.membership,
             rounds=self.rounds,
             checkpoints=self.checkpoints,
-            swarm=self.swarm,
+            swarm=self.grouped.swarm,
+            paths=self.grouped.paths,
+            verification=self.verification,
             clock=clock,
         )
         self.scheduler = Scheduler(
@@ -152,15 +149,12 @@ class Hub:
             services,
             scheduler=self.scheduler,
             recovery=RecoveryCoordinator(
-                rounds=self.rounds,
-                jobs=stores.jobs,
-                events=stores.events,
-                checkpoints=self.checkpoints,
-                clock=clock,
+                rounds=self.rounds, jobs=stores.jobs, events=stores.events,
+                checkpoints=self.checkpoints, clock=clock,
             ),
             rejections=RejectionCounts(stores.events, clock=clock),
             tasks=self.tasks,
-        )
+        )  # fmt: skip
         self.live = HubLive(services, self.scheduler)
         self.sampler = HubSampler(stores, clock=clock)
         self.deletions = Deletions(
@@ -187,15 +181,21 @@ class Hub:
         access = await self._open_tls()
         self.sessions.admit = access.admit
         address_shown, self.prefix = forwarded_address(self.options.advertise, self.options.prefix)
-        mark = self.tls.mark if self.tls else ""
-        self.ticket = ticket_text(self.url, secrets.ticket, advertise=address_shown, mark=mark)
+
+        def make_ticket() -> None:
+            mark = self.tls.mark if self.tls else ""
+            self.ticket = ticket_text(self.url, secrets.ticket, advertise=address_shown, mark=mark)
+
+        make_ticket()
+        if self.tls is not None:
+            self.tls.on_switch = make_ticket
         context = Context(
             stores=self.stores,
             live=self.live,
             clock=self.clock,
             version=__version__,
             started=self.clock.wall(),
-            ticket=self.ticket,
+            ticket_of=lambda: self.ticket,
             tell=self.sessions.notify,
             access=access,
             audit=self.audit,
@@ -203,6 +203,7 @@ class Hub:
             limits=self.options.limits,
             rendezvous=self.scheduler.followers.rendezvous,
             pairing=Pairing(self.clock),
+            verification=self.verification,
         )
         await asyncio.to_thread(self._save_folder)
         await self._announce()
@@ -247,18 +248,18 @@ class Hub:
         choice = choose(options.tls, host=options.host)
         if choice.mode != "off":
             self.tls = await asyncio.to_thread(
-                TlsFiles,
-                choice,
-                data=options.data,
+                TlsFiles, choice, data=options.data, clock=self.clock,
                 names=(options.host, host_of(options.advertise)),
-                clock=self.clock,
-            )
+            )  # fmt: skip
             self.tasks.start(self.tls.keep(), name="certificates")
-        authority = self.tls.authority if self.tls else None
-        certificates = NodeCertificates(authority, database=stores.database, clock=self.clock)
+        tls = self.tls
+        certificates = NodeCertificates(
+            (lambda: tls.authorities[-1]) if tls else None, database=stores.database,
+            clock=self.clock,
+        )  # fmt: skip
         return Access(
             stores=stores, sessions=self.sessions, certificates=certificates, limiter=self.limiter,
-            ca=authority.ca if authority else None,
+            tls=tls,
         )  # fmt: skip
 
     @property
@@ -358,12 +359,14 @@ class Hub:
             try:
                 self.sessions.sweep()
                 await self.rounds.tick()
-                await self.swarm.tick()
+                await self.grouped.tick()
+                await self.verification.tick()
                 if count % TICKS_PER_SECOND == 0:
                     await self.scheduler.tick()
                     await self.stores.queue.expire()
                     await self.sampler.tick(node_stats(self.membership, self.sessions))
                     self.deletions.tick()
+                    self.limiter.settle()
                     await self.retention.tick()
                 if count % (TICKS_PER_SECOND * BLOBS_EVERY_S) == 0:
                     self.tasks.start(self.stores.blobs.sweep(), name="sweep of blobs")
@@ -392,6 +395,6 @@ async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None)
                node_certificates_module.SCHEMA, deletion_rows_module.SCHEMA)  # fmt: skip
     stores = await open_stores(
         options.data, jobs_dir=options.jobs, clock=clock, schemas=schemas, queue=options.queue,
-        copies=CopyPlaces(options.copies),
+        copies=CopyPlaces(options.copies), quotas=options.quotas,
     )  # fmt: skip
     return Hub(options, stores, url=url, clock=clock)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from atoll.hub.alarms.watch import DEFAULT_INTERVALS, AlarmIntervals
 from atoll.hub.jobs.retention import NOTHING_GOES, RetentionRules
+from atoll.hub.quotas.limits import Quotas
 from atoll.hub.scheduler.scheduler import KILL_GRACE_S
 from atoll.hub.security.connection_limits import DEFAULT_LIMITS, Limits
 from atoll.wire.limits import DEAD_AFTER_S
@@ -34,6 +35,8 @@ class HubOptions:
     trust_proxy: tuple[str, ...] = ()
     """Addresses of reverse proxies that may set X-Forwarded-For and -Proto."""
     limits: Limits = DEFAULT_LIMITS
+    quotas: Quotas | None = None
+    """How much each token, node and job may use; None: `quotas.toml` in the data folder."""
     ticket_uses: int | None = None
     """How often the ticket may be used; None: no limit."""
     reducers: bool = True

@@ -21,7 +21,7 @@ from atoll.hub.scheduler.scheduler import Scheduler
 from atoll.hub.sessions.rejections import RejectionCounts
 from atoll.hub.sessions.session import Session
 from atoll.hub.tasks import Tasks
-from atoll.ids import is_reducer
+from atoll.ids import REDUCER, is_reducer
 from atoll.wire.messages import (
     Acked,
     Beat,
@@ -38,9 +38,12 @@ from atoll.wire.messages import (
     Message,
     Metrics,
     Offering,
+    PathAsk,
+    PathTrained,
     ProcessState,
     QueuePut,
     QueuePutMany,
+    Received,
     Recover,
     Register,
     Roster,
@@ -50,8 +53,12 @@ from atoll.wire.messages import (
     Stop,
     SwarmAnnounce,
     SwarmDone,
+    SwarmKept,
+    SwarmUnsaved,
     SwarmWant,
     SwarmWatch,
+    VerificationAnswer,
+    VerificationAsk,
 )
 from atoll.wire.states import ProcessPhase
 
@@ -60,8 +67,12 @@ logger = logging.getLogger(__name__)
 MAX_REQUESTS = 1_000
 """Open requests and notices of one session."""
 
-NOTICES: frozenset[type[Message]] = frozenset({Event})
+NOTICES: frozenset[type[Message]] = frozenset({Event, Received})
 """Messages that may come without a request number; all others have an answer."""
+
+REPORTS: frozenset[type[Message]] = frozenset({LogLines, Metrics, Event})
+"""Stored one at a time of each session: a transaction that held all that one session has sent
+would keep the others' votes waiting."""
 
 Handler = Callable[[Session, Any, int], Awaitable[Message]]
 
@@ -87,6 +98,8 @@ class Router:
         self._rounds = services.rounds
         self._checkpoints = services.checkpoints
         self._swarm = services.swarm
+        self._paths = services.paths
+        self._verification = services.verification
         self._scheduler = scheduler
         self._recovery = recovery
         self._rejections = rejections
@@ -121,7 +134,14 @@ class Router:
             SwarmAnnounce: self._swarm_announce,
             SwarmWant: self._swarm_want,
             SwarmDone: self._swarm_done,
+            SwarmKept: self._swarm_kept,
+            SwarmUnsaved: self._swarm_unsaved,
             SwarmWatch: self._swarm_watch,
+            PathAsk: self._path_ask,
+            PathTrained: self._path_trained,
+            Received: self._received,
+            VerificationAsk: self._verification_ask,
+            VerificationAnswer: self._verification_answer,
         }
 
     def received(self, session: Session, envelope: Envelope) -> None:
@@ -163,7 +183,11 @@ class Router:
 
     async def _run(self, session: Session, envelope: Envelope, handler: Handler) -> None:
         try:
-            answer = await handler(session, envelope.body, envelope.id)
+            if type(envelope.body) in REPORTS:
+                async with session.turn:
+                    answer = await handler(session, envelope.body, envelope.id)
+            else:
+                answer = await handler(session, envelope.body, envelope.id)
         except AtollError as error:
             logger.info("%s: %s", session.address, error)
             await self._rejections.note(session, envelope.body, error)
@@ -297,7 +321,11 @@ class Router:
         return CheckpointState(await self._checkpoints.deliver(*self._member_of_job(session), body))
 
     async def _swarm_announce(self, session: Session, body: SwarmAnnounce, id: int) -> Message:
-        return await self._swarm.announce(*self._member_of_job(session), body)
+        job, member = self._member_of_job(session)
+        place = await self._swarm.announce(job, member, body)
+        if not place.epoch:  # it holds the whole model, and comes late
+            await self._recovery.wait_for(job, member)
+        return place
 
     async def _swarm_want(self, session: Session, body: SwarmWant, id: int) -> Message:
         return await self._swarm.want(*self._member_of_job(session), body)
@@ -307,8 +335,38 @@ class Router:
         await self._swarm.done(job, body)
         return Done()
 
+    async def _swarm_kept(self, session: Session, body: SwarmKept, id: int) -> Message:
+        return await self._swarm.kept(*self._member_of_job(session), body)
+
+    async def _swarm_unsaved(self, session: Session, body: SwarmUnsaved, id: int) -> Message:
+        await self._swarm.unsaved(*self._member_of_job(session), body)
+        return Done()
+
     async def _swarm_watch(self, session: Session, body: SwarmWatch, id: int) -> Message:
         return await self._swarm.watch(*self._member_of_job(session), body)
+
+    async def _path_ask(self, session: Session, body: PathAsk, id: int) -> Message:
+        job, member = self._member_of_job(session)
+        self._jobs.members.takes_part(job, member)
+        return await self._paths.ask(job, member, body)
+
+    async def _path_trained(self, session: Session, body: PathTrained, id: int) -> Message:
+        return await self._paths.trained(*self._member_of_job(session), body)
+
+    async def _received(self, session: Session, body: Received, id: int) -> Message:
+        if not session.job or session.member != REDUCER:
+            raise AuthError("only the reducer of a job may report this", given=session.address)
+        self._verification.received(session.job, body)
+        return Done()
+
+    async def _verification_ask(self, session: Session, body: VerificationAsk, id: int) -> Message:
+        return self._verification.ask(*self._member_of_job(session), body)
+
+    async def _verification_answer(
+        self, session: Session, body: VerificationAnswer, id: int
+    ) -> Message:
+        await self._verification.answer(*self._member_of_job(session), body)
+        return Done()
 
     def _member_of_job(self, session: Session) -> tuple[str, str]:
         job, member = _member(session)

@@ -10,7 +10,19 @@ from atoll.errors import HubError
 from atoll.hub.alarms import rest as rest_alarms
 from atoll.hub.dashboard import pages
 from atoll.hub.dashboard.sse import EventStreams
-from atoll.hub.http import access, files, hub, jobs, pairing, prometheus, queues
+from atoll.hub.http import (
+    access,
+    files,
+    hub,
+    jobs,
+    keys,
+    limits,
+    pairing,
+    prometheus,
+    queues,
+    secrets,
+    verification,
+)
 from atoll.hub.http.context import Context, LiveHub
 from atoll.hub.http.endpoint import Endpoint, Handler, HttpRefused
 from atoll.hub.http.middleware import add_authentication
@@ -75,6 +87,11 @@ def routes(context: Context) -> list[BaseRoute]:
         at("/api/renew", ("node",), post=access.renew),
         at("/api/tickets", operator, get=access.list_tickets, post=access.make_ticket),
         at("/api/tickets/{ticket}/revoke", operator, post=access.revoke_ticket),
+        at("/api/keys", operator, get=keys.show),
+        at("/api/keys/rotate", operator, post=keys.rotate),
+        at("/api/secrets", operator, get=secrets.show),
+        at("/api/secrets/{name}", operator, put=secrets.store, delete=secrets.remove),
+        at("/api/limits", operator, viewer, get=limits.show),
         at("/api/audit", operator, get=access.show_audit),
         at("/metrics", operator, viewer, get=prometheus.show),
         at("/api/hub", everyone, viewer, get=hub.show_hub),
@@ -88,6 +105,7 @@ def routes(context: Context) -> list[BaseRoute]:
         at("/api/history", operator, viewer, get=hub.show_history),
         at("/api/jobs", operator, viewer, get=jobs.list_jobs, post=jobs.submit),
         at(job, operator, "job", viewer, get=jobs.show_job, delete=jobs.delete_job),
+        at(f"{job}/secrets", ("job",), get=secrets.give),
         at(f"{job}/size", operator, viewer, get=jobs.show_size),
         at(f"{job}/metrics", own_job, viewer, get=jobs.read_metrics),
         at(f"{job}/events", own_job, viewer, get=jobs.read_events),
@@ -101,6 +119,9 @@ def routes(context: Context) -> list[BaseRoute]:
         # A node uploads what a job left on it; the handler checks which files it may write.
         at(f"{job}/files/{{path:path}}", own_job, viewer, writes=("node",), audited=False,
            get=files.get_file, put=files.put_file),
+        at(f"{job}/verification", operator, viewer, get=verification.show),
+        at(f"{job}/verification/{{challenge}}/{{position}}", ("job",), audited=False,
+           get=verification.give_state, put=verification.take_state),
         at(f"{job}/rendezvous/{{member}}", ("job",), audited=False, get=hub.find_rendezvous,
            put=hub.publish_rendezvous),
         at("/api/blobs/{sha256}", everyone, audited=False, get=files.get_blob,

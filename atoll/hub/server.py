@@ -218,7 +218,8 @@ def run(server: HubServer, *, on_ready: Callable[[], None]) -> None:
 
 def _config(hub: Hub) -> uvicorn.Config:
     """Return uvicorn's configuration; heartbeats replace its pings."""
-    factory: Any = protocol_factory(hub.limiter, hub.tls.context if hub.tls else None)
+    tls = hub.tls
+    factory: Any = protocol_factory(hub.limiter, (lambda: tls.context) if tls else None)
     return uvicorn.Config(
         hub.asgi,
         interface="asgi3",

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from atoll.clock import Clock
-from atoll.errors import DeadlineExceeded, HubError
+from atoll.errors import DeadlineExceeded, LeaseEnded
 from atoll.ids import new_token
 from atoll.queues import serialization
 from atoll.queues.channel import Channel
@@ -64,7 +64,7 @@ class Item:
         """Mark it done: it is not delivered again.
 
         Raises:
-            HubError: the lease had expired and another consumer has it.
+            LeaseEnded: another consumer may have it.
         """
         self._queue.ack([self])
 
@@ -206,8 +206,8 @@ class Queue:
         """Acknowledge items with one message.
 
         Raises:
-            HubError: some leases had expired and other consumers have these items; the rest is
-                done.
+            LeaseEnded: some leases had ended and other consumers may have these items; the rest
+                is done.
         """
         self._held(QueueAckMany(self.name, [item.lease for item in items]))
 
@@ -229,7 +229,7 @@ class Queue:
     def _held(self, ask: QueueAckMany | QueueExtendMany) -> None:
         answer = self._channel.ask(ask, timeout_s=ASK_S)
         if isinstance(answer, QueueLost) and answer.leases:
-            raise HubError(
+            raise LeaseEnded(
                 "these leases are not held any more",
                 given=f"{len(answer.leases)} of {len(ask.leases)} of queue {self.name!r}",
                 expected="leases whose time has not ended",

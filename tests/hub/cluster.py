@@ -25,6 +25,7 @@ inner = "fsdp"
 [island]
 ranks = 2
 machines = 2
+encryption = "off"
 on_loss = "{on_loss}"
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.errors import ConfigError, DeadlineExceeded, HubError, QueueFull
+from atoll.errors import ConfigError, DeadlineExceeded, LeaseEnded, QueueFull
 from atoll.hub.server import HubServer
 from atoll.queues import Item, Queue, QueueRegistry
 from tests.queues.conftest import channel_to
@@ -73,9 +73,9 @@ def test_expired_lease_is_lost_to_its_first_consumer(registry: QueueRegistry) ->
     (second,) = queue.claim(wait_s=BOUND_S)
     assert second.attempt == 2
     second.extend(60.0)
-    with pytest.raises(HubError, match="not held"):
+    with pytest.raises(LeaseEnded, match="not held"):
         first.ack()
-    with pytest.raises(HubError, match="not held"):
+    with pytest.raises(LeaseEnded, match="not held"):
         first.extend(60.0)
     second.ack()
 

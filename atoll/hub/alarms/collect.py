@@ -7,11 +7,20 @@ import logging
 import shutil
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.hub.alarms.facts import Facts, Forecast, HubFacts, JobFacts, NodeFacts, QueueFacts
+from atoll.hub.alarms.facts import (
+    Facts,
+    Forecast,
+    HubFacts,
+    JobFacts,
+    LimitedFacts,
+    NodeFacts,
+    QueueFacts,
+)
 from atoll.hub.alarms.series import JobMemory, Trend
 from atoll.hub.jobs.jobs import Job
 from atoll.hub.nodes.services import JobServices
@@ -62,6 +71,10 @@ LOOKED_AT_S = 86_400.0
 """Jobs that ended longer ago are ignored."""
 QUEUES_S = 5.0
 """Timeout of reading queues, which may be on another server."""
+MOST_REACHED = 100
+"""Limits that have alarms of their own at once: one process can reach those of many queues."""
+LIMITED_S = 30.0
+"""How long a session that had to wait is reported."""
 _EVENTS_AT_ONCE = 1_000
 
 
@@ -79,6 +92,7 @@ class FactCollector:
     def __init__(self, services: JobServices, *, version: str, data: Path) -> None:
         self._stores, self._sessions = services.stores, services.sessions
         self._membership, self._rounds = services.membership, services.rounds
+        self._swarm = services.swarm
         self._clock, self._version, self._data = services.clock, version, data
         self._jobs: dict[str, JobMemory] = {}
         self._nodes: dict[str, _NodeMemory] = {}
@@ -120,9 +134,10 @@ class FactCollector:
             for name in record.members
         }
         waits = self._rounds.waiting(job) if running else ([], 0.0)
-        return memory.facts(
+        found = memory.facts(
             record, now=now, alone=record.spec.alone, standings=standings, waits=waits
         )
+        return replace(found, swarm=self._swarm.view(job)) if running else found
 
     async def hub(self) -> HubFacts:
         """Return the facts of the hub itself."""
@@ -133,7 +148,22 @@ class FactCollector:
             disk = Forecast(
                 free_bytes=usage[0], total_bytes=usage[1], full_in_s=self._disk.full_in_s()
             )
-        return HubFacts(version=self._version, disk=disk, queues=await self._queues())
+        now = self._clock.monotonic()
+        limited = [
+            LimitedFacts(
+                address=session.address,
+                frames=session.meter.frames,
+                paused_s=session.meter.paused_s,
+                frames_per_s=session.meter.rate,
+            )
+            for session in self._sessions.all()
+            if now - session.meter.limited_at < LIMITED_S
+        ]
+        queues = await self._queues()
+        reached = [use for use in await self._stores.ledger.uses() if use.reached][:MOST_REACHED]
+        return HubFacts(
+            version=self._version, disk=disk, queues=queues, limited=limited, reached=reached
+        )
 
     async def _queues(self) -> list[QueueFacts]:
         """Return the facts of queues; none while their server does not answer."""
@@ -182,8 +212,21 @@ class FactCollector:
             jobs=sorted({job for job, _ in running}),
             skew_s=self._skew_s(session, now),
             reconnects=reconnects + self.links.count(node.node, now),
-            disk=_disk(node, session, memory, now),
-            memory=_memory(node, session, memory, now),
+            # Nodes do not report the size of their disk; the free space at join replaces it.
+            disk=_forecast(
+                session,
+                "disk_free_bytes",
+                memory.disk,
+                now,
+                total=float(node.info.disk_free_bytes),
+            ),
+            memory=_forecast(
+                session,
+                "memory_free_bytes",
+                memory.memory,
+                now,
+                total=float(node.info.memory_bytes),
+            ),
         )
 
     def _skew_s(self, session: Session | None, now: float) -> float | None:
@@ -202,27 +245,15 @@ class FactCollector:
         )
 
 
-def _disk(
-    node: Node, session: Session | None, memory: _NodeMemory, now: float
-) -> Forecast | None:  # fmt: skip
-    free = session.stats.get("disk_free_bytes") if session is not None else None
+def _forecast(
+    session: Session | None, name: str, trend: Trend, now: float, *, total: float
+) -> Forecast | None:
+    """Return the forecast of a figure of free bytes that nodes report; None: not reported."""
+    free = session.stats.get(name) if session is not None else None
     if free is None:
         return None
-    memory.disk.add(now, free)
-    # Nodes do not report the size of their disk; the free space at join replaces it.
-    total = float(node.info.disk_free_bytes)
-    return Forecast(free_bytes=free, total_bytes=total, full_in_s=memory.disk.full_in_s())
-
-
-def _memory(
-    node: Node, session: Session | None, memory: _NodeMemory, now: float
-) -> Forecast | None:  # fmt: skip
-    free = session.stats.get("memory_free_bytes") if session is not None else None
-    if free is None:
-        return None
-    memory.memory.add(now, free)
-    total = float(node.info.memory_bytes)
-    return Forecast(free_bytes=free, total_bytes=total, full_in_s=memory.memory.full_in_s())
+    trend.add(now, free)
+    return Forecast(free_bytes=free, total_bytes=total, full_in_s=trend.full_in_s())
 
 
 def _disk_usage(folder: Path) -> tuple[int, int] | None:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.hub.quotas.ledger import Use
 from atoll.hub.rounds.timeline import CatchUp, Row
+from atoll.hub.swarm.view import SwarmView
 
 Curve = Sequence[tuple[float, float]]
 """(Unix time, loss), oldest first, evenly spaced in rounds; early points may be merged."""
@@ -59,6 +61,8 @@ class JobFacts:
     waits_for: Sequence[str] = ()
     waits_s: float = 0.0
     """How long it has waited."""
+    swarm: SwarmView | None = None
+    """Its stages and their members, if it is a SWARM."""
 
     def who(self, member: str) -> str:
         """Return a member with its node, for messages."""
@@ -121,12 +125,29 @@ class QueueFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitedFacts:
+    """A session that was made to wait lately, because it sent more than one may."""
+
+    address: str
+    """`JOB/MEMBER`, or a node."""
+    frames: int
+    """What it has sent in all."""
+    paused_s: float
+    """How long it has waited in all."""
+    frames_per_s: float = 2_000.0
+    """The rate that it may keep up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HubFacts:
     """The hub itself."""
 
     version: str = ""
     disk: Forecast | None = None
     queues: Sequence[QueueFacts] = ()
+    limited: Sequence[LimitedFacts] = ()
+    reached: Sequence[Use] = ()
+    """Limits that are used up, or because of which something was refused in the last minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

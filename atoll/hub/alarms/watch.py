@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.clock import Clock
-from atoll.hub.alarms import job_rules, loss_rules, machine_rules, member_rules
+from atoll.hub.alarms import job_rules, loss_rules, machine_rules, member_rules, swarm_rules
 from atoll.hub.alarms.collect import FactCollector
 from atoll.hub.alarms.engine import Alarm, Changes, Engine, Finding, Rule
 from atoll.hub.alarms.machine_rules import duration
@@ -24,6 +24,11 @@ RULES = (
     Rule(kind="replica-mismatch", find=member_rules.replica_mismatch, holds_s=0, gone_s=60),
     Rule(kind="straggler", find=member_rules.straggler, holds_s=10, gone_s=30),
     Rule(kind="stale", find=member_rules.stale, holds_s=30, gone_s=15),
+    Rule(kind="stage-slow", find=swarm_rules.stage_slow, holds_s=120, gone_s=60),
+    Rule(kind="stage-alone", find=swarm_rules.stage_alone, holds_s=60, gone_s=10),
+    Rule(kind="swarm-paused", find=swarm_rules.swarm_paused, holds_s=5, gone_s=2),
+    Rule(kind="stage-fails", find=swarm_rules.stage_fails, holds_s=10, gone_s=10),
+    Rule(kind="member-banned", find=swarm_rules.member_banned, holds_s=0, gone_s=60),
     Rule(
         kind="flapping-link", find=machine_rules.flapping_link, holds_s=0, gone_s=120,
         of_nodes=True,
@@ -43,6 +48,7 @@ RULES = (
     Rule(kind="node-lost", find=machine_rules.node_lost, holds_s=0, gone_s=5, of_nodes=True),
     Rule(kind="job-failed", find=job_rules.job_failed, holds_s=0, gone_s=0),
     Rule(kind="queue-full", find=job_rules.queue_full, holds_s=10, gone_s=30),
+    Rule(kind="limit-reached", find=job_rules.limit_reached, holds_s=0, gone_s=30),
 )  # fmt: skip
 """Every kind of alarm, see docs/operate/alarms.md. The times are long enough that faults which
 recover on their own are not reported: a short disconnect, one slow round, one noisy loss.

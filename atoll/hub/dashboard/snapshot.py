@@ -101,10 +101,12 @@ class SnapshotSource:
     async def worth(self, job: str, now: float) -> Row:
         """Return the value of each node of a job, cached for `WORTH_EVERY_S`."""
         until, worth = self._worths.get(job, (0.0, {}))
+        stores = self._context.stores
+        if stores.jobs.get(job).spec.parts_saved:  # its stages tell
+            return {}
         if now >= until:
             if len(self._worths) > JOBS_LISTED:
                 self._worths.clear()
-            stores = self._context.stores
             worth = await node_value(stores.jobs, stores.database, job)
             self._worths[job] = (now + WORTH_EVERY_S, worth)
         return worth

@@ -13,6 +13,7 @@ from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, Json, audit_as, body_as, identity_of, number
 from atoll.hub.http.middleware import source_of
 from atoll.hub.nodes.access import Access
+from atoll.hub.quotas.limits import checked
 from atoll.wire.messages import NodeInfo
 
 MAX_NOTE = 100
@@ -88,12 +89,19 @@ async def renew(request: Request, context: Context) -> Response:
     return Json({"certificate": await certificates.issue(body.request, node=node)})
 
 
-async def show_ca(_request: Request, context: Context) -> Response:
-    """GET /ca.pem: certificate of the hub's authority, to compare with a fingerprint."""
-    ca = access_of(context).ca
-    if ca is None:
-        raise HttpRefused(404, HubError("this hub has no certificate authority of its own"))
-    return PlainTextResponse(ca.read_text(encoding="utf-8"), media_type="application/x-pem-file")
+async def show_ca(request: Request, context: Context) -> Response:
+    """GET /ca.pem: certificate of the hub's authority, to compare with a fingerprint.
+
+    With `?fingerprint=` also of the one that is to replace it.
+    """
+    tls = access_of(context).tls
+    authorities = tls.authorities if tls is not None else []
+    wanted = request.query_params.get("fingerprint")
+    for authority in authorities:
+        if wanted in (None, authority.fingerprint):
+            text = authority.ca.read_text(encoding="utf-8")
+            return PlainTextResponse(text, media_type="application/x-pem-file")
+    raise HttpRefused(404, HubError("this hub has no such certificate authority of its own"))
 
 
 class TicketRequest(msgspec.Struct, frozen=True):
@@ -105,6 +113,8 @@ class TicketRequest(msgspec.Struct, frozen=True):
     valid_s: float | None = None
     """Validity in seconds; None: no expiry."""
     name: str = ""
+    quotas: dict[str, int] = {}
+    """Limits of those who come with it, by name."""
 
 
 async def make_ticket(request: Request, context: Context) -> Response:
@@ -117,7 +127,7 @@ async def make_ticket(request: Request, context: Context) -> Response:
         raise ConfigError("a ticket is valid for some time", given=body.valid_s, expected=expected)
     secret = await context.stores.auth.create_ticket(
         role=body.role, uses=body.uses, valid_s=body.valid_s, note=body.name[:MAX_NOTE],
-        made_by=identity_of(request).name,
+        made_by=identity_of(request).name, quotas=checked(body.quotas, of_token=True),
     )  # fmt: skip
     return Json({"ticket": ticket_with(context, secret)}, status_code=201)
 

@@ -13,6 +13,7 @@ from atoll.hub.security.audit import Audit
 from atoll.hub.security.connection_limits import DEFAULT_LIMITS, Limits
 from atoll.hub.security.pairing import Pairing
 from atoll.hub.stores import Stores
+from atoll.hub.verification.service import VerificationService
 from atoll.wire.messages import Message
 
 
@@ -25,6 +26,14 @@ class LiveHub(Protocol):
 
     def members(self, job: str) -> dict[str, dict[str, Any]]:
         """Return, per member: `last_seen_s`, `sent_bytes`, `received_bytes`, `connected`."""
+        ...
+
+    def swarm(self, job: str) -> dict[str, Any] | None:
+        """Return a SWARM's stages and members (`SwarmView`); None for other jobs."""
+        ...
+
+    def paths(self, job: str) -> dict[str, Any] | None:
+        """Return the paths of a modular model (`PathsView`); None for other jobs."""
         ...
 
     async def rounds(self, job: str, *, after: int = 0, limit: int = 200) -> list[dict[str, Any]]:
@@ -81,8 +90,8 @@ class Context:
     clock: Clock
     version: str
     started: float
-    ticket: str
-    """Full text, `atoll://HOST:PORT/SECRET`."""
+    ticket_of: Callable[[], str]
+    """See `ticket`."""
     tell: Callable[[str, Message], bool] = _nobody
     """Send a notice to a session; returns False if it is not connected."""
     access: Access | None = None
@@ -92,5 +101,11 @@ class Context:
     """None: jobs cannot be deleted."""
     limits: Limits = DEFAULT_LIMITS
     rendezvous: RendezvousRegistry = field(default_factory=RendezvousRegistry)
+    verification: VerificationService | None = None
     pairing: Pairing | None = None
     """None: machines join with tickets only."""
+
+    @property
+    def ticket(self) -> str:
+        """The standing ticket, `atoll://HOST:PORT/SECRET`; rotated keys change it."""
+        return self.ticket_of()

@@ -22,6 +22,7 @@ from atoll.errors import (
     ConfigError,
     FrameTooLarge,
     HubError,
+    LimitReached,
     StorageFull,
     WireError,
     unknown,
@@ -43,6 +44,7 @@ _STATUS: list[tuple[type[AtollError], int]] = [
     (CheckpointMissing, 404),
     (ConfigError, 400),
     (WireError, 400),
+    (LimitReached, 429),
     (HubError, 409),
 ]
 

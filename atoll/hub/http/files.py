@@ -16,8 +16,10 @@ from atoll.hub.http.endpoint import HttpRefused, Json, identity_of, number
 from atoll.hub.http.jobs import job_of
 from atoll.hub.http.middleware import MAX_SPEED_BYTES
 from atoll.hub.jobs.record import code_of
+from atoll.hub.quotas.ledger import Holder
 from atoll.hub.storage.blobs import MAX_BLOB_BYTES
 from atoll.hub.storage.files import ARTIFACTS
+from atoll.hub.verification.service import FOLDER as STATES
 from atoll.wire.manifest import MANIFEST_NAME
 
 _BLOCK = bytes(64 * 1024)
@@ -29,6 +31,8 @@ async def put_file(request: Request, context: Context) -> Response:
     own = name == "job.toml" or name.endswith(".jsonl") or name.rpartition("/")[2] == MANIFEST_NAME
     if own and not name.startswith(ARTIFACTS):
         raise HttpRefused(403, AuthError("only the hub writes this file", given=name))
+    if name.startswith(f"{STATES}/"):
+        raise HttpRefused(403, AuthError("states of a verification go another way", given=name))
     identity = identity_of(request)
     if identity.role == "node" and not _left_by(identity.name, context, job, name):
         raise HttpRefused(
@@ -40,8 +44,16 @@ async def put_file(request: Request, context: Context) -> Response:
             ),
         )
     sha256 = request.headers.get("x-sha256", "")
-    info = await context.stores.files.put(job, name, request.stream(), sha256=sha256)
+    info = await context.stores.files.put(
+        job, name, request.stream(), sha256=sha256, announced=announced_bytes(request)
+    )
     return Json(info, status_code=201)
+
+
+def announced_bytes(request: Request) -> int:
+    """Return how many bytes a request says that it brings; 0: it does not say."""
+    text = request.headers.get("content-length", "")
+    return int(text) if text.isdecimal() and len(text) < 19 else 0
 
 
 def _left_by(node: str, context: Context, job: str, name: str) -> bool:
@@ -105,7 +117,11 @@ async def take_bytes(request: Request, _context: Context) -> Response:
 async def put_blob(request: Request, context: Context) -> Response:
     """PUT /api/blobs/SHA256: store a blob; bytes with another hash are refused."""
     sha256 = str(request.path_params["sha256"])
-    nbytes = await context.stores.blobs.put(sha256, request.stream(), max_bytes=MAX_BLOB_BYTES)
+    identity = identity_of(request)
+    nbytes = await context.stores.blobs.put(
+        sha256, request.stream(), max_bytes=MAX_BLOB_BYTES,
+        holder=Holder(identity.role, identity.name), announced=announced_bytes(request),
+    )  # fmt: skip
     return Json({"sha256": sha256, "nbytes": nbytes}, status_code=201)
 
 

@@ -56,7 +56,10 @@ def view_of(context: Context, job: str) -> dict[str, Any]:
     view = job_view(
         record, latest=context.stores.metrics.latest(job), live=context.live.members(job)
     )
-    return view | job_facts(record)
+    swarm = context.live.swarm(job)
+    if swarm is not None and swarm["paused"] and not view["paused"]:
+        view |= {"paused": True, "paused_reason": swarm["paused"]}
+    return view | job_facts(record) | {"swarm": swarm, "paths": context.live.paths(job)}
 
 
 def job_of(request: Request, context: Context) -> str:
@@ -76,7 +79,7 @@ async def submit(request: Request, context: Context) -> Response:
     """POST /api/jobs: store and schedule a job."""
     body = await body_as(request, Submission)
     job = await context.stores.jobs.create(
-        body.spec, files=body.files, batch=body.batch, key=body.key
+        body.spec, files=body.files, batch=body.batch, key=body.key, by=identity_of(request).name
     )
     await context.live.submit(job.job)
     return Json({"job": job.job}, status_code=201)

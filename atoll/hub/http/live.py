@@ -20,6 +20,7 @@ class HubLive:
         self._membership = services.membership
         self._scheduler = scheduler
         self._rounds = services.rounds
+        self._swarm, self._paths = services.swarm, services.paths
         self._clock = services.clock
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -56,6 +57,16 @@ class HubLive:
             | self._rounds.describe(job, member)
             for member in self._stores.jobs.get(job).members
         }
+
+    def swarm(self, job: str) -> dict[str, Any] | None:
+        """Return what people see of a SWARM."""
+        found = self._swarm.view(job)
+        return found.figures() if found is not None else None
+
+    def paths(self, job: str) -> dict[str, Any] | None:
+        """Return what people see of a job's paths."""
+        found = self._paths.view(job, self._stores.metrics.latest(job))
+        return found.figures() if found is not None else None
 
     async def rounds(self, job: str, *, after: int = 0, limit: int = 200) -> list[dict[str, Any]]:
         """Return decided attempts of rounds, oldest first."""

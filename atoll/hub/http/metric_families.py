@@ -9,6 +9,9 @@ from typing import Any
 from atoll.hub.http.context import Context
 from atoll.hub.http.hub import rss_bytes
 from atoll.hub.http.jobs import view_of
+from atoll.hub.http.limits import fullest
+from atoll.hub.quotas.ledger import Use
+from atoll.hub.swarm.view import PeerState
 from atoll.wire.states import JobState, MemberState, NodeState
 
 ENDED_SHOWN_S = 3_600.0
@@ -69,6 +72,17 @@ _OF_MEMBERS: tuple[_Figure, ...] = (
     ("sent_bytes_total", "counter", "Sent by a member.", "sent_bytes"),
     ("received_bytes_total", "counter", "Received by a member.", "received_bytes"),
 )
+_OF_STAGES: tuple[_Figure, ...] = (
+    ("counted", "gauge", "Microbatches of the present step that count.", "counted"),
+    ("rows_per_second", "gauge", "Rows that its members train on together.", "rows_per_s"),
+    ("slowest", "gauge", "1 if it holds all others up.", "slowest"),
+)
+_OF_PEERS: tuple[_Figure, ...] = (
+    ("rows_per_second", "gauge", "Rows that a member of a stage trains on.", "rows_per_s"),
+    ("queue", "gauge", "Microbatches that wait at it.", "queue"),
+    ("path_share", "gauge", "Share of the newest paths through its stage.", "share"),
+    ("failures", "gauge", "Times it was banned in ten minutes.", "failures"),
+)
 _OF_QUEUES: tuple[_Figure, ...] = (
     ("bytes", "gauge", "Bytes stored.", "bytes"),
     ("oldest_seconds", "gauge", "Age of the oldest item that is ready.", "oldest_s"),
@@ -105,6 +119,7 @@ async def families(context: Context) -> list[Family]:
                [({"state": state}, states.count(state)) for state in JobState]),
         *_jobs(jobs),
         *_queues(await context.stores.queue.rows()),
+        *_quotas(await context.stores.ledger.uses()),
         *_alarms(context.stores.alarms.open()),
     ]  # fmt: skip
 
@@ -154,6 +169,39 @@ def _jobs(jobs: Sequence[Row]) -> list[Family]:
         Family("atoll_job_members", "gauge", "Running members.", running),
         *_table("atoll_job", _OF_JOBS, labelled),
         *_table("atoll_member", _OF_MEMBERS, members),
+        *_stages([job for job in jobs if job["swarm"] is not None]),
+    ]  # fmt: skip
+
+
+def _stages(jobs: Sequence[Row]) -> list[Family]:
+    """Return the metrics of SWARMs; none without one."""
+    if not jobs:
+        return []
+    stages = [
+        ({"job": str(job["job"]), "stage": str(stage["stage"])},
+         stage | {"slowest": float(stage["slowest"])})
+        for job in jobs
+        for stage in job["swarm"]["stages"]
+    ]  # fmt: skip
+    peers = [
+        (labels | {"member": peer["member"], "node": peer["node"]}, peer)
+        for labels, stage in stages
+        for peer in stage["peers"]
+    ]
+    swarms = [({"job": str(job["job"])}, job["swarm"]) for job in jobs]
+    members: list[Sample] = [
+        (labels | {"state": state}, sum(peer["state"] == state for peer in stage["peers"]))
+        for labels, stage in stages
+        for state in PeerState
+    ]
+    return [
+        Family("atoll_swarm_paused", "gauge", "1 while a stage has no member.",
+               [(labels, float(bool(swarm["paused"]))) for labels, swarm in swarms]),
+        Family("atoll_swarm_microbatches_per_second", "gauge", "Microbatches that came through.",
+               [(labels, swarm["microbatches_per_s"]) for labels, swarm in swarms]),
+        Family("atoll_stage_members", "gauge", "Members of a stage by state.", members),
+        *_table("atoll_stage", _OF_STAGES, stages),
+        *_table("atoll_stage_member", _OF_PEERS, peers),
     ]  # fmt: skip
 
 
@@ -168,6 +216,22 @@ def _queues(queues: Sequence[Row]) -> list[Family]:
         Family("atoll_queue_items", "gauge", "Items by state.", items),
         *_table("atoll_queue", _OF_QUEUES, labelled),
     ]
+
+
+def _quotas(uses: Sequence[Use]) -> list[Family]:
+    labelled = [
+        ({"kind": use.kind.value, "role": use.holder.role, "name": use.holder.name,
+          "member": use.holder.member}, use)
+        for use in fullest(uses)
+    ]  # fmt: skip
+    return [
+        Family("atoll_quota_used", "gauge", "Use of a limit; the fullest of every kind.",
+               [(labels, use.used) for labels, use in labelled]),
+        Family("atoll_quota_limit", "gauge", "What may be used; absent: any amount.",
+               [(labels, use.limit or None) for labels, use in labelled]),
+        Family("atoll_quota_refused_total", "counter", "Requests refused because of it.",
+               [(labels, use.refused) for labels, use in labelled]),
+    ]  # fmt: skip
 
 
 def _alarms(alarms: Iterable[Row]) -> list[Family]:

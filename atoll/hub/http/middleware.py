@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atoll.errors import AtollError, AuthError, FrameTooLarge, HubError
+from atoll.errors import AtollError, AuthError, FrameTooLarge, HubError, LimitReached
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, error_response
 from atoll.hub.security.auth import Identity
@@ -41,6 +41,9 @@ _OPEN = re.compile(
 _ENTERING = frozenset(("/login", "/api/join", "/api/login", "/api/pair", "/api/pair/finish"))
 _FILE = re.compile(r"/api/jobs/[^/]+/files/.+")
 _BLOB = re.compile(r"/api/blobs/[0-9a-f]{64}")
+
+AUTHORITIES = "atoll-authorities"
+"""Header with the fingerprints of the authorities that clients will know this hub by."""
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -71,11 +74,11 @@ class _AuthMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        send = _with_headers(send)
+        send = _with_headers(send, self._context)
         try:
             limit = self._check(scope, headers)
         except HttpRefused as refused:
-            if refused.status != 413:
+            if refused.status != 413 and not isinstance(refused.error, LimitReached):
                 await self._note(scope, refused.status)
             await error_response(refused.error, refused.status)(scope, receive, send)
             return
@@ -96,6 +99,8 @@ class _AuthMiddleware:
                 self._context.access.admit(identity, scope)
         except CrossOrigin as error:
             raise HttpRefused(403, error) from error
+        except LimitReached as error:
+            raise HttpRefused(429, error) from error
         except AuthError as error:
             raise HttpRefused(429 if limited else 401, error) from error
         limit = _body_limit(scope["path"])
@@ -232,12 +237,16 @@ def _bounded(receive: Receive, limit: int, *, deadline: float | None) -> Receive
     return bounded
 
 
-def _with_headers(send: Send) -> Send:
+def _with_headers(send: Send, context: Context) -> Send:
+    tls = context.access.tls if context.access is not None else None
+
     async def sending(message: Any) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
+            if tls is not None and tls.named:
+                headers[AUTHORITIES] = tls.named
         await send(message)
 
     return sending

@@ -8,12 +8,8 @@ from typing import Any, cast
 from atoll.hub.jobs.jobs import Job, Member
 from atoll.hub.jobs.record import policy_steps, steps_of
 from atoll.hub.nodes.store import Node
-from atoll.hub.observability.metrics import (
-    HELD_OUT_LOSS,
-    HELD_OUT_LOSS_SUM,
-    HELD_OUT_TOKENS,
-    Latest,
-)
+from atoll.hub.observability.held_out import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS
+from atoll.hub.observability.metrics import Latest
 from atoll.hub.sessions.session import Session
 from atoll.ids import member_id, member_of_follower
 from atoll.wire.states import JobState, MemberState, NodeState
@@ -64,6 +60,7 @@ def job_view(
         "ended": job.ended,
         "spec": job.text,
         "files": job.files,
+        "verified": job.spec.job.trust == "audit",
         "resume_round": job.resume_round,
         "stopping": job.stopping,
         "result": job.result,
@@ -83,7 +80,7 @@ def job_view(
 
 def job_row(view: Mapping[str, Any]) -> dict[str, Any]:
     """Return the view without its long parts, for lists."""
-    long = ("spec", "members", "followers", "result", "files")
+    long = ("spec", "members", "followers", "result", "files", "swarm", "paths")
     row = {name: value for name, value in view.items() if name not in long}
     row["members_running"] = sum(m["state"] == MemberState.RUNNING for m in view["members"])
     return row
@@ -132,13 +129,18 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _held_out(latest: Mapping[str, Latest]) -> float | None:
-    """Return the newest held-out loss: a whole evaluation, else the members' shares added."""
+    """Return the newest held-out loss: a whole evaluation, else the members' shares added.
+
+    Which member measures may change from one evaluation to the next.
+    """
     measured = [one for one in latest.values() if HELD_OUT_LOSS in one.values]
-    newest = max(measured, key=lambda one: one.step, default=None)
+    newest = max(measured, key=lambda one: one.evaluated, default=None)
     if newest:
         return newest.values[HELD_OUT_LOSS]
-    tokens = sum(one.values.get(HELD_OUT_TOKENS, 0.0) for one in latest.values())
-    loss_sum = sum(one.values.get(HELD_OUT_LOSS_SUM, 0.0) for one in latest.values())
+    step = max((one.evaluated for one in latest.values()), default=-1)
+    shares = [one.values for one in latest.values() if step >= 0 and one.evaluated == step]
+    tokens = sum(values.get(HELD_OUT_TOKENS, 0.0) for values in shares)
+    loss_sum = sum(values.get(HELD_OUT_LOSS_SUM, 0.0) for values in shares)
     return loss_sum / tokens if tokens else None
 
 

@@ -19,20 +19,23 @@ import msgspec
 
 from atoll.clock import Clock
 from atoll.config import JobSpec, dump_spec, parse_spec
+from atoll.config.island_checks import check_encryption, not_encrypted
+from atoll.config.redaction import secrets_of, secrets_of_copies
 from atoll.errors import AtollError, ConfigError, HubError
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.members import Members
 from atoll.hub.jobs.record import Job as Job
 from atoll.hub.jobs.record import Member as Member
 from atoll.hub.jobs.record import (
+    blobs_of,
     change_fields,
     check_files,
     check_labels,
     check_spec_change,
-    code_of,
     describe_nodes,
 )
 from atoll.hub.observability.events import Events
+from atoll.hub.security.secrets import Secrets
 from atoll.hub.storage.blobs import Blobs
 from atoll.hub.storage.copy_places import NO_FOLDERS, CopyPlaces
 from atoll.wire.states import JobState
@@ -69,9 +72,11 @@ class Jobs:
         clock: Clock,
         blobs: Blobs | None = None,
         copies: CopyPlaces = NO_FOLDERS,
+        secrets: Secrets | None = None,
     ) -> None:
         """Read all records; without `blobs` jobs cannot include code."""
         self._copies = copies
+        self._secrets = secrets
         self._database = database
         self._blobs = blobs
         self._creating = asyncio.Lock()
@@ -93,7 +98,7 @@ class Jobs:
         """Held while an ended job is resumed or deleted."""
 
     async def create(
-        self, spec_text: str, *, files: dict[str, str], batch: str = "", key: str = ""
+        self, spec_text: str, *, files: dict[str, str], batch: str = "", key: str = "", by: str = ""
     ) -> Job:
         """Store a new waiting job with its folder and its `job.toml`.
 
@@ -102,21 +107,25 @@ class Jobs:
             files: Texts that are sent with it.
             batch: Label of the jobs that are submitted together.
             key: Idempotency key of this submission: a repeated key creates no second job.
+            by: Name of the login that submits it.
 
         Raises:
-            ConfigError: the TOML or a file name is wrong, or the key belongs to another job.
-            HubError: its code is not at the hub.
+            ConfigError: the TOML, a file name or a secret is wrong, or the key is another job's.
+            HubError: its code, or the assignment of its paths, is not at the hub.
             StorageFull: no room is left.
         """
         spec = parse_spec(spec_text)
+        check_encryption(spec)
         self._copies.check(spec.checkpoint.to)
+        await self._check_secrets(spec)
         check_files(files)
         check_labels(batch=batch, key=key)
-        code = code_of(spec)
+        blobs = blobs_of(spec)
         async with self._creating:
             known = next((job for job in self._jobs.values() if key and job.key == key), None)
             if known is None:
-                return await self._create(spec, files=files, batch=batch, key=key, code=code)
+                job = Job(job="", created=0.0, spec=spec, batch=batch, key=key, by=by)
+                return await self._create(job, files=files, blobs=blobs)
         if (known.spec, known.files) != (spec, sorted(files)):
             raise ConfigError(
                 "this key belongs to another submission",
@@ -125,41 +134,51 @@ class Jobs:
             )
         return known
 
-    async def _create(
-        self, spec: JobSpec, *, files: dict[str, str], batch: str, key: str, code: str
-    ) -> Job:
-        now = self._clock.wall()
-        job = Job(
-            job=self._new_name(spec.job.name, now),
-            created=now,
-            spec=spec,
-            text=dump_spec(spec),
-            files=sorted(files),
-            batch=batch,
-            key=key,
-        )
+    async def _check_secrets(self, spec: JobSpec) -> None:
+        """Raise ConfigError if the job wants a secret that the hub does not have."""
+        names = secrets_of(spec)
+        if names and self._secrets is not None:
+            await self._secrets.check(names)
+
+    async def secrets_of_copies(self, job: str) -> dict[str, str]:
+        """Return the secrets with which a job's checkpoints are copied, by name.
+
+        Raises:
+            ConfigError: one was deleted.
+            HubError: one cannot be decrypted.
+        """
+        names = secrets_of_copies(self.get(job).spec.checkpoint)
+        return await self._secrets.values(names) if names and self._secrets is not None else {}
+
+    async def _create(self, job: Job, *, files: dict[str, str], blobs: list[str]) -> Job:
+        job.created = self._clock.wall()
+        job.job = self._new_name(job.spec.job.name, job.created)
+        job.text, job.files = dump_spec(job.spec), sorted(files)
         self._names.add(job.job)  # before anything is awaited
         try:
             await asyncio.to_thread(self._make_folder, job, files)
             await self._database.write(
-                lambda connection: self._insert(connection, job, files, code)
+                lambda connection: self._insert(connection, job, files, blobs)
             )
         except BaseException:
             self._names.discard(job.job)
             raise
         self._jobs[job.job] = job
         await self._events.add(job.job, "submitted", f"submitted for {describe_nodes(job)}")
+        if plain := not_encrypted(job.spec):
+            await self._events.add(job.job, "not-encrypted", plain)
         return job
 
     def _insert(
-        self, connection: sqlite3.Connection, job: Job, files: dict[str, str], code: str
+        self, connection: sqlite3.Connection, job: Job, files: dict[str, str], blobs: list[str]
     ) -> None:
         connection.execute(
             "INSERT INTO jobs (job, created, spec, files, record) VALUES (?, ?, ?, ?, ?)",
             (job.job, job.created, job.text, _encode(files).decode(), _record(job)),
         )
-        if code and self._blobs is not None:
-            self._blobs.hold(connection, code, f"job/{job.job}")
+        if self._blobs is not None:
+            for sha256 in blobs:
+                self._blobs.hold(connection, sha256, f"job/{job.job}")
 
     def get(self, job: str) -> Job:
         """Return a job's record.
@@ -181,6 +200,11 @@ class Jobs:
     def knows(self, job: str) -> bool:
         """Return whether there is such a job."""
         return job in self._jobs
+
+    def submitter(self, job: str) -> tuple[str, str]:
+        """Return role and name of the login that submitted a job; empty if it is not known."""
+        record = self._jobs.get(job)
+        return ("operator", record.by) if record is not None and record.by else ("", "")
 
     def list(self) -> JobList:
         """Return all jobs, newest first."""
@@ -242,7 +266,9 @@ class Jobs:
         """
         record = self.get(job)
         spec = check_spec_change(record.spec, text)
+        check_encryption(spec)
         self._copies.check(spec.checkpoint.to)
+        await self._check_secrets(spec)
         if spec.job.nodes != record.nodes_wanted:
             record.data_slots = 0  # the data is sharded anew
         return await self._store_spec(record, spec)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.config import JobSpec, parse_spec
+from atoll.config import JobSpec, largest_member, parse_spec
 from atoll.config.rl_roles import ACTOR, MemberRole, member_roles
 from atoll.errors import ConfigError, unknown
 from atoll.ids import check_name, is_follower, member_id
@@ -43,6 +43,8 @@ class Member(msgspec.Struct, kw_only=True):
     """host:port of its store."""
     serves: list[str] = []
     """host:port where it serves the committed state."""
+    identity: str = ""
+    """Fingerprint of the key with which it meets other members."""
     exit_code: int | None = None
     error: dict[str, str] | None = None
     tail: list[str] = []
@@ -69,8 +71,9 @@ class Job(msgspec.Struct, kw_only=True):
     files: list[str] = []
     """Names of the texts sent with it."""
     followers: dict[str, Member] = {}
-    """The further machines of islands, by name: no members, so no round and no rule of the job
-    knows of them; `slot` is that of their member."""
+    """Further machines of islands, by name: not members; `slot` is that of their member."""
+    by: str = ""
+    """Name of the login that submitted it; empty: not known."""
     batch: str = ""
     """Label of jobs submitted together."""
     key: str = ""
@@ -82,8 +85,7 @@ class Job(msgspec.Struct, kw_only=True):
     committed_round: int = 0
     start_round: int = 0
     """`committed_round` when it was started or resumed."""
-    paused: str = ""
-    """Why it is paused; empty: it is not."""
+    paused: str = ""  # why it is paused; empty: it is not
     trouble: str = ""
     """Why the hub cannot store its progress now, so that it waits; in memory only."""
     data_slots: int = 0
@@ -227,10 +229,10 @@ def describe_roles(spec: JobSpec) -> list[dict[str, Any]]:
 
 def describe_island(spec: JobSpec) -> str:
     """Return the layout of each member's processes; empty for a single process."""
-    if spec.mesh.ranks == 1:
-        return ""
-    machines = spec.island.machines
-    return f"{spec.mesh} on {machines} machines" if machines > 1 else str(spec.mesh)
+    largest = largest_member(spec)
+    which = "" if largest is spec else "whole members: "
+    machines = f" on {count} machines" if (count := largest.island.machines) > 1 else ""
+    return f"{which}{largest.mesh}{machines}" if largest.mesh.ranks > 1 else ""
 
 
 def describe_inner(spec: JobSpec) -> str:
@@ -348,6 +350,12 @@ def code_of(spec: JobSpec) -> str:
             remedy="submit it with `atoll run`, which packs and sends the folder",
         )
     return found[1]
+
+
+def blobs_of(spec: JobSpec) -> list[str]:
+    """Return the SHA-256 of all that was sent with a job; raises as :func:`code_of`."""
+    assignment = _PACK.fullmatch(spec.dipaco.assignment)
+    return [found for found in (code_of(spec), assignment and assignment[1]) if found]
 
 
 def check_labels(*, batch: str, key: str) -> None:

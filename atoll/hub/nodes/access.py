@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from atoll.errors import unknown
 from atoll.hub.security.auth import PEOPLE, Identity
 from atoll.hub.security.connection_limits import ConnectionLimiter, ConnectionSlot
 from atoll.hub.security.node_certificates import NodeCertificates
+from atoll.hub.security.tls import TlsFiles
 from atoll.hub.sessions.session import Sessions
 from atoll.hub.stores import Stores
 from atoll.ids import session_id
@@ -38,14 +38,14 @@ class Access:
         sessions: Sessions,
         certificates: NodeCertificates,
         limiter: ConnectionLimiter,
-        ca: Path | None,
+        tls: TlsFiles | None,
     ) -> None:
-        """Serve a hub whose authority's certificate is in the file `ca`; None: no own TLS."""
+        """Serve a hub with these certificates; None: it does not terminate TLS itself."""
         self._stores = stores
         self._sessions = sessions
         self._limiter = limiter
         self.certificates = certificates
-        self.ca = ca
+        self.tls = tls
 
     async def join(
         self, secret: str, *, name: str, request: str, source: str, scope: Mapping[str, Any]
@@ -58,6 +58,7 @@ class Access:
         """
         self.certificates.check_request(request, scope)
         node, token = await self._stores.auth.redeem(secret, name=name, source=source)
+        self._stores.ledger.renew("node", node)
         try:
             certificate = await self.certificates.issue(request, node=node)
         except BaseException:
@@ -69,7 +70,9 @@ class Access:
         """Admit a person; raises as `join` does."""
         auth = self._stores.auth
         login, token = await auth.redeem(secret, name=name, source=source, roles=PEOPLE)
-        return Admitted(login, token, auth.authenticate(token).role)
+        role = auth.authenticate(token).role
+        self._stores.ledger.renew(role, login)
+        return Admitted(login, token, role)
 
     async def shut_out(self, node: str) -> list[str]:
         """Revoke a node's token and certificate, close its session, and stop what runs on it.
@@ -116,6 +119,7 @@ class Access:
 
         Raises:
             AuthError: it is a node's, and shows no certificate of that node.
+            LimitReached: its token has too many connections.
         """
         self.certificates.check(identity, scope)
         slot: ConnectionSlot | None = (scope.get("state") or {}).get("connection_slot")

@@ -34,6 +34,8 @@ from atoll.wire.states import JobState, MemberState, ProcessPhase
 
 logger = logging.getLogger(__name__)
 
+IDENTITY = 64
+"""Characters of a fingerprint."""
 LAST_WORDS_S = 3.0
 """How long the `Finished` of a process that exited well may still be under way."""
 
@@ -190,8 +192,9 @@ class Membership:
                     expected="one of " + ", ".join(sorted(job.members)),
                 )
             await self._jobs.members.update(
-                session.job, session.member, dial=body.dial, serves=body.state
-            )
+                session.job, session.member, dial=body.dial, serves=body.state,
+                identity=body.identity[:IDENTITY],
+            )  # fmt: skip
             if job.silent and job.state == JobState.RUNNING and not self._rounds.has(job.job):
                 await self._rounds.open(job, fresh=True)  # a container that holds a trainer
             return await self._rounds.register(job, record)
@@ -211,7 +214,8 @@ class Membership:
     def roster(self, job: str) -> RosterReply:
         """Return the live members of a job and their addresses."""
         members = self._jobs.get(job).members
-        return RosterReply([Peer(m, members[m].dial) for m in self.live(job)])
+        live = self.live(job)
+        return RosterReply([Peer(m, members[m].dial, members[m].identity) for m in live])
 
     def live(self, job: str) -> list[str]:
         """Return the launched members of a job that have not ended, in slot order."""

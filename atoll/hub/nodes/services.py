@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from atoll.clock import Clock
 from atoll.hub.nodes.membership import Membership
+from atoll.hub.paths.service import PathService
 from atoll.hub.rounds.checkpoints import Checkpoints
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.sessions.session import Sessions
 from atoll.hub.stores import Stores
 from atoll.hub.swarm.service import SwarmService
+from atoll.hub.verification.service import VerificationService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,4 +25,6 @@ class JobServices:
     rounds: RoundService
     checkpoints: Checkpoints
     swarm: SwarmService
+    paths: PathService
+    verification: VerificationService
     clock: Clock

@@ -15,6 +15,7 @@ from atoll.clock import Clock
 from atoll.errors import StorageFull
 from atoll.hub.db.database import Database
 from atoll.hub.db.last_ids import LastIdCache
+from atoll.hub.quotas.disk import DiskMeter
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,12 @@ _encoder = msgspec.json.Encoder()
 class Events:
     """The events of all jobs; job `""` is the hub and its nodes."""
 
-    def __init__(self, database: Database, *, jobs_dir: Path, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, *, jobs_dir: Path, clock: Clock, disk: DiskMeter | None = None
+    ) -> None:
+        """Append to files below `jobs_dir`, but not to those of a job for which `disk` is full."""
         self._database = database
+        self._disk = disk
         self._jobs_dir = jobs_dir
         self._clock = clock
         self._newest = LastIdCache()
@@ -106,8 +111,11 @@ class Events:
                     " WHERE job = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
                     (job, job, MAX_EVENTS),
                 )
-            if job:
-                append_lines(self._jobs_dir / job / "events.jsonl", [{"id": id_, **event}])
+            if job and (self._disk is None or not self._disk.full(job)):
+                path = self._jobs_dir / job / "events.jsonl"
+                nbytes = append_lines(path, [{"id": id_, **event}])
+                if self._disk is not None:
+                    self._disk.grew(job, nbytes)
             return int(id_)
 
         return write
@@ -153,8 +161,8 @@ class Events:
         ]  # fmt: skip
 
 
-def append_lines(path: Path, objects: list[dict[str, Any]]) -> None:
-    """Append objects to a JSON-lines file, in the writer thread before the commit.
+def append_lines(path: Path, objects: list[dict[str, Any]]) -> int:
+    """Append objects to a JSON-lines file, in the writer thread before the commit; return bytes.
 
     After a crash a line may be duplicated (with the same id or number) but is never missing. On a
     full disk nothing is kept: part of a line would spoil the line after it.
@@ -164,6 +172,7 @@ def append_lines(path: Path, objects: list[dict[str, Any]]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = memoryview(b"".join(_encoder.encode(item) + b"\n" for item in objects))
+    nbytes = len(lines)
     with path.open("ab", buffering=0) as file:
         before = file.tell()
         try:
@@ -172,3 +181,4 @@ def append_lines(path: Path, objects: list[dict[str, Any]]) -> None:
         except OSError:
             file.truncate(before)
             raise
+    return nbytes

@@ -1,7 +1,8 @@
 """Metrics of members: deduplicated, thinned in the database, latest values in memory.
 
-`metrics.jsonl` in the job's folder keeps every point. Above `MAX_POINTS`, every second point of a
-member's older half is deleted from the database; buckets of `history.py` still cover them.
+`metrics.jsonl` in the job's folder keeps every point, unless the job has used up its disk quota.
+Above `MAX_POINTS`, every second point of a member's older half is deleted from the database;
+buckets of `history.py` still cover them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import msgspec
 from atoll.hub.db.database import Database
 from atoll.hub.db.last_ids import LastIdCache
 from atoll.hub.observability.events import Events, append_lines
+from atoll.hub.observability.held_out import HELD_OUT
 from atoll.hub.observability.history import History
+from atoll.hub.quotas.disk import DiskMeter
 from atoll.wire.messages import Point
 
 SCHEMA = """
@@ -50,12 +53,6 @@ CONDENSED_POINTS = 150
 MAX_HELD_OUT = 1_000
 """Points of one member with held-out values in the database."""
 
-HELD_OUT_LOSS = "held_out_loss"
-HELD_OUT_LOSS_SUM = "held_out_loss_sum"
-HELD_OUT_TOKENS = "held_out_tokens"
-"""Held-out metrics of members: loss in nats per token, its sum, and the number of tokens."""
-
-_HELD_OUT = frozenset({HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS})
 _MAX_NAME_LENGTH = 64
 _encoder = msgspec.json.Encoder()
 
@@ -68,6 +65,8 @@ class Latest:
     step: int = 0
     round: int = 0
     values: dict[str, float] = field(default_factory=dict)
+    evaluated: int = -1
+    """Step of the held-out values; -1: there are none."""
 
 
 class Metrics:
@@ -81,8 +80,11 @@ class Metrics:
         history: History | None = None,
         events: Events | None = None,
         max_points: int = MAX_POINTS,
+        disk: DiskMeter | None = None,
     ) -> None:
+        """Store points; those of a job for which `disk` is full only in the database."""
         self._database = database
+        self._disk = disk
         self._jobs_dir = jobs_dir
         self._history = history
         self._events = events
@@ -222,8 +224,11 @@ class Metrics:
             ]
             if not lines or job in self._deleted:
                 return
-            path = self._jobs_dir / job / "metrics.jsonl"
-            await asyncio.to_thread(append_lines, path, lines)
+            if self._disk is None or not self._disk.full(job):
+                path = self._jobs_dir / job / "metrics.jsonl"
+                nbytes = await asyncio.to_thread(append_lines, path, lines)
+                if self._disk is not None:
+                    self._disk.grew(job, nbytes)
             self._in_file[key] = seq + len(points) - 1
 
     def _allowed(self, job: str, points: Sequence[Point]) -> tuple[set[str], list[str]]:
@@ -340,7 +345,7 @@ def _halve(connection: sqlite3.Connection, job: str, member: str, *, kept: int, 
 
 
 def _is_held_out(point: Point) -> bool:
-    return not _HELD_OUT.isdisjoint(point.values)
+    return not HELD_OUT.isdisjoint(point.values)
 
 
 def _point(
@@ -374,6 +379,8 @@ def _remember(
 ) -> None:
     latest.time, latest.step, latest.round = time, step, round_
     latest.values.update(values)
+    if not HELD_OUT.isdisjoint(values):
+        latest.evaluated = step
 
 
 def _read_latest(connection: sqlite3.Connection, job: str) -> dict[str, Latest]:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from atoll.errors import HubError
+from atoll.errors import LeaseEnded
 from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, TopicItem
 
 MAX_CLAIM = 1_000
@@ -214,7 +214,7 @@ class HeldBlobs(Protocol):
     """The part of the hub's blobs that queues need."""
 
     def nbytes(self, sha256: str) -> int:
-        """Return the size of a blob; HubError if it does not exist."""
+        """Return the size of a blob; raises HubError if it does not exist."""
         ...
 
     def hold(self, connection: sqlite3.Connection, sha256: str, owner: str) -> None:
@@ -261,9 +261,9 @@ def lease_seq(lease: str) -> int:
     return int(number) if number.isascii() and number.isdigit() and len(number) < 19 else -1
 
 
-def lease_lost(queue: str, lease: str) -> HubError:
+def lease_lost(queue: str, lease: str) -> LeaseEnded:
     """Return the error for a lost lease."""
-    return HubError(
+    return LeaseEnded(
         "this lease is not held any more",
         given=f"{lease!r} of queue {queue!r}",
         expected="a lease whose time has not ended",

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -31,16 +32,19 @@ OLDEST_SERVER = (2, 11)
 class NatsClient:
     """A self-reconnecting connection; raises ConfigError for an invalid URL.
 
-    `url` is `nats://[USER:PASSWORD@]HOST:PORT[/NAMESPACE]`, or ws:// and wss://. Hubs that share a
+    `url` is `nats://[USER:PASSWORD@]HOST:PORT[/NAMESPACE]`, or ws:// and wss://; `@FILE` has it in
+    a file, so that other users of the machine see no password in a command line. Hubs that share a
     server need different namespaces.
     """
 
     def __init__(self, url: str) -> None:
+        if url.startswith("@"):
+            url = _read(Path(url[1:]))
         parts = urlsplit(url)
         if parts.scheme not in ("nats", "tls", "ws", "wss") or not parts.hostname:
             raise ConfigError(
                 "this is not the address of a NATS server",
-                given=url,
+                given=url.rpartition("@")[2],
                 expected="nats://HOST:PORT",
             )
         self.namespace = parts.path.strip("/") or "atoll"
@@ -150,3 +154,13 @@ class NatsClient:
 
 async def _log_error(error: Exception) -> None:
     log.info("nats: %s", error or type(error).__name__)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "the address of the queue server cannot be read", given=f"{path} ({error})",
+            expected="a text file with nats://USER:PASSWORD@HOST:PORT",
+        ) from error  # fmt: skip

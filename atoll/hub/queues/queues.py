@@ -28,6 +28,7 @@ from atoll.hub.queues.backend import (
     lease_lost,
     need_of,
 )
+from atoll.hub.queues.quota import QueueRoom
 from atoll.hub.queues.state import MAX_WAIT_S, QueueDepth, QueueState, WaitList
 from atoll.hub.queues.topics import Topics
 from atoll.hub.queues.validation import (
@@ -38,6 +39,7 @@ from atoll.hub.queues.validation import (
     sized,
     wrong_kind,
 )
+from atoll.hub.quotas.ledger import Ledger
 from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, QueuePutDone, QueuePutManyDone
 
 __all__ = ["DeadLetter", "QueueDepth", "Queues"]
@@ -62,6 +64,7 @@ class Queues:
         clock: Clock,
         internal: Backend | None = None,
         blobs: HeldBlobs | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self._users = backend
         self._internal = internal or backend
@@ -69,6 +72,7 @@ class Queues:
         self._clock = clock
         self.wait_list = WaitList()
         self._states: dict[str, QueueState] = {}
+        self.room = QueueRoom(ledger or Ledger(clock=clock))
         self._opening: asyncio.Lock | None = None
         self._open = False
         self.topics = Topics(self, clock=clock)
@@ -198,6 +202,7 @@ class Queues:
         def settled(_: object) -> None:
             state.free(need)
             state.admit()
+            self.room.freed(state)
 
         stored.add_done_callback(settled)
         return stored
@@ -228,9 +233,11 @@ class Queues:
         async def attempt() -> list[QueueItem]:
             nonlocal first
             state = self._states.get(queue)
-            exact = backend.capabilities.exact_counts
-            if exact and not first and (state is None or not state.ready):
-                return []  # another claim was faster
+            if backend.capabilities.exact_counts:
+                if state is None or not (state.ready or state.depth.leased):
+                    return []  # nothing is there, not even for a repeated request: no transaction
+                if not first and not state.ready:
+                    return []  # another claim was faster
             first = False
             return await backend.claim(queue, lease_s=lease_s, limit=limit, request=request)
 
@@ -294,7 +301,7 @@ class Queues:
                 letters = await self.dead_letters(state.queue, limit=over)
                 await self.discard(state.queue, [letter.seq for letter in letters])
             if state.idle and not state.rate_in.per_s(now=now) + state.rate_out.per_s(now=now):
-                del self._states[state.queue]
+                self.room.remove(self._states.pop(state.queue))
             if state.options.keep_s > 0 and (state.ready or state.depth.dead):
                 await self.backend(state.queue).drop_older(state.queue, now - state.options.keep_s)
         return count
@@ -322,7 +329,8 @@ class Queues:
         """Remove every queue and topic with this prefix."""
         await self.start()
         await self.backend(prefix).remove(prefix)
-        self._states = {q: state for q, state in self._states.items() if not q.startswith(prefix)}
+        for queue in [queue for queue in self._states if queue.startswith(prefix)]:
+            self.room.remove(self._states.pop(queue))
         self.topics.forget(prefix)
 
     # ---------------------------------------------------------------------------- internals
@@ -337,6 +345,7 @@ class Queues:
         if state is None:
             options = UNLIMITED if queue.startswith(INTERNAL) else DEFAULT
             state = self._states[queue] = QueueState(queue, options)
+            self.room.add(state)
         return state
 
     def _attempts(self, queue: str) -> int:
@@ -355,5 +364,7 @@ class Queues:
                     self.wait_list.wake(move.queue, move.items)
             elif state.topic:
                 self.topics.dropped(move.queue)
-            elif state.waiting:
-                state.admit()
+            else:
+                if state.waiting:
+                    state.admit()
+                self.room.freed(state)

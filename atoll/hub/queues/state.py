@@ -6,7 +6,7 @@ import asyncio
 import collections
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from atoll.errors import QueueFull
 from atoll.hub.queues.backend import Amount, ItemState, Move
@@ -62,9 +62,12 @@ class _Producer:
 class QueueState:
     """Counts and limits of one queue, and its waiting producers."""
 
-    def __init__(self, queue: str, options: QueueOptions) -> None:
+    def __init__(self, queue: str, options: QueueOptions, room: Room | None = None) -> None:
         self.queue = queue
         self.options = options
+        self.room = room
+        """Shared with the other queues of its job; None: only its own options limit it."""
+        self._told_bytes = 0
         self.declared = False
         self.topic = False
         self.subscribers = 0
@@ -93,6 +96,11 @@ class QueueState:
     def nbytes(self) -> int:
         """Payload bytes of all items that are not done."""
         return sum(self._bytes.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """The same, and what is about to be stored."""
+        return self.nbytes + self._reserved_bytes
 
     @property
     def waiting(self) -> int:
@@ -130,6 +138,7 @@ class QueueState:
         """Set the amount that was stored before the hub started."""
         self._items[state] = amount.items
         self._bytes[state] = amount.nbytes
+        self._tell()
 
     def apply(self, move: Move, *, now: float) -> None:
         """Count a move."""
@@ -143,6 +152,7 @@ class QueueState:
         if move.target in self._items:
             self._items[move.target] += move.items
             self._bytes[move.target] += move.nbytes
+        self._tell()
         if move.source == ItemState.NEW:
             self.rate_in.add(move.items, now=now)
         elif move.target == ItemState.DONE:
@@ -165,6 +175,8 @@ class QueueState:
             items = max(0, self._held_items + need.items - options.max_items)
         if options.max_bytes:
             nbytes = max(0, self._held_bytes + need.nbytes - options.max_bytes)
+        if self.room is not None:
+            nbytes = max(nbytes, -self.room.left(self, need.nbytes))
         if items > self._items[ItemState.READY] or nbytes > self._bytes[ItemState.READY]:
             raise self.full(need)
         self._take(need)
@@ -176,6 +188,9 @@ class QueueState:
             raise self.full(need)
         producer = _Producer(need, asyncio.get_running_loop().create_future())
         self._producers.append(producer)
+        if self.room is not None:
+            self.room.waiting += 1
+            self.room.refusal(self, need.nbytes)  # noted: someone has to wait
         try:
             await asyncio.wait([producer.admitted], timeout=wait_s)
         except asyncio.CancelledError:
@@ -183,6 +198,8 @@ class QueueState:
                 self.free(need)
             raise
         finally:
+            if self.room is not None:
+                self.room.waiting -= 1
             if producer in self._producers:
                 self._producers.remove(producer)
                 self.admit()  # a smaller put behind it may fit
@@ -193,6 +210,7 @@ class QueueState:
         """Return reserved space: the items are counted now, or were not stored."""
         self._reserved_items -= need.items
         self._reserved_bytes -= need.nbytes
+        self._tell()
 
     def admit(self) -> None:
         """Admit waiting producers in order of arrival while there is space."""
@@ -203,6 +221,8 @@ class QueueState:
 
     def full(self, need: Amount) -> QueueFull:
         """Return the error for a put without space."""
+        if self.room is not None and (error := self.room.refusal(self, need.nbytes)) is not None:
+            return error
         options = self.options
         return QueueFull(
             "this queue is full",
@@ -224,17 +244,52 @@ class QueueState:
 
     def _fits(self, need: Amount) -> bool:
         options = self.options
-        return (not options.max_items or self._held_items + need.items <= options.max_items) and (
-            not options.max_bytes or self._held_bytes + need.nbytes <= options.max_bytes
+        return (
+            (not options.max_items or self._held_items + need.items <= options.max_items)
+            and (not options.max_bytes or self._held_bytes + need.nbytes <= options.max_bytes)
+            and (self.room is None or self.room.left(self, need.nbytes) >= 0)
         )
 
     def _could_fit(self, need: Amount) -> bool:
         options = self.options
-        return not (0 < options.max_items < need.items or 0 < options.max_bytes < need.nbytes)
+        return not (0 < options.max_items < need.items or 0 < options.max_bytes < need.nbytes) and (
+            self.room is None or self.room.could_hold(self, need.nbytes)
+        )
 
     def _take(self, need: Amount) -> None:
         self._reserved_items += need.items
         self._reserved_bytes += need.nbytes
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the shared room how the bytes of this queue have changed."""
+        if self.room is not None:
+            held = self.held_bytes
+            self.room.changed(self, held - self._told_bytes)
+            self._told_bytes = held
+
+
+class Room(Protocol):
+    """The bytes that several queues share."""
+
+    waiting: int
+    """Producers that wait at any of its queues."""
+
+    def changed(self, state: QueueState, more: int) -> None:
+        """Count so many bytes more of a queue."""
+        ...
+
+    def left(self, state: QueueState, more: int) -> int:
+        """Return the bytes that are left after `more` come to a queue; negative: too few."""
+        ...
+
+    def could_hold(self, state: QueueState, more: int) -> bool:
+        """Return whether so many bytes would fit if all else were gone."""
+        ...
+
+    def refusal(self, state: QueueState, more: int) -> QueueFull | None:
+        """Return the error if so many bytes do not fit; None: they do."""
+        ...
 
 
 T = TypeVar("T")

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from atoll import __version__
 from atoll.clock import Clock
+from atoll.config.redaction import copy_options
 from atoll.errors import CheckpointCorrupt, CheckpointMissing
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.events import Events
+from atoll.hub.observability.held_out import held_out_at
 from atoll.hub.rounds.service import RoundService
+from atoll.hub.rounds.stage_parts import StageParts
 from atoll.hub.storage.checkpoint_folders import (
     abandon,
     newest_complete,
@@ -23,15 +29,18 @@ from atoll.hub.storage.checkpoint_folders import (
     set_aside,
 )
 from atoll.hub.storage.files import Files
-from atoll.hub.storage.replication import Replicator
+from atoll.hub.storage.replication import Access, Replicator
 from atoll.ids import slot_of
 from atoll.wire.manifest import (
+    ABOUT_NAME,
     DAMAGED,
     MANIFEST_NAME,
+    PIECES_FORMAT,
     SHARED_PART,
     Manifest,
     ManifestPart,
     checkpoint_folder,
+    decode_manifest,
     encode_manifest,
     member_part,
 )
@@ -83,7 +92,10 @@ class Checkpoints:
         self._lock = asyncio.Lock()
         self._mixed: set[tuple[str, int]] = set()
         """Rounds for which an event about parts of two attempts was raised."""
-        self._copies = Replicator(events=events, folder=jobs.folder)
+        self._copies = Replicator(events=events, folder=jobs.folder, access=self._access)
+        self.stages = StageParts(jobs, files)
+        self.stages_saved: Callable[[str, int], Awaitable[None]] = _ignore
+        """Called when a checkpoint of a model in stages is complete; may be repeated."""
 
     async def restart(self) -> None:
         """Resume the copies that were unfinished when the hub stopped."""
@@ -170,12 +182,13 @@ class Checkpoints:
 
         Raises CheckpointCorrupt if the file is missing or differs from its description.
         """
-        name = part.name
-        if name not in (SHARED_PART, member_part(member)):
+        name, stages = part.name, self.stages.names(job)
+        own = stages or [member_part(member), SHARED_PART]
+        if name not in own:
             raise CheckpointCorrupt(
                 "a member announced a part that is not its own",
                 given=f"{member}: {name}",
-                expected=f"{member_part(member)} or {SHARED_PART}",
+                expected=" or ".join(own),
             )
         path = f"{checkpoint_folder(part.round)}/{name}"
         found = await self._files.stat(job, path)
@@ -194,7 +207,30 @@ class Checkpoints:
             )
 
         await self._database.write(write)
-        return await self._publish(job, part.round)
+        published = await self._publish(job, part.round)
+        if published and stages:
+            await self.stages_saved(job, part.round)
+        return published
+
+    async def score(self, job: str, round_: int, loss: float) -> None:
+        """Note the held-out loss of a model in stages that was saved before it was measured."""
+        name = f"{checkpoint_folder(round_)}/{MANIFEST_NAME}"
+        async with self._lock:
+            if not self.stages.names(job) or await self._files.stat(job, name) is None:
+                return
+            path = self._jobs.folder(job) / name
+            manifest = decode_manifest(await asyncio.to_thread(path.read_bytes))
+            if manifest.score is None:
+                scored = msgspec.structs.replace(manifest, score=loss)
+                await self._files.write(job, name, encode_manifest(scored))
+
+    async def _score_all(self, job: str) -> None:
+        """Note what was measured of a model in stages since its checkpoints were complete."""
+        if self.stages.names(job):
+            for round_ in await asyncio.to_thread(published, self._jobs.folder(job)):
+                loss = await held_out_at(self._database, job, round_)
+                if loss is not None:
+                    await self.score(job, round_, loss)
 
     async def member_gone(self, job: str) -> None:
         """Publish checkpoints that waited only for a member that is no longer expected."""
@@ -214,27 +250,50 @@ class Checkpoints:
             if await self._files.stat(job, manifest_path) is not None:
                 return True
             rows = await self._parts(job, round_)
-            parts = await self._of_one_state(job, round_, rows)
-            delivered = {member for member, _, part in parts if part.name == member_part(member)}
-            senders = {member for member, _, _ in parts}
-            if not parts or (senders | await self._awaited(job, round_)) - delivered:
+            make = self._of_stages if self.stages.names(job) else self._of_members
+            manifest = await make(job, round_, rows)
+            if manifest is None:
                 return False
-            manifest = Manifest(
-                job=job,
-                round=round_,
-                step=max(step for _, step, _ in parts),
-                members=sorted(delivered, key=slot_of),
-                parts=[part for _, _, part in parts],
-                created=self._clock.wall(),
-                versions={"atoll": __version__},
-                score=await asyncio.to_thread(read_score, self._part(job, round_, SHARED_PART)),
-            )
             await self._files.write(job, manifest_path, encode_manifest(manifest))
         self._rounds.saved(job)
         await self._events.add(job, "checkpoint", f"checkpoint of round {round_} is complete")
         await self._prune(job)
         self._copy(job)
         return True
+
+    async def _of_members(self, job: str, round_: int, rows: list[Row]) -> Manifest | None:
+        """Return the manifest of all members' parts; None: some are missing."""
+        parts = await self._of_one_state(job, round_, rows)
+        delivered = {member for member, _, part in parts if part.name == member_part(member)}
+        senders = {member for member, _, _ in parts}
+        if not parts or (senders | await self._awaited(job, round_)) - delivered:
+            return None
+        return Manifest(
+            job=job,
+            round=round_,
+            step=max(step for _, step, _ in parts),
+            members=sorted(delivered, key=slot_of),
+            parts=[part for _, _, part in parts],
+            created=self._clock.wall(),
+            versions={"atoll": __version__},
+            score=await asyncio.to_thread(read_score, self._part(job, round_, SHARED_PART)),
+        )
+
+    async def _of_stages(self, job: str, round_: int, rows: list[Row]) -> Manifest | None:
+        """Return the manifest of the files of all stages; None: some are missing."""
+        entries = await self.stages.complete(job, round_, [part for _, _, part in rows])
+        if not entries:
+            return None
+        return Manifest(
+            job=job,
+            round=round_,
+            step=round_,
+            members=[entry.member for entry in entries if entry.name != ABOUT_NAME],
+            parts=entries,
+            created=self._clock.wall(),
+            versions={"atoll": __version__, "format": PIECES_FORMAT},
+            score=await held_out_at(self._database, job, round_),
+        )
 
     async def _of_one_state(self, job: str, round_: int, rows: list[Row]) -> list[Row]:
         """Return the parts with the shared part's stamp; others are of an abandoned attempt."""
@@ -265,6 +324,11 @@ class Checkpoints:
         if url:
             self._copies.wake(job, url)
 
+    async def _access(self, job: str) -> Access:
+        secrets = await self._jobs.secrets_of_copies(job)
+        options = copy_options(self._jobs.get(job).spec.checkpoint, secrets)
+        return Access(options, secrets)
+
     async def _awaited(self, job: str, round_: int) -> set[str]:
         record = self._jobs.get(job)
         live = {m.member for m in record.members.values() if m.live}
@@ -284,6 +348,7 @@ class Checkpoints:
         ]
 
     async def _prune(self, job: str) -> None:
+        await self._score_all(job)
         table = self._jobs.get(job).spec.checkpoint
         keep = Keep(newest=table.keep, every=table.keep_every, best=table.keep_best)
         deleted = await asyncio.to_thread(prune, self._jobs.folder(job), keep=keep)
@@ -297,3 +362,7 @@ class Checkpoints:
         await self._database.write(write)
         if deleted:
             logger.info("%s: checkpoints of rounds %s deleted", job, deleted)
+
+
+async def _ignore(job: str, round_: int) -> None:
+    """Nothing follows."""

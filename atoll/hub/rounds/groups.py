@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.errors import EpochChanged
 from atoll.hub.jobs.jobs import Job
 from atoll.hub.rounds.runtime import RoundRuntime
-from atoll.rounds.effects import Effect
+from atoll.rounds.checks import is_behind
+from atoll.rounds.data_slots import DataSlots
+from atoll.rounds.effects import Effect, Planned
 from atoll.rounds.state import RoundMemberState
 from atoll.wire.messages import Verdict
 
@@ -24,6 +26,12 @@ class Meeting:
     required: frozenset[str]
     round: int = -1
     """Number of the round while they meet; -1: the rounds themselves count."""
+    last: bool = False
+    """The job ends with this round."""
+    guests: frozenset[str] = frozenset()
+    """Those of `members` that meet in other groups, too."""
+    over: bool = False
+    """No round comes any more: guests that came too late for the last one take over its state."""
 
 
 class Meetings(Protocol):
@@ -33,12 +41,16 @@ class Meetings(Protocol):
         """Return the number of groups; 0: an ordinary job, whose members all meet."""
         ...
 
-    def group_of(self, job: str, member: str) -> int:
-        """Return the group of a member; -1: none at present."""
+    def groups_of(self, job: str, member: str) -> Sequence[int]:
+        """Return the groups of a member, ascending; empty: none at present."""
         ...
 
     def meeting(self, job: str, group: int) -> Meeting:
         """Return who meets in a group now."""
+        ...
+
+    def working(self, job: str) -> set[str]:
+        """Return members that have work left although they meet in no round now."""
         ...
 
     def gone(self, job: str, member: str) -> None:
@@ -50,6 +62,18 @@ class Meetings(Protocol):
         ...
 
 
+class RoundObserver(Protocol):
+    """Learns of attempts and verdicts of verified jobs; MUST NOT block."""
+
+    def planned(self, effect: Planned, slots: DataSlots) -> None:
+        """An attempt was stored; `slots`: the data that its members were given."""
+        ...
+
+    def committed(self, job: str, verdict: Verdict) -> None:
+        """A round was committed."""
+        ...
+
+
 class AllTogether:
     """Jobs without groups."""
 
@@ -57,13 +81,17 @@ class AllTogether:
         """Return 0."""
         return 0
 
-    def group_of(self, job: str, member: str) -> int:
+    def groups_of(self, job: str, member: str) -> Sequence[int]:
         """Return the only group."""
-        return 0
+        return (0,)
 
     def meeting(self, job: str, group: int) -> Meeting:
         """Return an empty meeting."""
         return Meeting(0, frozenset(), frozenset())
+
+    def working(self, job: str) -> set[str]:
+        """Return nobody: all meet."""
+        return set()
 
     def gone(self, job: str, member: str) -> None:
         """Nothing follows from it."""
@@ -77,6 +105,7 @@ class Runtimes:
 
     def __init__(self) -> None:
         self.meetings: Meetings = AllTogether()
+        self.observer: RoundObserver | None = None
         self._by_job: dict[str, list[RoundRuntime]] = {}
 
     def __contains__(self, job: str) -> bool:
@@ -100,13 +129,29 @@ class Runtimes:
         """Return the runtimes of a job, by group; empty: its rounds are not open."""
         return self._by_job.get(job, [])
 
-    def find(self, job: str, member: str) -> RoundRuntime | None:
-        """Return the runtime in which a member meets others, if any."""
+    def find(self, job: str, member: str, group: int = -1) -> RoundRuntime | None:
+        """Return the runtime of a group in which a member meets others; -1: of its first one."""
+        found = self.all_of(job, member)
+        return next((one for one in found if group in {-1, one.machine.group}), None)
+
+    def all_of(self, job: str, member: str) -> list[RoundRuntime]:
+        """Return the runtimes of all groups in which a member meets others."""
         runtimes = self.of(job)
         if not runtimes or not runtimes[0].grouped:
-            return runtimes[0] if runtimes else None
-        group = self.meetings.group_of(job, member)
-        return runtimes[group] if 0 <= group < len(runtimes) else None
+            return runtimes[:1]
+        groups = self.meetings.groups_of(job, member)
+        return [runtimes[group] for group in groups if 0 <= group < len(runtimes)]
+
+    def planned(self, runtime: RoundRuntime, effect: Planned) -> None:
+        """An attempt was stored."""
+        if self.observer is not None and effect.plan.verified:
+            self.observer.planned(effect, runtime.machine.commit_log.data_slots)
+
+    def committed(self, runtime: RoundRuntime, verdict: Verdict) -> None:
+        """A round was committed, and its verdict stored."""
+        self.meetings.committed(runtime.job, verdict, runtime.closing)
+        if self.observer is not None:
+            self.observer.committed(runtime.job, verdict)
 
     def gather(self, runtime: RoundRuntime) -> list[Effect]:
         """Let a group's round wait for those that meet in it now, and for no others.
@@ -121,7 +166,8 @@ class Runtimes:
             if state == RoundMemberState.AWAY:
                 self.meetings.gone(job, member)
         meeting = self.meetings.meeting(job, machine.group)
-        machine.required = meeting.required
+        machine.required, machine.stopping = meeting.required, meeting.last
+        machine.guests = meeting.guests
         if meeting.round >= 0 and machine.attempt is None:
             # A stage meets again for the same step if all that held its mean were lost.
             machine.committed_round = meeting.round
@@ -134,7 +180,10 @@ class Runtimes:
             if states.get(member, RoundMemberState.GONE) == RoundMemberState.GONE:
                 states[member] = RoundMemberState.LIVE
         for member, join in list(machine.joins.items()):
-            if join.closing != meeting.closing:
+            if meeting.over and member in meeting.guests:
+                machine.pending.leave(member)
+                runtime.refuse(member, is_behind(join.round, machine.committed_round))
+            elif join.closing != meeting.closing:
                 machine.pending.leave(member)
                 runtime.refuse(member, _other_closing(meeting.closing))
         return effects

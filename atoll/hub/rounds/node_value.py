@@ -262,6 +262,9 @@ def _text(
     return f"{first}; {worst['text'] if worst else follows['text']}"
 
 
+OF_A_SWARM = "what a member of a SWARM adds is the speed of its stage: see the job's stages"
+
+
 def _too_early(
     members: Sequence[str], rounds: Sequence[CatchUp], *, found: int, unit: str
 ) -> dict[str, Any]:
@@ -283,6 +286,8 @@ def _too_early(
 async def node_value(jobs: Jobs, database: Database, job: str) -> dict[str, Any]:
     """Return what a job's nodes are worth, now or when it ended; raises HubError."""
     record = jobs.get(job)
+    if record.spec.parts_saved:  # its rounds are those of stages, and nobody waits in them
+        return _too_early([], [], found=0, unit="tokens") | {"text": OF_A_SWARM}
     running = None
     if record.state == JobState.RUNNING:
         running = {m.member for m in record.members.values() if m.live}

@@ -49,6 +49,13 @@ class RecoveryCoordinator:
         self._checkpoints = checkpoints
         self._clock = clock
 
+    async def wait_for(self, job: str, member: str) -> None:
+        """Let the rounds of a member's groups wait a bounded time: it takes over their states."""
+        for runtime in self._rounds.runtimes.all_of(job, member):
+            async with runtime.lock:
+                effects = runtime.machine.recover(member, self._clock.monotonic())
+                await self._rounds.carry_out(runtime, effects)
+
     async def recover(self, job: str, member: str, body: Recover) -> Sources:
         """Return the holders of the committed state; rounds wait a bounded time for this member.
 

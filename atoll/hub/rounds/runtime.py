@@ -16,10 +16,13 @@ from atoll.rounds.commit import CommitLog
 from atoll.rounds.data_slots import DataSlots
 from atoll.rounds.machine import RoundMachine
 from atoll.rounds.state import RoundMemberState
+from atoll.rounds.timing import FixedWaits
 from atoll.wire.messages import Message, RoundPlan, Verdict
 from atoll.wire.states import MemberState
 
 KEPT_VERDICTS = 64
+MODULE_WAITS = FixedWaits(grace_s=60.0, hold_s=10.0, timeout_s=300.0)
+"""Time limits of the rounds of modules: members meet in several, one after the other."""
 
 ENDED = "the job has ended"
 QUIET = frozenset({ENDED, LEAVING, RECOVERING})
@@ -133,7 +136,12 @@ async def restore_runtimes(
             # The next one is above all epochs so far, of whatever number of groups.
             machine.epoch = newest // groups * groups + group
             machine.nodes_wanted, machine.min_nodes, machine.starting = 1, 0, False
-            done = [v.round + 1 for _, v in mine if v is not None and v.committed]
+            machine.stopping = False
+            if job.spec.dipaco.modules:  # its members have trained: only the lost do not come
+                machine.waits = MODULE_WAITS
+            # A resumed job may have another number of groups: all count from its start again.
+            known = [] if fresh else mine
+            done = [v.round + 1 for _, v in known if v is not None and v.committed]
             machine.committed_round = max(done, default=job.start_round)
         runtime = RoundRuntime(machine, now, SaveSchedule(job.spec.saves_every_s, now=now))
         runtime.grouped = groups > 0
@@ -164,6 +172,7 @@ def _machine(job: Job, rows: Rows, *, fresh: bool, first_grace_s: float) -> Roun
         starting=fresh or not rows,
         unproved=not fresh,
         stopping=job.stopping,
+        verified=job.spec.job.trust == "audit",
         paused=job.paused,
         commit_log=CommitLog(
             job.measures,

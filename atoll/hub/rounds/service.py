@@ -54,15 +54,9 @@ class RoundService:
     """Handles RoundJoin and RoundVote messages."""
 
     def __init__(
-        self,
-        *,
-        store: RoundStore,
-        events: Events,
-        clock: Clock,
-        wire: RoundWire,
-        relayed: Callable[[str], int] = lambda job: 0,
-        first_grace_s: float = 120.0,
-    ) -> None:
+        self, *, store: RoundStore, events: Events, clock: Clock, wire: RoundWire,
+        relayed: Callable[[str], int] = lambda job: 0, first_grace_s: float = 120.0,
+    ) -> None:  # fmt: skip
         """`relayed` returns the bytes relayed for a job so far."""
         self.store, self._events, self._clock, self._wire = store, events, clock, wire
         self._relayed = relayed
@@ -100,10 +94,10 @@ class RoundService:
         """Return whether a job's rounds are open."""
         return job in self.runtimes
 
-    def runtime(self, job: str, member: str = "") -> RoundRuntime:
+    def runtime(self, job: str, member: str = "", *, group: int = -1) -> RoundRuntime:
         """Return the runtime of a member, or the first; raises HubError if there is none."""
         first = next(iter(self.runtimes.of(job)), None)
-        found = self.runtimes.find(job, member) if member else first
+        found = self.runtimes.find(job, member, group) if member else first
         if first is None:
             raise HubError("this job is not running", given=job)
         if found is None:
@@ -114,7 +108,7 @@ class RoundService:
 
     async def join(self, job: str, member: str, body: RoundJoin) -> RoundPlan:
         """Wait for a plan with this member; raises LeftBehind if the round is committed."""
-        runtime = self.runtime(job, member)
+        runtime = self.runtime(job, member, group=body.group)
         body, odd = validate_stats(body)
         async with runtime.lock:
             self.runtimes.check(runtime, body.closing)
@@ -138,7 +132,10 @@ class RoundService:
             EpochChanged: the attempt is neither open nor decided.
             GroupError: the vote is invalid; the round continues without the member.
         """
-        runtime = self.runtime(job, member)
+        groups = max(1, len(self.runtimes.of(job)))
+        # A member that has moved to another stage may still ask for the verdict on an old attempt.
+        asked = self.runtimes.find(job, member, body.epoch % groups)
+        runtime = asked or self.runtime(job, member)
         async with runtime.lock:
             known = runtime.verdicts.get(body.epoch) or await self.store.verdict(job, body.epoch)
             if known is not None:
@@ -160,12 +157,12 @@ class RoundService:
 
     def expect(self, job: str, member: str) -> None:
         """Record that a process was launched for a member."""
-        if runtime := self.runtimes.find(job, member):
+        for runtime in self.runtimes.all_of(job, member):
             runtime.machine.launch(member)
 
     def back(self, job: str, member: str) -> None:
         """Record that a member considered lost is connected again."""
-        if runtime := self.runtimes.find(job, member):
+        for runtime in self.runtimes.all_of(job, member):
             runtime.machine.back(member)
 
     def working(self, job: str) -> set[str] | None:
@@ -173,7 +170,8 @@ class RoundService:
         if job not in self.runtimes:
             return None
         members = [runtime.machine.members for runtime in self.runtimes.of(job)]
-        return {m for group in members for m, s in group.states.items() if s in AWAITED}
+        awaited = {m for group in members for m, s in group.states.items() if s in AWAITED}
+        return awaited | self.runtimes.meetings.working(job)
 
     def may_return(self, job: str) -> bool:
         """Return whether all holders of the state, or all members, are lost but may reconnect.
@@ -219,7 +217,9 @@ class RoundService:
             for one in self.runtimes.of(job.job):
                 one.machine.register(member.member, dial=member.dial)
             own = leases.lease(member.member) if leases.cursors else None
-            recover = machine.recovers and member.member not in machine.aside
+            # The stage of a SWARM's member, and its donors, are the ledger's to name.
+            takes_part = not runtime.grouped and member.member not in machine.aside
+            recover = machine.recovers and takes_part
             return Registered(
                 slot=member.slot,
                 num_slots=job.slots,
@@ -229,28 +229,28 @@ class RoundService:
                 resume_round=-1 if machine.recovers else job.resume_round,
                 recover=recover,
                 lease=None if machine.recovers else own,
+                encrypted=job.spec.job.encryption == "on",
             )
 
     async def gone(self, job: str, member: str, *, lost: bool) -> None:
         """Stop waiting for a member that was lost or has finished."""
-        runtime = self.runtimes.find(job, member)
+        runtimes = self.runtimes.all_of(job, member)
         self.runtimes.meetings.gone(job, member)
-        if runtime is None:
-            return
-        if not lost:  # before the job can end: its files must be complete by then
+        if runtimes and not lost:  # before the job can end: its files must be complete by then
             await self.store.sum_up(job)
-        async with runtime.lock:
-            effects = runtime.machine.gone(member, self._clock.monotonic(), lost=lost)
-            waiting = runtime.plans.pop(member, None)
-            if waiting is not None and not waiting.done():
-                waiting.cancel()
-            await self.carry_out(runtime, effects)
+        for runtime in runtimes:
+            async with runtime.lock:
+                effects = runtime.machine.gone(member, self._clock.monotonic(), lost=lost)
+                waiting = runtime.plans.pop(member, None)
+                if waiting is not None and not waiting.done():
+                    waiting.cancel()
+                await self.carry_out(runtime, effects)
 
     async def leave(self, job: str, member: str) -> None:
         """Handle a member that leaves for good."""
-        runtime = self.runtimes.find(job, member)
+        runtimes = self.runtimes.all_of(job, member)
         self.runtimes.meetings.gone(job, member)
-        if runtime is not None:
+        for runtime in runtimes:
             async with runtime.lock:
                 await self.carry_out(
                     runtime, runtime.machine.leave(member, self._clock.monotonic())
@@ -329,6 +329,7 @@ class RoundService:
         runtime.bytes_before = self._relayed(plan.job)
         completed = runtime.timeline.planned(plan, self._clock.monotonic())
         await self.store.add_plan(effect, completed=completed)
+        self.runtimes.planned(runtime, effect)
         runtime.closing = max((join.closing for join in effect.joins.values()), default=0)
         runtime.machine.plan_sent(self._clock.monotonic())
         runtime.decided.clear()
@@ -356,7 +357,7 @@ class RoundService:
         runtime.keep(effect.verdict)
         runtime.decided.set()
         if effect.verdict.committed:
-            self.runtimes.meetings.committed(runtime.job, effect.verdict, runtime.closing)
+            self.runtimes.committed(runtime, effect.verdict)
 
     async def _adopted(self, runtime: RoundRuntime, effect: StateAdopted) -> None:
         await self.store.set_round(

@@ -24,7 +24,11 @@ RETURN_S = 8.0
 """How long reducers of an earlier hub process may take to reconnect."""
 
 START_S = 20.0
-"""How long a launched reducer may take to connect before another one is launched."""
+"""How long a launched reducer may take to connect before another one is launched. Every time it
+doubles, for the newer one takes the older one's place: on a slow machine none would ever arrive.
+"""
+
+LONGEST_START_S = 160.0
 
 MOST_SERVERS = 64
 """Most parameter servers that are started for one job."""
@@ -53,6 +57,8 @@ class ReducerScheduler:
         self._next: dict[Place, float] = {}
         """When a missing reducer is launched."""
         self._pause_s: dict[Place, float] = {}
+        self._start_s: dict[Place, float] = {}
+        """How long the next launch may take, if it is not the first one."""
         self._launched: dict[Place, tuple[float, str, int]] = {}
         """Time, node and attempt of the last launch by this hub process."""
 
@@ -111,7 +117,7 @@ class ReducerScheduler:
 
     async def stop(self, job: str) -> None:
         """End the reducers of a job that has ended."""
-        for kept in (self._next, self._pause_s, self._launched):
+        for kept in (self._next, self._pause_s, self._start_s, self._launched):
             for place in [place for place in kept if place[0] == job]:
                 kept.pop(place, None)
         for name in reducers_of(self._jobs.get(job)) or [REDUCER]:
@@ -126,7 +132,10 @@ class ReducerScheduler:
 
     async def _look_after(self, job: Job, reducer: str) -> None:
         place = (job.job, reducer)
-        if not self._rounds.has(job.job) or self._is_here(*place):
+        if not self._rounds.has(job.job):
+            return
+        if self._is_here(*place):
+            self._start_s.pop(place, None)
             return
         now = self._clock.monotonic()
         _, node, _ = self._launched.get(place, (0.0, "", 0))
@@ -135,7 +144,9 @@ class ReducerScheduler:
             self._next[place] = now
             del self._launched[place]
         if now >= self._next.setdefault(place, now) and await self._launch(job, reducer):
-            self._next[place] = now + START_S
+            start_s = self._start_s.get(place, START_S)
+            self._next[place] = now + start_s
+            self._start_s[place] = min(2 * start_s, LONGEST_START_S)
 
     async def _launch(self, job: Job, reducer: str) -> bool:
         """Start a reducer on the fastest suitable node; return whether there is one."""

@@ -9,7 +9,13 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from atoll.hub.jobs.completion import RestartPolicy, missing, program_failed, restarts_exhausted
+from atoll.hub.jobs.completion import (
+    MAX_FAILURES,
+    RestartPolicy,
+    missing,
+    program_failed,
+    restarts_exhausted,
+)
 from atoll.hub.jobs.jobs import Job, Jobs, Member
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.observability.events import Events
@@ -47,7 +53,7 @@ class CapacityView:
             for member in job.processes if job.state == JobState.RUNNING else ():
                 if member.live or (job.job, member.member) in pausing:
                     before = taken.get(member.node, Usage())
-                    want = request_of(job.spec)
+                    want = request_of(job.spec, member=member.member)
                     taken[member.node] = before.plus(want.needs, gpus=want.gpus)
         places = []
         for node in self._membership.nodes.values():
@@ -142,7 +148,7 @@ class PlacementRequests:
         shrinks, before = job.spec.island.may_shrink, job.process(names[0])
         live = [process for process in job.processes if process.live]
         return Demand(
-            key=(job.job, slot), want=request_of(job.spec), machines=job.machines,
+            key=(job.job, slot), want=request_of(job.spec, member=names[0]), machines=job.machines,
             least=1 if shrinks else len(names), most=len(names),
             priority=job.spec.job.priority, number=number,
             essential=whole_islands(job, shrinks=shrinks) < max(1, job.min_nodes),
@@ -154,7 +160,8 @@ class PlacementRequests:
     async def _is_due(self, job: Job, process: Member) -> bool:
         """Return whether to launch a missing member or follower again now."""
         if _given_up(process, job):
-            if self._relaunches.first_time(job.job, process.member):
+            said = process.failures >= MAX_FAILURES  # by who has given it up, e.g. an eviction
+            if self._relaunches.first_time(job.job, process.member) and not said:
                 failed = process.failures + 1
                 text = f"{process.member} is not launched again: {failed} launches failed"
                 await self._events.add(job.job, "member-given-up", text, member=process.member)

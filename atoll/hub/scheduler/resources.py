@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from atoll.config import JobSpec, NeedsTable
+from atoll.config import JobSpec, NeedsTable, member_spec
 from atoll.wire.messages import NodeInfo, Offer
 
 GB = 1e9
@@ -94,17 +94,18 @@ class Capacity:
         return replace(self, taken=Usage())
 
 
-def request_of(spec: JobSpec) -> ResourceRequest:
-    """Return what one process of a job needs from a node."""
+def request_of(spec: JobSpec, *, member: str = "") -> ResourceRequest:
+    """Return what one process of a job needs from a node; that of a member, if it is known."""
+    shape = (member_spec(spec, member) if member else spec).mesh
     return ResourceRequest(
         needs=spec.needs,
-        kind=spec.trust,
+        kind=spec.permission,
         container=spec.launch.launcher == "container",
         signed=bool(spec.launch.signature),
         mounts=tuple(mount.partition(":")[0] for mount in spec.launch.mounts),
         direct=spec.job.route == "direct" and spec.job.nodes > 1,
         on=tuple(spec.job.on),
-        gpus=1 if spec.job.device == "cpu" else spec.mesh.ranks // spec.island.machines,
+        gpus=1 if spec.job.device == "cpu" else shape.ranks // spec.island.machines,
     )
 
 
@@ -160,7 +161,7 @@ def _is_not_allowed(want: ResourceRequest, place: Capacity) -> str:
     if offer is None:
         return ""
     signed = want.signed and "signed" in offer.kinds
-    if want.kind not in offer.kinds and not (want.kind == "container" and signed):
+    if want.kind not in offer.kinds and not (want.kind in ("container", "script") and signed):
         return f"its owner does not run jobs of kind {want.kind}"
     if want.direct and (offer.upload_bps or offer.download_bps):
         return "its owner limits bandwidth, which the direct route would bypass"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from atoll.config import largest_member
 from atoll.hub.jobs.completion import (
     RestartPolicy,
     covered_by_others,
@@ -128,7 +129,8 @@ class Scheduler:
     async def _begin_to_stop(self, job: Job, *, grace_s: float) -> None:
         await self._jobs.update(job.job, stopping=True, grace_s=grace_s)
         for runtime in self._rounds.runtimes.of(job.job):
-            runtime.machine.stopping = True
+            # Of several groups no one ends before the others: `Meeting.last` tells which is last.
+            runtime.machine.stopping = not runtime.grouped
         self._stop_at[job.job] = self._clock.monotonic() + grace_s
 
     async def scale(self, job: str, *, least: int, most: int) -> None:
@@ -211,6 +213,9 @@ class Scheduler:
             await self.followers.give_way(asked.short_islands(allotment.granted))
 
     async def _start(self, job: Job, nodes: list[str]) -> None:
+        if largest_member(job.spec) is not job.spec:  # islands come first, one rank on each
+            known = self._membership.nodes
+            nodes = sorted(nodes, key=lambda node: -known[node].info.gpus if node in known else 0)
         for number, node in enumerate(nodes):
             slot, part = divmod(number, job.machines)
             name = follower_id(slot, part) if part else member_id(slot)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,10 +22,10 @@ import msgspec
 from atoll.clock import Clock
 from atoll.errors import AuthError, Revoked
 from atoll.hub.db.database import Database
-from atoll.hub.security import browser_logins, tickets
+from atoll.hub.security import browser_logins, hub_secrets, tickets
 from atoll.hub.security.browser_logins import BrowserLogins
-from atoll.hub.security.certificates import write_secret
 from atoll.hub.security.connection_limits import RateLimit
+from atoll.hub.security.hub_secrets import HubSecrets
 from atoll.hub.security.tickets import NewTicket, TicketRole
 from atoll.ids import check_name, new_suffix, new_token
 
@@ -65,15 +67,6 @@ class Identity:
     attempt: int = 0
 
 
-class SigningKeys(msgspec.Struct, frozen=True):
-    """Secrets that the hub prints at startup."""
-
-    operator_token: str
-    ticket: str
-    limited: dict[str, str] = {}
-    """Tickets of `--ticket-uses`, by number of uses; the same after every start."""
-
-
 class Auth:
     """Tickets and tokens. Tokens are cached in memory, where every request is checked."""
 
@@ -88,8 +81,9 @@ class Auth:
                 " FROM auth_tokens LEFT JOIN auth_launches USING (hash)"
             ).fetchall()
         )
-        self._secret = new_token()
-        """Of which the keys of members are made; the same after every start (`open_secrets`)."""
+        self._folder = Path()
+        self._secrets = HubSecrets(operator_token=new_token(), ticket=new_token())
+        """Replaced by those that the hub keeps, in `open_secrets`."""
         self._tokens: dict[str, Identity] = {}
         self._newest: dict[tuple[str, str], int] = {}
         self._shut_out: set[str] = set(
@@ -109,16 +103,12 @@ class Auth:
             key = (identity.name, identity.member)
             self._newest[key] = max(identity.attempt, self._newest.get(key, 0))
 
-    async def open_secrets(self, folder: Path, *, uses: int | None = None) -> SigningKeys:
+    async def open_secrets(self, folder: Path, *, uses: int | None = None) -> HubSecrets:
         """Return the operator token and the permanent ticket, which `uses` may limit.
 
         They are created at the first start in a file that only its owner can read.
         """
-        path = folder / "secrets.json"
-        try:
-            secrets = msgspec.json.decode(path.read_bytes(), type=SigningKeys)
-        except (FileNotFoundError, msgspec.DecodeError):
-            secrets = SigningKeys(operator_token=new_token(), ticket=new_token())
+        secrets = hub_secrets.load_or_make(folder)
         known = secrets.ticket if uses is None else secrets.limited.get(str(uses), "")
         ended = await self._database.read(lambda c: tickets.is_revoked(c, _digest(known)))
         if not known or ended:
@@ -128,15 +118,18 @@ class Auth:
         else:
             limited = {**secrets.limited, str(uses): known}
             secrets = msgspec.structs.replace(secrets, limited=limited)
-        write_secret(path, msgspec.json.encode(secrets))
-        self._secret = secrets.operator_token
         now = self._clock.wall()
+        former = {hash_: until for hash_, until in secrets.former.items() if until > now}
+        secrets = msgspec.structs.replace(secrets, former=former)
+        hub_secrets.save(folder, secrets)
+        self._folder, self._secrets = folder, secrets
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(
                 "DELETE FROM auth_tokens WHERE role = 'operator' AND name = 'operator'"
             )
-            _insert_token(connection, secrets.operator_token, "operator", "operator", now)
+            for hash_ in (_digest(secrets.operator_token), *former):
+                _insert_token(connection, hash_, "operator", "operator", now)
             ticket = NewTicket(uses=uses, made=now, made_by="hub", note="the hub prints it")
             tickets.insert_ticket(connection, _digest(known), ticket)
 
@@ -144,8 +137,22 @@ class Auth:
             await self.browsers.end_all("operator", "operator")
         await self._database.write(write)
         self._forget(Identity("operator", "operator"))
-        self._tokens[_digest(secrets.operator_token)] = Identity("operator", "operator")
+        for hash_ in (_digest(secrets.operator_token), *former):
+            self._tokens[hash_] = Identity("operator", "operator")
         return msgspec.structs.replace(secrets, ticket=known)
+
+    async def rotate_operator(self, *, overlap_s: float) -> str:
+        """Return a new operator token; the present one is good for `overlap_s` more."""
+        now, token = self._clock.wall(), new_token()
+        former = {hash_: until for hash_, until in self._secrets.former.items() if overlap_s}
+        if overlap_s:
+            former[_digest(self._secrets.operator_token)] = now + overlap_s
+        hub_secrets.save(
+            self._folder,
+            msgspec.structs.replace(self._secrets, operator_token=token, former=former),
+        )
+        await self.open_secrets(self._folder)
+        return token
 
     async def create_ticket(
         self,
@@ -155,16 +162,18 @@ class Auth:
         valid_s: float | None = None,
         note: str = "",
         made_by: str = "",
+        quotas: Mapping[str, int] | None = None,
     ) -> str:
-        """Return the secret of a new ticket.
+        """Return the secret of a new ticket, see `NewTicket`.
 
         `uses` None: unlimited; `valid_s` None: no expiry. `note` and `made_by` are shown in lists.
         """
         secret, now = new_token(), self._clock.wall()
         expires = None if valid_s is None else now + valid_s
         ticket = NewTicket(
-            role=role, uses=uses, expires=expires, note=note, made=now, made_by=made_by
-        )
+            role=role, uses=uses, expires=expires, note=note, made=now, made_by=made_by,
+            quotas=quotas or {},
+        )  # fmt: skip
         await self._database.write(
             lambda connection: tickets.insert_ticket(connection, _digest(secret), ticket)
         )
@@ -216,11 +225,12 @@ class Auth:
                 ).fetchone()
             ):
                 free = f"{name[:58]}-{new_suffix()}"
-            _insert_token(connection, token, role, free, now)
+            _insert_token(connection, _digest(token), role, free, now)
             tickets.note_use(connection, digest, role=role, name=free, now=now, source=source)
             return Identity(cast("Role", role), free)
 
-        try:
+        try:  # a guess costs no transaction
+            await self._database.read(lambda c: tickets.check_known(c, digest))
             identity = await self._database.write(write)
         except AuthError:  # a right ticket is good from every address
             self._check_failures(source)
@@ -238,7 +248,7 @@ class Auth:
         token, now = new_token(), self._clock.wall()
 
         def write(connection: sqlite3.Connection) -> None:
-            _insert_token(connection, token, "job", job, now)
+            _insert_token(connection, _digest(token), "job", job, now)
             if member:
                 connection.execute(
                     "INSERT INTO auth_launches VALUES (?, ?, ?)", (_digest(token), member, attempt)
@@ -250,7 +260,7 @@ class Auth:
 
     def key_of_members(self, job: str) -> bytes:
         """Return the key by which a job's members recognise each other; it outlives restarts."""
-        return hmac.digest(self._secret.encode(), f"members of {job}".encode(), "sha256")
+        return hmac.digest(self._secrets.members.encode(), f"members of {job}".encode(), "sha256")
 
     async def revoke_job(self, job: str) -> None:
         """Revoke every token of a job."""
@@ -316,7 +326,7 @@ class Auth:
         """
         digest = _digest(token)
         identity = self._tokens.get(digest)
-        if identity is not None:
+        if identity is not None and self._clock.wall() < self._secrets.former.get(digest, math.inf):
             # Looked up by its hash, so timing reveals no prefix that an attacker could extend.
             self._check_newest(identity)
             return identity
@@ -385,8 +395,6 @@ def _digest(secret: str) -> str:
 
 
 def _insert_token(
-    connection: sqlite3.Connection, token: str, role: str, name: str, now: float
+    connection: sqlite3.Connection, digest: str, role: str, name: str, now: float
 ) -> None:
-    connection.execute(
-        "INSERT INTO auth_tokens VALUES (?, ?, ?, ?)", (_digest(token), role, name, now)
-    )
+    connection.execute("INSERT INTO auth_tokens VALUES (?, ?, ?, ?)", (digest, role, name, now))

@@ -53,12 +53,19 @@ def write_secret(path: Path, data: bytes, *, mode: int = 0o600) -> None:
 FOLDER = "tls"
 
 CA, CA_KEY, OWN = "ca.pem", "ca.key", "hub.pem"
-FILES = (CA, CA_KEY, OWN)
+NEXT = "next-"
+"""Front of the names of the authority that is to replace the present one."""
+
+SWITCH = "switch"
+"""File with the time (seconds since 1970) at which it does."""
+
+FILES = (CA, CA_KEY, OWN, NEXT + CA, NEXT + CA_KEY, SWITCH)
 
 AUTHORITY_DAYS = 3_650
 SERVER_DAYS = 365
-NODE_DAYS = 365
-"""Validity of certificates. A node renews its certificate when a third of that is left."""
+NODE_DAYS = 30
+"""Validity of certificates. A node renews its own every few days, see
+:data:`atoll.node.identity.tls_identity.RENEW_AT`, so that this is how long it may be off."""
 
 FINGERPRINT_DIGITS = 40
 """Hexadecimal digits of the authority's SHA-256 in a ticket: 160 bits."""
@@ -83,19 +90,21 @@ class SignedCertificate:
 class Authority:
     """The certificate authority of one hub. Missing files are created when it is opened."""
 
-    def __init__(self, folder: Path, *, clock: Clock) -> None:
-        """Load or create the authority; raises HubError if its files are damaged."""
-        self._folder = folder
+    def __init__(self, folder: Path, *, clock: Clock, front: str = "") -> None:
+        """Load or create the authority; raises HubError if its files are damaged.
+
+        `front`: of the names of its files.
+        """
         self._clock = clock
-        self.ca = folder / CA
-        self.certificate = folder / OWN
+        self.ca = folder / f"{front}{CA}"
+        self.certificate = folder / f"{front}{OWN}"
         """The hub's certificate and key in one file, so that both change together."""
-        self._ca_key = folder / CA_KEY
+        self.ca_key = folder / f"{front}{CA_KEY}"
         self._ensure()
         self.fingerprint = fingerprint_of(self._load().public_bytes(_der()))
 
     def _ensure(self) -> None:
-        if self.ca.exists() and self._ca_key.exists():
+        if self.ca.exists() and self.ca_key.exists():
             return
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -114,14 +123,17 @@ class Authority:
         from cryptography.hazmat.primitives import hashes
 
         certificate = builder.sign(key, hashes.SHA256())
-        write_secret(self._ca_key, _key_pem(key))
+        write_secret(self.ca_key, _key_pem(key))
         write_secret(self.ca, certificate.public_bytes(_pem()), mode=0o644)
 
     # --------------------------------------------------------------- certificate of the hub
 
-    def refresh(self, names: Sequence[str]) -> bool:
-        """Renew the hub's certificate if missing, expiring or without `names`; return whether."""
-        if self._still_good(names):
+    def refresh(self, names: Sequence[str], *, anew: bool = False) -> bool:
+        """Renew the hub's certificate if missing, expiring or without `names`; return whether.
+
+        With `anew`, always.
+        """
+        if not anew and self._still_good(names):
             return False
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -189,9 +201,9 @@ class Authority:
 
         ca = self._load()
         try:
-            ca_key: Any = serialization.load_pem_private_key(self._ca_key.read_bytes(), None)
+            ca_key: Any = serialization.load_pem_private_key(self.ca_key.read_bytes(), None)
         except (OSError, ValueError) as error:
-            raise _damaged(self._ca_key, error) from error
+            raise _damaged(self.ca_key, error) from error
         identifier = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
         return (
             builder.issuer_name(ca.subject)
@@ -221,6 +233,13 @@ class Authority:
 def serial_text(number: int) -> str:
     """Return a serial number in hexadecimal without leading zeros."""
     return f"{number:X}"
+
+
+def ends_of(certificate: Path) -> float:
+    """Return when the first certificate of a file expires, in seconds since 1970."""
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.timestamp()
 
 
 def fingerprint_of(der: bytes) -> str:

@@ -7,6 +7,8 @@ correct clients authenticate within a second, so a flood drops its own connectio
 from __future__ import annotations
 
 import collections
+import functools
+import gc
 import ipaddress
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,13 +16,17 @@ from typing import Protocol
 
 from atoll.clock import Clock
 from atoll.errors import ConfigError
+from atoll.hub.quotas.ledger import Holder, Ledger
+from atoll.hub.quotas.limits import Kind
+from atoll.system import release_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Limits on unauthenticated connections."""
 
-    strangers: int = 2_048
+    strangers: int = 1_024
+    """In all. With TLS one takes up to 40 kB."""
     strangers_per_address: int = 256
     """The same per address; many machines behind one NAT address may reconnect at once."""
     head_s: float = 10.0
@@ -35,6 +41,14 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+
+REMEDY = (
+    "end processes that use this token, or wait until connections that are broken time out; or "
+    "let the hub's owner raise the limit"
+)
+
+FLOOD = 128
+"""Unauthenticated connections at once from which on memory is returned when they have gone."""
 
 
 class Peer(Protocol):
@@ -74,7 +88,7 @@ class ConnectionSlot:
         """None: not authenticated."""
 
     def authenticated(self, peer: Peer) -> None:
-        """Mark the connection as authenticated."""
+        """Mark the connection as authenticated; raises LimitReached if its token has too many."""
         if self.peer is not peer:
             self._limiter.mark_authenticated(self, peer)
             self.on_authenticated()
@@ -97,16 +111,29 @@ class ConnectionLimiter:
     """Counts unauthenticated connections and tracks authenticated ones."""
 
     def __init__(
-        self, limits: Limits, *, exempt: Callable[[str], bool] = lambda address: False
+        self,
+        limits: Limits,
+        *,
+        exempt: Callable[[str], bool] = lambda address: False,
+        ledger: Ledger | None = None,
     ) -> None:
-        """Apply `limits`; `exempt` addresses count in the total only."""
+        """Apply `limits`; `exempt` addresses count in the total only.
+
+        The `ledger` limits the connections of each token.
+        """
         self.limits = limits
+        self._ledger = ledger
+        self._by_token: collections.Counter[Holder] = collections.Counter()
+        if ledger is not None:
+            ledger.sources.append(self._uses)
         self._exempt = exempt
         self._strangers: dict[ConnectionSlot, None] = {}
         """Oldest first."""
         self._by_address: collections.Counter[str] = collections.Counter()
         self._authenticated: set[ConnectionSlot] = set()
         self.refused = 0
+        self._most = 0
+        """Unauthenticated connections at once since memory was last returned."""
 
     def __len__(self) -> int:
         return len(self._strangers)
@@ -124,18 +151,44 @@ class ConnectionLimiter:
             oldest.drop()
         slot = ConnectionSlot(self, address, drop)
         self._strangers[slot] = None
+        self._most = max(self._most, len(self._strangers))
         self._by_address[address] += 1
         return slot
 
+    def settle(self) -> bool:
+        """Return the memory of a flood that is over to the system; return whether one was.
+
+        What many connections have left lies scattered: the allocator keeps it unless asked.
+        """
+        if self._most < FLOOD or len(self._strangers) > self._most // 4:
+            return False
+        self._most = len(self._strangers)
+        gc.collect()  # connections are cycles
+        return release_memory()
+
     def mark_authenticated(self, slot: ConnectionSlot, peer: Peer) -> None:
-        """Stop counting a connection as unauthenticated."""
+        """Count a connection for its token; raises LimitReached if that has too many."""
+        holder = _holder(peer)
+        before = slot.peer
+        if self._ledger is not None and (before is None or _holder(before) != holder):
+            limit = self._ledger.limit(Kind.CONNECTIONS, holder)
+            if 0 < limit <= (used := self._by_token[holder]):
+                raise self._ledger.refuse(
+                    Kind.CONNECTIONS, holder, used=used, wanted=1, remedy=REMEDY
+                )
         self.leave(slot)
         slot.peer = peer
         self._authenticated.add(slot)
+        self._by_token[holder] += 1
 
     def leave(self, slot: ConnectionSlot) -> None:
         """Remove a connection."""
         self._authenticated.discard(slot)
+        if slot.peer is not None:
+            holder = _holder(slot.peer)
+            self._by_token[holder] -= 1
+            if not self._by_token[holder]:
+                del self._by_token[holder]
         slot.peer = None
         if slot in self._strangers:
             del self._strangers[slot]
@@ -153,6 +206,9 @@ class ConnectionLimiter:
         for slot in found:
             slot.drop()
         return len(found)
+
+    async def _uses(self) -> list[tuple[Kind, Holder, int]]:
+        return [(Kind.CONNECTIONS, holder, number) for holder, number in self._by_token.items()]
 
     def _is_exempt(self, address: str) -> bool:
         if self._exempt(address):
@@ -194,6 +250,7 @@ class RateLimit:
             self._times.popitem(last=False)
 
 
+@functools.lru_cache(maxsize=1_024)
 def is_loopback(host: str) -> bool:
     """Return whether an address or host name is of the loopback interface."""
     if host == "localhost":
@@ -219,6 +276,10 @@ def networks(addresses: Iterable[str]) -> tuple[ipaddress.IPv4Network | ipaddres
                 expected="an address or a network, e.g. 127.0.0.1 or 10.0.0.0/8",
             ) from error
     return tuple(found)
+
+
+def _holder(peer: Peer) -> Holder:
+    return Holder(peer.role, peer.name, peer.member)
 
 
 def _do_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from atoll.clock import Clock
@@ -24,8 +24,10 @@ CREATE TABLE IF NOT EXISTS auth_certificates (
 class NodeCertificates:
     """Issues and checks node certificates; revoked serials are cached in memory."""
 
-    def __init__(self, authority: Authority | None, *, database: Database, clock: Clock) -> None:
-        """Sign with `authority`; None: this hub does not terminate TLS itself."""
+    def __init__(
+        self, authority: Callable[[], Authority] | None, *, database: Database, clock: Clock
+    ) -> None:
+        """Sign with the present authority; None: this hub does not terminate TLS itself."""
         self._authority = authority
         self._database = database
         self._clock = clock
@@ -56,7 +58,7 @@ class NodeCertificates:
         authority = self._authority
         if authority is None or not request_pem:
             return ""
-        signed = await asyncio.to_thread(authority.sign_node, request_pem, node=node)
+        signed = await asyncio.to_thread(authority().sign_node, request_pem, node=node)
         now = self._clock.wall()
 
         def write(connection: sqlite3.Connection) -> None:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hmac
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from atoll.errors import AuthError, ConfigError
+from atoll.hub.quotas import overrides
 
 TicketRole = Literal["node", "viewer", "operator"]
 
-SCHEMA = """
+SCHEMA = (
+    overrides.SCHEMA
+    + """
 CREATE TABLE IF NOT EXISTS auth_tickets (
     hash TEXT PRIMARY KEY, uses_left INTEGER, expires REAL
 );
@@ -31,11 +35,14 @@ CREATE TABLE IF NOT EXISTS auth_ticket_uses (
 CREATE INDEX IF NOT EXISTS auth_ticket_uses_of ON auth_ticket_uses (hash);
 DROP TABLE IF EXISTS hub_tickets;
 """
+)
 
 ID_DIGITS = 10
 
 MAX_USES_SHOWN = 100
 """Names listed per ticket; a ticket may admit thousands."""
+
+_ASK = "ask for a fresh one: `atoll ticket new` on the hub's machine prints it"
 
 _KEPT_S = 30 * 86_400.0
 """How long tickets that are no longer valid are still listed."""
@@ -61,6 +68,8 @@ class NewTicket:
     made: float
     """Seconds since 1970."""
     made_by: str
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    """Limits of those who come with it, by name of the quota; others have the hub's."""
 
 
 def insert_ticket(connection: sqlite3.Connection, digest: str, ticket: NewTicket) -> None:
@@ -73,7 +82,14 @@ def insert_ticket(connection: sqlite3.Connection, digest: str, ticket: NewTicket
         "INSERT OR IGNORE INTO auth_ticket_facts VALUES (?, ?, ?, ?, ?, NULL)",
         (digest, ticket.role, ticket.note, ticket.made, ticket.made_by),
     )
+    overrides.set_for_ticket(connection, digest, ticket.quotas)
     _forget_old(connection, ticket.made)
+
+
+def check_known(connection: sqlite3.Connection, digest: str) -> None:
+    """Raise AuthError if there is no such ticket, valid or not."""
+    if not connection.execute("SELECT 1 FROM auth_tickets WHERE hash = ?", (digest,)).fetchone():
+        raise _unknown()
 
 
 def use_ticket(
@@ -83,16 +99,15 @@ def use_ticket(
     row = connection.execute(
         f"SELECT {_COLUMNS} FROM {_FROM} WHERE t.hash = ?", (digest,)
     ).fetchone()
-    remedy = "ask for a fresh one: `atoll ticket new` on the hub's machine prints it"
     if row is None or not hmac.compare_digest(row[0], digest):
-        raise AuthError("this ticket is unknown to the hub", remedy=remedy)
+        raise _unknown()
     _, uses_left, expires, role, _, _, _, revoked = row
     if revoked is not None:
-        raise AuthError("this ticket was revoked", remedy=remedy)
+        raise AuthError("this ticket was revoked", remedy=_ASK)
     if expires is not None and expires <= now:
-        raise AuthError("this ticket has expired", remedy=remedy)
+        raise AuthError("this ticket has expired", remedy=_ASK)
     if uses_left is not None and uses_left <= 0:
-        raise AuthError("this ticket is used up", remedy=remedy)
+        raise AuthError("this ticket is used up", remedy=_ASK)
     if role not in roles:
         raise _for_something_else(role)
     connection.execute(
@@ -108,6 +123,7 @@ def note_use(
     connection.execute(
         "INSERT INTO auth_ticket_uses VALUES (?, ?, ?, ?, ?)", (digest, role, name, now, source)
     )
+    overrides.pass_on(connection, digest, role=role, name=name)
 
 
 def list_tickets(connection: sqlite3.Connection, now: float) -> list[dict[str, Any]]:
@@ -130,6 +146,7 @@ def list_tickets(connection: sqlite3.Connection, now: float) -> list[dict[str, A
             "id": digest[:ID_DIGITS], "role": role, "name": note, "state": state,
             "uses_left": uses_left, "expires": expires, "made": made, "made_by": made_by,
             "used_by": [name for (name,) in used],
+            "quotas": overrides.of_ticket(connection, digest),
         })  # fmt: skip
     return tickets
 
@@ -183,6 +200,11 @@ def _forget_old(connection: sqlite3.Connection, now: float) -> None:
     )
     for table in ("auth_ticket_facts", "auth_ticket_uses"):
         connection.execute(f"DELETE FROM {table} WHERE hash NOT IN (SELECT hash FROM auth_tickets)")
+    overrides.forget_tickets(connection)
+
+
+def _unknown() -> AuthError:
+    return AuthError("this ticket is unknown to the hub", remedy=_ASK)
 
 
 def _for_something_else(role: str) -> AuthError:

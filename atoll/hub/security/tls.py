@@ -5,19 +5,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from atoll.clock import Clock
-from atoll.errors import AtollError, ConfigError
-from atoll.hub.security.certificates import FOLDER, Authority, own_names
+from atoll.errors import AtollError, ConfigError, HubError
+from atoll.hub.security.certificates import (
+    CA,
+    CA_KEY,
+    FOLDER,
+    NEXT,
+    OWN,
+    SWITCH,
+    Authority,
+    ends_of,
+    own_names,
+    write_secret,
+)
 from atoll.hub.security.connection_limits import is_loopback
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 3_600.0
 """Interval of the checks whether the hub's certificate needs renewal."""
+
+SWITCH_LOOK_S = 5.0
+"""Interval of the checks whether it is time for the next authority."""
+
+TRUSTED = "trusted.pem"
+"""File with the present authority and the next one, for processes on this machine."""
 
 OPEN_MARK = "tls"
 """Ticket mark: the hub's certificate was signed by a publicly trusted authority."""
@@ -73,42 +91,144 @@ class TlsFiles:
         """
         self._choice = choice
         self._names = names
-        self.authority = Authority(data / FOLDER, clock=clock)
-        own = choice.mode == "own"
-        self.ca = self.authority.ca if own else choice.certificate
-        """Certificate file that processes on this machine trust."""
-        self.fingerprint = self.authority.fingerprint if own else ""
-        """Fingerprint of the hub's own authority; empty: the certificate was given."""
-        self.mark = self.authority.fingerprint if own else OPEN_MARK
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self.context.num_tickets = 0  # clients of a hub do not resume TLS sessions
-        self.context.load_verify_locations(self.authority.ca)
-        # only nodes have certificates; people and workers authenticate by token
-        self.context.verify_mode = ssl.CERT_OPTIONAL
-        self.refresh(first=True)
+        self._clock = clock
+        self._folder = data / FOLDER
+        _finish_switch(self._folder)
+        self.authority = Authority(self._folder, clock=clock)
+        self.next: Authority | None = None
+        """The authority that is to replace it: nodes get certificates of it already."""
+        self.switch_at = 0.0
+        """When it does, seconds since 1970."""
+        self.on_switch: Callable[[], None] = lambda: None
+        if (self._folder / SWITCH).exists():
+            self.next = Authority(self._folder, clock=clock, front=NEXT)
+            self.switch_at = float((self._folder / SWITCH).read_text(encoding="ascii"))
+        self.context = self._open()
+        self.refresh()
 
-    def refresh(self, *, first: bool = False) -> None:
-        """Renew the hub's certificate if needed; new connections use the new one."""
-        if self._choice.mode == "own":
-            renewed = self.authority.refresh(own_names(*self._names))
-            if renewed or first:
-                self.context.load_cert_chain(self.authority.certificate)
-            return
+    @property
+    def _own(self) -> bool:
+        return self._choice.mode == "own"
+
+    @property
+    def ca(self) -> Path:
+        """Certificate file that processes on this machine trust."""
+        return self._folder / TRUSTED if self._own else self._choice.certificate
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the hub's own authority; empty: the certificate was given."""
+        return self.authority.fingerprint if self._own else ""
+
+    @property
+    def mark(self) -> str:
+        """What a ticket says about the hub's certificate."""
+        return self.fingerprint or OPEN_MARK
+
+    @property
+    def authorities(self) -> list[Authority]:
+        """The authorities that nodes may have certificates of, the present one first."""
+        return [self.authority, *([self.next] if self.next is not None else [])]
+
+    @property
+    def named(self) -> str:
+        """Fingerprints by which clients will know this hub; empty: the certificate was given."""
+        return ",".join(one.fingerprint for one in self.authorities) if self._own else ""
+
+    def _open(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0  # clients of a hub do not resume TLS sessions
+        for authority in self.authorities:
+            context.load_verify_locations(authority.ca)
+        # only nodes have certificates; people and workers authenticate by token
+        context.verify_mode = ssl.CERT_OPTIONAL
+        if self._own:
+            trusted = b"".join(one.ca.read_bytes() for one in self.authorities)
+            write_secret(self._folder / TRUSTED, trusted, mode=0o644)
+            self.authority.refresh(own_names(*self._names))
+            context.load_cert_chain(self.authority.certificate)
+            return context
         try:  # given files are renewed in place by an external tool
-            self.context.load_cert_chain(self._choice.certificate, self._choice.key)
+            context.load_cert_chain(self._choice.certificate, self._choice.key)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 "the certificate of --tls cannot be used",
                 given=f"{self._choice.certificate} ({error})",
                 expected="a PEM certificate with its chain, and its key without a password",
             ) from error
+        return context
+
+    def refresh(self) -> None:
+        """Renew the hub's certificate if needed, change the authority when it is time.
+
+        New connections use what is new.
+        """
+        if self.next is not None and self._clock.wall() >= self.switch_at:
+            self._switch()
+        self.context = self._open()
+
+    def renew_certificate(self) -> float:
+        """Give the hub another key and certificate; return when that expires.
+
+        Raises HubError if the certificate was given.
+        """
+        self._check_own()
+        self.authority.refresh(own_names(*self._names), anew=True)
+        self.context = self._open()
+        return ends_of(self.authority.certificate)
+
+    def rotate_authority(self, *, overlap_s: float) -> float:
+        """Make another authority, which replaces the present one after `overlap_s`; return when.
+
+        Until then nodes and people that connect pin it, and nodes get certificates of it. 0: at
+        once; then all have to join and log in again. Raises HubError if the certificate was given.
+        """
+        self._check_own()
+        for name in (SWITCH, NEXT + CA, NEXT + CA_KEY, NEXT + OWN):
+            (self._folder / name).unlink(missing_ok=True)
+        self.next = Authority(self._folder, clock=self._clock, front=NEXT)
+        self.switch_at = self._clock.wall() + overlap_s
+        write_secret(self._folder / SWITCH, repr(self.switch_at).encode())
+        self.refresh()
+        return self.switch_at
+
+    def _check_own(self) -> None:
+        if not self._own:
+            raise HubError(
+                "this hub's certificate was given with --tls",
+                remedy="renew it where it comes from: the hub reads the files again every hour",
+            )
+
+    def _switch(self) -> None:
+        """Put the next authority in the place of the present one; a restart resumes it."""
+        assert self.next is not None
+        self.next.ca_key.replace(self.authority.ca_key)
+        _finish_switch(self._folder)
+        self.authority, self.next = Authority(self._folder, clock=self._clock), None
+        logger.warning("the authority of this hub is now %s", self.authority.fingerprint)
+        self.on_switch()
 
     async def keep(self, *, every_s: float = LOOK_S) -> None:
         """Check for renewal every `every_s` seconds, until cancelled."""
+        looked = self._clock.monotonic()
         while True:
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(min(every_s, SWITCH_LOOK_S))
+            due = self.next is not None and self._clock.wall() >= self.switch_at
+            if not due and self._clock.monotonic() - looked < every_s:
+                continue
+            looked = self._clock.monotonic()
             try:
                 await asyncio.to_thread(self.refresh)
             except (AtollError, OSError) as error:
                 logger.error("the hub's certificate was not renewed: %s", error)
+
+
+def _finish_switch(folder: Path) -> None:
+    """Do the rest of a change of authorities that began with the key, also after a crash."""
+    if (folder / f"{NEXT}{CA_KEY}").exists():
+        return
+    if (folder / f"{NEXT}{CA}").exists():
+        (folder / f"{NEXT}{CA}").replace(folder / CA)
+        (folder / OWN).unlink(missing_ok=True)
+    (folder / SWITCH).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 
 from atoll.clock import Clock
@@ -11,6 +12,8 @@ from atoll.hub.observability.events import Events
 from atoll.hub.rounds.runtime import QUIET
 from atoll.hub.sessions.session import Session
 from atoll.wire.messages import Message
+
+logger = logging.getLogger(__name__)
 
 REPEAT_S = 30.0
 """The same rejection of the same member is reported again after this time."""
@@ -80,6 +83,7 @@ class RejectionLog:
         if more:
             fields["more"] = str(more)
         again = f" (and {more} times before)" if more else ""
+        logger.warning("%s was refused%s: %s", name, again, error)
         known = job if job and self._jobs.knows(job) else ""
         await self._events.add(
             known,

@@ -12,11 +12,11 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from atoll import __version__
 from atoll.clock import Clock
-from atoll.errors import AtollError, AuthError, FrameTooLarge, VersionMismatch, WireError
+from atoll.errors import AtollError, AuthError, FrameTooLarge, HubError, VersionMismatch, WireError
 from atoll.hub.security.auth import Auth, Identity
 from atoll.hub.security.forwarded import source_of
 from atoll.hub.sessions.handshake import (
@@ -26,7 +26,9 @@ from atoll.hub.sessions.handshake import (
     check_hello,
     of_another_site,
 )
+from atoll.hub.sessions.listener import Listener as Listener
 from atoll.hub.sessions.relay import PolicyBroken, Relay
+from atoll.hub.sessions.request_meter import FRAMES_PER_S, LARGE_BYTES, RequestMeter, cost_of
 from atoll.hub.sessions.send_queue import Send, SendQueue
 from atoll.hub.tasks import Tasks
 from atoll.wire.frames import Kind, decode
@@ -56,26 +58,6 @@ STALLED_S = 2.0
 """A longer pause between two sweeps means that the hub itself stalled, not its peers."""
 
 
-class Listener(Protocol):
-    """Receives the events of all sessions; implemented by the hub."""
-
-    def opened(self, session: Session, *, resumed: bool) -> None:
-        """A process connected; `resumed`: the same incarnation reconnected."""
-        ...
-
-    def lost(self, session: Session) -> None:
-        """A session ended for good."""
-        ...
-
-    def received(self, session: Session, envelope: Envelope) -> None:
-        """A control message arrived."""
-        ...
-
-    def rejected(self, peer: str, error: AtollError, *, job: str, source: str) -> None:
-        """A connection was closed for a protocol or authentication error."""
-        ...
-
-
 @dataclass(eq=False)
 class Session:
     """One process, as the hub sees it."""
@@ -100,6 +82,9 @@ class Session:
     """Requests without an answer yet, by number."""
     notices: int = 0
     """Notices that are being handled."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Its reports are stored one after the other, see `Router`."""
+    meter: RequestMeter = field(default_factory=RequestMeter)
     source: str = ""
     hang_up: Callable[[int, str], None] = lambda code, reason: None
 
@@ -153,7 +138,10 @@ class Sessions:
         self.relay = Relay(self, window_bytes=window_bytes)
         self.listener: Listener | None = None
         self.admit: Callable[[Identity, Scope], None] = lambda identity, scope: None
-        """Raises AuthError if a connection may not use an identity."""
+        """Raises AuthError or LimitReached if a connection may not use an identity."""
+        self.limits_of: Callable[[str], dict[str, int]] = lambda address: {}
+        """What the process at an address has to keep to, for its Welcome."""
+        self.frames_per_s = FRAMES_PER_S
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -241,6 +229,7 @@ class Sessions:
                     on_written=lambda frame: self.relay.frame_written(address, frame)
                 ),
                 last_heard=self._clock.monotonic(),
+                meter=RequestMeter(self.frames_per_s),
             )
             self._sessions[address] = session
         session.send_queue.drop_transient()
@@ -267,7 +256,8 @@ class Sessions:
                 task.cancel()
 
         session.hang_up = hang_up
-        welcome = Welcome(__version__, session.window_bytes, HEARTBEAT_S, resumed)
+        limits = self.limits_of(session.address)
+        welcome = Welcome(__version__, session.window_bytes, HEARTBEAT_S, resumed, limits)
         writer: asyncio.Task[None] | None = None
         try:
             frame = pack(welcome, id=hello.id, reply=True)
@@ -312,14 +302,21 @@ class Sessions:
             frame = decode(data)
             if frame.kind is Kind.RELAY:
                 relay.forward(session, frame)
-            elif listener is not None:
-                listener.received(session, unpack(frame))
+                if len(data) >= LARGE_BYTES:
+                    continue  # credits limit these
+                cost = 1.0
+            else:
+                envelope = unpack(frame)
+                cost = cost_of(envelope.body, len(data))
+                if listener is not None:
+                    listener.received(session, envelope)
+            if pause_s := session.meter.took(session.last_heard, cost):
+                await asyncio.sleep(pause_s)  # of this session's own connection only
 
     def _report_rejected(
         self, peer: str, error: AtollError, scope: Scope, *, job: str = ""
     ) -> None:
-        """Log a rejection and pass it on; `job` is set for authenticated peers only."""
-        logger.warning("%s was refused: %s", peer or source_of(scope), error)
+        """Pass a rejection on; `job` is set for authenticated peers only."""
         if self.listener is not None:
             self.listener.rejected(peer, error, job=job, source=source_of(scope))
 
@@ -382,12 +379,12 @@ async def _stop(writer: asyncio.Task[None] | None) -> None:
 async def _refuse(send: Send, id: int, error: AtollError) -> None:
     if isinstance(error, FrameTooLarge):
         code = TOO_LARGE
-    elif isinstance(error, PolicyBroken | AuthError | VersionMismatch):
+    elif isinstance(error, PolicyBroken | HubError | VersionMismatch):
         code = POLICY
     else:
         code = MALFORMED
     failure = pack(Failure(error.to_dict()), id=id, reply=id > 0)
-    with contextlib.suppress(OSError, TimeoutError):
+    with contextlib.suppress(OSError, RuntimeError, TimeoutError):  # it may be closed already
         async with asyncio.timeout(1.0):
             await send({"type": "websocket.send", "bytes": failure})
     await _close(send, code, type(error).__name__)

@@ -210,17 +210,20 @@ class TlsProtocol(asyncio.sslproto.SSLProtocol):
 
 
 def protocol_factory(
-    limiter: ConnectionLimiter, context: ssl.SSLContext | None
+    limiter: ConnectionLimiter, context: Callable[[], ssl.SSLContext] | None
 ) -> Callable[..., asyncio.BaseProtocol]:
-    """Return the factory of connections for uvicorn: HTTP, or HTTP over TLS."""
+    """Return the factory of connections for uvicorn: HTTP, or HTTP over TLS.
+
+    `context` returns the settings of TLS for a new connection.
+    """
     # Event loops that read synchronously into the buffer can share one over all connections.
     shared = bytearray(TLS_BUFFER_BYTES) if os.name == "posix" else None
 
     def make(**given: Any) -> asyncio.BaseProtocol:
         http = HttpProtocol(**given, limiter=limiter)
-        return (
-            http if context is None else TlsProtocol(http, context, limiter=limiter, buffer=shared)
-        )
+        if context is None:
+            return http
+        return TlsProtocol(http, context(), limiter=limiter, buffer=shared)
 
     return make
 

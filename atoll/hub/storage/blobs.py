@@ -18,7 +18,9 @@ from pathlib import Path
 from atoll.clock import Clock
 from atoll.errors import ConfigError, HubError
 from atoll.hub.db.database import Database, span
+from atoll.hub.quotas.ledger import Holder, Ledger
 from atoll.hub.storage import upload
+from atoll.hub.storage.blob_quota import BlobQuota
 from atoll.ids import new_token
 
 SCHEMA = """
@@ -27,6 +29,11 @@ CREATE TABLE IF NOT EXISTS blob_holds (
     PRIMARY KEY (owner, sha256)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS blob_holds_by_hash ON blob_holds (sha256);
+CREATE TABLE IF NOT EXISTS blob_senders (
+    role TEXT NOT NULL, name TEXT NOT NULL, sha256 TEXT NOT NULL, nbytes INTEGER NOT NULL,
+    PRIMARY KEY (role, name, sha256)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS blob_senders_by_hash ON blob_senders (sha256);
 """
 
 FOLDER = "blobs"
@@ -45,8 +52,12 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 class Blobs:
     """All blobs of a hub: files `ab/HASH` below `folder`, references in `database`."""
 
-    def __init__(self, database: Database, *, folder: Path, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, *, folder: Path, clock: Clock, ledger: Ledger | None = None
+    ) -> None:
+        """Keep blobs in `folder`; the `ledger` limits how many each token may send."""
         self._database = database
+        self._quota = BlobQuota(database, ledger) if ledger is not None else None
         self._folder = folder
         self._clock = clock
         self._deleting = threading.Lock()
@@ -78,16 +89,34 @@ class Blobs:
         except OSError:
             raise _missing(sha256) from None
 
-    async def put(self, sha256: str, chunks: AsyncIterator[bytes], *, max_bytes: int) -> int:
+    async def put(
+        self, sha256: str, chunks: AsyncIterator[bytes], *, max_bytes: int,
+        holder: Holder | None = None, announced: int = 0,
+    ) -> int:  # fmt: skip
         """Store the bytes under their hash and return their number; existing blobs are unchanged.
+
+        They count for `holder` until the blob is deleted; `announced` bytes are to come, if the
+        sender said so.
 
         Raises:
             ConfigError: `sha256` is not a SHA-256.
+            LimitReached: the holder has sent too many blobs, or too large ones.
             WireError: the bytes have another hash.
             FrameTooLarge: they are more than `max_bytes`.
             StorageFull: no space is left.
         """
-        path, temporary = self.path(sha256), self._incoming / new_token()
+        path = self.path(sha256)
+        if self._quota is None or holder is None:
+            return await self._put(path, sha256, chunks, max_bytes)
+        async with self._quota.arriving(holder, sha256, announced) as arrival:
+            nbytes = await self._put(path, sha256, arrival.counted(chunks), max_bytes)
+            await arrival.stored(nbytes)
+        return nbytes
+
+    async def _put(
+        self, path: Path, sha256: str, chunks: AsyncIterator[bytes], max_bytes: int
+    ) -> int:
+        temporary = self._incoming / new_token()
         try:
             with upload.storage_full_as_error(path):
                 _, nbytes = await upload.receive(
@@ -138,6 +167,8 @@ class Blobs:
                 return sum(self._delete(connection, sha256) for sha256 in some)
 
             deleted += await self._database.write(delete)
+        if self._quota is not None:  # a restored backup has no unreferenced blobs
+            await self._quota.forget_missing(lambda sha256: self.path(sha256).exists())
         return deleted
 
     def _put_in_place(self, temporary: Path, path: Path) -> None:
@@ -176,6 +207,7 @@ class Blobs:
         with self._deleting, contextlib.suppress(OSError):  # Windows refuses to delete open files
             if self._is_old(path):
                 path.unlink()
+                connection.execute("DELETE FROM blob_senders WHERE sha256 = ?", (sha256,))
                 return True
         return False
 

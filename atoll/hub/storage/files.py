@@ -19,6 +19,7 @@ import msgspec
 
 from atoll.errors import ConfigError, HubError
 from atoll.hub.db.database import Database
+from atoll.hub.quotas.disk import DiskMeter
 from atoll.hub.storage import upload
 from atoll.ids import new_token
 from atoll.system import flush_folder
@@ -60,8 +61,12 @@ FileList = list[FileInfo]
 class Files:
     """The files of all jobs, under one folder."""
 
-    def __init__(self, database: Database, *, jobs_dir: Path) -> None:
+    def __init__(
+        self, database: Database, *, jobs_dir: Path, disk: DiskMeter | None = None
+    ) -> None:
+        """Keep files below `jobs_dir`; `disk` counts and limits their bytes."""
         self._database = database
+        self._disk = disk
         self._jobs_dir = jobs_dir
         self._gone: set[str] = set()
         """Deleted jobs; uploads of their files may still be in progress."""
@@ -88,15 +93,35 @@ class Files:
         return path
 
     async def put(
-        self, job: str, name: str, chunks: AsyncIterator[bytes], *, sha256: str = ""
-    ) -> FileInfo:
+        self, job: str, name: str, chunks: AsyncIterator[bytes], *, sha256: str = "",
+        announced: int = 0, limited: bool = True,
+    ) -> FileInfo:  # fmt: skip
         """Store the bytes atomically; an empty `sha256` is not checked.
 
+        `announced` are the bytes that are to come, if the sender said so. What the hub itself makes
+        of accepted files is not `limited`.
+
         Raises:
-            StorageFull: no space is left; an existing file of that name is intact.
+            LimitReached: the job has too many bytes; an existing file of that name is intact.
+            StorageFull: no space is left; likewise.
             WireError: the hash differs, or the file is too large.
         """
         path = self.path(job, name)
+        if self._disk is None:
+            return await self._put(job, name, path, chunks, sha256)
+        replaces = await asyncio.to_thread(_size_of, path)
+        if not limited:
+            info = await self._put(job, name, path, chunks, sha256)
+            self._disk.grew(job, info.nbytes - replaces)
+            return info
+        async with self._disk.arriving(job, replaces=replaces, announced=announced) as arrival:
+            info = await self._put(job, name, path, arrival.counted(chunks), sha256)
+            arrival.stored()
+        return info
+
+    async def _put(
+        self, job: str, name: str, path: Path, chunks: AsyncIterator[bytes], sha256: str
+    ) -> FileInfo:
         temporary = self._incoming / new_token()
         try:
             with upload.storage_full_as_error(path):
@@ -124,7 +149,7 @@ class Files:
         async def once() -> AsyncIterator[bytes]:
             yield data
 
-        return await self.put(job, name, once())
+        return await self.put(job, name, once(), limited=False)
 
     async def stat(self, job: str, name: str) -> FileInfo | None:
         """Return a file's description with its hash, or None if it does not exist."""
@@ -163,6 +188,8 @@ class Files:
     async def remove(self, job: str) -> None:
         """Delete a job's folder, if it exists; raises HubError if something cannot be deleted."""
         folder = self.path(job, "job.toml").parent
+        if self._disk is not None:
+            self._disk.forget(job)
         try:
             await asyncio.to_thread(_remove_folder, folder)
         except OSError as error:
@@ -171,6 +198,14 @@ class Files:
                 given=str(error),
                 remedy=f"check which program uses {folder}, and its permissions; the hub retries",
             ) from error
+
+
+def _size_of(path: Path) -> int:
+    """Return the size of a file; 0 if it does not exist."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 class FolderSize(msgspec.Struct, frozen=True):

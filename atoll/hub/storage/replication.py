@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from atoll.errors import from_dict
+from atoll.errors import AtollError, from_dict
 from atoll.hub.observability.events import Events
 from atoll.hub.tasks import Tasks
 from atoll.system import die_with_parent
@@ -25,6 +26,21 @@ logger = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-P", "-m", "atoll.checkpoint.background.copies")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a job's place for copies is opened."""
+
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Options of its fsspec driver."""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The secrets among their values, by name, to hide them in messages."""
+
+
+async def _without_options(job: str) -> Access:
+    """Default: the driver takes all from the hub's own environment."""
+    return Access()
 
 
 class Replicator:
@@ -36,7 +52,10 @@ class Replicator:
         events: Events,
         folder: Callable[[str], Path],
         command: tuple[str, ...] = COMMAND,
+        access: Callable[[str], Awaitable[Access]] = _without_options,
     ) -> None:
+        """Copy from `folder(job)`; `access(job)` is asked before every start of the process."""
+        self._access = access
         self._events = events
         self._folder = folder
         self._command = command
@@ -73,7 +92,7 @@ class Replicator:
         try:
             while job in self._again:
                 url = self._again.pop(job)
-                if await self._run(job, url) == 0:
+                if await self._try(job, url) == 0:
                     pause_s = FIRST_PAUSE_S
                     continue
                 await asyncio.sleep(pause_s)
@@ -83,7 +102,14 @@ class Replicator:
             self._running.discard(job)
             self._of_job.pop(job, None)
 
-    async def _run(self, job: str, url: str) -> int:
+    async def _try(self, job: str, url: str) -> int:
+        try:
+            return await self._run(job, url, await self._access(job))
+        except AtollError as error:
+            await self._failed(job, str(error))
+            return 1
+
+    async def _run(self, job: str, url: str, access: Access) -> int:
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -93,7 +119,10 @@ class Replicator:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            task = {"folder": str(self._folder(job).resolve()), "url": url, "job": job}
+            task = {
+                "folder": str(self._folder(job).resolve()), "url": url, "job": job,
+                "options": access.options, "secrets": access.secrets,
+            }  # fmt: skip
             process.stdin.write(msgspec.json.encode(task) + b"\n")
             await process.stdin.drain()
             async for line in process.stdout:
@@ -120,8 +149,10 @@ class Replicator:
             text = f"the checkpoint of round {round_} is copied ({report.get('nbytes')} bytes)"
             await self._events.add(job, "checkpoint-copied", text)
         elif kind == "CopyFailed":
-            error = str(from_dict(dict(report.get("error") or {})))
-            if self._trouble.get(job) != error:
-                self._trouble[job] = error
-                text = f"the checkpoint of round {round_} is not copied yet: {error}"
-                await self._events.add(job, "checkpoint-copy-failed", text)
+            await self._failed(job, str(from_dict(dict(report.get("error") or {}))), round_)
+
+    async def _failed(self, job: str, error: str, round_: object = None) -> None:
+        if self._trouble.get(job) != error:
+            self._trouble[job] = error
+            what = "checkpoints are" if round_ is None else f"the checkpoint of round {round_} is"
+            await self._events.add(job, "checkpoint-copy-failed", f"{what} not copied yet: {error}")

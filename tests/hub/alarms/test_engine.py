@@ -95,6 +95,7 @@ def test_every_kind_of_the_contract_has_one_rule() -> None:
         "zero-contribution", "loss-flat", "loss-diverging", "loss-not-finite", "update-outlier",
         "replica-mismatch", "straggler", "stale", "flapping-link", "disk-filling",
         "memory-filling", "clock-skew", "version-mismatch", "node-lost", "job-failed",
-        "queue-full",
+        "queue-full", "stage-slow", "stage-alone", "swarm-paused", "stage-fails",
+        "member-banned", "limit-reached",
     }  # fmt: skip
-    assert len(RULES) == len(KINDS) == 16
+    assert len(RULES) == len(KINDS) == 22

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from atoll.hub.alarms.facts import Facts, HubFacts, MemberFacts, QueueFacts
+from dataclasses import replace
+
+from atoll.hub.alarms.facts import Facts, HubFacts, LimitedFacts, MemberFacts, QueueFacts
 from tests.hub.alarms.stage import START, facts, job, play, rule
 
 
@@ -26,6 +28,26 @@ def test_failed_job_alarm_shows_error_and_ends_on_resume() -> None:
 def test_finished_or_old_failed_job_raises_no_alarm() -> None:
     long_ago = job(state="failed", ended=START - 90_000)
     assert not list(rule("job-failed").find(facts(job(state="done", ended=START), long_ago)))
+
+
+def test_who_sends_more_than_one_may_is_named() -> None:
+    member = MemberFacts(member="w1", node="lap1", state="running")
+
+    def at(now: float) -> Facts:
+        limited = [
+            LimitedFacts(address=address, frames=90_000, paused_s=12.0)
+            for address in ("j1/w1", "box")
+            if 20 <= now - START < 200
+        ]
+        running = facts(job(members={"w1": member}), now=now)
+        return replace(running, hub=HubFacts(limited=limited))
+
+    played = play("limit-reached", at, seconds=400)
+    found = {alarm.finding.key: alarm.finding for alarm in played.opened}
+    assert (found["j1/w1"].member, found["j1/w1"].node) == ("w1", "lap1")
+    assert "90,000 so far, made to wait 12 s" in found["j1/w1"].cause
+    assert (found["box"].job, found["box"].node) == ("", "box")
+    assert len(played.ended) == 2
 
 
 def test_queue_that_is_full_or_has_dead_letters_is_told_and_ends() -> None:

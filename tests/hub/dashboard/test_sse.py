@@ -39,6 +39,12 @@ class Nobody:
     def members(self, job: str) -> dict[str, dict[str, Any]]:
         return {}
 
+    def swarm(self, job: str) -> dict[str, Any] | None:
+        return None
+
+    def paths(self, job: str) -> dict[str, Any] | None:
+        return None
+
     async def rounds(self, job: str, *, after: int = 0, limit: int = 200) -> list[dict[str, Any]]:
         return []
 
@@ -56,7 +62,7 @@ class Nobody:
 
 
 def context_of(stores: Stores, live: Nobody | None = None) -> Context:
-    return Context(stores, live or Nobody(), VirtualClock(), "0", 0.0, "atoll://h:1/s")
+    return Context(stores, live or Nobody(), VirtualClock(), "0", 0.0, lambda: "atoll://h:1/s")
 
 
 def request(query: str = "") -> Request:
@@ -136,14 +142,20 @@ def test_too_many_dashboards_are_refused(tmp_path: Path) -> None:
     with_stores(tmp_path, test)
 
 
-def test_a_job_deleted_while_it_is_read_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def worthless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the value of nodes out: there are no rounds."""
+
     async def nothing(*_: object) -> dict[str, Any]:
         return {}
 
     monkeypatch.setattr(snapshot_module, "node_value", nothing)
 
+
+@pytest.mark.usefixtures("worthless")
+def test_a_job_deleted_while_it_is_read_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test(stores: Stores) -> None:
         job = (await stores.jobs.create(SPEC, files={})).job
         read = stores.metrics.read
@@ -162,14 +174,8 @@ def test_a_job_deleted_while_it_is_read_is_told_so(
     with_stores(tmp_path, test)
 
 
-def test_long_history_streams_without_gap_or_duplicate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def nothing(*_: object) -> dict[str, Any]:
-        return {}
-
-    monkeypatch.setattr(snapshot_module, "node_value", nothing)
-
+@pytest.mark.usefixtures("worthless")
+def test_long_history_streams_without_gap_or_duplicate(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         job = (await stores.jobs.create(SPEC, files={})).job
         points = [Point(0.0, n, 0, {"loss": 1.0, "grad_norm": 2.0}) for n in range(4500)]

@@ -21,7 +21,7 @@ HEAD = '[job]\nname = "x"\n'
         ('[train]\nprecision = "bf16"\n', "", "local, bf16"),
         (
             '[train]\nprecision = "bf16"\nrecompute = "full"\n'
-            '[strategy]\ninner = "fsdp"\n[island]\nranks = 4\nmachines = 2\n',
+            '[strategy]\ninner = "fsdp"\n[island]\nranks = 4\nmachines = 2\nencryption = "off"\n',
             "shard=4 on 2 machines", "fsdp, 4 ranks, bf16, recompute full",
         ),
         (

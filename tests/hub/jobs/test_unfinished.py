@@ -138,7 +138,7 @@ def test_an_elastic_job_ends_without_a_machine_that_is_gone() -> None:
 
 
 def test_an_island_that_works_for_itself_keeps_its_machines() -> None:
-    more = '[strategy]\ninner = "fsdp"\n[island]\nranks = 2\nmachines = 2'
+    more = '[strategy]\ninner = "fsdp"\n[island]\nranks = 2\nmachines = 2\nencryption = "off"'
     assert missing_followers(job(SCRIPT, "done", "failed", more=more)) == ["w1.1"]
     trained = job(SCRIPT, "done", "running", more=more, in_rounds="w0 w1", rounds=2)
     assert missing_followers(trained) == []

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +101,8 @@ def launches(agent: Peer, count: int) -> dict[str, Launch]:
     return {c.member: c for c in commands(agent, count) if isinstance(c, Launch)}
 
 
-def registered(peer: Peer, **kwargs: list[str]) -> Registered:
-    answer = peer.request(Register(**kwargs))
+def registered(peer: Peer, dial: Sequence[str] = (), state: Sequence[str] = ()) -> Registered:
+    answer = peer.request(Register(list(dial), list(state)))
     assert isinstance(answer, Registered), answer
     return answer
 

@@ -107,5 +107,6 @@ def test_network_is_read_off_an_address(source: str, network: str) -> None:
 
 
 def test_machine_asks_for_its_own_ranks_accelerators() -> None:
-    text = '[job]\nname = "x"\n[strategy]\ninner = "fsdp"\n[island]\nranks = 8\nmachines = 2\n'
+    island = '[island]\nranks = 8\nmachines = 2\nencryption = "off"\n'
+    text = f'[job]\nname = "x"\n[strategy]\ninner = "fsdp"\n{island}'
     assert request_of(parse_spec(text)).gpus == 4

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from atoll.config import parse_spec
+from atoll.errors import AuthError
 from atoll.hub.jobs.record import Job
+from atoll.hub.scheduler import reducer_hosts
 from atoll.hub.scheduler.reducer_hosts import reducers_of
 from atoll.ids import is_reducer, reducer_id, session_id
 from atoll.net.handshake import make_hello
@@ -59,6 +63,26 @@ def test_every_server_is_launched_and_again_when_it_is_lost(node: NodeInName) ->
         node.take_commands()
     for link in links.values():
         link.close()
+
+
+def test_a_slow_machine_gets_longer_each_time(
+    node: NodeInName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer process takes the place of one that still starts, so the pauses have to grow."""
+    monkeypatch.setattr(reducer_hosts, "START_S", 0.5)
+    job = submit(node, "auto", processes=5)
+    tokens = {node.tokens[job]["reducer"]: time.monotonic()}
+    link = None
+    while link is None:
+        node.take_commands()
+        newest = node.tokens[job]["reducer"]
+        began = tokens.setdefault(newest, time.monotonic())
+        assert len(tokens) < 9, "no process has the time to start"
+        if time.monotonic() > began + 1.5:  # the seconds that a process needs
+            with suppress(AuthError):  # a newer one was launched meanwhile
+                link = connect(node.hub.url, make_hello(session_id(job, "reducer"), newest))
+    assert len(tokens) > 1
+    link.close()
 
 
 def test_members_that_dial_each_other_need_no_server(node: NodeInName) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def fill(folder: Path, round_: int) -> None:
 
 def copies(hub: HubServer, folder: Path, command: tuple[str, ...] | None = None) -> Replicator:
     assert hub.hub is not None
-    extra = {"command": command} if command else {}
+    extra: dict[str, Any] = {"command": command} if command else {}
     events = hub.hub.stores.events
     return Replicator(events=events, folder=lambda job: folder / "runs" / job, **extra)
 

@@ -3,6 +3,7 @@
 import { jobButtons } from "../lib/actions.js";
 import { element, fill, link, setPill, setText } from "../lib/dom.js";
 import { bytes, count, duration, loss, percent } from "../lib/format.js";
+import { ChallengesPart } from "./challenges.js";
 import { JobData } from "./data.js";
 import { FilesPart } from "./files.js";
 import { LearningPart, score } from "./learning.js";
@@ -15,7 +16,7 @@ import { jobState, problem } from "../lib/store.js";
 
 const PARTS = {
   overview: ["Overview", OverviewPart], timeline: ["Timeline", TimelinePart],
-  members: ["Members", MembersPart], output: ["Output", OutputPart], files: ["Files", FilesPart],
+  members: ["Members", MembersPart], challenges: ["Challenges", ChallengesPart], output: ["Output", OutputPart], files: ["Files", FilesPart],
 };
 
 const SHOWN_POLICIES = 6;
@@ -101,6 +102,7 @@ export class JobView {
       this.buttons.replaceChildren(...jobButtons(this.store, job));
     }
     const timeline = this.tabs.querySelector("[data-part=timeline]");
+    this.tabs.querySelector("[data-part=challenges]").hidden = !job.verified;
     timeline.hidden = job.kind === "rl" && !job.committed_round;
     this.#showProgress(job);
     this.#open(this.shown);

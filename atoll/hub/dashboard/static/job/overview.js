@@ -1,4 +1,4 @@
-// Overview of a job: value of each node, curves, and events.
+// Overview of a job: stages of a SWARM or paths of a modular model, value of each node, curves, and events.
 
 import { Chart, dates } from "../lib/charts.js";
 import { card, element, empty, fill, link, pill } from "../lib/dom.js";
@@ -6,6 +6,8 @@ import { count, percent } from "../lib/format.js";
 import { eventLine, isBad } from "../lib/event_line.js";
 import { MetricChart } from "../lib/metric_chart.js";
 import { Table } from "../lib/table.js";
+import { PathsCard } from "./paths.js";
+import { StagesCard } from "./stages.js";
 
 const CHARTS = [
   ["loss-chart", "Loss", "nats per token", ["loss", "held_out"], { format: "" }],
@@ -16,7 +18,7 @@ const CHARTS = [
 const AXES = [["step", "step"], ["tokens", "tokens"], ["time", "time"]];
 const REDRAW_MS = 900;
 const SHOWN_EVENTS = 200;
-const MARKED = /^(member-|reducer|node|checkpoint|set-back|resumed|stopped|paused|job-)/;
+const MARKED = /^(member-|stage-moved|reducer|node|checkpoint|set-back|resumed|stopped|paused|job-)/;
 
 export class OverviewPart {
   constructor(store, data) {
@@ -29,9 +31,13 @@ export class OverviewPart {
     this.worthTable = new Table({ label: "What each node adds", columns: WORTH, key: (row) => row.member });
     this.worth = card("Value of each node", this.worthText, this.worthTable.element);
     this.worth.hidden = true;
+    this.stages = new StagesCard();
+    this.paths = new PathsCard();
     this.metric = new MetricChart(data);
     this.events = element("ol", { class: "events", tabindex: "0", "aria-label": "Events of the job" });
     this.element = element("div", { class: "stackview" },
+      this.stages.element,
+      this.paths.element,
       this.worth,
       element("section", { class: "card", "aria-labelledby": "curves-title" },
         element("div", { class: "head" }, element("h2", { id: "curves-title" }, "Curves"),
@@ -46,6 +52,8 @@ export class OverviewPart {
   }
 
   update() {
+    this.stages.show(this.data.view?.swarm);
+    this.paths.show(this.data.view?.paths);
     if (this.data.take("worth")) this.#showWorth(this.data.worth);
     const now = performance.now();
     const events = this.data.take("events");

@@ -20,8 +20,10 @@ export class Curves {
       if (values.tokens != null) this.tokens.set(member, values.tokens);
       if (values.held_out_tokens) this.#share(point);
       if (values.held_out_loss != null) this.#push("held-out", "held_out", point, values.held_out_loss);
+      // A member that trains several paths by turns does the same steps for each.
+      const path = values.path == null ? member : `path ${values.path}`;
       for (const [name, value] of Object.entries(values)) {
-        if (Number.isFinite(value)) this.#push(member, name, point, value);
+        if (Number.isFinite(value)) this.#push(name === "loss" ? path : member, name, point, value);
       }
       if (values.wall_s != null) this.#rates(point);
     }

@@ -44,9 +44,9 @@ export function fill(target, ...children) {
 }
 
 const TONES = {
-  running: "run", online: "good", done: "good", committed: "good", live: "good", ok: "good",
+  running: "run", online: "good", ready: "good", done: "good", committed: "good", live: "good", ok: "good",
   keep: "good", operator: "run",
-  failed: "bad", lost: "bad", critical: "bad", remove: "bad", refused: "bad",
+  failed: "bad", lost: "bad", banned: "bad", critical: "bad", remove: "bad", refused: "bad",
   aborted: "warn", waiting: "warn", stopped: "warn", starting: "warn", assigned: "warn",
   stopping: "warn", left: "warn", recovering: "warn", silent: "warn", paused: "warn",
   draining: "warn", warning: "warn", reconnecting: "warn",

@@ -75,3 +75,20 @@ export function moment(seconds) {
 export function plural(n, one, many = `${one}s`) {
   return `${n} ${n === 1 ? one : many}`;
 }
+
+// Ascending numbers as ranges, e.g. ["0-3", "8"].
+export function ranges(numbers) {
+  const runs = [];
+  for (const number of numbers) {
+    const last = runs.at(-1);
+    if (last && number === last[1] + 1) last[1] = number;
+    else runs.push([number, number]);
+  }
+  return runs.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`));
+}
+
+// The first of many words, and how many more there are.
+export function few(words, most = 6) {
+  const rest = words.length - most;
+  return rest > 1 ? `${words.slice(0, most).join(", ")} and ${rest} more` : words.join(", ");
+}

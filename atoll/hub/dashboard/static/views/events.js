@@ -1,4 +1,4 @@
-// Events: alarms with cause and remedy, events, and (for operators) the audit log.
+// Events: alarms with cause and remedy, events, limits, and (for operators) the audit log.
 
 import { silence } from "../lib/actions.js";
 import { button, element, empty, fill, link, pill, setText } from "../lib/dom.js";
@@ -6,8 +6,9 @@ import { eventLine } from "../lib/event_line.js";
 import { duration, moment, NONE } from "../lib/format.js";
 import { get } from "../lib/client.js";
 import { Table } from "../lib/table.js";
+import { LimitsCard } from "./limits.js";
 
-const PARTS = [["alarms", "Alarms"], ["happened", "Events"], ["audit", "Audit log"]];
+const PARTS = [["alarms", "Alarms"], ["happened", "Events"], ["limits", "Limits"], ["audit", "Audit log"]];
 const REFRESH_MS = 5000;
 const SHOWN = 300;
 
@@ -24,6 +25,7 @@ export class EventsView {
     this.list = element("ol", { class: "events long", tabindex: "0", "aria-label": "Events of the hub, its nodes and jobs" });
     this.calm = empty("No open alarms.");
     this.noneEnded = empty("None has ended yet.");
+    this.limits = new LimitsCard();
     this.noAudit = empty("Nothing yet.");
     this.search = element("input", { id: "event-search", type: "search", placeholder: "Search events", "data-search": "", input: (event) => { this.filter = event.target.value.toLowerCase(); this.seen = -1; this.update(); } });
     this.sections = {
@@ -34,6 +36,7 @@ export class EventsView {
         element("div", { class: "head" }, element("h2", { id: "happened-title" }, "Events"), element("span", { class: "space" }),
           element("label", { class: "filter" }, element("span", { class: "hidden" }, "Search events"), this.search)),
         this.list),
+      limits: this.limits.element,
       audit: section("audit-title", "Audit log", this.noAudit, this.audit.element),
     };
     this.place = element("div", { class: "part" });
@@ -82,6 +85,8 @@ export class EventsView {
       this.noneEnded.hidden = ended.length > 0;
       this.ended.element.hidden = ended.length === 0;
       this.ended.show(ended.sort((a, b) => b.ended - a.ended).slice(0, 200));
+    } else if (this.part === "limits") {
+      await this.limits.load();
     } else if (this.part === "audit" && this.store.operator) {
       const found = await get("api/audit");
       const rows = (Array.isArray(found) ? found : found?.entries ?? found?.audit ?? []);

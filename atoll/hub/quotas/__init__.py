@@ -1,0 +1,4 @@
+"""Hub, quotas: how much of the hub each token, node and job may use, and who uses how much.
+
+It may import hub/db.
+"""

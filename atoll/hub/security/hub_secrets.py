@@ -1,0 +1,38 @@
+"""The secrets that a hub makes at its first start, in a file that only its owner can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from atoll.hub.security.certificates import write_secret
+from atoll.ids import new_token
+
+FILE = "secrets.json"
+
+
+class HubSecrets(msgspec.Struct, frozen=True):
+    """Contents of the file."""
+
+    operator_token: str
+    ticket: str
+    limited: dict[str, str] = {}
+    """Tickets of `--ticket-uses`, by number of uses; the same after every start."""
+    members: str = msgspec.field(default_factory=new_token)
+    """Of which the keys of members are made; no rotation changes it, as jobs run with them."""
+    former: dict[str, float] = {}
+    """SHA-256 of operator tokens that were replaced -> how long they are good, s since 1970."""
+
+
+def load_or_make(folder: Path) -> HubSecrets:
+    """Return the secrets of a hub's folder, or new ones, which are not stored yet."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=HubSecrets)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return HubSecrets(operator_token=new_token(), ticket=new_token())
+
+
+def save(folder: Path, secrets: HubSecrets) -> None:
+    """Store the secrets, readable by their owner only."""
+    write_secret(folder / FILE, msgspec.json.encode(secrets))
