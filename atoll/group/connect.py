@@ -70,10 +70,10 @@ def connect_group(
         VersionMismatch: the hub has another version.
         ConfigError: the job requires the direct route on a machine with limited bandwidth.
     """
-    if route == "direct" and environment.capped:
+    if route == "direct" and environment.relayed:
         raise ConfigError(
             "this machine does not take part in the direct route",
-            given='route = "direct", and an owner who limits the bandwidth of the machine',
+            given='route = "direct", and an owner who limits its bandwidth or network',
             expected="a route through the hub, where the limit holds",
             remedy='set route = "auto" in [job], or name other machines: on = [...]',
         )
@@ -104,7 +104,7 @@ def connect_group(
             job=environment.job,
             member=environment.member,
             hub=environment.hub,
-            route="relay" if environment.capped else route,
+            route="relay" if environment.relayed else route,
         )
         groups.append(group)
         registered = group.register(state=serve(link) if serve is not None else ())

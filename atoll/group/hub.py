@@ -37,6 +37,7 @@ from atoll.group.period import PeriodReport
 from atoll.group.policy import GroupPolicy
 from atoll.group.routes.allgather_mean import AllgatherMean
 from atoll.group.routes.exchange_queue import ExchangeQueue, QueuedExchange
+from atoll.group.routes.member_lines import MemberLines
 from atoll.group.routes.rendezvous_store import own_address, probe_peers
 from atoll.group.routes.requests import AllToAllRequest, ReduceRequest
 from atoll.group.routes.routes import Routes
@@ -106,6 +107,8 @@ class HubGroup:
         self.leaving = False
         self.policy = GroupPolicy()
         self.registered: Registered | None = None
+        self.lines: MemberLines | None = None
+        """Makes connections with other members apart from rounds; None: only the hub is used."""
         self._link, self._job = link, job
         self._requests = HubRequests(link, patience_s=patience_s)
         self._routes = Routes(
@@ -151,9 +154,11 @@ class HubGroup:
 
     def register(self, *, state: Sequence[str] = ()) -> Registered:
         """Enter the job with the host:port where this member serves the committed state."""
-        reply = self._requests.ask(Register(dial=self._routes.dial, state=list(state)), Registered)
+        routes, asked = self._routes, self._requests.identities
+        ask = Register(dial=routes.dial, state=list(state), identity=routes.identity)
+        reply = self._requests.ask(ask, Registered)
         self.registered = reply
-        self._routes.trust(reply.key)
+        self.lines = routes.trust(reply.key, encrypted=reply.encrypted, identities=asked)
         self.committed_round, self.stopping = reply.committed_round, reply.stopping
         return reply
 
@@ -185,8 +190,8 @@ class HubGroup:
         left = GroupLeft("this member leaves its group", given=reason or self.me)
         with self._lock:
             again, self.leaving = self.leaving, True
-        # First only new rounds are prevented, so that an open one can still be committed.
-        self._requests.end(left, RoundJoin, Roster)
+        # Only new rounds are prevented: an open one, which may just connect, can be committed.
+        self._requests.end(left, RoundJoin)
         self._decided.wait(FINISH_SHARE * timeout_s)
         self._requests.end(left, *QUESTIONS)
         self._exchanges.fail(left)

@@ -9,9 +9,12 @@ from typing import TypeVar
 from atoll.clock import RealClock
 from atoll.errors import AtollError, DeadlineExceeded, HubError, WireError
 from atoll.net.sync_link import SLACK_S, SyncLink
-from atoll.wire.messages import Message
+from atoll.wire.messages import Message, Roster, RosterReply
 
 M = TypeVar("M", bound=Message)
+
+IDENTITIES_S = 20.0
+"""Time limit of asking for the members' keys."""
 
 
 class HubRequests:
@@ -51,6 +54,12 @@ class HubRequests:
                     given=type(reply).__name__, expected=kind.__name__,
                 )  # fmt: skip
             return reply
+
+    def identities(self) -> dict[str, str]:
+        """Return the fingerprints of members' keys as the hub knows them now; raises as `ask`."""
+        deadline = RealClock().monotonic() + IDENTITIES_S
+        peers = self.ask(Roster(), RosterReply, deadline=deadline).peers
+        return {peer.member: peer.identity for peer in peers if peer.identity}
 
     def end(self, error: AtollError, *kinds: type[Message]) -> None:
         """Make pending and later requests of these kinds raise `error`."""

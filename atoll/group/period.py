@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.wire.messages import Lease, MemberStats, RoundJoin
+from atoll.wire.messages import Commitment, Lease, MemberStats, RoundJoin
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,17 @@ class PeriodReport:
     """Position in this member's data; recorded if the round commits with its contribution."""
     stats: MemberStats | None = None
     """Statistics for people, without influence on the round."""
+    group: int = -1
+    """Stage of a SWARM whose members meet; -1: the one that this member serves, or the only one."""
+    closing: int = 0
+    """In a SWARM, what the members of the stage meet for; see `SwarmNews.closing`."""
+    commitment: Commitment | None = None
+    """What this member computed, where others may compute it again."""
 
     def as_join(self, *, reachable: Sequence[str] = ()) -> RoundJoin:
         """Return the message that asks for a plan; `reachable`: members that accept connections."""
         return RoundJoin(
             round=self.round, base=self.base, reachable=list(reachable), tokens=self.tokens,
             steps=self.steps, busy_s=self.busy_s, stats=self.stats, lease=self.lease,
+            group=self.group, closing=self.closing, commitment=self.commitment,
         )  # fmt: skip

@@ -74,6 +74,10 @@ def unreachable(url: str, error: BaseException) -> HubUnreachable:
     )
 
 
+_OTHER_AUTHORITY = ("local issuer certificate", "self-signed", "self signed")
+"""What OpenSSL says about a certificate that another authority has signed."""
+
+
 def _diagnosis(error: BaseException, *, host: str, port: int) -> tuple[str, str]:
     text = str(error)
     if isinstance(error, ConnectionRefusedError) or "refused" in text.lower():
@@ -85,6 +89,12 @@ def _diagnosis(error: BaseException, *, host: str, port: int) -> tuple[str, str]
         )
     if isinstance(error, socket.gaierror) or "getaddrinfo" in text or "resolution" in text:
         return f"the name {host} cannot be resolved", "use the machine's IP address instead"
+    if any(words in text.lower() for words in _OTHER_AUTHORITY):
+        return (
+            "its certificate was not signed by the authority that this machine has pinned",
+            "if the hub's keys were rotated while this machine was off, use a fresh ticket; "
+            "otherwise the connection may be intercepted",
+        )
     return text or type(error).__name__, "check the address and the network"
 
 

@@ -57,14 +57,21 @@ def _serve(hub: str, *, away_s: float, stop: threading.Event) -> int:
             remedy="the hub or a node agent starts it; ATOLL_* are set as for workers",
         )  # fmt: skip
     session = session_id(worker.job, worker.member)
+    serving: list[Reducer] = []
     with connect(
         hub or worker.hub,
         make_hello(session, worker.token),
         endpoint=endpoint_of(worker),
+        stats=lambda: serving[0].figures() if serving else {},
         patient=True,
     ) as link:
+
+        def limits() -> dict[str, int]:
+            return link.welcome.limits if link.welcome is not None else {}
+
         log.info("reducing for job %s", worker.job)
-        Reducer(link, job=worker.job, away_s=away_s).serve(stop=stop)
+        serving.append(Reducer(link, job=worker.job, away_s=away_s, limits=limits))
+        serving[0].serve(stop=stop)
     return 0
 
 

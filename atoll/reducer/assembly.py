@@ -197,7 +197,10 @@ class Assembly:
         """Bytes of the largest contribution; compatible contributions are equally large."""
         return max((part.total_bytes for part in self._parts.values()), default=0)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(part.total_bytes for part in self._parts.values())
+    def started(self, member: str) -> bool:
+        """Return whether something of a member's contribution is held."""
+        return member in self._parts
+
+    def held(self) -> dict[str, int]:
+        """Return the bytes held of every member; may be called from any thread."""
+        return {member: part.total_bytes for member, part in list(self._parts.items())}

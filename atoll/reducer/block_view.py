@@ -84,14 +84,19 @@ class BlockView:
             try:
                 squares = sum(
                     float(self._part(index, start, stop).double().square().sum())
-                    for start, stop in self._bounds()
+                    for start, stop in self.bounds()
                 )
             except WireError:
                 squares = math.nan
             found.append(self._scales[index] * math.sqrt(squares))
         return found
 
-    def _bounds(self) -> Iterator[tuple[int, int]]:
+    def row(self, index: int, start: int, stop: int) -> Tensor:
+        """Return the unscaled elements of a row between two of the `bounds`, (stop - start,)."""
+        return self._part(index, start, stop)
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """Yield the first column of each strip, and the one after its last."""
         width = self._width()
         for start in range(0, self.num_elements, width):
             yield start, min(start + width, self.num_elements)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from atoll.reducer.all_to_all import AllToAllMessages, Bundle
-from atoll.reducer.mean import Mean
+from atoll.reducer.mean import Mean, Share
+from atoll.verification.trace import packet_digest
 from atoll.wire.chunks import ALL_TO_ALL, ChunkHead, count_pieces, pack_chunk
 from atoll.wire.frames import Buffer
 from atoll.wire.limits import CHUNK_BYTES
-from atoll.wire.messages import RoundPlan
+from atoll.wire.messages import Look, Received, RoundPlan
 
 Parts = Iterator[tuple[Buffer, Buffer]]
 """Heads and pieces, the parts of relay frames."""
@@ -37,6 +38,15 @@ def in_slot_order(mean: Mean, plan: RoundPlan) -> Mean:
     """Return the mean with its contributors in slot order, also if members sent for a site."""
     named = set(mean.contributors)
     return replace(mean, contributors=tuple(m for m in plan.members if m in named))
+
+
+def received(plan: RoundPlan, shares: Sequence[Share], looks: Mapping[str, Look]) -> Received:
+    """Return the report of what every member sent, for the verification of its round."""
+    packets = {
+        share.member: packet_digest(share.packet.codec, share.weight, share.packet.data)
+        for share in shares
+    }
+    return Received(plan.epoch, packets, dict(looks))
 
 
 def result_parts(plan: RoundPlan, mean: Mean, *, skip: Collection[int], phase: int = 0) -> Parts:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -25,10 +25,12 @@ from atoll.net.sync_link import SyncLink
 from atoll.reducer.all_to_all import AllToAllMessages, Outgoing, open_outgoing
 from atoll.reducer.assembly import MAX_CONTRIBUTION_BYTES
 from atoll.reducer.combine import NormHistory, combine
+from atoll.reducer.looks import Looks
 from atoll.reducer.mean import Mean, Share, minority, unreadable
+from atoll.reducer.memory import MemoryQuota
 from atoll.reducer.parameter_server_endpoint import ParameterServerEndpoint
 from atoll.reducer.phases import Epoch, Phase
-from atoll.reducer.results import ExchangeOutcome, in_slot_order
+from atoll.reducer.results import ExchangeOutcome, in_slot_order, received
 from atoll.wire.chunks import ALL_TO_ALL, ChunkHead, count_pieces, pack_chunk, unpack_chunk
 from atoll.wire.frames import Buffer
 from atoll.wire.limits import CHUNK_BYTES
@@ -57,8 +59,12 @@ class Reducer:
         max_bytes: int = MAX_CONTRIBUTION_BYTES,
         away_s: float = AWAY_S,
         clock: Clock | None = None,
+        limits: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """Subscribe to the messages of session `job/reducer`; time limits are in seconds."""
+        """Subscribe to the messages of session `job/reducer`; time limits are in seconds.
+
+        `limits` returns the quotas of memory, in bytes, see `MemoryQuota`.
+        """
         self._link, self._job = link, job
         self._max_bytes, self._away_s = max_bytes, away_s
         self._clock = clock if clock is not None else RealClock()
@@ -70,7 +76,8 @@ class Reducer:
         self._malformed_reported: dict[str, int] = {}
         """Member -> the newest epoch at the time of the last report of malformed pieces."""
         self._closed_epochs: deque[int] = deque(maxlen=_CLOSED_KEPT)
-        self._norm_history = NormHistory()
+        self._norm_history, self._looks = NormHistory(), Looks()
+        self._memory = MemoryQuota(limits)
         # One thread: `NormHistory` is not thread-safe.
         self._summing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reducer-sum")
         self._inbox = link.subscribe(notices=(RoundPlan, MemberLost, Verdict), reconnects=True)
@@ -102,12 +109,13 @@ class Reducer:
             self._inbox.close()
             self._summing.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of contributions held now."""
+    def figures(self) -> dict[str, float]:
+        """Return the figures of a heartbeat; called on the link's event loop."""
+        return self._memory.figures(self._phases())
+
+    def _phases(self) -> list[Phase]:
         with self._lock:
-            phases = [phase for epoch in self._epochs.values() for phase in epoch.phases.values()]
-            return sum(phase.assembly.nbytes for phase in phases)
+            return [p for epoch in self._epochs.values() for p in list(epoch.phases.values())]
 
     # ---------------------------------------------------------------------- intake
 
@@ -189,6 +197,7 @@ class Reducer:
                     f"the contribution of {member} belongs to another round",
                     given=f"round {head.round}", expected=f"round {epoch.plan.round}",
                 )  # fmt: skip
+            self._memory.check(member, head, phase, self._phases())
             complete = phase.assembly.add(member, head, piece)
         except AtollError as error:
             self._refuse(epoch, phase, member, error)
@@ -258,6 +267,8 @@ class Reducer:
     def _outcome(self, epoch: Epoch, phase: Phase) -> ExchangeOutcome:
         """Return the exchange's outcome; raises GroupError if no contribution is usable."""
         plan, shares = epoch.plan, phase.assembly.shares()
+        if plan.verified and phase.number == 0:
+            self._link.notify(received(plan, shares, self._looks.of(shares)))
         for member, error in minority(shares).items():
             self._refuse(epoch, phase, member, error)
         shares = [share for share in shares if share.member not in phase.refused]
@@ -349,15 +360,9 @@ class Reducer:
         self._send_have(epoch, phase.number, member, have, total_bytes=total_bytes, ask=ask)
 
     def _send_have(
-        self,
-        epoch: Epoch,
-        number: int,
-        member: str,
-        have: list[int],
-        *,
-        total_bytes: int,
+        self, epoch: Epoch, number: int, member: str, have: list[int], *, total_bytes: int,
         ask: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         head = ChunkHead(
             kind="resume", epoch=epoch.plan.epoch, round=epoch.plan.round, index=len(have),
             count=int(ask), total_bytes=total_bytes, codec="", sizes=[], weight=0.0, have=have,

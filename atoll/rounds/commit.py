@@ -7,7 +7,7 @@ with a minimum of a quarter and a dead band against measurement noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.ids import slot_of
@@ -21,6 +21,8 @@ from atoll.wire.messages import Lease, RoundJoin, Verdict
 STEP_EMA = 0.5
 SLOWEST = 0.25
 """Smallest share of a period's steps."""
+MOST = 4.0
+"""Largest share, of a guest."""
 DEAD_BAND = 0.2
 """Relative speed differences below this are treated as noise."""
 GRAIN = 32
@@ -51,9 +53,26 @@ def share_of(own_s: float, fastest_s: float) -> float:
     return max(SLOWEST, round(share * GRAIN) / GRAIN)
 
 
-def assign_steps(step_s: Mapping[str, float], members: Iterable[str]) -> dict[str, float]:
-    """Return the share of every member that does fewer steps than a whole period."""
+def guest_share(own_s: float, others_s: float) -> float:
+    """Return the share of a period's steps that a guest does while the others do all of them."""
+    if not own_s > 0 or not others_s > 0 or abs(others_s / own_s - 1.0) <= DEAD_BAND:
+        return 1.0
+    return min(MOST, max(SLOWEST, round(others_s / own_s * GRAIN) / GRAIN))
+
+
+def assign_steps(
+    step_s: Mapping[str, float], members: Iterable[str], *, guests: Container[str] = ()
+) -> dict[str, float]:
+    """Return the share of every member that does more or fewer steps than a whole period.
+
+    With `guests` the others do all steps together, at the pace of the slowest; a guest does as many
+    as it can in that time, up to `MOST` times as many.
+    """
     known = {member: step_s[member] for member in members if member in step_s}
+    hosts = [seconds for member, seconds in known.items() if member not in guests]
+    if len(hosts) < len(known):
+        found = {m: guest_share(s, max(hosts, default=s)) for m, s in known.items() if m in guests}
+        return {member: share for member, share in found.items() if share != 1.0}
     fastest = min(known.values(), default=0.0)
     shares = {member: share_of(own, fastest) for member, own in known.items()}
     return {member: share for member, share in shares.items() if share < 1.0}
@@ -107,11 +126,17 @@ class CommitLog:
     _reported_slow: set[str] = field(default_factory=set)
 
     def commit(
-        self, attempt: Attempt, verdict: Verdict, trainers: list[str], now: float
+        self,
+        attempt: Attempt,
+        verdict: Verdict,
+        trainers: list[str],
+        now: float,
+        *,
+        guests: Container[str] = (),
     ) -> tuple[Verdict, list[EventRaised]]:
         """Record a committed attempt; return the verdict with leases and pace, and notices.
 
-        `trainers` are the members that train in the next period.
+        `trainers` are the members that train in the next period, with `guests` among them.
         """
         timings, route = self.timings, attempt.plan.route
         seconds, known = now - attempt.planned_at, timings.duration_s.get(route)
@@ -131,7 +156,7 @@ class CommitLog:
             verdict.digest,
             verdict.contributors,
             leases=self.data_slots.renew(trainers) if reached else {},
-            pace=assign_steps(timings.step_s, trainers) if self.paced else {},
+            pace=assign_steps(timings.step_s, trainers, guests=guests) if self.paced else {},
             group=verdict.group,
         )
         return decided, notes + self._note_slow(trainers)

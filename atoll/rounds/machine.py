@@ -312,4 +312,4 @@ class RoundMachine(Quorum):
         self.members.committed(attempt.counted())
         here = {m for m, s in self.members.states.items() if s != RoundMemberState.GONE}
         trainers = sorted({*self.members.trainers(), *(here & set(verdict.contributors))})
-        return self.commit_log.commit(attempt, verdict, trainers, now)
+        return self.commit_log.commit(attempt, verdict, trainers, now, guests=self.guests)

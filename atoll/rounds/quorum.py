@@ -37,6 +37,9 @@ class Quorum(JobState):
         if short:
             return effects + self._pause(short)
         effects += self._unpause(now)
+        if self.joins.keys() <= self.guests:  # they cannot meet: nobody is late for them
+            self.pending.not_before = now
+            return effects
         until = self.awaited_until()
         if any(now < deadline for deadline in until.values()) or self._too_few_to_start(now):
             return effects
@@ -143,7 +146,9 @@ class Quorum(JobState):
 
     def _refuse_different(self) -> list[Effect]:
         """Refuse members with another state than the majority; they must recover first."""
-        base = majority_base({m: join.base for m, join in self.joins.items()})
+        bases = {m: join.base for m, join in self.joins.items()}
+        own = {m: base for m, base in bases.items() if m not in self.guests}
+        base = majority_base(own or bases)
         effects: list[Effect] = []
         for member in [m for m, join in self.joins.items() if join.base != base]:
             error = differs(self.joins[member].base, base, self.committed_round)
@@ -181,6 +186,7 @@ class Quorum(JobState):
             timeout_s=self.timeout_s(route.name),
             stopping=self.stopping,
             saving=self.saving,
+            verified=self.verified,
         )
         plan = msgspec.structs.replace(plan, group=self.group)
         self.attempt = Attempt(plan, now, self.pending.leave_for(plan.round))

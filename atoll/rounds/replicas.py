@@ -31,8 +31,22 @@ def compare(results: Results, *, nodes: int = 1) -> Comparison:
     """Compare the final digests of members that ended at the same step and round.
 
     Members that ended elsewhere, e.g. because they left earlier, hold other values without a fault.
-    `nodes` is how many members the run began with.
+    `nodes` is how many members the run began with. Members of a SWARM's stage are replicas of it,
+    and members that hold a module of a model with paths are replicas of the module.
     """
+    if any(result.get("modules") for result in results.values()):
+        return _of_modules(results)
+    by_stage: dict[int, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    for member, result in results.items():
+        by_stage[int(result.get("stage", 0))][member] = result
+    if len(by_stage) > 1:
+        return _of_stages(
+            [
+                # A stage's only member is no replica, and nothing is wrong with that.
+                compare(found, nodes=nodes) if len(found) > 1 else Comparison(None)
+                for _, found in sorted(by_stage.items())
+            ]
+        )
     members = sorted((m for m, r in results.items() if r.get("digest")), key=slot_of)
     if not members:
         return Comparison(None, "no member reported its parameters")
@@ -55,6 +69,35 @@ def compare(results: Results, *, nodes: int = 1) -> Comparison:
     if len(last) < 2:
         return Comparison(None, f"not comparable: {ends}")
     return Comparison(True, f"compared: {', '.join(last)}; not comparable: {ends}")
+
+
+def _of_stages(found: Sequence[Comparison]) -> Comparison:
+    """Return the verdict over the stages of one model: members compare with those of their own."""
+    known = [one.identical for one in found if one.identical is not None]
+    notes = [f"stage {number}: {one.note}" for number, one in enumerate(found) if one.note]
+    odd = tuple(member for one in found for member in one.odd)
+    return Comparison(all(known) if known else None, "; ".join(notes), odd)
+
+
+def _of_modules(results: Results) -> Comparison:
+    """Return the verdict over modules, each among those that hold it as of its newest round."""
+    notes, odd, compared = [], dict[str, None](), False
+    modules = {module for result in results.values() for module in result.get("modules") or {}}
+    for module in sorted(modules, key=int):
+        holds = {m: r for m, r in results.items() if module in (r.get("modules") or {})}
+        rounds = {m: int((r.get("module_rounds") or {}).get(module, 0)) for m, r in holds.items()}
+        newest = sorted((m for m in holds if rounds[m] == max(rounds.values())), key=slot_of)
+        by: dict[str, list[str]] = defaultdict(list)
+        for member in newest:
+            by[str(holds[member]["modules"][module])].append(member)
+        compared = compared or len(newest) > 1
+        most = max(by.values(), key=len)
+        if differ := [member for member in newest if member not in most]:
+            notes.append(f"module {module} of {', '.join(differ)} differs from that of {most[0]}")
+            odd |= dict.fromkeys(differ)
+    if not compared:
+        return Comparison(None, "not comparable: no module was held by two members at the end")
+    return Comparison(not odd, "; ".join(notes), tuple(odd))
 
 
 def _compare_group(results: Results, group: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -92,6 +92,7 @@ def make_plan(
     timeout_s: float,
     stopping: bool,
     saving: bool,
+    verified: bool = False,
 ) -> RoundPlan:
     """Return the plan of an attempt."""
     return RoundPlan(
@@ -105,6 +106,7 @@ def make_plan(
         timeout_s=timeout_s,
         stopping=stopping,
         saving=saving,
+        verified=verified,
         sites=route.sites,
         stores=route.stores,
     )

@@ -22,7 +22,7 @@ class PendingJoins:
 
     joins: dict[str, RoundJoin] = field(default_factory=dict)
     not_before: float = 0.0
-    """Waiting time before this moment does not count, because the run was paused."""
+    """Waiting time before this moment does not count: the run was paused, or only guests waited."""
     late: set[str] = field(default_factory=set)
     """Members that the last plan left out because they did not join in time."""
     _came: dict[str, float] = field(default_factory=dict)
@@ -239,6 +239,9 @@ class JobState:
     """A round commits only with the contribution of every member of its plan."""
     required: frozenset[str] = frozenset()
     """Members without which no round is planned."""
+    guests: frozenset[str] = frozenset()
+    """Members that meet in several groups. They never meet without another member; their pace is
+    measured by that of the others, and if their state is another one, that of the others counts."""
     aside: frozenset[str] = frozenset()
     """Members of the job that take no part in rounds."""
     preference: str = "auto"
@@ -256,6 +259,8 @@ class JobState:
     unproved: bool = False
     """The record comes from a previous hub process and no member has confirmed it yet."""
     stopping: bool = False
+    verified: bool = False
+    """Whether members' work is computed again by others; see `verification`."""
     saving: bool = False
     """The next plan asks the members to save the state."""
     reducer_ready: bool = False

@@ -22,6 +22,22 @@ SHARED_PART = "shared.safetensors"
 
 PART_SUFFIX = ".safetensors"
 
+PIECES_FORMAT = "pieces-1"
+"""Value of `format` in the `versions` of a checkpoint that consists of pieces of tensors, see
+`atoll.checkpoint.sharded`."""
+
+ABOUT_NAME = "about.json"
+"""File of such a checkpoint with the texts and numbers of its writer."""
+
+MODEL_PREFIX = "model/"
+"""Prefix of the model's tensors in a part of a checkpoint."""
+
+HISTORY = "history"
+"""Metadata key in the files of a model in stages: `history` of `SwarmPlace`."""
+
+ABOUT = "about"
+"""Metadata key in the first file of a model in stages: the content of `ABOUT_NAME`."""
+
 STAMP = "stamp"
 """Metadata key of the stamp, which is equal for the parts of one checkpoint only."""
 
@@ -73,6 +89,11 @@ def checkpoint_folder(round_: int) -> str:
 def member_part(member: str) -> str:
     """Return the file name of a member's part."""
     return member + PART_SUFFIX
+
+
+def piece_file(rank: int) -> str:
+    """Return the name of the file that a rank, or the saver of a stage, writes."""
+    return f"rank-{rank:05d}{PART_SUFFIX}"
 
 
 def round_of(folder: str) -> int | None:

@@ -11,6 +11,8 @@ class Register(Message, frozen=True):
     dial: list[str] = []
     state: list[str] = []
     """host:port at which it serves the committed state; empty: only through the hub."""
+    identity: str = ""
+    """SHA-256 of the public key with which it meets other members, hexadecimal; empty: none."""
 
 
 class Lease(Message, frozen=True):
@@ -39,6 +41,8 @@ class Registered(Message, frozen=True):
     """Data until the first verdict; None: the member's own slot from its beginning."""
     key: bytes = b""
     """Secret of the job's members, by which they recognise each other on direct connections."""
+    encrypted: bool = True
+    """Whether these are encrypted, by `encryption` in `[job]`."""
 
 
 class Recover(Message, frozen=True):

@@ -37,6 +37,7 @@ from atoll.wire.member_messages import (
     Stopping,
 )
 from atoll.wire.message import Message
+from atoll.wire.paths import PathAsk, PathMeeting, PathTrained, PathTurn
 from atoll.wire.queue_messages import (
     QueueAck,
     QueueAckMany,
@@ -63,15 +64,22 @@ from atoll.wire.queue_messages import (
 from atoll.wire.round_messages import (
     CheckpointPart,
     CheckpointState,
+    Commitment,
+    Look,
     MemberLost,
     MemberStats,
     Peer,
+    Received,
     Roster,
     RosterReply,
     RoundJoin,
     RoundPlan,
     RoundVote,
     Verdict,
+    VerificationAnswer,
+    VerificationAsk,
+    VerificationTask,
+    VerificationWork,
 )
 from atoll.wire.session_messages import (
     Beat,
@@ -88,9 +96,12 @@ from atoll.wire.session_messages import (
 from atoll.wire.swarm import (
     SwarmAnnounce,
     SwarmDone,
+    SwarmKeeps,
+    SwarmKept,
     SwarmLeases,
     SwarmNews,
     SwarmPlace,
+    SwarmUnsaved,
     SwarmWant,
     SwarmWatch,
 )
@@ -102,6 +113,7 @@ __all__ = [
     "CheckpointPart",
     "CheckpointState",
     "Command",
+    "Commitment",
     "Credit",
     "Done",
     "Drain",
@@ -114,6 +126,7 @@ __all__ = [
     "Lease",
     "Leaving",
     "LogLines",
+    "Look",
     "MemberLost",
     "MemberStats",
     "Message",
@@ -121,6 +134,10 @@ __all__ = [
     "NodeInfo",
     "Offer",
     "Offering",
+    "PathAsk",
+    "PathMeeting",
+    "PathTrained",
+    "PathTurn",
     "Peer",
     "Point",
     "ProcessState",
@@ -140,6 +157,7 @@ __all__ = [
     "QueuePutMany",
     "QueuePutManyDone",
     "QueueRelease",
+    "Received",
     "Recover",
     "Register",
     "Registered",
@@ -156,9 +174,12 @@ __all__ = [
     "Stopping",
     "SwarmAnnounce",
     "SwarmDone",
+    "SwarmKeeps",
+    "SwarmKept",
     "SwarmLeases",
     "SwarmNews",
     "SwarmPlace",
+    "SwarmUnsaved",
     "SwarmWant",
     "SwarmWatch",
     "TopicAck",
@@ -168,6 +189,10 @@ __all__ = [
     "TopicRead",
     "Undeliverable",
     "Verdict",
+    "VerificationAnswer",
+    "VerificationAsk",
+    "VerificationTask",
+    "VerificationWork",
     "Welcome",
     "pack",
     "pack_command",
@@ -190,7 +215,9 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
         | Lease | Recover | Source | Sources | Standing | Leaving | Drain | Offering
         | QueueOpen | QueuePutMany | QueuePutManyDone | QueueAckMany | QueueExtendMany | QueueLost
         | TopicPublish | TopicRead | TopicItems | TopicAck | Stopping
-        | SwarmAnnounce | SwarmPlace | SwarmWant | SwarmLeases | SwarmDone | SwarmWatch | SwarmNews
+        | SwarmAnnounce | SwarmPlace | SwarmWant | SwarmLeases | SwarmDone | SwarmKept | SwarmKeeps
+        | SwarmWatch | SwarmNews | SwarmUnsaved | PathAsk | PathTurn | PathTrained | PathMeeting
+        | Received | VerificationAsk | VerificationWork | VerificationAnswer
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from atoll.wire.manifest import SCORE, STAMP
 MAX_HEADER_BYTES = 100_000_000
 """Limit of the `safetensors` library."""
 
-_LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<Q")
 
 
 def read_header(source: BinaryIO, *, nbytes: int, name: str) -> tuple[dict[str, Any], int]:
@@ -34,11 +34,11 @@ def read_header(source: BinaryIO, *, nbytes: int, name: str) -> tuple[dict[str, 
         WireError: it is not a safetensors file, or truncated.
     """
     try:
-        (length,) = _LENGTH.unpack(source.read(_LENGTH.size))
-        if length > min(MAX_HEADER_BYTES, nbytes - _LENGTH.size):
+        (length,) = LENGTH.unpack(source.read(LENGTH.size))
+        if length > min(MAX_HEADER_BYTES, nbytes - LENGTH.size):
             raise ValueError(f"a header of {length} bytes")
         header = msgspec.json.decode(source.read(length), type=dict[str, Any])
-        begin = _LENGTH.size + length
+        begin = LENGTH.size + length
         tensors = [entry for key, entry in header.items() if key != "__metadata__"]
         end = begin + max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
         if end != nbytes:

@@ -118,6 +118,8 @@ class StateAnswer(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""
     identical: bool = True
     """Whether every member holds this state; if not, all of it MUST come from one donor."""
+    fingerprint: str = ""
+    """SHA-256 of the public key of the donor's port, which speaks TLS; empty: it does not."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,9 +1,11 @@
-"""Messages of rounds (join, plan, vote, verdict) and of checkpoints."""
+"""Messages of rounds (join, plan, vote, verdict), of their verification, and of checkpoints."""
 
 from __future__ import annotations
 
+import msgspec
+
 from atoll.wire.member_messages import Lease
-from atoll.wire.message import Message
+from atoll.wire.message import Message, Number
 
 
 class Roster(Message, frozen=True):
@@ -15,6 +17,8 @@ class Peer(Message, frozen=True):
 
     member: str
     dial: list[str]
+    identity: str = ""
+    """As in `Register`."""
 
 
 class RosterReply(Message, frozen=True):
@@ -33,6 +37,34 @@ class MemberStats(Message, frozen=True):
     """L2 norm of its contribution, before encoding."""
     loss: float | None = None
     """Mean loss over its steps since the last round, nats per token."""
+
+
+class Commitment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a member says that it computed in a round, before it is known who is checked.
+
+    Digests are 32 hex digits (BLAKE2b). A *state* is the model with the member's own part: the
+    optimizer's tensors.
+    """
+
+    step: Number
+    """Step of the schedule at which the period began."""
+    length: Number
+    """Steps of the schedule until the round."""
+    steps: Number
+    """Optimizer steps that the member took in them."""
+    slot: Number
+    """Data slot that it read, from `cursor` on; an empty one: from its beginning."""
+    cursor: dict[str, Number] = {}
+    opening: str = ""
+    """Digest of the own part before the first step."""
+    closing: str = ""
+    """Digest of the own part after the last step."""
+    marks: list[str] = []
+    """Digests of the states after the marked steps, see `verification/trace.py`."""
+    contribution: str = ""
+    """Digest of the update, before it is encoded."""
+    arithmetic: str = ""
+    """Processor type and library versions: members that name the same one compute the same bits."""
 
 
 class RoundJoin(Message, frozen=True):
@@ -54,6 +86,10 @@ class RoundJoin(Message, frozen=True):
     """Current position in the data; recorded if the round commits with this member."""
     closing: int = 0
     """SWARM: the closing of the member's stage that it knows, see `SwarmNews`."""
+    group: int = -1
+    """SWARM: the stage whose members meet, for one that holds several stages; -1: its only one."""
+    commitment: Commitment | None = None
+    """Only in jobs whose rounds are verified."""
 
 
 class RoundPlan(Message, frozen=True):
@@ -77,6 +113,8 @@ class RoundPlan(Message, frozen=True):
     """A stop was requested: this is the job's last round."""
     saving: bool = False
     """Members save the state after this round, if it commits."""
+    verified: bool = False
+    """The reducer reports the digests of what it gets, see `Received`."""
     sites: list[list[str]] = []
     """Hierarchical route: groups of members that reach each other; the first of each relays."""
     stores: list[str] = []
@@ -122,6 +160,76 @@ class MemberLost(Message, frozen=True):
     job: str
     epoch: int
     member: str
+
+
+class Look(msgspec.Struct, frozen=True):
+    """How a contribution looks beside the others of its round, by a sample of its elements."""
+
+    norm: float
+    alike: float
+    """Largest cosine with another member's contribution, or with its own of the round before."""
+    along: float = 0.0
+    """Cosine with the sum of the others' directions."""
+
+
+class Received(Message, frozen=True):
+    """The reducer reports what it got from the members, before it sends them the mean."""
+
+    epoch: Number
+    packets: dict[str, str]
+    """Member -> digest of codec, weight and bytes of its contribution."""
+    looks: dict[str, Look] = {}
+
+
+class VerificationTask(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that a member is to do for a challenge; `kind` says what, see `challenge.py`."""
+
+    challenge: Number
+    kind: str
+    member: str
+    """Whose round is computed again."""
+    round: Number
+    step: Number = 0
+    length: Number = 0
+    steps: Number = 0
+    slot: Number = 0
+    cursor: dict[str, Number] = {}
+    first: Number = 0
+    last: Number = 0
+    """Steps of the period: digests are wanted after `first`, up to `last`. A judge begins with the
+    state after `first`, all others with the one at the opening."""
+
+
+class VerificationAsk(Message, frozen=True):
+    """A member asks what it is to do for challenges; answered at once."""
+
+    doing: list[Number] = []
+    """Challenges for which it is computing something: it is alive, and not late."""
+
+
+class VerificationWork(Message, frozen=True):
+    """Answer to `VerificationAsk`."""
+
+    tasks: list[VerificationTask] = []
+    drawn: Number = -1
+    """Who is challenged has been drawn for the rounds up to this one."""
+
+
+class VerificationAnswer(Message, frozen=True):
+    """What a member has found for a task; `Done` is the answer, also for one that is over."""
+
+    challenge: Number
+    kind: str
+    digests: list[str] = []
+    """Of the states after the marked steps, or after every step of a part."""
+    closing: str = ""
+    contribution: str = ""
+    packet: str = ""
+    """Digest of the contribution as the reducer would report it."""
+    gains: list[float] = []
+    """What the contribution gains, of the loss, on the member's own data and on held-out data."""
+    failed: str = ""
+    """Why it cannot be done here."""
 
 
 class CheckpointPart(Message, frozen=True):

@@ -30,6 +30,8 @@ class Welcome(Message, frozen=True):
     heartbeat_s: float
     resumed: bool
     """Whether the hub knew this incarnation (a reconnect)."""
+    limits: dict[str, int] = {}
+    """What a reducer has to keep to, by the name of the quota."""
 
 
 class Failure(Message, frozen=True):
@@ -72,8 +74,8 @@ class Offer(Message, frozen=True):
     upload_bps: float = 0.0
     download_bps: float = 0.0
     kinds: list[str] = msgspec.field(default_factory=lambda: list(KINDS))
-    """Kinds of job that it runs, see `KINDS`; `signed`: containers with an image signed by a key of
-    the owner."""
+    """Kinds of job that it runs, see `KINDS`; `signed`: containers and scripts with an image or
+    code signed by a key of the owner."""
     mounts: list[str] = []
     """Host folders that containers may mount."""
     labels: list[str] = []

@@ -4,8 +4,8 @@ A job of `stages` stages trains on microbatches (step, index). A member of the f
 *driver*, leases a microbatch from the ledger, chooses a *path* (one member per stage), and sends
 its activations along the path and the gradients back. See `docs/decisions/0009`.
 
-The requests to the hub may be repeated at any time: `epoch` names the member's present standing,
-and each request says what the member already has.
+Requests to the hub may be repeated: `epoch` names the member's present standing, and each request
+says what the member already has.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class SwarmLease(msgspec.Struct, frozen=True, omit_defaults=True):
     lease: int
     """Number of this lease, unique in the job; pending gradients are kept under it."""
     stages: list[int] = []
-    """Ascending: stages that keep a pending gradient. The way back ends at the first of them."""
+    """Ascending: stages that keep a pending gradient, the way back ends at the first. Empty: an
+    evaluation, which ends at the last stage."""
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):
@@ -58,8 +59,21 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     index: int
     lease: int
     member: str = ""
-    """Its holder folds the pending gradient of this lease. All others drop what they hold of
-    `index` under this lease and older ones: a younger lease may still come to count."""
+    """Its holder folds this lease's pending gradient; others drop what they hold of `index` under
+    it and older ones: a younger lease may come to count. Empty: the holder was lost."""
+    copy: int = 0
+    """Above 0: its holder adds the copy of a lost member's sum that it keeps under this number."""
+
+
+class HeldOutSum(msgspec.Struct, frozen=True, array_like=True):
+    """The loss on held-out rows, as sums that can be added."""
+
+    loss_sum: float
+    """Nats, over all targets."""
+    targets: int
+    """Tokens of text, or classified samples."""
+    correct: int = -1
+    """Samples classified correctly; -1: they do not have one class each."""
 
 
 # ------------------------------------------------------------------------ member <-> ledger
@@ -76,16 +90,25 @@ class SwarmAnnounce(Message, frozen=True):
     """Steps that its state contains; the next step it computes."""
     folded: list[Share] = []
     """What its sum of this step holds."""
+    ahead: list[Share] = []
+    """What its sum of the step after holds."""
     agreed: bool = False
-    """It can apply this step: it holds the mean on which its stage agreed or, without a round in
-    every step, knows all shares of its stage."""
-    restored: bool = False
-    """Its state comes from the checkpoint that the place named, of whatever step."""
+    """It holds the mean of its stage or, without a round in every step, knows all its shares."""
+    history: int = 0
+    """Of its state, from the `SwarmPlace` that it was recovered for."""
     dial: list[str] = []
     row_s: float = 0.0
     """Seconds of one row's forward pass; 0: not measured."""
+    unlike: bool = False
+    """Its stage cannot be rebuilt from the neighbours: their parameters have other shapes."""
     free_bytes: int = 0
     """Memory free for parameters, optimizer state and activations; 0: unknown."""
+    held_out: list[int] = []
+    """Microbatches of an evaluation in between, and of the one at the end; empty: unknown."""
+    last: int = -1
+    """Steps after which the job ends, if it was asked to stop and the ledger has told that."""
+    ledger: int = 0
+    """From its last `SwarmPlace`: a rebuilt ledger believes only what was said to itself."""
 
 
 class SwarmPlace(Message, frozen=True):
@@ -96,13 +119,25 @@ class SwarmPlace(Message, frozen=True):
     """Stage to serve; -1: it fits none, announce again later."""
     step: int
     """Present step of the job."""
+    finished: bool = False
+    """The job is over: nothing is left to do."""
     ready: bool = False
-    """The member is in the table: microbatches of `step` may come. Otherwise it recovers the
-    stage's state, then announces itself again."""
+    """Microbatches of `step` may come; else it recovers the stage, then announces itself again."""
     keep: bool = False
-    """`folded` stands. Otherwise the sum of this step and all pending gradients are dropped."""
+    """`folded` stands; otherwise the sum of this step and all pending gradients are dropped."""
+    history: int = 0
+    """Changes when all members go back to a checkpoint, because a stage had lost its last one:
+    states of an earlier history are of no use, even of the same step."""
     donors: list[str] = []
-    """Members of the stage that hold its state; empty: recover from the checkpoint."""
+    """Members that hold the stage's state; empty: recover from this step's checkpoint, or start."""
+    round: int = 0
+    """Rounds that the members of the stage have committed."""
+    neighbours: list[list[str]] = []
+    """Members of the stages before and after, whose mean the lost stage becomes; mostly empty."""
+    serves: dict[str, list[str]] = {}
+    """host:port at which donors serve their state; those that are absent do through the hub."""
+    ledger: int = 0
+    """Number of the ledger; one that is new to the member makes it announce itself again."""
 
 
 class SwarmWant(Message, frozen=True):
@@ -110,7 +145,7 @@ class SwarmWant(Message, frozen=True):
 
     epoch: int
     room: int
-    """Microbatches that it can take besides those it holds."""
+    """How many it can take besides those it holds."""
     holding: list[int] = []
     """Leases that it works on; others leased to it are given again."""
 
@@ -119,6 +154,15 @@ class SwarmLeases(Message, frozen=True):
     """Answer to `SwarmWant`."""
 
     leases: list[SwarmLease]
+
+
+class SwarmFailure(msgspec.Struct, frozen=True, array_like=True):
+    """A member failed at a microbatch, and its driver has banned it."""
+
+    member: str
+    reason: str = ""
+    banned_s: float = 0.0
+    """Seconds until the ban ends by itself."""
 
 
 class SwarmDone(Message, frozen=True):
@@ -134,6 +178,32 @@ class SwarmDone(Message, frozen=True):
     """Microbatches waiting at members, as they reported last."""
     row_s: dict[str, float] = {}
     """Seconds of one row's forward pass at members, as the driver measured."""
+    evaluate: bool = False
+    """The state of this step is to be evaluated: it is time to, and the members of every stage
+    agree on it."""
+    held_out: HeldOutSum | None = None
+    """What an evaluation found; then `holders` names the member of the last stage."""
+
+
+class SwarmKept(Message, frozen=True):
+    """A member keeps a copy of the sum of another one of its stage; answered by `SwarmKeeps`."""
+
+    epoch: int
+    """The keeper's."""
+    of: Holder
+    step: int
+    number: int
+    """The keeper's own number of this copy, above 0."""
+    shares: list[Share] = []
+    """What the sum holds."""
+
+
+class SwarmKeeps(Message, frozen=True):
+    """Answer to `SwarmKept`."""
+
+    used: bool
+    """If the member is lost, the keeper gets its shares; older copies are not needed. False: drop
+    this copy, and keep older ones until the step is over."""
 
 
 class SwarmWatch(Message, frozen=True):
@@ -143,12 +213,20 @@ class SwarmWatch(Message, frozen=True):
     step: int
     """The member's step."""
     shares: int = 0
-    """Shares of this step that it knows, counted from 0 again after every `SwarmPlace`; what is
-    already in its sum then comes again and is ignored."""
+    """Shares of this step that it knows, from 0 again after every `SwarmPlace`; it ignores those
+    that are in its sum."""
+    ahead: int = 0
+    """Shares of the step after that it knows, counted like `shares`."""
     closing: int = 0
     """The closing that it knows."""
     table: int = 0
     """Version of the table that it knows."""
+    failures: list[SwarmFailure] = []
+    """Members that failed at microbatches since its last question, for people."""
+    direct_bytes: int = 0
+    """What it has sent to other members over connections of their own, since it started."""
+    relayed_bytes: int = 0
+    """What went through the hub."""
 
 
 class SwarmNews(Message, frozen=True):
@@ -158,6 +236,8 @@ class SwarmNews(Message, frozen=True):
     """Present step; later than the member's: apply the step that it knows to be closed."""
     shares: list[Share] = []
     """Of the asking member's stage and step, after those it knows."""
+    ahead: list[Share] = []
+    """Of its stage and the step after, after those it knows."""
     closing: int = 0
     """Above 0: the shares of this stage are complete, and its members meet in the step's round,
     with this number in `RoundJoin.closing`. 0: open, again if a holder was lost. From its join to
@@ -170,6 +250,19 @@ class SwarmNews(Message, frozen=True):
     stage. It announces itself again; the place says what to keep."""
     paused: str = ""
     """Why the job waits, e.g. for a member of a stage; empty: it runs."""
+    last: int = -1
+    """Steps after which the job ends, fewer than planned if it was asked to stop; -1: unknown."""
+    savers: list[str] = []
+    """Members that save the state of `step` in a checkpoint: one of each stage."""
+    history: int = 0
+    finished: bool = False
+    """The job is over: its last step is done, and saved if that was possible."""
+
+
+class SwarmUnsaved(Message, frozen=True):
+    """A saver could not save: another member of the stage does, as long as there is one."""
+
+    step: int
 
 
 # ------------------------------------------------------------------------- member <-> member
@@ -187,6 +280,11 @@ class Work(msgspec.Struct, frozen=True):
     """The member of each stage; `path[0]` is the driver."""
     stages: list[int]
     """As in the lease."""
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it is an evaluation: forward only, and nothing is kept of it."""
+        return not self.stages
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -239,6 +337,8 @@ class Handed(msgspec.Struct, frozen=True, omit_defaults=True, tag="handed"):
     """Of computing, without waiting; both passes at the last stage."""
     queue: int = 0
     """Microbatches waiting at the member."""
+    held_out: HeldOutSum | None = None
+    """Of an evaluation, from the last stage."""
 
 
 class Broken(msgspec.Struct, frozen=True, omit_defaults=True, tag="broken"):
@@ -255,10 +355,24 @@ class Broken(msgspec.Struct, frozen=True, omit_defaults=True, tag="broken"):
     """It only had no room or no such input: bypass it, without a ban."""
 
 
+class Copy(msgspec.Struct, frozen=True, tag="copy"):
+    """To another member of the stage: the sum of this step so far, against a loss of the sender.
+
+    The data are the mean of the gradients as float32, as in a round.
+    """
+
+    of: Holder
+    """The sender."""
+    step: int
+    shares: list[Share]
+    rows: int
+    loss: float
+
+
 class Release(msgspec.Struct, frozen=True, omit_defaults=True, tag="release"):
     """From the driver: the microbatch is through, its kept inputs are not needed any more.
 
-    Pending gradients stay until the ledger's shares decide on them, or the step is over.
+    Pending gradients stay until the ledger's shares decide, or the step is over.
     """
 
     step: int
@@ -268,8 +382,7 @@ class Release(msgspec.Struct, frozen=True, omit_defaults=True, tag="release"):
     """It will never count: drop the pending gradients, too."""
 
 
-SwarmHead = Forward | Backward | Resume | Handed | Broken | Release
-
+SwarmHead = Forward | Backward | Resume | Handed | Broken | Copy | Release
 _heads = msgspec.msgpack.Decoder(SwarmHead)
 
 

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from atoll.codec import Packet, make_codec
-from atoll.codec.quantized.packing import look_up_table, pack, packed_bytes, unpack
+from atoll.codec.quantized.packing import (
+    look_up_table,
+    pack,
+    packed_bytes,
+    unpack,
+    unpacked_codes,
+)
 from atoll.codec.quantized.scales import read_scales, scales_bytes, write_scales
 from atoll.codec.seeds import mixed, permutation
 from atoll.codec.sparse.positions import positions_bytes, read_positions, write_positions
@@ -33,7 +39,7 @@ def once(spec: str, x: Tensor, *, round_: int = 0) -> Tensor:
 # ------------------------------------------------------------------------- packing
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("bits", [1, 2, 4, 6, 8])
 @pytest.mark.parametrize("count", [1, 3, 8, 17, 1000])
 def test_packed_codes_come_back(bits: int, count: int) -> None:
     codes = np.random.default_rng(count).integers(0, 2**bits, count).astype(np.uint8)
@@ -42,7 +48,7 @@ def test_packed_codes_come_back(bits: int, count: int) -> None:
     data = np.empty(packed_bytes(count, bits), dtype=np.uint8)
     pack(padded, bits=bits, out=data)
     table = look_up_table(np.arange(2**bits, dtype=np.float32), bits=bits)
-    found = np.empty(len(data) * (8 // bits), dtype=np.float32)
+    found = np.empty(unpacked_codes(len(data), bits), dtype=np.float32)
     unpack(data, table=table, out=found)
     assert found[:count].tolist() == codes.tolist()
 
@@ -109,10 +115,11 @@ def test_e3m0_ties_go_away_from_zero(unit: float) -> None:
     assert under[0] < unit
 
 
-def test_int4_error_is_at_most_half_a_step() -> None:
+@pytest.mark.parametrize(("spec", "levels"), [("int4", 7), ("int6", 31)])
+def test_integers_are_off_by_at_most_half_a_step(spec: str, levels: int) -> None:
     x = gaussian(2560)
-    step = x.view(-1, 256).abs().amax(1, keepdim=True) / 7
-    assert ((once("int4", x) - x).view(-1, 256).abs() <= step * 0.5005).all()
+    step = x.view(-1, 256).abs().amax(1, keepdim=True) / levels
+    assert ((once(spec, x) - x).view(-1, 256).abs() <= step * 0.5005).all()
 
 
 def test_int2_overshoots_by_less_than_its_level() -> None:

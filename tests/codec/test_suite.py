@@ -44,6 +44,10 @@ class TestInt8InBlocksOf1000(CodecSuite):
     spec, error = "int8:1000", 0.0085
 
 
+class TestInt6(CodecSuite):
+    spec, error = "int6", 0.03
+
+
 class TestInt4(CodecSuite):
     spec, error = "int4", 0.13
 

@@ -17,7 +17,7 @@ from atoll.group.base import Group, Reduced
 from atoll.group.period import PeriodReport
 from atoll.group.run_round import CommittedMean, mean_exchange, run_round
 from atoll.wire.messages import Verdict
-from tests.patience import PROMPT_S
+from tests.patience import PATIENCE_S, PROMPT_S
 
 T = TypeVar("T")
 
@@ -188,7 +188,15 @@ class GroupSuite:
         torch.testing.assert_close(results[0].tensors[0].double(), expected, atol=0.05, rtol=0.01)
 
     def test_no_weight_at_all_is_an_error_for_everybody(self, build: Build) -> None:
-        results = build(2).run(lambda group: one_round(group, values(group.me, (10,)), weight=0.0))
+        told = threading.Barrier(2)  # one that leaves before lets the other go on alone
+
+        def member(group: Group) -> None:
+            try:
+                one_round(group, values(group.me, (10,)), weight=0.0)
+            finally:
+                told.wait(PATIENCE_S)
+
+        results = build(2).run(member)
         assert all(isinstance(result, GroupError) for result in results), results
 
     def test_rounds_follow_each_other(self, build: Build) -> None:

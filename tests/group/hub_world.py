@@ -185,7 +185,7 @@ class HubWorld:
         self.stop.set()
         for group in self.groups:
             group.close()
-        for link in self.links.values():
+        for link in list(self.links.values()):  # a member that fails late drops its own
             link.close()
         for proxy in self.proxies.values():
             proxy.close()

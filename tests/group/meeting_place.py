@@ -10,20 +10,23 @@ from typing import TypeVar
 from atoll.group.base import Work
 from atoll.group.collectives.bounded_process_group import BoundedProcessGroup
 from atoll.group.routes.direct import DirectGroup, DirectRoute
+from atoll.group.routes.member_lines import MemberLines
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 
 
-def direct_route(me: str, *, job: str = "job", address: str = "127.0.0.1") -> DirectRoute:
+def direct_route(
+    me: str, *, job: str = "job", address: str = "127.0.0.1", encrypted: bool = True
+) -> DirectRoute:
     """Return the route of a member that has registered."""
     route = DirectRoute(address=address, job=job, me=me)
-    route.trust(b"key of the job")
+    route.trust(MemberLines(b"key of the job", me=me, encrypted=encrypted))
     return route
 
 
 class Place:
-    """n members that are connected by Gloo."""
+    """n members that are connected by encrypted lines, or by Gloo."""
 
     def __init__(self, n: int) -> None:
         self.members = tuple(f"w{rank}" for rank in range(n))

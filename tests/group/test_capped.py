@@ -33,5 +33,5 @@ def test_limits_reach_the_process_by_its_environment() -> None:
     assert told == capped
     way = endpoint_of(told)
     assert (way.upload_bps, way.download_bps, way.pace) == (2.5e6, 1e7, "home/pace")
-    assert not WORKER.capped
-    assert not read_worker_environment(worker_variables(WORKER)).capped  # type: ignore[union-attr]
+    assert not WORKER.relayed
+    assert not read_worker_environment(worker_variables(WORKER)).relayed  # type: ignore[union-attr]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ def test_round_under_way_ends_before_a_member_leaves(
         group.join(PeriodReport(0, "base"))
         work = group.reduce(values(group.me, (500,)), codec=make_codec("fp32"), weight=1.0)
         if group.me == "w2":
-            leaving.append(Work.start(lambda: group.leave("preempted"), name="leave"))
+            leave = partial(group.leave, "preempted", timeout_s=PATIENCE_S)
+            leaving.append(Work.start(leave, name="leave"))
         return group.commit(work.wait()).committed
 
     assert together(here, member) == [True, True, True]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.codec.base import Codec
-from atoll.errors import AtollError
+from atoll.errors import AtollError, DeadlineExceeded
 from atoll.group.base import Group, Reduced, Work
 from atoll.group.in_process.groups import MemoryGroup, MemoryGroups
 from atoll.group.policy import GroupPolicy
@@ -92,7 +92,9 @@ def replayed(liar: Attacker) -> Tensor:
 
 def train(policy: GroupPolicy, attack: Attack | None, *, codec: str = "fp32") -> float:
     """Return the loss of an honest member on fresh data; infinite if the training broke down."""
-    groups = MemoryGroups(MEMBERS, timeout_s=PATIENCE_S, grace_s=5.0)
+    # No grace: who is slow must not be left out, because a rule that drops two needs all honest
+    # ones when both liars are gone. Nobody waits for these, they close their group.
+    groups = MemoryGroups(MEMBERS, timeout_s=PATIENCE_S)
     for group in groups:
         group.policy = policy
         if attack is not None and int(group.me[1:]) >= MEMBERS - BAD:
@@ -110,7 +112,9 @@ def train(policy: GroupPolicy, attack: Attack | None, *, codec: str = "fp32") ->
             raise
         return run
 
-    first = groups.run(member)[0]
+    first = groups.run(member, timeout_s=PATIENCE_S)[0]
+    if isinstance(first, DeadlineExceeded):  # a slow machine is not a training that broke down
+        raise first
     if not isinstance(first, Run):
         return math.inf
     x, y = samples(99, 0, 512)

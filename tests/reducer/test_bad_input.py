@@ -232,7 +232,7 @@ def test_announced_bytes_take_no_memory(bench: Bench) -> None:
     before = own.memory_info().rss
     big = {"sizes": [nbytes // 4], "total_bytes": nbytes, "count": count_pieces(nbytes)}
     bench.send(BAD, head_of(GOOD, **big), bytes(256 * 1024))
-    assert bench.reducer.held_bytes == nbytes
+    assert bench.reducer.figures()["held_bytes"] == nbytes
     assert own.memory_info().rss - before < 2**28
     assert finish(bench) == HEALTHY
 
@@ -346,5 +346,5 @@ def test_no_sequence_of_bad_pieces_touches_the_others(
     if honest_at_last:
         bench.contribute(BAD, vector(BAD))
     finish(bench)
-    assert bench.reducer.held_bytes <= 4 * 4 * ELEMENTS + 2**20
+    assert bench.reducer.figures()["held_bytes"] <= 4 * 4 * ELEMENTS + 2**20
     bench.close()

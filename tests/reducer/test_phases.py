@@ -64,7 +64,7 @@ def test_early_exchange_is_refused_without_memory() -> None:
     place = bench()
     place.contribute("w0", torch.ones(100_000), phase=1)
     place.contribute("w0", torch.ones(100_000), phase=10**9)
-    assert place.reducer.held_bytes == 0
+    assert place.reducer.figures()["held_bytes"] == 0
     assert [head.kind for head, _ in place.endpoint.said["w0"]] == ["refused"]
     for member in MEMBERS:
         place.contribute(member, torch.ones(5))
@@ -77,12 +77,12 @@ def test_an_exchange_is_forgotten_once_all_have_its_result() -> None:
     for member in MEMBERS:
         give(place, member, 0, data=bytes(1000))
     settle(place)
-    assert place.reducer.held_bytes >= 2000
+    assert place.reducer.figures()["held_bytes"] >= 2000
     give(place, "w0", 1)
-    assert place.reducer.held_bytes >= 2000  # w1 may still ask for its result
+    assert place.reducer.figures()["held_bytes"] >= 2000  # w1 may still ask for its result
     give(place, "w1", 1)
     settle(place)
-    assert place.reducer.held_bytes < 1000
+    assert place.reducer.figures()["held_bytes"] < 1000
     give(place, "w1", 0)  # late pieces of it are no news
     assert place.refused("w1") == []
     assert len(results(place, "w1", 0)) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.rounds.effects import Decided, Planned
+from atoll.rounds.effects import Decided, Planned, Refused
 from atoll.rounds.machine import RoundMachine
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote
 
@@ -69,3 +69,25 @@ def test_a_member_lost_after_its_contribution_harms_nothing() -> None:
     machine.vote("w0", vote(plan), 1.0)
     (decided,) = [e for e in machine.gone("w1", 2.0) if isinstance(e, Decided)]
     assert decided.verdict.committed
+
+
+def test_guests_never_meet_without_another_member() -> None:
+    machine = group(0, "w0", "w1", "w2")
+    machine.required, machine.guests = frozenset(), frozenset({"w0"})
+    machine.join("w0", RoundJoin(0, "b"), 0.0)
+    assert machine.settle(1000.0) == [], "nor are others given up, however slow they are"
+    assert machine.join("w1", RoundJoin(0, "b"), 1001.0) == [], "they wait for each other from now"
+    machine.join("w2", RoundJoin(0, "b"), 1002.0)
+    assert machine.plan is not None
+    assert machine.plan.members == ["w0", "w1", "w2"]
+
+
+def test_another_state_of_guests_gives_way() -> None:
+    """Though they are more: the others' is the one that all stages went back to."""
+    machine = group(0, "w0", "w1", "w2")
+    machine.required, machine.guests = frozenset(), frozenset({"w0", "w1"})
+    joins = {"w0": "later", "w1": "later", "w2": "now"}
+    effects = [e for m, base in joins.items() for e in machine.join(m, RoundJoin(0, base), 0.0)]
+    assert [e.member for e in effects if isinstance(e, Refused)] == ["w0", "w1"]
+    assert machine.plan is not None
+    assert machine.plan.members == ["w2"]

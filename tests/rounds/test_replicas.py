@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.rounds.replicas import compare
+from atoll.rounds.replicas import Comparison, compare
 
 
 def end(digest: str, **tensors: str) -> dict[str, Any]:
@@ -37,3 +37,15 @@ def test_members_without_a_digest_are_not_compared() -> None:
     assert compare({"w0": end(""), "w1": end("")}).identical is None
     assert compare({"w0": end("x")}).identical is True, "one member is its own replica"
     assert compare({"w0": end("x"), "w1": end("")}).identical is None
+
+
+def test_members_of_a_swarm_are_compared_within_their_stage() -> None:
+    first = {"w0": end("x", a="1") | {"stage": 0}, "w1": end("x", a="1") | {"stage": 0}}
+    second = {"w2": end("y", b="1") | {"stage": 1}, "w3": end("y", b="1") | {"stage": 1}}
+    assert compare(first | second, nodes=4).identical is True
+    second["w3"] = end("z", b="2") | {"stage": 1}
+    found = compare(first | second, nodes=4)
+    assert (found.identical, found.odd) == (False, ("w3",))
+    assert found.note == "stage 1: w3 and w2 differ in b"
+    del second["w3"]
+    assert compare(first | second, nodes=4) == Comparison(True)

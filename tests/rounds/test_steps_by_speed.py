@@ -95,3 +95,12 @@ def test_a_long_wait_is_no_spread() -> None:
     measures = RoundTimings(spread_s=1.0, period_s=10.0)
     learn_spread(measures, 3600.0)
     assert measures.spread_s == mean(1.0, 20.0)
+
+
+def test_a_guest_does_more_or_fewer_steps_than_the_others() -> None:
+    step_s = {"w0": 0.5, "w1": 1.0, "w2": 0.9}
+    assert assign_steps(step_s, step_s, guests={"w0"}) == {"w0": 2.0}
+    assert assign_steps(step_s | {"w0": 2.0}, step_s, guests={"w0"}) == {"w0": 0.5}
+    assert assign_steps(step_s | {"w0": 0.01}, step_s, guests={"w0"}) == {"w0": 4.0}
+    assert assign_steps(step_s | {"w0": 1.1}, step_s, guests={"w0"}) == {}
+    assert assign_steps({"w0": 1.0}, ["w0", "w1"], guests={"w0"}) == {}

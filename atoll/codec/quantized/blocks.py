@@ -30,7 +30,15 @@ from torch import Tensor
 
 from atoll.codec.base import Codec, Packet, Stateless, check_packet, check_vector, output
 from atoll.codec.quantized.cast import STRIP
-from atoll.codec.quantized.packing import Bytes, Floats, look_up_table, pack, packed_bytes, unpack
+from atoll.codec.quantized.packing import (
+    Bytes,
+    Floats,
+    look_up_table,
+    pack,
+    packed_bytes,
+    unpack,
+    unpacked_codes,
+)
 from atoll.codec.quantized.scales import (
     HEAD_BYTES,
     SCALE_BYTES,
@@ -82,7 +90,7 @@ class Blocks(Stateless, ABC):
 
     name: str
     bits: int
-    """Of one code: 1, 2, 4 or 8."""
+    """Of one code: 1, 2, 4, 6 or 8."""
     levels: Floats
     """Value of every code in units of the scale; shape (2**bits,)."""
     upwards = False
@@ -224,10 +232,10 @@ class Blocks(Stateless, ABC):
             scales.mul_(weight)
         data = np.frombuffer(packet.data, dtype=np.uint8, offset=scales_bytes(blocks))
         scratch = np.empty(STRIP + 8, dtype=np.float32)
-        per_byte = 8 // self.bits
         for strip in strips(elements, self.block):
-            size, first = strip.end - strip.start, strip.start // per_byte
+            size, first = strip.end - strip.start, strip.start * self.bits // 8
             count = packed_bytes(size, self.bits)
-            unpack(data[first : first + count], table=self._table, out=scratch[: count * per_byte])
+            codes = scratch[: unpacked_codes(count, self.bits)]
+            unpack(data[first : first + count], table=self._table, out=codes)
             levels = torch.from_numpy(scratch[:size])
             yield strip, levels, scales[strip.first : strip.first + strip.rows, None]

@@ -1,4 +1,7 @@
-"""int4 and int2: a few evenly spaced levels per block, in half a byte or a quarter.
+"""int6, int4 and int2: a few evenly spaced levels per block, in 6, 4 or 2 bits.
+
+int6: the levels -31..31 times a 31st of the block's largest magnitude; fine enough for activations,
+which int4 is not.
 
 int4: the levels -7..7 times a seventh of the block's largest magnitude, the nearest one; the error
 of an element is at most half a step, 7.2 % of the largest magnitude.
@@ -40,12 +43,12 @@ def write_rounded(scaled: Tensor, *, limit: float, codes: Bytes) -> None:
 class BlockwiseInt4(Blocks):
     """Integers -7..7, with the block's largest magnitude as 7."""
 
-    name, bits = "int4", 4
+    name, bits, largest = "int4", 4, 7.0
     levels = np.clip(np.arange(16, dtype=np.float32) - 7, -7, 7).astype(np.float32)
 
     def measure(self, x: Tensor, *, scratch: Tensor) -> Tensor:
-        """Return a seventh of the largest magnitudes."""
-        return torch.amax(torch.abs(x, out=scratch), dim=1).div_(7.0)
+        """Return a seventh, or 31st, of the largest magnitudes."""
+        return torch.amax(torch.abs(x, out=scratch), dim=1).div_(self.largest)
 
     def quantise(
         self,
@@ -56,8 +59,15 @@ class BlockwiseInt4(Blocks):
         scratch: Tensor,
         noise: np.random.Generator | None,
     ) -> None:
-        """Write the nearest level, plus 7."""
-        write_rounded(torch.div(x, divisors, out=scratch), limit=7.0, codes=codes)
+        """Write the nearest level, plus the largest."""
+        write_rounded(torch.div(x, divisors, out=scratch), limit=self.largest, codes=codes)
+
+
+class BlockwiseInt6(BlockwiseInt4):
+    """Integers -31..31, with the block's largest magnitude as 31."""
+
+    name, bits, largest = "int6", 6, 31.0
+    levels = np.clip(np.arange(64, dtype=np.float32) - 31, -31, 31).astype(np.float32)
 
 
 class BlockwiseInt2(Blocks):

@@ -19,17 +19,47 @@ from atoll.group.collectives.topology import folded, group_size, halves, partiti
 
 SEGMENT = 65_536
 """Elements per pipelined segment of a tree."""
+RING_SEGMENT = 262_144
+"""Elements per pipelined segment of a ring: 1 MiB, so that the time per segment is not felt."""
+AHEAD = 4
+"""Segments of a ring that may be received before they are added."""
 
 
 def ring(wires: BoundedProcessGroup, vector: Tensor) -> None:
     """Reduce-scatter and all-gather on a ring: each member sends 2 (n - 1) / n S.
 
     Patarasu and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
+
+    Chunks go in segments: one is added, and sent on, while the next ones are received, so that the
+    network waits neither for additions nor between steps and phases.
     """
-    everybody = range(len(wires.members))
-    chunks = torch.split(vector, partition(len(vector), len(everybody)))
-    _reduce_scatter(wires, everybody, chunks)
-    _all_gather(wires, everybody, chunks)
+    n, here = len(wires.members), wires.rank
+    if n == 1:
+        return
+    right, left = (here + 1) % n, (here - 1) % n
+    chunks = [
+        torch.split(chunk, RING_SEGMENT) for chunk in torch.split(vector, partition(len(vector), n))
+    ]
+    steps = 2 * (n - 1)
+    # What is received in step s is sent on in step s + 1. The first n - 1 steps add.
+    gets = [(s, segment) for s in range(steps) for segment in chunks[(here - s - 1) % n]]
+    scratch = torch.empty(AHEAD, min(RING_SEGMENT, len(vector)))
+    places = [
+        scratch[i % AHEAD][: len(segment)] if s < n - 1 else segment
+        for i, (s, segment) in enumerate(gets)
+    ]
+    sent = [wires.send(segment, right) for segment in chunks[here]]
+    under_way = [wires.receive(place, left) for place in places[:AHEAD]]
+    for i, (s, segment) in enumerate(gets):
+        wires.end(under_way[i])
+        if s < n - 1:
+            segment.add_(places[i])
+        if s + 1 < steps:
+            sent.append(wires.send(segment, right))
+        # Its place is free now. A final segment comes only after its partial sum has been sent.
+        if i + AHEAD < len(gets):
+            under_way.append(wires.receive(places[i + AHEAD], left))
+    wires.end(*sent)
 
 
 def hierarchical(wires: BoundedProcessGroup, vector: Tensor) -> None:

@@ -1,4 +1,4 @@
 """Messages from one member to another, outside of rounds: a head and bytes, acknowledged.
 
-Start reading at `channel.py`, which states the interface.
+Start reading at `channel.py`, which states the interface; `nearest.py` chooses between the others.
 """

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from atoll.clock import RealClock
 from atoll.errors import DeadlineExceeded, PeerLost, PeerRefused
@@ -32,8 +32,31 @@ class PeerMail:
     data: memoryview
 
 
+class SentBytes(NamedTuple):
+    """What other members have taken of a channel's messages."""
+
+    direct: int = 0
+    """Over connections of their own."""
+    relayed: int = 0
+    """Through the hub."""
+
+
 class PeerChannel(Protocol):
     """One member's messages to and from the others."""
+
+    @property
+    def sent(self) -> SentBytes:
+        """Bytes that others have taken so far."""
+        ...
+
+    @property
+    def dial(self) -> list[str]:
+        """host:port at which this member accepts connections of others; empty: none."""
+        ...
+
+    def reach(self, dials: Mapping[str, Sequence[str]]) -> None:
+        """Take over where other members accept connections, instead of what was known before."""
+        ...
 
     def send(
         self, to: str, head: bytes, data: Sequence[Buffer] = (), *, timeout_s: float
@@ -83,6 +106,14 @@ class MailQueue:
             self._mail.append(mail)
             self.nbytes += len(mail.head) + len(mail.data)
             self._condition.notify()
+
+    def offer(self, mail: PeerMail) -> bool:
+        """Add a message if there is room; return whether there was."""
+        with self._condition:
+            if not self.fits(len(mail.data)):
+                return False
+            self.put(mail)
+            return True
 
     def get(self, *, timeout_s: float) -> PeerMail | None:
         """See :meth:`PeerChannel.receive`."""
@@ -147,6 +178,19 @@ class LocalChannel:
     network: LocalNetwork
     me: str
     queue: MailQueue
+
+    @property
+    def sent(self) -> SentBytes:
+        """See :meth:`PeerChannel.sent`; that of all members together."""
+        return SentBytes(direct=self.network.sent_bytes)
+
+    @property
+    def dial(self) -> list[str]:
+        """See :meth:`PeerChannel.dial`; none is needed."""
+        return []
+
+    def reach(self, dials: Mapping[str, Sequence[str]]) -> None:
+        """See :meth:`PeerChannel.reach`."""
 
     def send(
         self, to: str, head: bytes, data: Sequence[Buffer] = (), *, timeout_s: float

@@ -12,13 +12,20 @@ import logging
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
 from atoll.clock import RealClock
 from atoll.errors import AtollError, HubError, PeerRefused, WireError
-from atoll.group.peers.channel import QUEUE_BYTES, MailQueue, PeerMail, no_room, too_late
+from atoll.group.peers.channel import (
+    QUEUE_BYTES,
+    MailQueue,
+    PeerMail,
+    SentBytes,
+    no_room,
+    too_late,
+)
 from atoll.ids import session_id
 from atoll.net.dispatcher import Arrival, Reconnected, Relayed
 from atoll.net.flow_control import peer_lost
@@ -83,17 +90,32 @@ class RelayedChannel:
         At most `most_bytes` are under way, and as many wait to be received.
         """
         self._link, self._job, self._most_bytes = link, job, most_bytes
-        self._queue = MailQueue(most_bytes)
+        self.queue = MailQueue(most_bytes)
+        """Messages that have arrived."""
         # Another process of the same member must not reuse numbers that are remembered.
         self._numbers = itertools.count(secrets.randbits(48) << 8)
         self._changed = threading.Condition()  # around what senders and the reader change
         self._sending: dict[int, _Sending] = {}
         self._unfinished: dict[tuple[str, int], _Unfinished] = {}
         self._answers: OrderedDict[tuple[str, int], PeerPiece] = OrderedDict()
+        self._sent_bytes = 0
         self._closed = False
         self._inbox = link.subscribe(notices=(Undeliverable,), reconnects=True, prefix=PIECE)
         self._thread = threading.Thread(target=self._read, name="peers", daemon=True)
         self._thread.start()
+
+    @property
+    def sent(self) -> SentBytes:
+        """See :meth:`PeerChannel.sent`."""
+        return SentBytes(relayed=self._sent_bytes)
+
+    @property
+    def dial(self) -> list[str]:
+        """See :meth:`PeerChannel.dial`."""
+        return []
+
+    def reach(self, dials: Mapping[str, Sequence[str]]) -> None:
+        """See :meth:`PeerChannel.reach`; nothing goes there."""
 
     def send(
         self, to: str, head: bytes, data: Sequence[Buffer] = (), *, timeout_s: float
@@ -123,7 +145,7 @@ class RelayedChannel:
 
     def receive(self, *, timeout_s: float) -> PeerMail | None:
         """See :meth:`PeerChannel.receive`."""
-        return self._queue.get(timeout_s=timeout_s)
+        return self.queue.get(timeout_s=timeout_s)
 
     def close(self) -> None:
         """See :meth:`PeerChannel.close`."""
@@ -173,6 +195,8 @@ class RelayedChannel:
     def _end(self, number: int, error: BaseException | None = None) -> None:
         with self._changed:
             sending = self._sending.pop(number, None)
+            if sending is not None and error is None:
+                self._sent_bytes += len(sending.payload)
             self._changed.notify_all()
         if sending is None:
             return
@@ -206,7 +230,7 @@ class RelayedChannel:
             failure = self._failure() or error
             for number, _ in self._pending():
                 self._end(number, failure)
-            self._queue.fail(failure)
+            self.queue.fail(failure)
 
     def _wait(self, until: float) -> Arrival | None:
         try:
@@ -270,7 +294,7 @@ class RelayedChannel:
         found = self._unfinished.get(key)
         if found is None:
             coming = sum(len(other.data) for other in self._unfinished.values())
-            if not self._queue.fits(coming + piece.total_bytes):
+            if not self.queue.fits(coming + piece.total_bytes):
                 member = self._link.session.rpartition("/")[2]
                 refusal = no_room(member).message()
                 self._answer(key, PeerPiece(PieceKind.REFUSED, piece.number, reason=refusal))
@@ -293,7 +317,7 @@ class RelayedChannel:
             whole = memoryview(found.data)
             member = source.removeprefix(session_id(self._job, ""))
             head = bytes(whole[: piece.head_bytes])
-            self._queue.put(PeerMail(member, head, whole[piece.head_bytes :]))
+            self.queue.put(PeerMail(member, head, whole[piece.head_bytes :]))
             self._answer(key, PeerPiece(PieceKind.TAKEN, piece.number))
 
     def _answer(self, key: tuple[str, int], answer: PeerPiece) -> None:

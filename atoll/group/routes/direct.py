@@ -1,14 +1,15 @@
-"""The direct route: members connect to each other and torch.distributed (Gloo) moves the tensors.
+"""The direct route: members connect to each other, by encrypted lines.
 
-Works around three properties of Gloo: its time-out is half an hour unless set, a blocked wait
-cannot be aborted, and it listens on the address to which the hostname resolves.
+With `encryption = "off"` torch.distributed (Gloo) moves the tensors. That works around three
+properties of Gloo: its time-out is half an hour unless set, a blocked wait cannot be aborted, and
+it listens on the address to which the hostname resolves.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -24,6 +25,9 @@ from atoll.group.collectives.collectives import (
     weighted_mean,
 )
 from atoll.group.routes.all_to_all import all_to_all_direct
+from atoll.group.routes.line_group import LineGroup, connect_lines
+from atoll.group.routes.line_listener import GroupListener, LineMeeting
+from atoll.group.routes.member_lines import MemberLines
 from atoll.group.routes.rendezvous_store import RendezvousBoard, RendezvousStore
 from atoll.group.routes.requests import ReduceRequest
 from atoll.reducer.all_to_all import DeliveredMessage, Outgoing
@@ -66,7 +70,11 @@ class DirectRoute:
         self._address, self._job, self._me = address, job, me
         self._board = RendezvousBoard(address)
         self.dial = self._board.dial
-        self._key_of_job = b""
+        self._lines: MemberLines | None = None
+        self._listener: GroupListener | None = None
+        self.identities: Callable[[], Mapping[str, str]] | None = None
+        """Asks the hub for the fingerprints of the members' keys; None: each is believed its name.
+        """
         self.connect_s: float | None = None
         """Seconds to connect the last process group; None: no group yet."""
         # Exchanges run on threads that may outlive their attempt: `_serial` tells which one is
@@ -77,9 +85,13 @@ class DirectRoute:
         self._group: Any | None = None
         self._store: RendezvousStore | None = None
 
-    def trust(self, key: bytes) -> None:
+    def trust(self, lines: MemberLines) -> None:
         """Meet members that know the job's key, and no others."""
-        self._key_of_job = self._board.key = key
+        self._lines = self._board.lines = lines
+        if lines.tls is not None:
+            if self._listener is None:
+                self._listener = GroupListener(self._address)
+            self._listener.trust(lines.tls)
 
     def begin(self) -> int:
         """Return the number of a new meeting, and abandon the previous one.
@@ -157,7 +169,7 @@ class DirectRoute:
         except GroupError:
             self._forget(serial)  # closes the connections, so that the others fail at once
             raise
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:  # of Gloo, of lines
             self._forget(serial)
             if RealClock().monotonic() >= meeting.deadline:
                 raise DeadlineExceeded("the members' exchange took too long") from error
@@ -171,7 +183,8 @@ class DirectRoute:
         """Return the process group of the meeting's members, reused if they are the same."""
         with self._lock:
             self._check(serial)
-            if self._group is not None and self._key == _key_of(meeting):
+            worn = isinstance(self._group, LineGroup) and self._group.worn
+            if self._group is not None and self._key == _key_of(meeting) and not worn:
                 return self._group
         self._forget(serial)
         group = self._new_group(meeting, serial)
@@ -189,22 +202,37 @@ class DirectRoute:
         began = RealClock().monotonic()
         deadline = min(meeting.deadline, began + self._connect_timeout_s())
         names = f"{self._job}/{meeting.epoch}/{','.join(meeting.members)}"
-        key = self._key_of_job
-        store = RendezvousStore(meeting.board, names, key=key, deadline=deadline)
+        lines = self._lines
+        if lines is None:
+            raise PeerLost("this member has not registered", given=self._me)
+        store = RendezvousStore(meeting.board, names, lines=lines, deadline=deadline)
         try:
             with self._lock:
                 self._check(serial)
                 self._store = store
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout = timedelta(seconds=max(0.001, deadline - RealClock().monotonic()))
-            options._threads = 2
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
-            rank = meeting.members.index(self._me)
-            group = dist.ProcessGroupGloo(store, rank, len(meeting.members), options)
+            if lines.tls is not None and self._listener is not None:
+                group: Any = connect_lines(
+                    store, self._listener, lines.tls,
+                    LineMeeting(
+                        names, meeting.members, self._me, deadline,
+                        self.identities() if self.identities is not None else None,
+                        lambda: serial != self._serial,
+                    ),
+                )  # fmt: skip
+            else:
+                group = self._gloo(store, meeting, deadline)
         finally:
             store.close()
         self.connect_s = RealClock().monotonic() - began
         return group
+
+    def _gloo(self, store: RendezvousStore, meeting: DirectGroup, deadline: float) -> Any:
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=max(0.001, deadline - RealClock().monotonic()))
+        options._threads = 2
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
+        rank = meeting.members.index(self._me)
+        return dist.ProcessGroupGloo(store, rank, len(meeting.members), options)
 
     def drop(self) -> None:
         """Abandon the current exchange and the process group; the next exchange connects anew."""
@@ -215,7 +243,9 @@ class DirectRoute:
         with self._lock:
             self._check(serial)
             group, self._group, self._key = self._group, None, None
-        if group is not None:
+        if isinstance(group, LineGroup):
+            group.close()
+        elif group is not None:
             # Its destructor blocks until pending operations end, so it runs on another thread.
             threading.Thread(target=lambda held: held.clear(), args=([group],), daemon=True).start()
 
@@ -228,6 +258,8 @@ class DirectRoute:
         """Drop the group. A process that lost a peer should exit with `os._exit` afterwards."""
         self.drop()
         self._board.close()
+        if self._listener is not None:
+            self._listener.close()
 
 
 def _key_of(meeting: DirectGroup) -> tuple[str, tuple[str, ...]]:

@@ -28,7 +28,7 @@ from atoll.errors import (
     PeerLost,
     WireError,
 )
-from atoll.group.routes.authenticated_line import AuthenticatedLine
+from atoll.group.routes.member_lines import Line, MemberLines
 
 PROBE_TIMEOUT_S = 2.0
 
@@ -127,8 +127,8 @@ class RendezvousBoard:
 
     def __init__(self, address: str) -> None:
         """Listen on a free port of one numeric address only."""
-        self.key = b""
-        """The job's key; until it is known, no member is served."""
+        self.lines: MemberLines | None = None
+        """How members authenticate; until that is known, none is served."""
         self._notes: dict[str, bytes] = {}
         self._changed = threading.Condition()  # each connection has its own thread
         self._readers = threading.BoundedSemaphore(MAX_READERS)
@@ -163,9 +163,9 @@ class RendezvousBoard:
         try:
             with line, suppress(OSError, WireError, AuthError, msgspec.MsgspecError):
                 line.settimeout(IDLE_S)
-                if not self.key:
+                if self.lines is None:
                     return
-                member = AuthenticatedLine.listening(line, key=self.key)
+                member = self.lines.listening(line)
                 while True:
                     ask = _asks.decode(member.receive(most=2 * MAX_NOTE_BYTES))
                     member.send(msgspec.msgpack.encode(StoreAnswer(self._put_or_wait(ask))))
@@ -189,8 +189,8 @@ class RendezvousBoard:
 class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,misc]
     """One member's connection to a board, with the interface that Gloo expects."""
 
-    def __init__(self, dial: str, prefix: str, *, key: bytes, deadline: float) -> None:
-        """Connect to a board at host:port `dial` of a member with the same `key`.
+    def __init__(self, dial: str, prefix: str, *, lines: MemberLines, deadline: float) -> None:
+        """Connect to a board at host:port `dial` of a member of the same job.
 
         All names get the prefix, which names the meeting; waits end at the monotonic `deadline`.
 
@@ -198,8 +198,8 @@ class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,mis
             PeerLost: no member answers there.
         """
         super().__init__()
-        self._prefix, self._key, self._deadline = prefix, key, deadline
-        self._board: AuthenticatedLine | None = None
+        self._prefix, self._lines, self._deadline = prefix, lines, deadline
+        self._board: Line | None = None
         try:
             self._line = socket.create_connection(split_host_port(dial), timeout=self._left_s())
         except OSError as error:
@@ -243,7 +243,8 @@ class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,mis
         try:
             self._line.settimeout(left_s + 0.1)
             if self._board is None:
-                self._board = AuthenticatedLine.dialling(self._line, key=self._key)
+                self._board = self._lines.dialling(self._line)
+                self._line.settimeout(left_s + 0.1)
             ask = StoreRequest(f"{self._prefix}/{key}", value, left_s)
             self._board.send(msgspec.msgpack.encode(ask))
             return _answers.decode(self._board.receive(most=2 * MAX_NOTE_BYTES)).value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from atoll.clock import RealClock
@@ -13,8 +13,10 @@ from atoll.group.collectives.collectives import Exchanged
 from atoll.group.routes.all_to_all import all_to_all_relay, as_all_to_all_result, upload_of
 from atoll.group.routes.direct import DirectRoute
 from atoll.group.routes.hierarchical import reduce_by_sites, site_of
+from atoll.group.routes.member_lines import KnownMembers, MemberLines
 from atoll.group.routes.relay import REDUCER, RelayedMean, RelayExchange, decode_mean
 from atoll.group.routes.requests import AllToAllRequest, ReduceRequest
+from atoll.net.member_tls import MemberKey
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.all_to_all import Outgoing
 from atoll.reducer.mean import Share
@@ -40,6 +42,7 @@ class Routes:
         self._link, self._me, self._is_lost = link, me, is_lost
         self.upload_s: float | None = None
         """Seconds until the last contribution had left this machine, if known."""
+        self._own: MemberKey | None = None
         self._direct = DirectRoute(address=address, job=job, me=me) if address else None
 
     @property
@@ -47,10 +50,29 @@ class Routes:
         """Addresses at which other members reach this one; empty: none."""
         return [self._direct.dial] if self._direct is not None else []
 
-    def trust(self, key: bytes) -> None:
-        """Connect directly to members that know the job's key, and to no others."""
-        if self._direct is not None:
-            self._direct.trust(key)
+    @property
+    def identity(self) -> str:
+        """Fingerprint of the own key, by which other members know this one; empty: it has none."""
+        if self._direct is not None and self._own is None:
+            self._own = MemberKey()
+        return self._own.fingerprint if self._own is not None else ""
+
+    def trust(
+        self, key: bytes, *, encrypted: bool, identities: Callable[[], Mapping[str, str]]
+    ) -> MemberLines | None:
+        """Connect directly to members that know the job's key, and to no others.
+
+        `identities` asks the hub for the fingerprints of the members' own keys. Returns what makes
+        connections with them apart from rounds; None: this member has none.
+        """
+        if self._direct is None or not key:
+            return None
+        self._direct.identities = identities
+        lines = MemberLines(
+            key, me=self._me, own=self._own, encrypted=encrypted, known=KnownMembers(identities)
+        )
+        self._direct.trust(lines)
+        return lines
 
     def begin(self) -> int:
         """Return the number of a new meeting; the previous one is abandoned."""

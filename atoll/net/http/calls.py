@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -75,6 +76,28 @@ class PairingCalls:
         return dict(self._rest.json("GET", "/api/pairing"))
 
 
+class SecretCalls:
+    """Secrets of users: their names for operators, their values for the jobs that use them."""
+
+    _rest: HttpSession
+
+    def set_secret(self, name: str, value: str) -> None:
+        """Store a secret, or replace it."""
+        self._rest.call("PUT", f"/api/secrets/{quote(name, safe='')}", json={"value": value})
+
+    def secrets(self) -> list[dict[str, Any]]:
+        """Return name, time of the last change and who made it; never a value."""
+        return list(self._rest.json("GET", "/api/secrets"))
+
+    def remove_secret(self, name: str) -> None:
+        """Delete a secret."""
+        self._rest.call("DELETE", f"/api/secrets/{quote(name, safe='')}")
+
+    def secrets_of(self, job: str) -> dict[str, str]:
+        """Return the values of the secrets of a job, by name, to a process of that job."""
+        return dict(self._rest.json("GET", f"/api/jobs/{quote(job, safe='')}/secrets"))
+
+
 class AccessCalls:
     """Tickets, logins and the audit log."""
 
@@ -118,6 +141,15 @@ class AccessCalls:
         """End the login of this client's token."""
         self._rest.call("POST", "/api/logout", json={})
 
+    def keys(self) -> dict[str, Any]:
+        """Return the hub's authorities and when they change; see `hub/http/keys.py`."""
+        return dict(self._rest.json("GET", "/api/keys"))
+
+    def rotate(self, what: str, *, overlap_s: float) -> dict[str, Any]:
+        """Replace the `authority`, the `certificate` or the `operator` token of the hub."""
+        body = {"what": what, "overlap_s": overlap_s}
+        return dict(self._rest.json("POST", "/api/keys/rotate", json=body))
+
     def audit(self, *, after: int = 0, limit: int = 1_000, name: str = "") -> list[dict[str, Any]]:
         """Return audit entries, oldest first; `name`: of one person or node."""
         params: dict[str, str | int] = {"after": after, "limit": limit, "name": name}
@@ -130,9 +162,16 @@ class AccessCalls:
         uses: int | None = None,
         valid_s: float | None = None,
         name: str = "",
+        quotas: Mapping[str, int] | None = None,
     ) -> str:
-        """Return a new ticket for a `node`, `viewer` or `operator`; None: unlimited."""
-        body = {"role": role, "uses": uses, "valid_s": valid_s, "name": name}
+        """Return a new ticket for a `node`, `viewer` or `operator`; None: unlimited.
+
+        `quotas` are limits of those who come with it, by name; others have the hub's.
+        """
+        body = {
+            "role": role, "uses": uses, "valid_s": valid_s, "name": name,
+            "quotas": dict(quotas or {}),
+        }  # fmt: skip
         return str(self._rest.json("POST", "/api/tickets", json=body)["ticket"])
 
     def tickets(self) -> list[dict[str, Any]]:

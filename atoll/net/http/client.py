@@ -22,6 +22,7 @@ from atoll.net.http.calls import (
     PairingCalls,
     QueueCalls,
     RendezvousCalls,
+    SecretCalls,
 )
 from atoll.net.http.http import HttpSession
 from atoll.net.http.streams import (
@@ -33,6 +34,7 @@ from atoll.net.http.streams import (
     with_progress,
     write_verified,
 )
+from atoll.net.http.verification_calls import VerificationCalls
 
 SUBMIT_PAUSES_S = (0.5, 1.5)
 """Pauses before an unanswered submission is repeated."""
@@ -53,7 +55,15 @@ class RemoteFile:
     sha256: str
 
 
-class HubClient(AccessCalls, PairingCalls, DeletionCalls, RendezvousCalls, QueueCalls):
+class HubClient(
+    AccessCalls,
+    PairingCalls,
+    DeletionCalls,
+    RendezvousCalls,
+    QueueCalls,
+    SecretCalls,
+    VerificationCalls,
+):
     """A client of one hub, for one thread at a time; close it, or use `with`.
 
     Every method raises HubUnreachable without an answer, and otherwise the hub's error.
@@ -105,6 +115,10 @@ class HubClient(AccessCalls, PairingCalls, DeletionCalls, RendezvousCalls, Queue
     def alarms(self, *, all_: bool = False) -> list[dict[str, Any]]:
         """Return open alarms, newest first; `all_`: also ended ones."""
         return list(self._rest.json("GET", "/api/alarms", params={"all": "1" if all_ else "0"}))
+
+    def limits(self, *, all_: bool = False) -> dict[str, Any]:
+        """Return the hub's limits and who uses most of them; `all_`: everybody."""
+        return dict(self._rest.json("GET", "/api/limits", params={"all": "1" if all_ else "0"}))
 
     def silence(self, alarm: int, *, silenced: bool = True) -> None:
         """Silence an open alarm, or end its silence."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from atoll import __version__
 from atoll.errors import AtollError, AuthError, HubError, HubUnreachable, from_dict
+from atoll.net import pinned
 from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.proxies import (
     at_address,
@@ -36,20 +39,65 @@ class HttpSession:
         place = hub_address(url)
         self.url = place.url
         self._proxy = endpoint.proxy
+        self._endpoint, self._secure = endpoint, place.secure
+        self._named = ""
+        """Authorities that the hub named last."""
         self._at = at_address(place.host, place.port)
         headers = {"User-Agent": f"atoll/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        self._client = httpx.Client(
+        self._headers, self._timeout_s = headers, timeout_s
+        self._former: list[httpx.Client] = []
+        """Clients with certificates that were replaced; answers may still be read from them."""
+        self._stamp = self._read_stamp()
+        self._client = self._open()
+
+    def _open(self) -> httpx.Client:
+        return httpx.Client(
             base_url=self.url,
-            headers=headers,
-            timeout=timeout_s,
-            transport=_transport(endpoint, secure=place.secure),
+            headers=self._headers,
+            timeout=self._timeout_s,
+            transport=_transport(self._endpoint, secure=self._secure),
         )
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        for client in [*self._former, self._client]:
+            client.close()
+
+    def _read_stamp(self) -> tuple[int, ...]:
+        """Return when the files of this endpoint were written; they are renewed in place."""
+        files = (self._endpoint.ca, self._endpoint.certificate) if self._secure else ()
+        found = []
+        for name in filter(None, files):
+            with contextlib.suppress(OSError):
+                found.append(os.stat(name).st_mtime_ns)
+        return tuple(found)
+
+    def _fresh(self) -> httpx.Client:
+        """Return a client with the certificates that are valid now."""
+        stamp = self._read_stamp()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._former.append(self._client)
+            self._client = self._open()
+        return self._client
+
+    def _follow(self, named: str) -> None:
+        """Pin what the hub will be known by; see `atoll.net.pinned`."""
+        if not (self._endpoint.ca and self._secure and self._endpoint.verified):
+            return
+        if named != self._named:
+            self._named = named
+            pinned.follow(Path(self._endpoint.ca), named, fetch=self._authority)
+
+    def _authority(self, fingerprint: str) -> str:
+        try:
+            answer = self._client.get("/ca.pem", params={"fingerprint": fingerprint})
+        except httpx.TransportError:  # the next answer names it again
+            self._named = ""
+            return ""
+        return answer.text if answer.is_success else ""
 
     def json(self, method: str, path: str, **options: Any) -> Any:
         """Return the decoded JSON body; otherwise as `call`."""
@@ -81,7 +129,8 @@ class HttpSession:
         `absent` is raised for status 404 instead of the hub's error.
         """
         try:
-            with self._client.stream(method, path, **options) as response:
+            with self._fresh().stream(method, path, **options) as response:
+                self._follow(response.headers.get(pinned.HEADER, ""))
                 if response.status_code == 404 and absent is not None:
                     raise absent
                 if not response.is_success:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from atoll.errors import AuthError, DeadlineExceeded, GroupError, PeerLost
 from atoll.group.base import Work
 from atoll.group.routes.authenticated_line import AuthenticatedLine
+from atoll.group.routes.member_lines import MemberLines
 from atoll.group.routes.rendezvous_store import (
     MAX_NOTES,
     RendezvousBoard,
@@ -25,7 +26,7 @@ from tests.patience import PATIENCE_S, PROMPT_S
 @pytest.fixture
 def board() -> Iterator[RendezvousBoard]:
     board = RendezvousBoard("127.0.0.1")
-    board.key = KEY
+    board.lines = LINES
     yield board
     board.close()
 
@@ -36,7 +37,7 @@ def store(board: RendezvousBoard) -> Iterator[Callable[..., RendezvousStore]]:
 
     def make(prefix: str = "m", *, timeout_s: float = PATIENCE_S) -> RendezvousStore:
         deadline = time.monotonic() + timeout_s
-        stores.append(RendezvousStore(board.dial, prefix, key=KEY, deadline=deadline))
+        stores.append(RendezvousStore(board.dial, prefix, lines=LINES, deadline=deadline))
         return stores[-1]
 
     yield make
@@ -45,6 +46,7 @@ def store(board: RendezvousBoard) -> Iterator[Callable[..., RendezvousStore]]:
 
 
 KEY = b"key of this job"
+LINES = MemberLines(KEY, me="w0")
 
 Open = Callable[..., RendezvousStore]
 
@@ -81,7 +83,7 @@ def test_closed_board_is_a_lost_peer_and_listens_no_more(
 def test_board_that_does_not_answer_ends_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dial = f"127.0.0.1:{silent.getsockname()[1]}"
-        mine = RendezvousStore(dial, "m", key=KEY, deadline=time.monotonic() + 0.3)
+        mine = RendezvousStore(dial, "m", lines=LINES, deadline=time.monotonic() + 0.3)
         began = time.monotonic()
         with pytest.raises(GroupError):
             mine.set("k", b"v")
@@ -102,12 +104,16 @@ def test_garbage_and_silence_do_no_harm(board: RendezvousBoard, store: Open) -> 
         line.close()
 
 
-@pytest.mark.parametrize("key", [b"", b"of another job"])
-def test_stranger_neither_reads_nor_writes(board: RendezvousBoard, store: Open, key: bytes) -> None:
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_stranger_neither_reads_nor_writes(
+    board: RendezvousBoard, store: Open, encrypted: bool
+) -> None:
+    lines = MemberLines(b"of another job", me="w0", encrypted=encrypted)
     mine = store()
     mine.set("k", b"v")
     for value in (b"forged", None):
-        stranger = RendezvousStore(board.dial, "m", key=key, deadline=time.monotonic() + PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
+        stranger = RendezvousStore(board.dial, "m", lines=lines, deadline=deadline)
         with pytest.raises(PeerLost):
             stranger.get("k") if value is None else stranger.set("k", value)
         stranger.close()
@@ -115,8 +121,8 @@ def test_stranger_neither_reads_nor_writes(board: RendezvousBoard, store: Open, 
 
 
 def test_board_serves_no_one_before_it_knows_the_key(board: RendezvousBoard) -> None:
-    board.key = b""
-    early = RendezvousStore(board.dial, "m", key=b"", deadline=time.monotonic() + PATIENCE_S)
+    board.lines = None
+    early = RendezvousStore(board.dial, "m", lines=LINES, deadline=time.monotonic() + PATIENCE_S)
     with pytest.raises(PeerLost):
         early.get("k")
     early.close()
@@ -124,6 +130,7 @@ def test_board_serves_no_one_before_it_knows_the_key(board: RendezvousBoard) -> 
 
 def test_what_was_overheard_is_of_no_use_elsewhere(board: RendezvousBoard) -> None:
     """A relay in the middle records a whole connection and plays it to the board again."""
+    plain = board.lines = MemberLines(KEY, me="w0", encrypted=False)
     heard = bytearray()
     with (
         socket.create_server(("127.0.0.1", 0)) as middle,
@@ -132,7 +139,7 @@ def test_what_was_overheard_is_of_no_use_elsewhere(board: RendezvousBoard) -> No
         dial = f"127.0.0.1:{middle.getsockname()[1]}"
 
         def talk() -> None:
-            mine = RendezvousStore(dial, "m", key=KEY, deadline=time.monotonic() + PATIENCE_S)
+            mine = RendezvousStore(dial, "m", lines=plain, deadline=time.monotonic() + PATIENCE_S)
             with pytest.raises(PeerLost):
                 mine.set("k", b"v")
             mine.close()

@@ -1,0 +1,110 @@
+"""Messages between the members of a job whose model has paths, and the hub's ledger of paths.
+
+A *phase* are the steps between two rounds. A member asks for its *turn* in a phase: the paths that
+it trains one after the other, and where it gets modules from that it does not hold. Then it says
+that it has trained them; once all members have, each module's holders meet in a round.
+
+All requests may be repeated at any time.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.wire.message import Message
+
+
+class PathReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a member has done with a path in a phase."""
+
+    path: int
+    step: int = 0
+    """Step that the path has reached."""
+    tokens: int = 0
+    """Tokens of this phase."""
+    loss: float | None = None
+    """Mean training loss of this phase."""
+    held_out: float | None = None
+    """Loss on the path's own held-out data at the beginning of this phase."""
+    measured: int = 0
+    """Step at which `held_out` was measured."""
+    exported: bool = False
+    """The path's weights are at the hub, as of the end of the run."""
+
+
+class PathShard(msgspec.Struct, frozen=True, array_like=True):
+    """The training data of a path."""
+
+    documents: int
+    tokens: int
+
+
+class PathAsk(Message, frozen=True):
+    """A member asks for its next turn; answered when there is one, or after some seconds."""
+
+    phase: int = -1
+    """Phase that it is ready for; -1: it has had no turn."""
+    lost: bool = False
+    """What it did in its last turn is of no use."""
+    phases: int = 0
+    """Phases of the whole run, which follow from the job."""
+    held: dict[int, int] = {}
+    """Modules that it holds as of the last round, and the rounds of each."""
+    versions: dict[int, int] = {}
+    """Their versions, see `PathTurn`."""
+    process: str = ""
+    """Differs from that of every earlier process of this member."""
+    shards: list[PathShard] = []
+    """Of every path, for people; only in the first request of a process."""
+
+
+class PathTurn(Message, frozen=True):
+    """Answer to `PathAsk`."""
+
+    phase: int = -1
+    """-1: not yet, ask again."""
+    paths: list[int] = []
+    """Paths to train one after the other, ascending."""
+    rounds: dict[int, int] = {}
+    """Modules of these paths, and the rounds that their holders have committed."""
+    versions: dict[int, int] = {}
+    """Changes when a module goes on from a checkpoint: what others hold of it is void then."""
+    donors: dict[int, list[str]] = {}
+    """Who gives a module that the member does not hold. One that is absent the member holds itself,
+    if `held` said so; otherwise nobody does, and it comes from the checkpoint."""
+    serves: dict[str, list[str]] = {}
+    """host:port at which donors serve their state; those that are absent do through the hub."""
+    checkpoint: int = -1
+    """The newest complete checkpoint; -1: none, what nobody holds starts from the seed."""
+    save: list[int] = []
+    """Modules that this member saves for the checkpoint of this phase."""
+    history: int = 0
+    """Changes when all members go back to a checkpoint."""
+    best: dict[int, float] = {}
+    """Least loss of each of these paths on its own held-out data so far."""
+    last: bool = False
+    """Nothing is left to train: export these paths."""
+    over: bool = False
+    """The run is over."""
+    stopped: bool = False
+    """It ends because it was asked to stop."""
+
+
+class PathTrained(Message, frozen=True):
+    """A member has trained its paths; answered once the others have, or after some seconds."""
+
+    phase: int
+    reports: list[PathReport] = []
+    held: dict[int, int] = {}
+    """Modules that it holds as of the last round, and the rounds of each."""
+    versions: dict[int, int] = {}
+    """See `PathAsk`."""
+
+
+class PathMeeting(Message, frozen=True):
+    """Answer to `PathTrained`."""
+
+    meet: bool = False
+    """All members have trained: the holders of each module meet now."""
+    void: bool = False
+    """This phase is over, or the member has no paths in it any more: ask for a turn."""
