@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from atoll.checkpoint.files import Buffer, Written, write_file
-from atoll.checkpoint.format.dcp_storage import PieceReader, Pieces, PieceWriter, piece_file
+from atoll.checkpoint.format.dcp_storage import PieceReader, Pieces, PieceWriter
 from atoll.checkpoint.format.layout import lay_out
 from atoll.checkpoint.format.weights import MODEL_PREFIX
 from atoll.checkpoint.state.ranks import RankGroup, storage_error
@@ -38,19 +38,18 @@ from atoll.checkpoint.stores.folder import Folder
 from atoll.checkpoint.stores.store import versions
 from atoll.errors import AtollError, CheckpointError, CheckpointMissing
 from atoll.wire.manifest import (
+    ABOUT_NAME,
     MANIFEST_NAME,
     PART_SUFFIX,
+    PIECES_FORMAT,
     Manifest,
     ManifestPart,
     checkpoint_folder,
     encode_manifest,
+    piece_file,
 )
 from atoll.wire.part_check import check_part
 from atoll.wire.retention import Keep
-
-ABOUT_NAME = "about.json"
-FORMAT = "pieces-1"
-"""Value of `format` in a manifest's `versions`."""
 
 
 class ShardedInfo(msgspec.Struct, frozen=True):
@@ -129,7 +128,7 @@ class ShardedSave:
         manifest = Manifest(
             job=self._files.job, round=self._round, step=self._about.step,
             members=self._ranks.names, parts=[*parts, entry(ABOUT_NAME, "rank0", written)],
-            created=time.time(), versions={**versions(), "format": FORMAT},
+            created=time.time(), versions={**versions(), "format": PIECES_FORMAT},
         )  # fmt: skip
         write_file(place / MANIFEST_NAME, [encode_manifest(manifest)])
         self._files.settle(self._round)
@@ -196,7 +195,7 @@ def _begin(
 ) -> ShardedSave:  # fmt: skip
     """Plan the save and collect the pieces; collective."""
     ranks = RankGroup(group)
-    files = Folder(folder, keep=keep, versions={**versions(), "format": FORMAT})
+    files = Folder(folder, keep=keep, versions={**versions(), "format": PIECES_FORMAT})
     about = msgspec.structs.replace(about, ties={**trained.ties, **about.ties})
 
     def tensors() -> dict[str, Tensor]:
@@ -311,7 +310,7 @@ def _opened(folder: Path, round_: int, ranks: RankGroup) -> tuple[ShardedInfo, P
 
     def check() -> ShardedInfo:
         manifest = files.manifest(round_)
-        if manifest.versions.get("format") != FORMAT:
+        if manifest.versions.get("format") != PIECES_FORMAT:
             raise CheckpointMissing(
                 f"the checkpoint of round {round_} is not a sharded one",
                 given=str(files.place(round_)),

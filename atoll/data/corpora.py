@@ -35,6 +35,15 @@ _BUILD_RECORDS = ("config-", "_sysconfigdata")
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """Where a text of a corpus is; names and domains are those of :class:`Document`."""
+
+    name: str
+    domain: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """One text of a corpus.
 
@@ -79,11 +88,17 @@ def load_corpus(spec: str) -> Corpus:
         ConfigError: the name is unknown; suggests the nearest one.
         DataError: nothing matches, everything is empty, or a file cannot be read.
     """
+    found = find_texts(spec)
+    return Corpus(spec, tuple(Document(one.name, one.domain, _read(one.path)) for one in found))
+
+
+def find_texts(spec: str) -> list[Source]:
+    """Return the texts of a corpus in its order, unread; raises as :func:`load_corpus`."""
     kind, _, argument = spec.partition(":")
     if spec == "stdlib":
-        return _checked(Corpus(spec, tuple(_standard_library())), spec)
+        return _checked(list(_standard_library()), spec)
     if kind == "files":
-        return _checked(Corpus(spec, tuple(_matching(argument))), spec)
+        return _checked(list(_matching(argument)), spec)
     # `file:*.txt` is probably meant to be `files:...`: compare names without the argument.
     known = [name.partition(":")[0] for name in (*CORPORA, *IMAGE_CORPORA)]
     raise unknown("corpus", kind if argument else spec, known)
@@ -95,7 +110,7 @@ def is_images(spec: str) -> bool:
     return spec.partition(":")[0] in kinds
 
 
-def _standard_library() -> Iterator[Document]:
+def _standard_library() -> Iterator[Source]:
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = []
     for folder, below, names in os.walk(root):
@@ -106,10 +121,10 @@ def _standard_library() -> Iterator[Document]:
         if name.as_posix().startswith(_BUILD_RECORDS):
             continue
         domain = name.parts[0] if len(name.parts) > 1 else "modules"
-        yield Document(name.as_posix(), domain, _read(path))
+        yield Source(name.as_posix(), domain, path)
 
 
-def _matching(pattern: str) -> Iterator[Document]:
+def _matching(pattern: str) -> Iterator[Source]:
     if not pattern:
         raise DataError(
             "no files named",
@@ -120,7 +135,7 @@ def _matching(pattern: str) -> Iterator[Document]:
     found = glob.glob(os.path.expanduser(pattern), recursive=True)
     for path in sorted((Path(name) for name in found), key=Path.as_posix):
         if path.is_file():
-            yield Document(path.as_posix(), path.parent.name or ".", _read(path))
+            yield Source(path.as_posix(), path.parent.name or ".", path)
 
 
 def _read(path: Path) -> bytes:
@@ -135,9 +150,9 @@ def _read(path: Path) -> bytes:
         ) from error
 
 
-def _checked(corpus: Corpus, spec: str) -> Corpus:
-    if any(document.data for document in corpus.documents):
-        return corpus
+def _checked(found: list[Source], spec: str) -> list[Source]:
+    if any(one.path.stat().st_size for one in found):
+        return found
     if spec == "stdlib":
         raise DataError(
             "this Python comes without the sources of its standard library",
@@ -145,7 +160,7 @@ def _checked(corpus: Corpus, spec: str) -> Corpus:
             expected=".py files there",
             remedy="train on your own text: corpus = 'files:GLOB'",
         )
-    count = len(corpus.documents)
+    count = len(found)
     raise DataError(
         "no file matches the corpus" if count == 0 else "the corpus is empty",
         given=spec if count == 0 else f"{spec} ({count} files, 0 bytes)",

@@ -21,9 +21,12 @@ class HeldOutBatches(Protocol):
     """Evaluation batches for one model; for text `partial(held_out.batches, context=...)`."""
 
     def __call__(
-        self, *, batch: int, limit_tokens: int | None = None
+        self, *, batch: int, limit_tokens: int | None = None, first: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield `(inputs, targets)`, the same at every call, of about `limit_tokens` targets."""
+        """Yield `(inputs, targets)`, the same at every call, of about `limit_tokens` targets.
+
+        The batches before the `first` one are left out.
+        """
         ...
 
 
@@ -39,13 +42,13 @@ class HeldOut:
     bytes_per_token: float
 
     def batches(
-        self, *, context: int, batch: int, limit_tokens: int | None = None
+        self, *, context: int, batch: int, limit_tokens: int | None = None, first: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield ``(inputs, targets)``, int64 ``(batch, context)``; the last one may be smaller.
 
         Weight losses by the number of sequences. The same arguments give the same batches;
-        `limit_tokens` selects about this many tokens, evenly spread. Raises DataError if the text
-        is too short.
+        `limit_tokens` selects about this many tokens, evenly spread; the batches before the `first`
+        one are left out. Raises DataError if the text is too short.
         """
         count = (len(self.tokens) - 1) // context
         if count < 1:
@@ -59,7 +62,7 @@ class HeldOut:
         chosen = np.arange(wanted, dtype=np.int64) * count // wanted
         tokens = self.tokens.numpy()
         reach = np.arange(context + 1, dtype=np.int64)
-        for start in range(0, wanted, batch):
+        for start in range(first * batch, wanted, batch):
             positions = chosen[start : start + batch, None] * context + reach
             windows = torch.from_numpy(tokens[positions].astype(np.int64))
             yield windows[:, :-1], windows[:, 1:]
@@ -122,14 +125,29 @@ def load_dataset(
     if isinstance(maker, str):
         maker = make_tokenizer(maker, text=split.train)
     train, rest = maker.encode(split.train), maker.encode(split.held_out)
-    digest = hashlib.blake2b(digest_size=16)
-    for tokens in (train, rest):
-        digest.update(len(tokens).to_bytes(8, "little"))
-        digest.update(tokens.numpy().astype("<u4").tobytes())
     return Dataset(
         corpus=spec,
         tokenizer=maker,
         train=train,
         held_out=HeldOut(rest, len(split.held_out) / max(1, len(rest))),
-        digest=digest.hexdigest(),
+        digest=digest_of(train, rest),
     )
+
+
+def digest_of(train: Tensor, held_out: Tensor) -> str:
+    """Return the hash of all tokens of a dataset."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tokens in (train, held_out):
+        digest.update(len(tokens).to_bytes(8, "little"))
+        update_with(digest, tokens)
+    return digest.hexdigest()
+
+
+def update_with(digest: hashlib.blake2b, tokens: Tensor) -> None:
+    """Hash tokens in blocks, since they may be in a file that memory does not hold."""
+    ids = tokens.numpy()
+    for start in range(0, len(ids), HASHED_TOKENS):
+        digest.update(ids[start : start + HASHED_TOKENS].astype("<u4").tobytes())
+
+
+HASHED_TOKENS = 1 << 20

@@ -79,13 +79,13 @@ class ImageDataset:
         return {"channels": 1, "image": self.train.pixels.shape[1], "classes": self.classes}
 
     def batches(
-        self, *, batch: int, limit_tokens: int | None = None
+        self, *, batch: int, limit_tokens: int | None = None, first: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield held-out images and their classes; see :class:`~atoll.data.HeldOutBatches`."""
         count = len(self.held_out)
         wanted = count if limit_tokens is None else min(count, max(1, limit_tokens))
         chosen = torch.arange(wanted) * count // wanted
-        for start in range(0, wanted, batch):
+        for start in range(first * batch, wanted, batch):
             yield self.held_out.batch(chosen[start : start + batch])
 
     def to_json(self) -> str:

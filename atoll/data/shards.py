@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.data.assignment import Assignment
 from atoll.data.order import permutation
 from atoll.errors import ConfigError, DataError, unknown
 
@@ -105,6 +106,14 @@ class Shards:
         """Return windows of a slot as inputs and targets, int64 ``(windows, context)`` each."""
         tokens = torch.from_numpy(self.windows(slot, windows))
         return tokens[:, :-1], tokens[:, 1:]
+
+    def assignment(self) -> Assignment:
+        """Return the blocks as documents, each of which belongs to its slot."""
+        slots = np.empty(sum(map(len, self._blocks)), dtype=np.int32)
+        for slot, blocks in enumerate(self._blocks):
+            slots[blocks] = slot
+        bounds = np.arange(len(slots) + 1, dtype=np.int64) * self.block_tokens
+        return Assignment(bounds, slots[:, None], self.slots)
 
     def _known(self, slot: int) -> int:
         if not 0 <= slot < self.slots:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.data.order import permutation
 from atoll.errors import ConfigError, DataError
@@ -36,6 +35,14 @@ class Split:
     block_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Which blocks of a text are held out; the fields are those of :class:`Split`."""
+
+    held_out_blocks: tuple[int, ...]
+    block_bytes: int
+
+
 def split_text(
     text: bytes, *, share: float, seed: int, cap_bytes: int = HELD_OUT_CAP_BYTES
 ) -> Split:
@@ -51,31 +58,37 @@ def split_text(
         ConfigError: ``share`` is not between 0 and 1.
         DataError: the text is too small to hold anything out; states both sizes.
     """
+    blocks = choose_blocks(len(text), share=share, seed=seed, cap_bytes=cap_bytes)
+    train, held_out = _cut(text, blocks)
+    return Split(train, held_out, blocks.held_out_blocks, blocks.block_bytes)
+
+
+def choose_blocks(num_bytes: int, *, share: float, seed: int, cap_bytes: int) -> Blocks:
+    """Return the blocks that :func:`split_text` holds out of a text of so many bytes."""
     if not 0.0 < share < 1.0:
         raise ConfigError(
             "the held-out share is out of range",
             given=share,
             expected="0 < held_out < 1, e.g. 0.05",
         )
-    block_bytes = min(_LARGEST_BLOCK, max(SMALLEST_BLOCK, len(text) // _MIN_BLOCKS))
-    num_blocks = len(text) // block_bytes
+    block_bytes = min(_LARGEST_BLOCK, max(SMALLEST_BLOCK, num_bytes // _MIN_BLOCKS))
+    num_blocks = num_bytes // block_bytes
     if num_blocks < 2:
         raise DataError(
             "the text is too small to hold some of it out",
-            given=f"{len(text)} bytes",
+            given=f"{num_bytes} bytes",
             expected=f"at least {2 * SMALLEST_BLOCK} bytes",
             remedy="name more files",
         )
     wanted = min(round(share * num_blocks), cap_bytes // block_bytes)
     count = min(max(1, wanted), num_blocks - 1)
     chosen = np.sort(permutation(num_blocks, key=(seed, _ORDER_KEY))[:count])
-    train, held_out = _cut(text, chosen, block_bytes)
-    return Split(train, held_out, tuple(chosen.tolist()), block_bytes)
+    return Blocks(tuple(chosen.tolist()), block_bytes)
 
 
-def _cut(text: bytes, chosen: NDArray[np.int64], block_bytes: int) -> tuple[bytes, bytes]:
+def _cut(text: bytes, blocks: Blocks) -> tuple[bytes, bytes]:
     whole = np.frombuffer(text, dtype=np.uint8)
-    is_held_out = np.zeros(-(-len(whole) // block_bytes), dtype=bool)
-    is_held_out[chosen] = True
-    mask = np.repeat(is_held_out, block_bytes)[: len(whole)]
+    is_held_out = np.zeros(-(-len(whole) // blocks.block_bytes), dtype=bool)
+    is_held_out[list(blocks.held_out_blocks)] = True
+    mask = np.repeat(is_held_out, blocks.block_bytes)[: len(whole)]
     return whole[~mask].tobytes(), whole[mask].tobytes()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -27,7 +27,8 @@ FORMAT = "atoll-tokenizer-1"
 # Merges never cross these pieces: a word with its leading space, a number, punctuation, white
 # space. Bytes from 0x80 count as letters, so that UTF-8 words stay whole.
 _PIECES = r" ?[A-Za-z_\x{80}-\x{FF}]+| ?[0-9]+| ?[^\sA-Za-z_0-9\x{80}-\x{FF}]+|\s+"
-_ENCODE_PIECE_BYTES = 1 << 16
+PIECE_BYTES = 1 << 16
+"""Texts are encoded in pieces of at most so many bytes."""
 
 
 class Tokenizer(Protocol):
@@ -108,6 +109,11 @@ def make_tokenizer(spec: str, *, text: bytes | None = None) -> Tokenizer:
         ConfigError: no such tokenizer, a size out of range, or a library is missing.
         DataError: the text is too small for this vocabulary; states both numbers.
     """
+    return train_tokenizer(spec, pieces(text or b""))
+
+
+def train_tokenizer(spec: str, text: Iterable[bytes]) -> Tokenizer:
+    """Return the tokenizer of :func:`make_tokenizer`, of a text in its `pieces`."""
     if spec == "bytes":
         return ByteTokenizer()
     kind, _, size = spec.partition(":")
@@ -120,7 +126,7 @@ def make_tokenizer(spec: str, *, text: bytes | None = None) -> Tokenizer:
             expected=f"bpe:SIZE with SIZE of {SMALLEST_BPE} or more",
             remedy="try bpe:4096",
         )
-    return _trained(int(size), text or b"")
+    return _trained(int(size), text)
 
 
 def tokenizer_from_json(text: str) -> Tokenizer:
@@ -147,7 +153,7 @@ def tokenizers_from(text: str) -> HuggingFaceTokenizer:
     return made
 
 
-def _trained(size: int, text: bytes) -> BytePairTokenizer:
+def _trained(size: int, text: Iterable[bytes]) -> BytePairTokenizer:
     library = _library()
     inner = library.Tokenizer(library.models.BPE())
     inner.pre_tokenizer = library.pre_tokenizers.Split(
@@ -157,11 +163,19 @@ def _trained(size: int, text: bytes) -> BytePairTokenizer:
     trainer = library.trainers.BpeTrainer(
         vocab_size=size, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
     )
-    inner.train_from_iterator(_pieces(text), trainer=trainer)
+    num_bytes = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal num_bytes
+        for piece in text:
+            num_bytes += len(piece)
+            yield piece.decode("latin-1")
+
+    inner.train_from_iterator(counted(), trainer=trainer)
     if inner.get_vocab_size() < size:
         raise DataError(
             "the text is too small for this tokenizer",
-            given=f"{len(text)} bytes, which make {inner.get_vocab_size()} tokens",
+            given=f"{num_bytes} bytes, which make {inner.get_vocab_size()} tokens",
             expected=f"enough for {size} tokens",
             remedy=f"more text, or bpe:{max(SMALLEST_BPE, inner.get_vocab_size())} or less",
         )
@@ -176,7 +190,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
     """Yield the data in pieces cut after line breaks: the library is slow on one huge string."""
     start = 0
     while start < len(data):
-        end = min(start + _ENCODE_PIECE_BYTES, len(data))
+        end = min(start + PIECE_BYTES, len(data))
         cut = data.rfind(b"\n", start, end) + 1 if end < len(data) else end
         end = cut if cut > start else end
         yield data[start:end]

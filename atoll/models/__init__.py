@@ -15,6 +15,7 @@ from atoll.models.llama import Llama, LlamaConfig
 from atoll.models.pretrained import CausalLMConfig
 from atoll.models.registry import IMAGES, MODELS, TEXT, ModelRow, build_model, model_row
 from atoll.models.resnet import ResNet, ResNetConfig
+from atoll.models.restored import restored
 from atoll.models.vit import ViT, ViTConfig
 
 __all__ = [
@@ -42,4 +43,5 @@ __all__ = [
     "check_context",
     "is_custom",
     "model_row",
+    "restored",
 ]

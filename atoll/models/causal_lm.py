@@ -1,7 +1,7 @@
 """Any causal language model of the `transformers` library, as a `Trainable`.
 
-Weight names are the library's, so it can load the `model.safetensors` of a run. The families in
-`ROTARY` are made of units, which pipelines, recomputation and sharding need.
+Weight names are the library's, so it can load the `model.safetensors` of a run. GPT-2 and the
+families in `ROTARY` are made of units, which pipelines, recomputation and sharding need.
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ from atoll.errors import ConfigError
 from atoll.models.language import LanguageModel, LayeredLanguageModel, check_writing
 from atoll.models.pretrained import CausalLMConfig, library, make_pretrained
 
-ROTARY = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "phi3"})
+ROTARY = frozenset(
+    {
+        "arcee", "gemma", "glm", "glm4", "llama", "mistral", "nemotron", "olmo", "olmo2", "phi3",
+        "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    }
+)  # fmt: skip
 """Model types with layers that need only the rotary tables besides hidden states."""
+
+GPT2 = "gpt2"
+"""The model type whose positions are added to the embedding of the tokens."""
 
 _WORDS = {
     "colwise": "column",
@@ -31,15 +39,17 @@ _WORDS = {
 """Tensor-parallel style of the library -> that of Atoll."""
 
 
-def build_causal_lm(config: CausalLMConfig) -> LanguageModel:
-    """Return a model of the library, pretrained or random.
+def build_causal_lm(config: CausalLMConfig, *, weights: bool = True) -> LanguageModel:
+    """Return a model of the library, pretrained or random; without `weights` none are loaded.
 
     Raises:
         ConfigError: no model is named, it does not fit context or vocabulary, or no library.
         DataError: the model is missing or unreadable.
     """
-    theirs = make_pretrained(config)
+    theirs = make_pretrained(config, weights=weights)
     _check(config, theirs.config)
+    if theirs.config.model_type == GPT2 and not theirs.config.add_cross_attention:
+        return LayeredGPT2(config, theirs)
     if _has_units(config, theirs.config):
         return LayeredCausalLM(config, theirs)
     return CausalLM(config, theirs)
@@ -143,6 +153,39 @@ class LayeredCausalLM(CausalLM, LayeredLanguageModel):
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``."""
         return LayeredLanguageModel.forward(self, ids)
+
+
+class LayeredGPT2(CausalLM, LayeredLanguageModel):
+    """The library's GPT-2, made of two embeddings, blocks, norm and output layer."""
+
+    def __init__(self, config: CausalLMConfig, theirs: Any) -> None:
+        super().__init__(config, theirs)
+        inner = theirs.transformer
+        inner.wpe.then = (inner.drop,)  # in a tuple: it is no part of the embedding
+        inner.wpe.__class__ = _AddedPositions
+
+    def units(self) -> list[nn.Module]:
+        """Return the layers in forward order; chaining them gives the whole model."""
+        theirs = self._theirs[0]
+        inner = theirs.transformer
+        return [inner.wte, inner.wpe, *inner.h, inner.ln_f, theirs.lm_head]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``."""
+        return LayeredLanguageModel.forward(self, ids)
+
+
+class _AddedPositions(nn.Embedding):
+    """GPT-2's embedding of positions; of hidden states instead of numbers it gives their sum."""
+
+    then: tuple[nn.Module]
+
+    def forward(self, given: Tensor) -> Tensor:
+        """Return rows of the table for int64 numbers, or hidden states with positions added."""
+        if not given.is_floating_point():
+            return super().forward(given)
+        numbers = torch.arange(given.shape[1], device=given.device)[None]
+        return cast(Tensor, self.then[0](given + super().forward(numbers)))
 
 
 class _Positioned(nn.Module):

@@ -25,7 +25,7 @@ from atoll.models.attention import BLOCK_PLAN, Attention
 from atoll.models.contract import ResidualStream
 from atoll.models.language import LayeredLanguageModel
 from atoll.models.rotation import rotation_tables
-from atoll.models.sizes import check_chance, check_heads, check_positive
+from atoll.models.sizes import check_chance, check_deviation, check_heads, check_positive
 
 _HIDDEN_MULTIPLE = 32
 
@@ -51,12 +51,15 @@ class LlamaConfig:
     dropout: float = 0.0
     tie: bool = True
     """Whether the output layer shares the embedding's weights."""
+    embedding_std: float = 0.02
+    """Standard deviation of the embedding at the start."""
 
     def __post_init__(self) -> None:
         """Validate; raises ConfigError."""
         check_positive(self, "vocab_size", "layers", "width", "heads", "context", "theta")
         check_heads(width=self.width, heads=self.heads, pairs=True)
         check_chance(self.dropout)
+        check_deviation(self.embedding_std)
         if self.kv_heads < 0 or (self.kv_heads and self.heads % self.kv_heads):
             fits = [count for count in range(1, self.heads + 1) if self.heads % count == 0]
             raise ConfigError(
@@ -114,13 +117,14 @@ class Llama(LayeredLanguageModel):
         return ResidualStream("embedding", ("blocks.*.attention.merge", "blocks.*.down"))
 
     def _initialise(self) -> None:
-        """Initialize matrices with standard deviation 0.02, residual outputs smaller with depth."""
+        """Initialize with standard deviation 0.02, but for embedding and residual outputs."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue
             last = name.endswith(("merge.weight", "down.weight"))
             std = 0.02 / math.sqrt(2 * self.config.layers) if last else 0.02
-            nn.init.normal_(parameter, std=std)
+            embeds = parameter is self.embedding.weight
+            nn.init.normal_(parameter, std=self.config.embedding_std if embeds else std)
 
 
 class _Block(nn.Module):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from io import StringIO
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from torch import Tensor
 
 from atoll.errors import ConfigError, DataError
 from atoll.models.sizes import check_positive
@@ -94,10 +97,10 @@ def place_of(source: str) -> str:
     return str(folder) if folder.is_dir() else source
 
 
-def make_pretrained(config: CausalLMConfig) -> Any:
+def make_pretrained(config: CausalLMConfig, *, weights: bool = True) -> Any:
     """Return the library's model in fp32: pretrained, or random from torch's random state.
 
-    On the meta device no weights are loaded.
+    On the meta device no weights are loaded, nor without `weights`: then all are random.
 
     Raises:
         ConfigError: the configuration names no model, or a library is missing.
@@ -121,11 +124,36 @@ def make_pretrained(config: CausalLMConfig) -> Any:
             return transformers.AutoModelForCausalLM.from_config(described, **settings)
         place = place_of(config.source)
         where = {"gguf_file": config.gguf} if config.gguf else {}
-        if torch.get_default_device().type == "meta":
+        if not weights or torch.get_default_device().type == "meta":
             described = transformers.AutoConfig.from_pretrained(place, **where)
             return transformers.AutoModelForCausalLM.from_config(described, **settings)
         with _quiet(transformers):
             return transformers.AutoModelForCausalLM.from_pretrained(place, **where, **settings)
+
+
+def weight_files(config: CausalLMConfig) -> dict[str, Path] | None:
+    """Return the safetensors file of every weight of a pretrained model, by the weight's name.
+
+    None: the weights are in another format, or not in a folder.
+    """
+    folder = Path(place_of(config.source))
+    if config.gguf or not folder.is_dir():
+        return None
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: folder / file for name, file in names.items()}
+    if not single.is_file():
+        return None
+    with safe_open(single, framework="pt") as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+def read_weights(files: Mapping[str, Path], names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield these weights out of the result of :func:`weight_files`, and read no other."""
+    for name in names:
+        with safe_open(files[name], framework="pt") as file:
+            yield name, file.get_tensor(name)
 
 
 def load_tokenizer(config: CausalLMConfig) -> Any:

@@ -19,6 +19,14 @@ def check_positive(config: Any, *names: str) -> None:
             )
 
 
+def check_deviation(std: float) -> None:
+    """Raise ConfigError unless a standard deviation is positive and finite."""
+    if not 0.0 < std < math.inf:
+        raise ConfigError(
+            "the model's embedding_std is out of range", given=std, expected="a positive number"
+        )
+
+
 def check_chance(dropout: float) -> None:
     """Raise ConfigError unless 0 <= dropout < 1."""
     if not 0.0 <= dropout < 1.0:

@@ -8,7 +8,8 @@ import socket
 from collections.abc import Sequence
 
 from atoll.clock import RealClock
-from atoll.errors import WireError
+from atoll.errors import AuthError, WireError
+from atoll.net.member_tls import check_server, client_context
 from atoll.recovery.source import (
     LEAST_BYTES_S,
     SILENT_S,
@@ -43,12 +44,13 @@ _BODY, _ANSWERED = 200, {203, 409}
 class DirectSource:
     """One connection to a donor; reopened once if it breaks between two requests."""
 
-    def __init__(self, dial: str, *, key: str) -> None:
+    def __init__(self, dial: str, *, key: str, fingerprint: str = "") -> None:
         """Connect.
 
         Args:
             dial: host:port, from the hub.
             key: The donor's key, from its offer.
+            fingerprint: Of the key of its certificate, from there; empty: it does not encrypt.
 
         Raises:
             ConnectionBroken: the donor does not answer there.
@@ -56,6 +58,7 @@ class DirectSource:
         host, _, port = dial.rpartition(":")
         if not host or not port.isdigit() or int(port) > 65_535:
             raise ConnectionBroken("this is not an address", given=dial[:100], expected="HOST:PORT")
+        self._fingerprint = fingerprint
         self._headers = {"Authorization": f"Bearer {key}"}
         self._connection = http.client.HTTPConnection(
             host.strip("[]"), int(port), timeout=DIAL_S, blocksize=CHUNK_BYTES
@@ -68,10 +71,15 @@ class DirectSource:
     def _connect(self) -> None:
         try:
             self._connection.connect()
+            if self._fingerprint:
+                line = client_context().wrap_socket(self._connection.sock)
+                self._connection.sock = line
+                check_server(line, self._fingerprint)
             self._socket: socket.socket = self._connection.sock
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.settimeout(SILENT_S)
-        except OSError as error:
+        except (OSError, AuthError) as error:
+            self._connection.close()
             raise ConnectionBroken("it is not reachable", given=str(error)) from error
 
     def ask(self, ask: StateAsk) -> tuple[StateAnswer, memoryview]:
@@ -107,7 +115,7 @@ class DirectSource:
         """Cut the connection; waiting threads wake."""
         self._closed = True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS stays readable to its end
 
     def release(self) -> None:
         """Close the connection; called by the thread that uses it."""

@@ -70,7 +70,7 @@ class DonorSession:
         self._relay = RelaySource(link, address=session_id(job, peer.member))
         self._direct: DirectSource | None = None
         self._clock = RealClock()
-        self._key = ""
+        self._key = self._fingerprint = ""
         self._dials = list(peer.state[:4])
         self._breaks = 0
         self._closed = False
@@ -85,7 +85,7 @@ class DonorSession:
         member = self.member
         try:
             offer = self._offer()
-            self._key = offer.key
+            self._key, self._fingerprint = offer.key, offer.fingerprint
             self._connect()
             shared, inner = (self._manifest(offer, name) for name in (SHARED, INNER))
             self._scheduler.add_source(member, shared, inner, identical=offer.identical)
@@ -145,7 +145,7 @@ class DonorSession:
         self._direct = None
         for dial in self._dials:
             try:
-                self._direct = DirectSource(dial, key=self._key)
+                self._direct = DirectSource(dial, key=self._key, fingerprint=self._fingerprint)
             except ConnectionBroken:
                 continue
             if self._closed:

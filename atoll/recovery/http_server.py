@@ -11,6 +11,7 @@ import hmac
 import logging
 import socket
 import socketserver
+import ssl
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,7 @@ class HttpStateServer:
         address: str,
         keys: tuple[str, ...],
         max_connections: int = MAX_CONNECTIONS,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Listen on a free port of `address`.
 
@@ -51,11 +53,13 @@ class HttpStateServer:
             address: An address of this machine.
             keys: Accepted bearer tokens.
             max_connections: Further connections are closed at once.
+            tls: Of a server; None: connections are not encrypted.
 
         Raises:
             OSError: this machine does not have that address.
         """
         self._server = _Server(address, answer, keys=keys, max_connections=max_connections)
+        self._server.tls = tls
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             kwargs={"poll_interval": 0.2},
@@ -87,6 +91,7 @@ class _Server(socketserver.ThreadingTCPServer):
         if ":" in address:
             self.address_family = socket.AF_INET6
         self.answer = answer
+        self.tls: ssl.SSLContext | None = None
         self.keys = tuple(key.encode() for key in keys)
         self._slots = threading.BoundedSemaphore(max_connections)
         self._lock = threading.Lock()
@@ -99,10 +104,15 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one connection and free its slot."""
-        with self._lock:
-            self._open.add(request)
         try:
+            if self.tls is not None:
+                request.settimeout(FIRST_HEAD_S)
+                request = self.tls.wrap_socket(request, server_side=True)
+            with self._lock:
+                self._open.add(request)
             super().process_request_thread(request, client_address)
+        except OSError:  # of a handshake that does not go on
+            self.shutdown_request(request)
         finally:
             with self._lock:
                 self._open.discard(request)
@@ -117,7 +127,7 @@ class _Server(socketserver.ThreadingTCPServer):
         with self._lock:
             for request in self._open:
                 try:
-                    request.shutdown(socket.SHUT_RDWR)
+                    socket.socket.shutdown(request, socket.SHUT_RDWR)  # also below TLS
                 except OSError:
                     continue
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from atoll.net.member_tls import MemberKey, server_context
 from atoll.net.sync_link import SyncLink
 from atoll.recovery.http_server import HttpStateServer
 from atoll.recovery.relay_server import RelayStateServer
-from atoll.recovery.snapshot_cache import SnapshotCache, StateOf, Still
+from atoll.recovery.snapshot_cache import Offered, SnapshotCache, StateOf, Still
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +25,9 @@ class StateServer:
     connection needs the key, which is sent to members of the job only, or the job's token.
     """
 
-    def __init__(self, *, job: str, token: str, address: str, link: SyncLink | None) -> None:
+    def __init__(
+        self, *, job: str, token: str, address: str, link: SyncLink | None, encrypted: bool = True
+    ) -> None:
         """Start listening; before `offer` requests are answered with "not yet".
 
         Args:
@@ -31,17 +35,22 @@ class StateServer:
             token: Token of the job.
             address: This machine's address towards the hub; empty: serve over the relay only.
             link: The member's session with the hub; None: serve directly only.
+            encrypted: Whether direct connections are; by `encryption` in `[job]`.
         """
         key = secrets.token_urlsafe(24)
-        self._cache = SnapshotCache(job=job, key=key)
+        own = MemberKey() if encrypted and address else None
+        self.fingerprint = own.fingerprint if own is not None else ""
+        """SHA-256 of the key of its certificate; empty: it does not encrypt."""
+        self._cache = SnapshotCache(job=job, key=key, fingerprint=self.fingerprint)
         self._http_server: HttpStateServer | None = None
         self.dial: list[str] = []
         """host:port of the HTTP server; empty without one."""
         if address:
             try:
                 self._http_server = HttpStateServer(
-                    self._cache.answer, address=address, keys=(key, token)
-                )
+                    self._cache.answer, address=address, keys=(key, token),
+                    tls=server_context(own) if own is not None else None,
+                )  # fmt: skip
                 host = f"[{address}]" if ":" in address else address
                 self.dial = [f"{host}:{self._http_server.port}"]
             except OSError as error:
@@ -58,6 +67,17 @@ class StateServer:
             still: `Gate.still` of the task.
         """
         self._cache.offer(state, still=still)
+
+    def offer_several(self, find: Callable[[int], StateOf], *, still: Still, images: int) -> None:
+        """Serve several states from now on, e.g. of modules; each has a number of its own.
+
+        Args:
+            find: Returns the state with a number, whose `round` is that number if it is held;
+                read inside `still` only.
+            still: `Gate.still` of the task.
+            images: Copies that are in memory at the same time, at most.
+        """
+        self._cache.serve(Offered(find, still, images=images, ordered=False))
 
     @property
     def rounds(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 The training thread pauses for one copy into prepared memory only: sizes and memory are prepared
 before, digests are computed after. Images of at most two rounds are kept, each until `IDLE_S` after
-the last request.
+the last request. A member with several modules serves each by a number of its own.
 """
 
 from __future__ import annotations
@@ -86,6 +86,19 @@ Still = Callable[..., AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
+class Offered:
+    """What a member serves: one state, or the states of several modules."""
+
+    find: Callable[[int], StateOf]
+    """Returns the state with a number; read only inside `still`."""
+    still: Still
+    images: int = MAX_ROUNDS
+    """Numbers with images in memory at the same time."""
+    ordered: bool = True
+    """Numbers are rounds of one state: if it goes back, later ones are void."""
+
+
+@dataclass(frozen=True, slots=True)
 class _HeldSnapshot:
     """One image and its manifest."""
 
@@ -120,18 +133,22 @@ class _Outcome:
 class SnapshotCache:
     """Answers requests from any thread without waiting for training."""
 
-    def __init__(self, *, job: str, key: str = "", idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self, *, job: str, key: str = "", fingerprint: str = "", idle_s: float = IDLE_S
+    ) -> None:
         """Start the thread that makes images; it sleeps until a request arrives.
 
         Args:
             job: The job of the state; part of every manifest.
             key: Access key of the donor's port, sent with every offer.
+            fingerprint: Of the key of that port's certificate, sent too; empty: no TLS.
             idle_s: See `IDLE_S`.
         """
         self._job, self._key, self._idle_s = job, key, idle_s
+        self._fingerprint = fingerprint
         self._clock = RealClock()
         self._condition = threading.Condition()
-        self._state: tuple[StateOf, Still] | None = None
+        self._offered: Offered | None = None
         self._rounds: dict[int, _CachedSnapshot] = {}
         self._requested: list[int] = []
         self._outcomes: dict[int, _Outcome] = {}
@@ -141,8 +158,12 @@ class SnapshotCache:
 
     def offer(self, state: StateOf, *, still: Still) -> None:
         """Serve this state from now on; images of another one are dropped."""
+        self.serve(Offered(lambda round_: state, still))
+
+    def serve(self, offered: Offered) -> None:
+        """Serve these states from now on; images of others are dropped."""
         with self._condition:
-            self._state = state, still
+            self._offered = offered
             self._rounds.clear()
             self._outcomes.clear()
 
@@ -150,7 +171,7 @@ class SnapshotCache:
         """Drop all images and refuse later requests."""
         with self._condition:
             self._closed = True
-            self._state = None
+            self._offered = None
             self._rounds.clear()
             self._condition.notify_all()
 
@@ -175,7 +196,7 @@ class SnapshotCache:
             offers = [snapshot.offer for snapshot in cached.images.values()]
             answer = StateAnswer(
                 ask.number, OK, ask.round, base=cached.base, key=self._key, images=offers,
-                identical=cached.identical,
+                identical=cached.identical, fingerprint=self._fingerprint,
             )  # fmt: skip
             return answer, _NOTHING
         snapshot = cached.images.get(ask.image)
@@ -195,7 +216,7 @@ class SnapshotCache:
         """Answer a request for a round that is not in memory, and have its images made."""
         if self._closed:
             return StateAnswer(ask.number, REFUSED, -1, reason="this member is leaving")
-        if self._state is None:
+        if self._offered is None:
             return StateAnswer(ask.number, GONE, -1, reason="this member has no state yet")
         outcome = self._outcomes.get(ask.round)
         age_s = self._clock.monotonic() - outcome.at if outcome is not None else _OUTCOME_S
@@ -225,17 +246,17 @@ class SnapshotCache:
                 if self._closed:
                     return
                 self._sweep()
-                state, requested = self._state, self._requested[:1]
-            if requested and state is not None:
-                self._prepare(requested[0], state)
+                offered, requested = self._offered, self._requested[:1]
+            if requested and offered is not None:
+                self._prepare(requested[0], offered)
             with self._condition:
                 self._requested = [round_ for round_ in self._requested if round_ not in requested]
 
-    def _prepare(self, round_: int, state: tuple[StateOf, Still]) -> None:
+    def _prepare(self, round_: int, offered: Offered) -> None:
         """Make the images of a round, or record why there are none."""
         status, current_round, reason = REFUSED, round_, ""
         try:
-            current_round = self._copy_state(round_, *state)
+            current_round = self._copy_state(round_, offered)
             status = GONE
         except DeadlineExceeded:
             status = WAIT  # a very long step; members that still need the state ask again
@@ -250,19 +271,22 @@ class SnapshotCache:
                 now = self._clock.monotonic()
                 self._outcomes[round_] = _Outcome(status, current_round, reason, now)
 
-    def _copy_state(self, round_: int, state: StateOf, still: Still) -> int:
+    def _copy_state(self, round_: int, offered: Offered) -> int:
         """Copy the state if it is at the round; return the round it is at."""
-        with still(timeout_s=STILL_S):
+        with offered.still(timeout_s=STILL_S):
+            state = offered.find(round_)
             current_round = state.round
             if current_round != round_ or self._is_current(current_round, state):
-                self._drop_later_rounds(current_round)
+                if offered.ordered:
+                    self._drop_later_rounds(current_round)
                 return current_round
             sizes = [image_nbytes(part) for part in state.parts()]
-        self._make_room()
+        self._make_room(offered.images)
         # Untouched memory makes the copy eight times as slow, and training waits for the copy
         # for; so it is touched here.
         buffers = [torch.empty(size, dtype=torch.uint8).zero_().numpy().data for size in sizes]
-        with still(timeout_s=STILL_S):
+        with offered.still(timeout_s=STILL_S):
+            state = offered.find(round_)
             current_round, base = state.round, state.base
             if current_round != round_:
                 return current_round
@@ -275,7 +299,7 @@ class SnapshotCache:
             for name, image in zip((SHARED, INNER), images, strict=True)
         }
         with self._condition:
-            if self._state is not None and self._state[0] is state:
+            if self._offered is offered:
                 now = self._clock.monotonic()
                 self._rounds[round_] = _CachedSnapshot(base, state.identical, snapshot, now, now)
                 self._outcomes.pop(round_, None)
@@ -315,10 +339,10 @@ class SnapshotCache:
         offer = ImageOffer(name, view.nbytes, manifest.root, len(encoded))
         return _HeldSnapshot(view, memoryview(encoded), offer)
 
-    def _make_room(self) -> None:
+    def _make_room(self, images: int) -> None:
         """Drop the least recently requested round, if there are as many as allowed."""
         with self._condition:
-            while len(self._rounds) >= MAX_ROUNDS:
+            while len(self._rounds) >= images:
                 del self._rounds[min(self._rounds, key=lambda r: self._rounds[r].used)]
 
     def _sweep(self) -> None:

@@ -24,6 +24,7 @@ from atoll.data import (
     ImageShards,
     PretrainedTokenizer,
     Shards,
+    Tokenizer,
     is_images,
     load_dataset,
     load_images,
@@ -43,9 +44,13 @@ from atoll.models import (
     is_custom,
     model_row,
 )
+from atoll.models.causal_lm import build_causal_lm
 from atoll.models.pretrained import load_tokenizer
 from atoll.strategies.base import Outer
 from atoll.strategies.compatibility import check_job
+from atoll.strategies.inner.options import confined_to
+from atoll.strategies.inner.pipeline.subspace import enlarge_table
+from atoll.strategies.verifiable import AUDIT
 from atoll.task import Task, real_numel
 from atoll.train.optim.lazy_compiler import leave_out_compiler
 from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
@@ -138,13 +143,13 @@ def build(
     schedule = StepSchedule(optimizer, learning_rate(spec.train))
     task = Task(
         model, optimizer, schedule, member=member, last=spec.train.steps,
-        paced=spec.train.pace == "measured",
+        paced=spec.train.pace == "measured" and spec.job.trust != AUDIT,
     )  # fmt: skip
     shards, held_out = dealt(spec, dataset, model, slots=num_slots)
     # Weights are the same on every member; dropout must differ, so reseed per slot after building.
     torch.manual_seed(seed * 1_000 + slot + 1)
     return Built(
-        model, dataset, shards, held_out, _about(spec, dataset, model), task, schedule, outer,
+        model, dataset, shards, held_out, about_model(spec, dataset, model), task, schedule, outer,
         codec, strategy=resolved.outer, policy=resolved.policy,
     )  # fmt: skip
 
@@ -181,10 +186,20 @@ def load_data(spec: JobSpec) -> Dataset | ImageDataset:
     data = spec.data
     if is_images(data.corpus):
         return load_images(data.corpus)
-    tokenizer = _of_the_model(spec) if data.tokenizer == OF_THE_MODEL else data.tokenizer
     return load_dataset(
-        data.corpus, tokenizer=tokenizer, held_out=data.held_out, seed=spec.job.seed
+        data.corpus, tokenizer=tokenizer_of(spec), held_out=data.held_out, seed=spec.job.seed
     )
+
+
+def tokenizer_of(spec: JobSpec) -> str | Tokenizer:
+    """Return the tokenizer of a job's text: its name, or that of a pretrained model.
+
+    Raises:
+        ConfigError: the model has no tokenizer.
+        DataError: the tokenizer is not on this machine.
+    """
+    wanted = spec.data.tokenizer
+    return _of_the_model(spec) if wanted == OF_THE_MODEL else wanted
 
 
 def _of_the_model(spec: JobSpec) -> PretrainedTokenizer:
@@ -211,10 +226,13 @@ def _of_the_model(spec: JobSpec) -> PretrainedTokenizer:
     return PretrainedTokenizer(fast)
 
 
-def whole_model(spec: JobSpec, dataset: Dataset | ImageDataset | None = None) -> Any:
+def whole_model(
+    spec: JobSpec, dataset: Dataset | ImageDataset | None = None, *, complete: bool = True
+) -> Any:
     """Return a job's model with its initial weights, the same in every process; seeds torch.
 
-    Without `dataset`, it reads only what the model's size depends on.
+    Without `dataset`, it reads only what the model's size depends on. Unless `complete`, a model
+    with weights in files has random ones, and :func:`complete_table` is left to the caller.
 
     Raises:
         ConfigError: the model is unknown, or one of its options is wrong.
@@ -224,12 +242,24 @@ def whole_model(spec: JobSpec, dataset: Dataset | ImageDataset | None = None) ->
     from_data = dataset.model_options if dataset else _told_by_data(spec)
     torch.manual_seed(spec.job.seed)
     name = spec.model.name
+    if not complete and name == "transformers" and spec.model.options.get("source"):
+        return build_causal_lm(CausalLMConfig(**_options(spec, from_data)), weights=False)
     if not is_custom(name):
-        return build_model(name, **_options(spec, from_data))
+        model = build_model(name, **_options(spec, from_data))
+        if complete:
+            complete_table(spec, model)
+        return model
     model = build_custom(name, spec.model.options, from_data=from_data)
     if not is_images(spec.data.corpus):
         check_context(model, name=name)
     return model
+
+
+def complete_table(spec: JobSpec, model: Any) -> None:
+    """Enlarge the embedding of a new model whose activations are kept in a subspace, in place."""
+    size = 0 if is_custom(spec.model.name) else confined_to(spec)
+    if size:
+        enlarge_table(model, size)
 
 
 def _told_by_data(spec: JobSpec) -> Mapping[str, object]:
@@ -264,13 +294,17 @@ def dealt(
 
 
 def _held_out(
-    held_out: HeldOut, *, context: int, rows: int, batch: int, limit_tokens: int | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
+    held_out: HeldOut, *, context: int, rows: int, batch: int, limit_tokens: int | None = None,
+    first: int = 0,
+) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
     """Yield held-out sequences, at most `rows` at a time."""
-    return held_out.batches(context=context, batch=min(batch, rows), limit_tokens=limit_tokens)
+    return held_out.batches(
+        context=context, batch=min(batch, rows), limit_tokens=limit_tokens, first=first
+    )
 
 
-def _about(spec: JobSpec, dataset: Dataset | ImageDataset, model: Any) -> dict[str, str]:
+def about_model(spec: JobSpec, dataset: Dataset | ImageDataset, model: Any) -> dict[str, str]:
+    """Return the metadata of a weights file: enough to rebuild the model and read its inputs."""
     options = _options(spec, dataset.model_options)
     if isinstance(model, CausalLM):
         options = model.portable_options()

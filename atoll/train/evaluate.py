@@ -12,6 +12,7 @@ from torch import Tensor
 from atoll.data import HeldOutBatches
 from atoll.devices.choose import device_of_model
 from atoll.devices.transfer import placed
+from atoll.strategies.inner.local import count_correct
 
 EVALUATION_BATCH = 64
 """Samples per forward pass; larger batches leave a small core's cache."""
@@ -79,7 +80,7 @@ def evaluate(
         if loss_of is None and targets.dim() == 1:
             outputs = model(inputs)
             loss = model.criterion(outputs, targets)
-            correct = (correct or 0) + int((outputs.argmax(dim=-1) == targets).sum())
+            correct = (correct or 0) + count_correct(outputs, targets)
         else:
             loss = (loss_of or model.loss)(inputs, targets)
         loss_sum += float(loss) * targets.numel()

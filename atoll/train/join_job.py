@@ -11,7 +11,8 @@ import msgspec
 
 from atoll.checkpoint import BackgroundSaver, HubStore, HubTarget
 from atoll.clock import RealClock
-from atoll.config import WorkerEnvironment
+from atoll.config import JobTable, WorkerEnvironment, load_spec
+from atoll.config.redaction import Redaction
 from atoll.errors import AuthError
 from atoll.group.connect import Connection, connect_group
 from atoll.group.routes.rendezvous_store import own_address
@@ -82,6 +83,9 @@ class JoinedJob:
     def close(self, finished: Finished | None = None) -> None:
         """Stop serving the state, send the final message `finished`, and close the session."""
         self.server.close()
+        if finished is not None and finished.error is not None:
+            hide = Redaction.of_environment(load_spec(self.environment.spec).launch)
+            finished = msgspec.structs.replace(finished, error=hide.fields(finished.error))
         try:
             self.connection.close(finished)
         except AuthError as error:
@@ -91,11 +95,11 @@ class JoinedJob:
 
 
 def join_job(
-    environment: WorkerEnvironment, *, route: str, should_stop: Callable[[], bool]
+    environment: WorkerEnvironment, job: JobTable, *, should_stop: Callable[[], bool]
 ) -> JoinedJob:
     """Open a member's session, register it, and start to recover if the run is under way.
 
-    `route` is `auto`, `direct` or `relay`; a true `should_stop` ends waiting for a state.
+    `job` says the route, and whether members encrypt; `should_stop` ends waiting for a state.
 
     Raises:
         HubUnreachable: no hub answers at this address.
@@ -103,22 +107,24 @@ def join_job(
         VersionMismatch: the hub is of another version.
     """
     servers: list[StateServer] = []
+    encrypted = job.encryption == "on"
+    if not encrypted:
+        log.warning("what members send each other directly is not encrypted: encryption = off")
 
     def serve(link: SyncLink) -> list[str]:
         servers.append(
             StateServer(
                 job=environment.job,
                 token=environment.token,
-                address=own_address(environment.hub),
+                address="" if environment.relayed else own_address(environment.hub),
                 link=link,
+                encrypted=encrypted,
             )
         )
-        # A bandwidth cap is enforced at the relay only, so a capped member offers no direct address
-        # ...
-        return [] if environment.capped else servers[0].dial
+        return servers[0].dial
 
     try:
-        connection = connect_group(environment, route=route, serve=serve)
+        connection = connect_group(environment, route=job.route, serve=serve)
     except BaseException:
         for started in servers:
             started.close()
@@ -128,7 +134,7 @@ def join_job(
 
     def sources(failed: Sequence[str], *, ready: bool) -> Sources:
         found = group.recover(failed, ready=ready)
-        if environment.capped:  # ... and dials no other member.
+        if environment.relayed:  # it dials no other member
             peers = [Source(peer.member) for peer in found.peers]
             found = msgspec.structs.replace(found, peers=peers)
         return found

@@ -1,13 +1,8 @@
 """The built-in trainer: train one member of a group, from a job file to trained weights.
 
-`Trainer.train` does this in order: `prepare` builds model, optimizer and strategy or restores a
-checkpoint, attaches outputs and offers the state to late members; `run` makes all members start
-alike, runs the inner loop, and saves the result.
-
-The words used here: the strategy has an inner part, which computes a step, and an outer part, which
-exchanges updates with the other members in rounds. The data is divided into slots; a member trains
-on its own slot, or on the one that the hub leases to it. The committed state is the result of the
-last round, the same on all members. An island is a member that consists of several ranks.
+`Trainer.train`: `prepare` builds model, optimizer and strategy or restores a checkpoint, attaches
+outputs and offers the state to late members; `run` makes all members start alike, runs the inner
+loop, and saves the result.
 """
 
 from __future__ import annotations
@@ -16,7 +11,7 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +27,8 @@ from atoll.devices.errors import device_errors
 from atoll.errors import ConfigError, GroupLeft, HubError, LeftBehind, StorageFull
 from atoll.group.base import Group
 from atoll.group.single import SingleGroup
+from atoll.ids import slot_of
+from atoll.island.morph_orders import Moved
 from atoll.strategies.base import Inner, Outer, SyncResult, extend_history_hash
 from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.task import Task
@@ -45,7 +42,8 @@ from atoll.train.results.metrics import Recorder, Totals
 from atoll.train.results.result import final_evaluation, member_result
 from atoll.train.state.committed import CommittedState
 from atoll.train.state.recovery_client import RecoveryClient, RolledBack
-from atoll.train.state.saving import NOT_SAVED, Saving
+from atoll.train.state.saving import NOT_SAVED, Saving, carrying
+from atoll.train.verification.witness import Witness, watch
 from atoll.wire.messages import Event, Point, Registered
 
 if TYPE_CHECKING:
@@ -81,6 +79,7 @@ class Trainer:
     intervals: Intervals
     recorder: Recorder
     start: Registered
+    witness: Witness | None = None
 
     def __init__(
         self,
@@ -91,12 +90,15 @@ class Trainer:
         saving: Saving = NOT_SAVED,
         recovery: RecoveryClient | None = None,
         island: TrainerIsland | None = None,
+        outer: Outer | None = None,
     ) -> None:
         """Store the arguments.
 
         `recovery` gets the committed state from other members and serves it to them. `island` are
-        the ranks that train, this process being the first; None trains in this process.
+        the ranks that train, this process being the first; None trains in this process. `outer`
+        takes the place of the job's own outer strategy.
         """
+        self._other_outer = outer
         self.spec, self.group, self.outputs, self.saving = spec, group, outputs, saving
         self.recovery, self.island = recovery, island
         self._loss_of = island.loss if island is not None else None
@@ -122,6 +124,7 @@ class Trainer:
             LossNotFinite: the loss or a gradient is not finite; nothing was updated.
             OutOfMemory: this machine's memory does not suffice.
             GroupError: the members could not agree any more.
+            Moved: the ranks of this island go on in another mesh.
             CheckpointError: the checkpoint to start from cannot be used.
         """
         with memory_errors(member=self.group.me), device_errors():
@@ -134,6 +137,7 @@ class Trainer:
                     self.recorder.event("set-back", f"{self.task.member}: {error}")
                     # Build everything anew: task and strategy hold a state that was rolled back.
                     # The hub leases the data anew after a rollback.
+                    self.saving = replace(self.saving, carried=None)
                     start = msgspec.structs.replace(
                         start, resume_round=error.round, recover=False, lease=error.lease
                     )
@@ -149,6 +153,8 @@ class Trainer:
             self.spec, member=self.group.me, slot=start.slot, num_slots=start.num_slots,
             device=self.device,
         )  # fmt: skip
+        if self._other_outer is not None:
+            built = replace(built, outer=self._other_outer)
         self.built, self.task, self.outer, self.start = built, built.task, built.outer, start
         self.group.policy = built.policy
         # Changes the model in place (precision, recomputation), so set up the strategy after it.
@@ -165,6 +171,7 @@ class Trainer:
         if start.lease is not None and not start.recover:
             self.stream.move(start.lease.slot, start.lease.cursor)
         self.task.stretch = self.stream
+        self.witness = watch(self.task, self.stream, self.spec, self.built)
         self.intervals = built.intervals(self.spec, peers=start.num_slots)
         if self.island is not None:
             self.island.seed(slot=start.slot, step=self.task.step)
@@ -177,11 +184,11 @@ class Trainer:
 
     def _restore(self, round_: int) -> Cursor | None:
         """Load a checkpoint; return the position in the data."""
-        if self.saving.store is None:
+        store = self.saving.carried or self.saving.store
+        if store is None:
             raise RuntimeError("resuming needs a store")
-        restored = resume(self.saving.store, round_, self.task, strategy=self.built.strategy)
-        # The strategy copies the parameters in `setup`, so the restored ones must be in place
-        # before.
+        restored = resume(store, round_, self.task, strategy=self.built.strategy)
+        # The strategy copies the parameters in `setup`, so the restored ones must be there before.
         self.task.push()
         self.outer.setup(self.task, group=self.group, codec=self.built.codec)
         warning = adopt(self.outer, restored, strategy=self.built.strategy)
@@ -195,8 +202,7 @@ class Trainer:
         self.first = Evaluation(*(float(value) for value in sums))  # type: ignore[arg-type]
         self._saved_round = round_
         if int(restored.counters.get("num_slots", len(self.task.leases))) != self.start.num_slots:
-            # With another number of slots the data is divided anew, and saved positions are
-            # invalid.
+            # With another number of slots the data is divided anew: saved positions are invalid.
             self.task.leases.clear()
             return None
         place = restored.cursor
@@ -220,8 +226,8 @@ class Trainer:
         except GroupLeft:
             return self._ended(LEFT)
         loop = Loop(
-            task=self.task, stream=self.stream, inner=self.inner, outer=self.outer,
-            group=self.group, steps=self.spec.train.steps,
+            task=self.task, stream=self.witness.reading() if self.witness else self.stream,
+            inner=self.inner, outer=self.outer, group=self.group, steps=self.spec.train.steps,
             recorder=self.recorder, totals=self.totals, clock=self.clock,
             after_round=self._after_round, should_stop=should_stop, recover=self._recover,
         )  # fmt: skip
@@ -274,6 +280,8 @@ class Trainer:
         # The learning rate and the data follow the step, which the recovered state has changed.
         self.built.schedule.load_state_dict({"step": self.task.step})
         self.stream.rejoin(self.task.step)
+        if self.witness is not None:
+            self.witness.restarted()
         if taken.lease is not None:
             self.stream.move(taken.lease.slot, taken.lease.cursor)
         self.recorder.point({"recovered_s": taken.seconds, "recovered_bytes": taken.nbytes})
@@ -334,15 +342,21 @@ class Trainer:
             self._held_out = self._evaluate_share().loss
         if stopping or (self.task.round % self.intervals.save == 0 and not last):
             self._save(final=stopping)
+        order = self.island.order if self.island is not None else None
+        if order is not None and not (stopping or last):
+            self._save(final=True, carry=True)
+            raise Moved(order, round_=self.task.round)
 
     def _evaluate_share(self) -> Evaluation:
         """Evaluate the common parameters on this member's share of the held-out data."""
-        began = self.clock.monotonic()
+        began, whole = self.clock.monotonic(), self.spec.swarm.whole
+        # Beside a SWARM only members with the whole model evaluate.
+        members = [m for m in self._members if not whole or slot_of(m) < whole]
         with self.outer.evaluating(self.task):
             found = evaluate(
                 self.built.model, self.built.held_out,
                 limit_tokens=self.spec.train.eval_tokens,
-                share=self._members.index(self.group.me), shares=len(self._members),
+                share=members.index(self.group.me), shares=len(members),
                 loss_of=self._loss_of,
             )  # fmt: skip
         seconds = self.clock.monotonic() - began
@@ -356,28 +370,25 @@ class Trainer:
         )
         return found
 
-    def _save(self, *, final: bool) -> None:
-        """Save a checkpoint; a failure is reported and does not end the run."""
-        # A stop right after a scheduled save would write the same state twice.
-        if self._saved_round == self.task.round:
-            return
+    def _save(self, *, final: bool, carry: bool = False) -> None:
+        """Save a checkpoint, or what another mesh begins with; a failure does not end the run."""
+        if self._saved_round == self.task.round and not carry:
+            return  # a stop right after a scheduled save would write the same state twice
+        saving = carrying(self.outputs.directory) if carry else self.saving
         began = self.clock.monotonic()
         counters: dict[str, float | int | str] = {
-            **self.totals.to_dict(),
-            "chain": self.task.past,
-            "num_slots": self.start.num_slots,
-            "first_loss_sum": self.first.loss_sum,
-            "first_tokens": self.first.tokens,
-        }
+            **self.totals.to_dict(), "chain": self.task.past, "num_slots": self.start.num_slots,
+            "first_loss_sum": self.first.loss_sum, "first_tokens": self.first.tokens,
+        }  # fmt: skip
         extras = Extras(
             strategy=self.built.strategy, cursor=self.stream.cursor.to_dict(), counters=counters,
             about=self._about(),
         )  # fmt: skip
+        members = (self.group.me,) if carry else self._members
         try:
-            if self.saving.save(
-                self.task, self.outer, extras,
-                members=self._members, final=final, score=self._held_out,
-            ):  # fmt: skip
+            if saving.save(
+                self.task, self.outer, extras, members=members, final=final, score=self._held_out
+            ):
                 self._saved_round = self.task.round
         except (StorageFull, HubError) as error:
             log.error("the checkpoint of round %s was not saved: %s", self.task.round, error)
@@ -386,5 +397,4 @@ class Trainer:
         self.totals.checkpoint_s += self.clock.monotonic() - began
 
     def _about(self) -> dict[str, str]:
-        now = {"step": str(self.task.step), "round": str(self.task.round)}
-        return {**self.built.about, **now}
+        return {**self.built.about, "step": str(self.task.step), "round": str(self.task.round)}

@@ -11,7 +11,6 @@ from torch import nn
 
 from atoll.checkpoint.format.dcp_storage import PIECES, Pieces
 from atoll.checkpoint.sharded import (
-    FORMAT,
     ShardedInfo,
     Trained,
     export_sharded,
@@ -21,7 +20,7 @@ from atoll.checkpoint.sharded import (
 )
 from atoll.checkpoint.state.sharded_state import ties_of
 from atoll.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
-from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
+from atoll.wire.manifest import MANIFEST_NAME, PIECES_FORMAT, checkpoint_folder
 from atoll.wire.retention import Keep
 
 
@@ -107,7 +106,7 @@ def test_missing_or_mismatched_parts_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="another optimizer; given: SGD; expected: AdamW"):
         load_sharded(tmp_path, 1, Trained(model, torch.optim.AdamW(model.parameters())))
     manifest = tmp_path / checkpoint_folder(1) / MANIFEST_NAME
-    manifest.write_bytes(manifest.read_bytes().replace(FORMAT.encode(), b"other"))
+    manifest.write_bytes(manifest.read_bytes().replace(PIECES_FORMAT.encode(), b"other"))
     with pytest.raises(CheckpointMissing, match="not a sharded one"):
         load_sharded(tmp_path, 1, Trained(model, optimizer))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from atoll.checkpoint.format.part import Part, read_part
 from atoll.checkpoint.sharded import (
     ShardedInfo,
     Trained,
@@ -15,10 +16,17 @@ from atoll.checkpoint.sharded import (
     load_sharded,
     save_sharded,
 )
-from atoll.checkpoint.stages import begin_stages, publish_stages, save_stage
+from atoll.checkpoint.stages import (
+    begin_stages,
+    load_stage,
+    parts_with,
+    publish_stages,
+    save_stage,
+)
 from atoll.errors import CheckpointError, CheckpointMissing
 from atoll.strategies.inner.swarm.runner import MicrobatchKey, StageRunner
 from atoll.strategies.inner.swarm.stage import StageCut
+from atoll.wire.manifest import checkpoint_folder, piece_file
 from tests.strategies.swarm.kit import batch_of, built, means, runners, through
 
 INFO = ShardedInfo(step=2)
@@ -81,6 +89,27 @@ def test_other_stages_go_on_where_these_stopped(tmp_path: Path, others: int) -> 
     assert_same(state_of(again), state_of(path))
     for one in (path, again):
         step(one, 2)
+    assert_same(state_of(again), state_of(path))
+
+
+@pytest.mark.parametrize(("stages", "read"), [(3, [1, 1, 1]), (1, [3]), (2, [1, 3])])
+def test_a_stage_reads_no_more_files_than_it_needs(
+    tmp_path: Path, stages: int, read: list[int]
+) -> None:
+    path, again = saved(tmp_path, 3), stages_of(stages, seed=8)
+    folder = tmp_path / checkpoint_folder(1)
+    names = [piece_file(stage) for stage in range(3)]
+    for stage, (runner, optimizer) in enumerate(again):
+        seen: list[str] = []
+
+        def part_at(name: str, seen: list[str] = seen) -> Part:
+            seen.append(name)
+            return read_part(folder / name)
+
+        trained = Trained(runner.stage, optimizer)
+        load_stage(trained, parts_with(set(trained.model_tensors()), names, part_at, stage=stage))
+        assert len(seen) == read[stage]
+        assert seen[0] == piece_file(stage)
     assert_same(state_of(again), state_of(path))
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.data import BatchStream, Shards
-from atoll.data.microbatches import Microbatches
-from atoll.errors import ConfigError
+from atoll.data import BatchStream, HeldOut, Shards
+from atoll.data.microbatches import HeldOutMicrobatches, Microbatches
+from atoll.errors import ConfigError, DataError
 
 
 def one_shard() -> Shards:
@@ -31,3 +33,25 @@ def test_microbatches_of_a_step_are_its_batch(rows: int, count: int, data: st.Da
 def test_empty_microbatches_are_refused(rows: int, count: int) -> None:
     with pytest.raises(ConfigError, match="without rows"):
         Microbatches(one_shard(), rows=rows, count=count)
+
+
+@given(tokens=st.integers(9, 90), rows=st.integers(1, 7), limit=st.integers(1, 90))
+def test_held_out_rows_by_number_are_those_of_evaluations(
+    tokens: int, rows: int, limit: int
+) -> None:
+    """First those of an evaluation in between, then all."""
+    batches = partial(HeldOut(torch.arange(tokens), 1.0).batches, context=4)
+    found = HeldOutMicrobatches(batches, rows=rows, limit_tokens=limit)
+    few, all_ = list(batches(batch=rows, limit_tokens=limit)), list(batches(batch=rows))
+    assert found.sizes == (len(few), len(all_))
+    for number, (inputs, targets) in enumerate([*few, *all_]):
+        assert torch.equal(found(number)[0], inputs)
+        assert torch.equal(found(number)[1], targets)
+    with pytest.raises(IndexError):
+        found(len(few) + len(all_))
+
+
+def test_too_little_held_out_text_is_refused() -> None:
+    batches = partial(HeldOut(torch.arange(4), 1.0).batches, context=4)
+    with pytest.raises(DataError, match="too little held-out text"):
+        HeldOutMicrobatches(batches, rows=2, limit_tokens=8)

@@ -50,11 +50,42 @@ def test_copy_is_independent_and_still_tied() -> None:
     assert model(IDS).abs().sum() > 0
 
 
+GPT2_CONFIG = {
+    "model_type": "gpt2", "vocab_size": 11, "n_embd": 16, "n_layer": 2, "n_head": 2,
+    "n_positions": 8, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [8, 5])
+def test_units_of_gpt2_equal_the_library_in_training_too(length: int) -> None:
+    torch.manual_seed(3)
+    model: Any = stirred(build_model("transformers", config=GPT2_CONFIG, context=8))
+    ids = IDS[:, :length]
+    outputs = []
+    for whole in (model, lambda given: model._theirs[0](input_ids=given, use_cache=False).logits):
+        torch.manual_seed(4)  # the library's default is dropout
+        outputs.append(whole(ids))
+    assert torch.equal(*outputs)
+    assert set(model.state_dict()) == set(model._theirs[0].state_dict())
+    other = copy.deepcopy(model).eval()
+    assert torch.equal(other(ids), model.eval()(ids))
+    assert other.lm_head.weight is other.transformer.wte.weight
+
+
+def test_gpt2_of_the_library_writes_as_its_units_do() -> None:
+    torch.manual_seed(3)
+    model: Any = stirred(build_model("transformers", config=GPT2_CONFIG, context=8)).eval()
+    written = model.generate(IDS[:1, :3], tokens=4, temperature=0.0)
+    for length in range(3, 7):
+        assert model(written[:, :length])[0, -1].argmax() == written[0, length]
+
+
 def test_unknown_family_trains_whole() -> None:
     torch.manual_seed(3)
     config = {
-        "model_type": "gpt2", "vocab_size": 11, "n_embd": 16, "n_layer": 2, "n_head": 2,
-        "n_positions": 8, "bos_token_id": 1, "eos_token_id": 2,
+        "model_type": "opt", "vocab_size": 11, "hidden_size": 16, "ffn_dim": 16,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 8,
+        "word_embed_proj_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
     model: Any = build_model("transformers", config=config, context=8)
     assert not hasattr(model, "units")

@@ -119,8 +119,8 @@ def test_missing_module_names_the_code_of_the_job(nets: Path) -> None:
 
 
 def test_model_of_a_job_is_code_that_an_owner_must_allow() -> None:
-    assert parse_spec('[model]\nname = "nets:tower"\n').trust == "script"
-    assert parse_spec("").trust == "trainer"
+    assert parse_spec('[model]\nname = "nets:tower"\n').permission == "script"
+    assert parse_spec("").permission == "trainer"
 
 
 @pytest.mark.parametrize(

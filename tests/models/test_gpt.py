@@ -156,7 +156,12 @@ def test_width_that_heads_cannot_share_names_one_that_they_can() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"layers": 0}, "layers is too small"), ({"dropout": 1.0}, "dropout is out of range")],
+    [
+        ({"layers": 0}, "layers is too small"),
+        ({"dropout": 1.0}, "dropout is out of range"),
+        ({"embedding_std": 0.0}, "embedding_std is out of range"),
+        ({"embedding_std": math.inf}, "embedding_std is out of range"),
+    ],
 )
 def test_sizes_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -181,3 +186,15 @@ class TestTable:
     def test_option_of_the_wrong_kind_is_refused(self, value: object) -> None:
         with pytest.raises(ConfigError, match=r"'layers'.*wrong kind.*expected: int"):
             build_model("gpt", layers=value)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_only_the_embedding_starts_larger(name: str) -> None:
+    built = []
+    for std in (0.02, 0.4):
+        torch.manual_seed(3)
+        sizes = {"layers": 1, "width": 16, "heads": 2, "tie": False}
+        built.append(dict(build_model(name, embedding_std=std, **sizes).named_parameters()))
+    small, large = built
+    torch.testing.assert_close(large.pop("embedding.weight"), 20 * small.pop("embedding.weight"))
+    assert all(torch.equal(large[key], value) for key, value in small.items())

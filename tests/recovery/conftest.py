@@ -6,23 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.group.hub_world import NodeInName, start_hub
-from tests.recovery.world import World, threads_end
+from tests.group.hub_world import NodeInName
+from tests.recovery.world import World, members_on, node_of_a_hub
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeInName]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as hub:
-        node = NodeInName(hub)
+    with node_of_a_hub(tmp_path_factory.mktemp("hub")) as node:
         yield node
-        node.link.close()
 
 
 @pytest.fixture
 def world(node: NodeInName) -> Iterator[World]:
-    world = World(node, nodes=4)
-    try:
-        with threads_end():
-            yield world
-    finally:
-        world.close()
+    with members_on(node, nodes=4) as world:
+        yield world

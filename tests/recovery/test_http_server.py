@@ -15,6 +15,7 @@ from atoll.recovery.direct_source import DirectSource
 from atoll.recovery.http_server import HttpStateServer
 from atoll.recovery.source import ConnectionBroken
 from atoll.wire.recovery_messages import CHUNK, OFFER, OK, StateAnswer, StateAsk
+from tests.group.man_in_the_middle import Middle
 from tests.patience import PATIENCE_S
 from tests.recovery.world import LOCAL, Model, wait_until
 
@@ -146,14 +147,45 @@ def test_server_without_a_hub_takes_the_jobs_token() -> None:
     with StateServer(job="j", token="secret", address=LOCAL, link=None) as server:
         server.offer(Model("w0", numel=10), still=Gate().still)
         (dial,) = server.dial
-        source = DirectSource(dial, key="secret")
+        source = DirectSource(dial, key="secret", fingerprint=server.fingerprint)
         wait_until(lambda: source.ask(StateAsk(0, OFFER, 3))[0].status == OK)
         assert server.rounds == [3]
         source.release()
-        stranger = DirectSource(dial, key="")
+        stranger = DirectSource(dial, key="", fingerprint=server.fingerprint)
         with pytest.raises(ConnectionBroken):
             stranger.ask(StateAsk(0, OFFER, 3))
         stranger.release()
+
+
+def test_a_state_crosses_the_network_encrypted() -> None:
+    """One in the middle records all: neither key nor state; another server gets no key."""
+    with StateServer(job="j", token="secret", address=LOCAL, link=None) as server:
+        server.offer(Model("w0", numel=10_000), still=Gate().still)
+        middle = Middle(server.dial[0])
+        source = DirectSource(middle.dial, key="secret", fingerprint=server.fingerprint)
+        wait_until(lambda: source.ask(StateAsk(0, OFFER, 3))[0].status == OK)
+        image = source.ask(StateAsk(0, OFFER, 3))[0].images[0].name
+        _, body = source.ask(StateAsk(0, CHUNK, 3, image, 0, 1))
+        piece = bytes(body[20_000:20_064])
+        source.release()
+        middle.close()
+        assert len(middle.heard) > 40_000
+        assert piece not in middle.heard
+        assert b"secret" not in middle.heard
+    with StateServer(job="j", token="secret", address=LOCAL, link=None) as other:
+        middle = Middle(other.dial[0])
+        with pytest.raises(ConnectionBroken, match="another process answers"):
+            DirectSource(middle.dial, key="secret", fingerprint=server.fingerprint)
+        middle.close()
+
+
+def test_without_encryption_a_state_is_served_plainly() -> None:
+    with StateServer(job="j", token="t", address=LOCAL, link=None, encrypted=False) as server:
+        assert server.fingerprint == ""
+        server.offer(Model("w0", numel=10), still=Gate().still)
+        source = DirectSource(server.dial[0], key="t")
+        wait_until(lambda: source.ask(StateAsk(0, OFFER, 3))[0].status == OK)
+        source.release()
 
 
 def test_a_server_on_an_address_of_another_machine_has_no_port() -> None:

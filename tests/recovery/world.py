@@ -6,9 +6,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from atoll.recovery.server import StateServer
 from atoll.recovery.snapshot_cache import SnapshotCache, StateOf
 from atoll.wire.messages import Event, Recover, Source, Sources
 from tests import warm
-from tests.group.hub_world import NodeInName
+from tests.group.hub_world import NodeInName, start_hub
 from tests.group.proxy import Proxy
 from tests.patience import PATIENCE_S
 from tests.recovery.donor import Given, be_a_donor
@@ -230,3 +231,23 @@ def threads_end() -> Any:
     yield
     names = ("state-of-",)
     wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith(names)])
+
+
+@contextmanager
+def node_of_a_hub(folder: Path) -> Iterator[NodeInName]:
+    """Run a hub, and a node in name only."""
+    with start_hub(folder) as hub:
+        node = NodeInName(hub)
+        yield node
+        node.link.close()
+
+
+@contextmanager
+def members_on(node: NodeInName, *, nodes: int) -> Iterator[World]:
+    """Make a job of so many members; its threads MUST have ended at the end."""
+    world = World(node, nodes=nodes)
+    try:
+        with threads_end():
+            yield world
+    finally:
+        world.close()

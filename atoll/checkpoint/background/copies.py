@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,6 +41,21 @@ JOURNAL = "copies.json"
 
 JOB_FILE = "job.toml"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+
+
+class CopyTask(msgspec.Struct, frozen=True):
+    """What a process that copies is told."""
+
+    folder: str
+    url: str
+    job: str
+    options: dict[str, str] = {}
+    """Options of the URL's driver."""
+    secrets: dict[str, str] = {}
+    """Values among them that nobody may see, by name."""
+
+
+Hide = Callable[[str], str]
 
 
 class Entry(msgspec.Struct):
@@ -69,11 +84,14 @@ class CheckpointCopies:
         url: fsspec URL below which a folder with the job's name is made.
         job: Its name; the folder's by default.
         moment: Called at every point of a copy; for tests.
+        options: Options of the URL's driver.
     """
 
     def __init__(
-        self, folder: Path, url: str, *, job: str = "", moment: Moment = unobserved
-    ) -> None:
+        self, folder: Path, url: str, *, job: str = "", moment: Moment = unobserved,
+        options: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self._options = options
         self._folder = Folder(folder, job=job)
         self._url = url
         self._moment = moment
@@ -148,7 +166,7 @@ class CheckpointCopies:
 
     def _open(self) -> Remote:
         if self._remote is None:
-            self._remote = Remote(self._url, job=self._folder.job)
+            self._remote = Remote(self._url, job=self._folder.job, options=self._options)
         return self._remote
 
     def _manifest(self, round_: int) -> bytes:
@@ -192,8 +210,15 @@ class Copier:
                 self._report(WriterIdle())
 
 
-def copy_all(copies: CheckpointCopies, *, report: Callable[[Report], None]) -> None:
-    """Copy all pending checkpoints; retries without end."""
+def copy_all(
+    copies: CheckpointCopies, *, report: Callable[[Report], None], hide: Hide = lambda text: text,
+    patient: bool = True,
+) -> bool:  # fmt: skip
+    """Copy all pending checkpoints; return whether all are.
+
+    Retries without end if `patient`, else returns at the first failure. `hide` removes secrets from
+    what is said about failures.
+    """
     pauses = backoff(first_s=FIRST_PAUSE_S, cap_s=LONGEST_PAUSE_S)
     while waiting := copies.pending():
         round_, began = waiting[-1], time.monotonic()  # the newest is what is needed first
@@ -203,12 +228,16 @@ def copy_all(copies: CheckpointCopies, *, report: Callable[[Report], None]) -> N
             continue  # pruned meanwhile: `pending` does not name it again
         except AtollError as error:
             pause_s = next(pauses)
-            logger.warning("checkpoint of round %s was not copied: %s", round_, error)
-            report(CopyFailed(round_, error.to_dict(), pause_s))
+            logger.warning("checkpoint of round %s was not copied: %s", round_, hide(str(error)))
+            said = {key: hide(text) for key, text in error.to_dict().items()}
+            report(CopyFailed(round_, said, pause_s))
+            if not patient:
+                return False
             time.sleep(pause_s)
         else:
             pauses = backoff(first_s=FIRST_PAUSE_S, cap_s=LONGEST_PAUSE_S)
             report(Copied(round_, nbytes, time.monotonic() - began))
+    return True
 
 
 def _sha(data: bytes) -> str:
@@ -217,7 +246,7 @@ def _sha(data: bytes) -> str:
 
 def run(commands: BinaryIO, reports: BinaryIO) -> None:
     """Copy one folder's pending checkpoints; ends early when the commands do."""
-    task = msgspec.json.decode(commands.readline(), type=dict[str, str])
+    task = msgspec.json.decode(commands.readline(), type=CopyTask)
     report = Reporter(reports)
 
     def listen() -> None:
@@ -225,8 +254,16 @@ def run(commands: BinaryIO, reports: BinaryIO) -> None:
         os._exit(1)  # the parent process has ended
 
     threading.Thread(target=listen, name="commands", daemon=True).start()
-    copies = CheckpointCopies(Path(task["folder"]), task["url"], job=task["job"])
-    copy_all(copies, report=report)
+
+    def hide(text: str) -> str:
+        for name, value in task.secrets.items():
+            text = text.replace(value, f"(secret {name})")
+        return text
+
+    copies = CheckpointCopies(Path(task.folder), task.url, job=task.job, options=task.options)
+    # The next process gets the secrets anew: one that is wrong may be set right meanwhile.
+    if not copy_all(copies, report=report, hide=hide, patient=not task.secrets):
+        os._exit(1)
     report(WriterIdle())
 
 

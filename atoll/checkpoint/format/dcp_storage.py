@@ -33,16 +33,11 @@ from torch.futures import Future
 
 from atoll.checkpoint.files import Written, write_file
 from atoll.checkpoint.format.layout import TensorSpan, read_layout
-from atoll.checkpoint.format.part import part_blocks
+from atoll.checkpoint.format.part import Part, part_blocks
 from atoll.errors import CheckpointCorrupt, CheckpointError
 
 PIECES = "pieces"
 """Key in a file's metadata: JSON, name -> where the piece begins and the size of its tensor."""
-
-
-def piece_file(rank: int) -> str:
-    """Return the name of the file that a rank writes."""
-    return f"rank-{rank:05d}.safetensors"
 
 
 class PieceWriter(StorageWriter):
@@ -134,10 +129,14 @@ class Cut:
     def whole(self) -> Tensor:
         """Return the whole tensor, copied into main memory."""
         found = torch.empty(self.size, dtype=self.dtype)
+        self.fill(found)
+        return found
+
+    def fill(self, target: Tensor) -> None:
+        """Copy the pieces into a tensor of this size."""
         for piece in self.pieces:
             spans = zip(piece.offsets, piece.tensor.shape, strict=True)
-            found[tuple(slice(start, start + length) for start, length in spans)] = piece.tensor
-        return found
+            target[tuple(slice(start, start + length) for start, length in spans)] = piece.tensor
 
 
 class Pieces:
@@ -156,32 +155,52 @@ class Pieces:
                 # Private pages: torch requires writable memory, although nothing writes to it.
                 pages = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY)
             layout = read_layout(memoryview(pages), name=path.name)
-            self.texts.append(dict(layout.metadata))
-            for place, (offsets, size) in _places(layout.places, layout.metadata, path.name):
-                cut = self.cuts.setdefault(place.name, Cut(size, place.dtype, []))
-                cut.pieces.append(Piece(offsets, _tensor(pages, place)))
-                if (cut.size, cut.dtype) != (size, place.dtype):
-                    raise _odd(path.name, place.name, "its pieces are inconsistent")
+            tensors = {place.name: _tensor(pages, place) for place in layout.places}
+            self._add(Part(path.name, tensors, layout.metadata))
+        self._check_filled()
+
+    @classmethod
+    def of_parts(cls, parts: Iterable[Part]) -> Pieces:
+        """Return the pieces in parts that are in memory already.
+
+        Raises:
+            CheckpointCorrupt: a part is not in this format, or pieces do not fill their tensors.
+        """
+        found = cls(())
+        for part in parts:
+            found._add(part)
+        found._check_filled()
+        return found
+
+    def _add(self, part: Part) -> None:
+        """Add the pieces in a part, which are not copied."""
+        self.texts.append(dict(part.metadata))
+        for name, offsets, size in _places(part):
+            piece = part.tensors[name]
+            cut = self.cuts.setdefault(name, Cut(size, piece.dtype, []))
+            cut.pieces.append(Piece(offsets, piece))
+            if (cut.size, cut.dtype) != (size, piece.dtype):
+                raise _odd(part.name, name, "its pieces are inconsistent")
+
+    def _check_filled(self) -> None:
         for name, cut in self.cuts.items():
             held = sum(piece.tensor.numel() for piece in cut.pieces)
             if held != torch.Size(cut.size).numel():
                 raise _odd("the checkpoint", name, f"{held} of {cut.size} are there")
 
 
-def _places(
-    places: Iterable[TensorSpan], metadata: Mapping[str, str], file: str
-) -> Iterator[tuple[TensorSpan, tuple[tuple[int, ...], tuple[int, ...]]]]:
-    """Yield each piece's place with its offsets and its tensor's size, all numbers checked."""
+def _places(part: Part) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Yield each piece's name, offsets and its tensor's size, all numbers checked."""
     try:
-        told = json.loads(metadata[PIECES])
-        for place in places:
-            offsets, size = (tuple(map(int, numbers)) for numbers in told[place.name])
-            spans = list(zip(offsets, place.shape, size, strict=True))
+        told = json.loads(part.metadata[PIECES])
+        for name, piece in part.tensors.items():
+            offsets, size = (tuple(map(int, numbers)) for numbers in told[name])
+            spans = list(zip(offsets, piece.shape, size, strict=True))
             if any(start < 0 or start + length > whole for start, length, whole in spans):
-                raise ValueError(f"{place.name} is outside of its tensor")
-            yield place, (offsets, size)
+                raise ValueError(f"{name} is outside of its tensor")
+            yield name, offsets, size
     except (KeyError, ValueError, TypeError) as error:
-        raise _odd(file, "", str(error)) from error
+        raise _odd(part.name, "", str(error)) from error
 
 
 def _tensor(pages: mmap.mmap, place: TensorSpan) -> Tensor:

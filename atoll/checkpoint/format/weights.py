@@ -17,9 +17,7 @@ from torch import Tensor
 from atoll.checkpoint.files import write_file
 from atoll.checkpoint.format.part import part_blocks, read_part
 from atoll.errors import CheckpointCorrupt, CheckpointMissing
-
-MODEL_PREFIX = "model/"
-"""Prefix of the model's tensors in the shared part of a checkpoint."""
+from atoll.wire.manifest import MODEL_PREFIX as MODEL_PREFIX
 
 _FORMAT = "atoll-weights-1"
 

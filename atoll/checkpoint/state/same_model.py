@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from atoll.checkpoint.format.dcp_storage import Pieces
 from atoll.checkpoint.format.weights import MODEL_PREFIX
-from atoll.checkpoint.state.sharded_state import KIND, Trained
+from atoll.checkpoint.state.sharded_state import KIND, Trained, kind_of
 from atoll.errors import CheckpointError
 
 SHOWN = 3
@@ -47,8 +47,8 @@ def check_same_model(
 def check_same_optimizer(pieces: Pieces, trained: Trained) -> None:
     """Raise for the state of another optimizer."""
     saved = {texts[KIND] for texts in pieces.texts if KIND in texts}
-    own = type(trained.optimizer).__name__
-    if trained.optimizer is not None and saved and own not in saved:
+    own = kind_of(trained.optimizer) if trained.optimizer is not None else ""
+    if own and saved and own not in saved:
         raise CheckpointError(
             "the sharded checkpoint is of another optimizer", given=", ".join(sorted(saved)),
             expected=own, remedy="build the optimizer as it was when it was saved",

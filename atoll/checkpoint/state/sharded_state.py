@@ -124,7 +124,7 @@ class Trained:
             }
             for group in self.optimizer.param_groups
         ]
-        return {KIND: type(self.optimizer).__name__, GROUPS: json.dumps(groups)}
+        return {KIND: kind_of(self.optimizer), GROUPS: json.dumps(groups)}
 
     def room_for(
         self, cuts: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -200,6 +200,11 @@ def _as_piece(value: Tensor, *, of: Tensor, known: Tensor) -> Tensor:
     return DTensor.from_local(
         value, of.device_mesh, of.placements, run_check=False, shape=of.shape, stride=of.stride()
     )
+
+
+def kind_of(optimizer: Optimizer) -> str:
+    """Return the name of an optimizer's class; of one that stands for others, that of these."""
+    return str(getattr(optimizer, "kind", type(optimizer).__name__))
 
 
 def plain(name: str) -> str:

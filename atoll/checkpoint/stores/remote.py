@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,9 +28,12 @@ class Remote:
         ConfigError: the URL's scheme is unknown, or its driver is not installed.
     """
 
-    def __init__(self, url: str, *, job: str = "") -> None:
+    def __init__(
+        self, url: str, *, job: str = "", options: Mapping[str, str] | None = None
+    ) -> None:
+        """Open the place; `options` are those of its fsspec driver."""
         self.url = url
-        self._files, root = _open(url)
+        self._files, root = _open(url, options or {})
         self._root = f"{root.rstrip('/')}/{job}" if job else root.rstrip("/")
 
     # ------------------------------------------------------------------------ writing
@@ -193,7 +196,7 @@ def locate(url: str) -> Remote:
     remote = Remote(url)
     if remote.rounds():
         return remote
-    files, root = _open(url)
+    files, root = _open(url, {})
     with remote._told(root):
         found = files.glob(f"{root.rstrip('/')}/*/checkpoints/round-*/{MANIFEST_NAME}")
     jobs = sorted({str(path).split("/checkpoints/")[0].rpartition("/")[2] for path in found})
@@ -216,7 +219,7 @@ def hidden(url: str) -> str:
     return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}" if separator else url
 
 
-def _open(url: str) -> tuple[Any, str]:
+def _open(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
     """Return the driver for a URL and the path inside it."""
     try:
         import fsspec.core
@@ -226,8 +229,8 @@ def _open(url: str) -> tuple[Any, str]:
             given=str(error), remedy="pip install 'atoll[store]'",
         ) from error  # fmt: skip
     try:
-        files, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
+        files, path = fsspec.core.url_to_fs(url, **options)
+    except (ImportError, ValueError, TypeError) as error:
         raise ConfigError(
             "this URL cannot be used for checkpoints",
             given=f"{hidden(url)}: {error}",

@@ -8,8 +8,10 @@ from atoll.island.start_phase import StartReport
 from atoll.train.island.island_trainer import entered
 
 
-def follow(spec: JobSpec, *, place: RankPlace, start: StartReport) -> None:
+def follow(spec: JobSpec, *, place: RankPlace, start: StartReport) -> int | None:
     """Serve rank 0 of an island until it ends.
+
+    Returns the number of the start in which the ranks go on; None: they end.
 
     Args:
         spec: The job: model, data and mesh are those of the first rank.
@@ -23,3 +25,4 @@ def follow(spec: JobSpec, *, place: RankPlace, start: StartReport) -> None:
     """
     with entered(spec, place=place, start=start) as island:
         island.broadcaster.serve()
+        return island.broadcaster.next_start

@@ -22,6 +22,7 @@ from atoll.config import JobSpec
 from atoll.config.rank_environment import RankPlace
 from atoll.errors import ConfigError
 from atoll.island.command_broadcaster import CommandBroadcaster
+from atoll.island.morph_orders import MorphOrder, Moved, Orders
 from atoll.island.start_phase import StartPhase, StartReport
 from atoll.island.world import build_mesh, device_of, world
 from atoll.strategies.base import Inner, Outer
@@ -57,8 +58,13 @@ class TrainerIsland:
         *,
         mesh: DeviceMesh,
         device: torch.device,
+        orders: Orders | None = None,
     ) -> None:
-        """Be one rank; nothing is built before the first command."""
+        """Be one rank; nothing is built before the first command.
+
+        `orders` say where the ranks go on; None: they stay.
+        """
+        self._orders = orders
         self.broadcaster, self._spec, self._mesh = broadcaster, spec, mesh
         self._whole: Any = None
         """On the first rank: the host model."""
@@ -90,6 +96,11 @@ class TrainerIsland:
         return on_meta(lambda: whole_model(self._spec))
 
     # -------------------------------------------------------------------- on the first rank
+
+    @property
+    def order(self) -> MorphOrder | None:
+        """Where this rank should go on after a round; None: here."""
+        return self._orders.newest if self._orders is not None else None
 
     def settle(self, built: Built, *, folder: Path) -> None:
         """Let all ranks build their parts; what was built here becomes the host model.
@@ -176,13 +187,16 @@ class TrainerIsland:
 
 
 @contextlib.contextmanager
-def entered(spec: JobSpec, *, place: RankPlace, start: StartReport) -> Iterator[TrainerIsland]:
+def entered(
+    spec: JobSpec, *, place: RankPlace, start: StartReport, orders: Orders | None = None
+) -> Iterator[TrainerIsland]:
     """Be a rank of an island inside; collective.
 
     Args:
         spec: The job.
         place: Which rank this is.
         start: Where it reports how far it has come at its start.
+        orders: Where the ranks go on; None: they stay.
 
     Raises:
         ConfigError: the mesh has another number of ranks, or this rank has no device.
@@ -194,19 +208,24 @@ def entered(spec: JobSpec, *, place: RankPlace, start: StartReport) -> Iterator[
         mesh = build_mesh(spec.mesh, device=device)
         broadcaster = CommandBroadcaster(rank=place.rank, ranks=place.ranks, start=start)
         start.enter(StartPhase.PREPARING if place.leads else StartPhase.WAITING)
-        yield TrainerIsland(spec, broadcaster, mesh=mesh, device=device)
+        yield TrainerIsland(spec, broadcaster, mesh=mesh, device=device, orders=orders)
 
 
 @contextlib.contextmanager
-def leading(spec: JobSpec, *, place: RankPlace, start: StartReport) -> Iterator[TrainerIsland]:
-    """Be the first rank of an island inside; afterwards the others end.
+def leading(
+    spec: JobSpec, *, place: RankPlace, start: StartReport, orders: Orders
+) -> Iterator[TrainerIsland]:
+    """Be the first rank of an island inside; afterwards the others end, or move with it.
 
     Raises:
         ConfigError: the mesh has another number of ranks, or this rank has no device.
     """
-    with entered(spec, place=place, start=start) as island:
+    with entered(spec, place=place, start=start, orders=orders) as island:
         try:
             yield island
+        except Moved as moved:
+            island.broadcaster.end(moved.order.number)
+            raise
         except BaseException:
             with contextlib.suppress(RuntimeError):  # what was raised first is what counts
                 island.broadcaster.end()

@@ -1,4 +1,4 @@
-"""Muon for the hidden matrices of a model and AdamW for everything else, as one optimizer."""
+"""Muon for the hidden matrices of a model and AdamW, or NAdam, for everything else, as one."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, NAdam, Optimizer
 
 from atoll.devices.optimizers import has_fused
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, unknown
 
 LR_SCALE = "lr_scale"
 """Key of a parameter group: its rate as a share of the schedule's."""
 
 ADAMW_SHARE = 0.2
 """Default of AdamW's rate as a share of Muon's: 4e-3 beside 0.02."""
+
+RESTS = ("adamw", "nadam")
+"""Optimizers of what is not a hidden matrix."""
 
 
 class CombinedOptimizer(Optimizer):
@@ -65,6 +68,7 @@ def muon(
     adamw_lr: float | None = None,
     weight_decay: float = 0.1,
     betas: tuple[float, float] = (0.9, 0.95),
+    rest: str = RESTS[0],
     options: Mapping[str, Any] | None = None,
 ) -> Optimizer:
     """Return Muon on the hidden matrices of a model and AdamW on all other trained parameters.
@@ -79,11 +83,14 @@ def muon(
         adamw_lr: AdamW's rate; a fifth of `lr` by default.
         weight_decay: Decoupled decay of matrices; vectors do not decay.
         betas: AdamW's two decay rates.
+        rest: `nadam` instead of AdamW steps ahead, as Muon does, for asynchronous pipelines.
         options: Further options of `torch.optim.Muon`, e.g. `momentum`, `ns_steps`.
 
     Raises:
-        ConfigError: the model has no hidden matrix, or this torch has no Muon.
+        ConfigError: the model has no hidden matrix, this torch has no Muon, or `rest` is unknown.
     """
+    if rest not in RESTS:
+        raise unknown("optimizer beside Muon", rest, RESTS)
     kind = getattr(torch.optim, "Muon", None)
     if kind is None:
         raise ConfigError(
@@ -99,14 +106,17 @@ def muon(
             remedy='take optimizer = "adamw"',
         )
     ids = {id(parameter) for parameter in hidden}
-    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in ids]
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in ids]
     parts: list[Optimizer] = [kind(hidden, lr=lr, weight_decay=weight_decay, **(options or {}))]
-    if rest:
-        fused = has_fused(rest[0].device)
+    if others:
         rate = lr * ADAMW_SHARE if adamw_lr is None else adamw_lr
-        groups = decay_groups(rest, weight_decay=weight_decay)
-        parts.append(torch.optim.AdamW(groups, lr=rate, betas=betas, fused=fused))
-        for group in parts[1].param_groups:
+        groups = decay_groups(others, weight_decay=weight_decay)
+        if rest == "nadam":
+            beside: Optimizer = NAdam(groups, lr=rate, betas=betas, decoupled_weight_decay=True)
+        else:
+            beside = AdamW(groups, lr=rate, betas=betas, fused=has_fused(others[0].device))
+        parts.append(beside)
+        for group in beside.param_groups:
             group[LR_SCALE] = rate / lr
     return CombinedOptimizer(parts)
 

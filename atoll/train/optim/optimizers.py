@@ -17,7 +17,7 @@ from atoll.devices.optimizers import has_fused
 from atoll.errors import ConfigError, unknown
 from atoll.strategies.wrapped_optimizer import needs_closure
 from atoll.train.optim.lazy_compiler import leave_out_compiler
-from atoll.train.optim.muon import LR_SCALE, decay_groups, muon
+from atoll.train.optim.muon import LR_SCALE, RESTS, decay_groups, muon
 
 SCHEDULES = ("cosine", "constant")
 
@@ -69,14 +69,14 @@ def torch_optimizers() -> dict[str, type[Optimizer]]:
 def _muon(
     model: nn.Module, table: TrainTable, options: dict[str, Any], *, betas: tuple[float, float]
 ) -> Optimizer:
-    adamw_lr = options.pop("adamw_lr", None)
+    adamw_lr, rest = options.pop("adamw_lr", None), options.pop("rest", RESTS[0])
     kind = getattr(torch.optim, "Muon", None)
     if kind is not None:  # without it, the call below raises the error
-        _check_options(kind, options, more=("adamw_lr",))
+        _check_options(kind, options, more=("adamw_lr", "rest"))
     with _Refused("muon", table.options):
         return muon(
             model, lr=table.lr, adamw_lr=adamw_lr, weight_decay=table.weight_decay, betas=betas,
-            options=options,
+            rest=rest, options=options,
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from atoll.config.writing import without_secrets
 from atoll.train.report.charts import Chart, Trace, layout, line
+from atoll.train.report.paths import path_charts, path_tables
 from atoll.train.report.rl import gallery, policy_table, read_episodes, rl_charts, rl_tiles, texts
 from atoll.train.report.tables import event_table, member_table, text, tiles, worth
 from atoll.train.results.summary import (
@@ -82,27 +83,41 @@ def render(
     rounds, rl = rounds or {}, summary.get("rl")
     charts = rl_charts(rl, points) if rl else _charts(summary, points)
     charts += timeline_charts(rounds.get("rounds", ()))
-    boxes = "".join(
-        f"<section><h2>{text(title)}</h2><p>{text(about)}</p>"
+    paths = path_tables(summary["paths"]) if summary.get("paths") else ""
+    sample = str(summary.get("sample") or "")
+    tail = f"{paths}{worth(rounds.get('worth') or {})}{'' if rl else member_table(summary)}"
+    tail += event_table(events)
+    tail += f"<section><h2>Sample of the model</h2><pre>{text(sample)}</pre></section>" * bool(
+        sample
+    )
+    tail += f"<section><h2>Job</h2><pre>{text(job_text)}</pre></section>"
+    title = f"Atoll run {summary.get('job', '')}".strip()
+    return page(title, head=_head(summary, episodes or {}), charts=charts, tail=tail)
+
+
+def page(title: str, *, head: str, charts: Sequence[Chart], tail: str) -> str:
+    """Return a page that opens offline.
+
+    Args:
+        title: Of the page; plain text, as are the titles of charts.
+        head: HTML before the charts.
+        charts: What plotly draws.
+        tail: HTML after the charts.
+    """
+    sections = "".join(
+        f"<section><h2>{text(name)}</h2><p>{text(about)}</p>"
         f'<div class="chart" id="chart{index}"></div></section>'
-        for index, (title, about, _, _) in enumerate(charts)
+        for index, (name, about, _, _) in enumerate(charts)
     )
     data = json.dumps([{"traces": traces, "layout": look} for _, _, traces, look in charts])
-    title = f"Atoll run {summary.get('job', '')}".strip()
-    sample = str(summary.get("sample") or "")
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{text(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{text(title)}</h1>{_head(summary, episodes or {})}{boxes}"
-        f"{worth(rounds.get('worth') or {})}{'' if rl else member_table(summary)}"
-        f"{event_table(events)}"
-        + (f"<section><h2>Sample of the model</h2><pre>{text(sample)}</pre></section>")
-        * bool(sample)
-        + f"<section><h2>Job</h2><pre>{text(job_text)}</pre></section>"
-        + f"<script>{plotly_js()}</script>"
+        f"<h1>{text(title)}</h1>{head}{sections}{tail}"
+        f"<script>{plotly_js()}</script>"
         # Escape every "<", so that no data can end the script element.
-        + f"<script>const charts = {data.replace('<', chr(92) + 'u003c')};{_SCRIPT}</script>"
+        f"<script>const charts = {data.replace('<', chr(92) + 'u003c')};{_SCRIPT}</script>"
         "</body></html>\n"
     )
 
@@ -116,8 +131,9 @@ def _head(summary: Mapping[str, Any], episodes: Mapping[str, bytes]) -> str:
 
 
 def _charts(summary: Mapping[str, Any], points: Points) -> list[Chart]:
+    paths = summary.get("paths")
     return [
-        loss_chart(points),
+        *(path_charts(paths, points) if paths else [loss_chart(points)]),
         speed_chart(points),
         time_chart(points),
         bytes_chart(points, summary),

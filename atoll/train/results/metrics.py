@@ -8,13 +8,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from atoll.clock import Clock
 from atoll.net.outbox import SyncOutbox
 from atoll.net.sync_link import SyncLink
 from atoll.strategies.base import SyncResult
-from atoll.task import Task
 from atoll.train.results.summary import PROCESS_BEGAN
 from atoll.wire.messages import Event, Metrics, Point
 
@@ -24,12 +23,21 @@ REPORT_EVERY_S = 1.0
 """Seconds between two points of a member: enough for a live view."""
 
 
+class Progress(Protocol):
+    """Where a member is in its training; a `Task` fits."""
+
+    member: str
+    step: int
+    round: int
+    tokens: int
+
+
 class Recorder:
     """Writes a member's points to its `metrics.jsonl` and passes them on."""
 
     def __init__(
         self,
-        task: Task,
+        task: Progress,
         *,
         clock: Clock,
         path: Path | None = None,
@@ -39,6 +47,8 @@ class Recorder:
         """Append to `path`; `report` and `announce` MUST NOT block."""
         self._task, self._clock = task, clock
         self._report, self._announce = report, announce
+        self.labels: Mapping[str, float] = {}
+        """Values that every point gets."""
         self._file: IO[str] | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +56,7 @@ class Recorder:
 
     def point(self, values: Mapping[str, float]) -> None:
         """Record values with the current time; values that are not finite are left out."""
+        values = {**self.labels, **values}
         finite = {name: float(v) for name, v in values.items() if math.isfinite(v)}
         task = self._task
         point = Point(time=self._clock.wall(), step=task.step, round=task.round, values=finite)

@@ -35,10 +35,12 @@ def summarise(
     points: Points,
     rounds_committed: int,
     rounds_aborted: int,
+    paths: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `summary.json`; its keys are in docs/reference/run_files.md.
 
-    A lost member has no entry in `results`; its last point counts.
+    A lost member has no entry in `results`; its last point counts. `paths` is what the hub shows of
+    the paths of a modular model.
     """
     members = {name: _figures(name, results, points) for name in _members(results, points)}
     steps = max((int(m["steps"]) for m in members.values()), default=0)
@@ -47,8 +49,10 @@ def summarise(
     compute_s = _mean([m["compute_s"] for m in members.values()])
     given = round(sum(m["samples_given"] for m in members.values()))
     sent = _mean([m["sent_bytes"] for m in members.values()])
-    parameters = max((int(m["parameters"]) for m in members.values()), default=0)
+    parameters = _parameters(members)
+    # Nothing to compare with where no member could hold the whole model.
     ddp = ddp_bytes(parameters=parameters, members=spec.job.nodes, steps=steps)
+    ddp = 0 if spec.swarm.stages > 1 else ddp
     evaluations = held_out_losses(points)
     replicas = compare(results, nodes=spec.job.nodes)
     final = _first_of(results, "loss_final")
@@ -67,15 +71,13 @@ def summarise(
         "utilisation": compute_s / wall_s if wall_s else None,
         "loss_first": _loss_first(results, evaluations),
         "loss_final": final if final is not None else _last(evaluations),
-        "accuracy": _first_of(results, "accuracy"),
+        "accuracy": _accuracy(results, points),
         "bytes_per_token": _first_of(results, "bytes_per_token"),
         "bytes_sent_per_node": round(sent),
         "bytes_sent_ddp_fp32": ddp,
         "reduction": ddp / sent if sent and ddp else None,
         "tokens_per_s": tokens / wall_s if wall_s else None,
-        "best_single_node_tokens_per_s": max(
-            (m["tokens_per_s"] for m in members.values()), default=None
-        ),
+        "best_single_node_tokens_per_s": _best_alone(members),
         "replicas_identical": replicas.identical,
         "replicas_note": replicas.note,
         "same_data": len({r["data_digest"] for r in results.values() if "data_digest" in r}) <= 1,
@@ -84,6 +86,7 @@ def summarise(
         "versions": _first_of(results, "versions") or {},
         "members": list(members.values()),
         "sample": best_sample(results),
+        **({"paths": paths} if paths else {}),
         **(_of_policies(spec, results, points) if spec.kind == "rl" else {}),
     }
 
@@ -126,6 +129,14 @@ def held_out_losses(points: Points) -> list[tuple[int, int, float]]:
             final.append((int(point["step"]), int(point["round"]), values["held_out_loss"]))
     shared = [(step, round_, a / b) for (round_, step), (a, b) in sorted(sums.items())]
     return shared + final
+
+
+def _accuracy(results: Results, points: Points) -> float | None:
+    """Return the accuracy at the end, as a member found, or all stages of a SWARM together."""
+    told = [point["values"].get("held_out_accuracy") for point in points]
+    measured = [float(value) for value in told if value is not None]
+    found = _first_of(results, "accuracy")
+    return found if found is not None else measured[-1] if measured else None
 
 
 def best_sample(results: Results) -> str:
@@ -215,7 +226,29 @@ def _figures(name: str, results: Results, points: Points) -> dict[str, Any]:
         "received_bytes": float(told.get("received_bytes", 0)),
         "parameters": int(told.get("parameters", 0)),
         "loss": told.get("loss") if told.get("loss") is not None else latest.get("loss"),
+        **({"stage": int(told["stage"])} if "stage" in told else {}),
     }
+
+
+def _best_alone(members: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Return the tokens per second of the fastest member that trains the whole model.
+
+    None: there is none. A member of a SWARM computes one stage of the microbatches of all.
+    """
+    alone = [m["tokens_per_s"] for m in members.values() if int(m.get("stage", -1)) < 0]
+    return max(alone, default=None)
+
+
+def _parameters(members: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the model's size: the sum over its stages, if members have one each."""
+    by_stage: dict[int, int] = {}
+    whole = [int(m["parameters"]) for m in members.values() if int(m.get("stage", 0)) < 0]
+    if whole:
+        return max(whole)
+    for member in members.values():
+        stage = int(member.get("stage", 0))
+        by_stage[stage] = max(by_stage.get(stage, 0), int(member["parameters"]))
+    return sum(by_stage.values())
 
 
 def _loss_first(results: Results, evaluations: Sequence[tuple[int, int, float]]) -> float | None:

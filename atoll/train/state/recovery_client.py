@@ -147,7 +147,7 @@ class RecoveryClient:
             recovered, answer = self._newest()
             if recovered.shared is None:
                 raise RolledBack(answer.checkpoint_round, lease=answer.lease)
-            task.pace = answer.pace
+            task.pace = answer.pace if task.paced else 1.0
             try:
                 adopt(task, outer, shared=recovered.shared, inner=recovered.inner)
             except CheckpointError as error:

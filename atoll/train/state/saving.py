@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
-from atoll.checkpoint import BackgroundSaver, Extras, OuterState, Saved, SavePoint, Store, collect
+from atoll.checkpoint import (
+    BackgroundSaver,
+    DirectoryStore,
+    Extras,
+    OuterState,
+    Saved,
+    SavePoint,
+    Store,
+    collect,
+)
 from atoll.checkpoint.format.memory_image import image_nbytes
 from atoll.strategies.base import Outer
 from atoll.task import Task
 from atoll.train.state.committed import exchanged_state
+
+CARRIED = "carried"
+"""Folder of the state that a process takes along into another mesh."""
 
 SLACK_BYTES = 1 << 20
 """For counters and metadata that are not known yet."""
@@ -23,6 +37,8 @@ class Saving:
 
     store: Store | None = None
     saver: BackgroundSaver | None = None
+    carried: Store | None = None
+    """Has the state that this process brings from another mesh of its island."""
 
     def reserve(self, task: Task, outer: Outer, *, shared: bool) -> None:
         """Allocate memory for later saves, once the optimizer has its state.
@@ -76,6 +92,18 @@ class Saving:
 
 
 NOT_SAVED = Saving()
+
+
+def carrying(folder: Path) -> Saving:
+    """Return where a process in a folder leaves the state for its next mesh."""
+    shutil.rmtree(folder / CARRIED, ignore_errors=True)
+    return Saving(DirectoryStore(folder / CARRIED, keep=1))
+
+
+def carried(folder: Path, *, round_: int) -> Store | None:
+    """Return the store of the state that was left after a round; None: it could not be stored."""
+    store = DirectoryStore(folder / CARRIED, keep=1)
+    return store if store.latest() == round_ else None
 
 
 def _outer_state(task: Task, outer: Outer) -> OuterState:

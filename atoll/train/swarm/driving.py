@@ -60,9 +60,9 @@ class Driving:
         """Take over a newer table of members."""
         self._carry_out(self.driver.peers(table, self._now()))
 
-    def counted(self, shares: Sequence[Share]) -> None:
+    def counted(self, shares: Sequence[Share], *, step: int) -> None:
         """Give up what another lease has brought through."""
-        self._carry_out(self.driver.counted(shares))
+        self._carry_out(self.driver.counted(shares, step=step))
 
     def tick(self) -> None:
         """Look at time limits."""

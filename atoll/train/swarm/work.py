@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,6 +18,7 @@ from atoll.clock import Clock, RealClock
 from atoll.errors import AtollError, PeerRefused, WireError
 from atoll.group.peers.channel import PeerChannel, PeerMail
 from atoll.strategies.inner.swarm.activations import ActivationCodec, TensorHead
+from atoll.strategies.inner.swarm.evaluating import hidden_of, measured
 from atoll.strategies.inner.swarm.runner import MicrobatchKey, StageRunner
 from atoll.wire.malformed import MALFORMED
 from atoll.wire.swarm import (
@@ -24,6 +26,7 @@ from atoll.wire.swarm import (
     Broken,
     Forward,
     Handed,
+    HeldOutSum,
     Holder,
     Release,
     Resume,
@@ -35,7 +38,8 @@ SEND_S = 60.0
 """Time limit of handing a microbatch to the next member."""
 
 Rows = Callable[[int, int], tuple[Tensor, Tensor]]
-"""Returns inputs and targets of a microbatch: a pure function of step and index."""
+"""Returns inputs and targets of a microbatch: a pure function of step and index. Those above the
+step's are held out."""
 Report = Handed | Broken
 _heads = msgspec.msgpack.Decoder(list[TensorHead])
 
@@ -57,6 +61,19 @@ class _Task:
 
 
 @dataclass(slots=True)
+class Effort:
+    """What a member has done since its process began, whatever stage it served."""
+
+    busy_s: float = 0.0
+    """Seconds of computing."""
+    evaluation_s: float = 0.0
+    """Part of it: forward passes on held-out rows."""
+    sent_bytes: int = 0
+    """Of activations and their gradients, as is `received_bytes`."""
+    received_bytes: int = 0
+
+
+@dataclass(slots=True)
 class StageWork:
     """See the module's docstring."""
 
@@ -69,9 +86,12 @@ class StageWork:
     event: Callable[[ReportTo], None]
     """Takes an event, from any thread."""
     clock: Clock = field(default_factory=RealClock)
+    effort: Effort = field(default_factory=Effort)
+    evaluating: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Surrounds an evaluation, see `Trained.evaluating`."""
     _tasks: deque[_Task] = field(default_factory=deque)
-    _attempts: dict[int, int] = field(default_factory=dict)
-    """Newest attempt by lease."""
+    _attempts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Step and newest attempt by lease."""
 
     @property
     def stage(self) -> int:
@@ -91,6 +111,7 @@ class StageWork:
 
     def arrived(self, head: Forward | Backward, mail: PeerMail) -> None:
         """Activations or their gradients came from another member."""
+        self.effort.received_bytes += len(mail.data)
         try:
             size = head.sizes[0] if head.sizes else 0
             table = _heads.decode(mail.data[:size])
@@ -114,18 +135,26 @@ class StageWork:
             self.runner.release(key)
 
     def clear(self) -> None:
-        """The step is over, or everything is dropped."""
+        """Everything is dropped."""
         self._tasks.clear()
         self._attempts.clear()
+
+    def begin_step(self, step: int) -> None:
+        """Earlier steps than this one are over."""
+        self._tasks = deque(task for task in self._tasks if task.work.step >= step)
+        self._attempts = {n: known for n, known in self._attempts.items() if known[0] >= step}
+
+    def _overtaken(self, work: Work) -> bool:
+        return work.attempt < self._attempts.get(work.lease, (0, 0))[1]
 
     def _enqueue(self, task: _Task) -> None:
         work = task.work
         place = work.path[self.stage] if self.stage < len(work.path) else None
-        if place != self.holder or work.step != self.runner.step:
+        if place != self.holder or not self.runner.takes(work.step, work.index):
             refusal = PeerRefused("this member is at another step, or has announced itself again")
             self._broken(work, self.stage, refusal)
-        elif work.attempt >= self._attempts.get(work.lease, 0):
-            self._attempts[work.lease] = work.attempt
+        elif not self._overtaken(work):
+            self._attempts[work.lease] = work.step, work.attempt
             self._tasks.append(task)
 
     # --------------------------------------------------------------------- computing
@@ -135,23 +164,50 @@ class StageWork:
         if not self._tasks:
             return False
         task = self._tasks.popleft()
-        if task.work.attempt < self._attempts.get(task.work.lease, 0):
+        if self._overtaken(task.work):
             return True
         began = self.clock.monotonic()
+        found: Sequence[Tensor | None]
+        held_out: HeldOutSum | None = None
         try:
-            if task.backward:
+            if task.work.evaluates:
+                (found, held_out), back = self._evaluate(task), False
+            elif task.backward:
                 found, back = self._backward(task), True
             else:
                 found, back = self._forward(task)
         except PeerRefused as error:
             self._broken(task.work, self.stage, error)
             return True
-        self._pass_on(task.work, found, backward=back, seconds=self.clock.monotonic() - began)
+        work, seconds = task.work, self.clock.monotonic() - began
+        self.effort.busy_s += seconds
+        self.effort.evaluation_s += seconds if work.evaluates else 0.0
+        report = Handed(
+            work.step, work.index, work.lease, work.attempt, self.stage, back, seconds=seconds,
+            queue=self.waiting, held_out=held_out,
+        )  # fmt: skip
+        ends = held_out is not None or (back and self.stage <= min(work.stages))
+        if ends:
+            self.event(ReportTo(work.path[0], report))
+        else:
+            self._pass_on(work, found, report)
         return True
+
+    def _evaluate(self, task: _Task) -> tuple[Sequence[Tensor], HeldOutSum | None]:
+        """Return the outputs, or of the last stage what it measured; nothing is kept."""
+        work, stage = task.work, self.runner.stage
+        self._enter(work)
+        rows = self.rows(work.step, work.index)
+        inputs = (rows[0],) if stage.first else _all(task.tensors or (None,))
+        with self.evaluating():
+            if not stage.last:
+                return hidden_of(stage, inputs), None
+            return (), measured(stage, inputs, rows[1])
 
     def _forward(self, task: _Task) -> tuple[Sequence[Tensor | None], bool]:
         """Return the outputs, or of the last stage the inputs' gradients and True."""
         work, runner, key = task.work, self.runner, key_of(task.work)
+        self._enter(work)
         if task.tensors is not None:
             inputs = _all(task.tensors)
         elif runner.stage.first:
@@ -165,26 +221,24 @@ class StageWork:
         return runner.loss(key, inputs, targets, counted=counted)[1], True
 
     def _backward(self, task: _Task) -> Sequence[Tensor | None]:
+        self._enter(task.work)
         counted = self.stage in task.work.stages
         return self.runner.backward(key_of(task.work), task.tensors or (), counted=counted)
 
-    def _pass_on(
-        self, work: Work, tensors: Sequence[Tensor | None], *, backward: bool, seconds: float
-    ) -> None:
+    def _enter(self, work: Work) -> None:
+        """Give the stage the microbatch's tokens, if it packs activations by them."""
+        if self.runner.stage.cut.size:
+            self.runner.stage.enter(self.rows(work.step, work.index)[0])
+
+    def _pass_on(self, work: Work, tensors: Sequence[Tensor | None], report: Handed) -> None:
         """Send a result to the next member of the path, then report it to the driver."""
-        report = Handed(
-            work.step, work.index, work.lease, work.attempt, self.stage, backward,
-            seconds=seconds, queue=self.waiting,
-        )  # fmt: skip
-        driver, event = work.path[0], self.event
-        if backward and self.stage <= min(work.stages):
-            event(ReportTo(driver, report))  # the way back ends here
-            return
+        driver, event, backward = work.path[0], self.event, report.backward
         to = self.stage + (-1 if backward else 1)
         # Positions of random codecs differ by microbatch.
         number = work.step * 65_536 + work.index
         heads, data = self.codec.encode(tensors, number=number)
         table = msgspec.msgpack.encode(heads)
+        self.effort.sent_bytes += len(table) + sum(memoryview(part).nbytes for part in data)
         sizes, rows = [len(table), *(head.nbytes for head in heads)], heads[0].shape[:1]
         kind = Backward if backward else Forward
         head = pack_head(kind(work, to, self.codec.spec, rows, sizes))

@@ -12,6 +12,8 @@ import pytest
 from atoll.checkpoint import BackgroundSaver, HubStore, HubTarget, Saved
 from atoll.errors import CheckpointCorrupt, HubError, HubUnreachable
 from atoll.hub.app import HubOptions
+from atoll.hub.quotas.disk import folder_bytes
+from atoll.hub.quotas.limits import Quotas
 from atoll.hub.server import HubServer
 from atoll.net.proxies import hub_address
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
@@ -218,6 +220,30 @@ def test_part_that_the_hub_never_finds_is_given_up_and_told(site: Site) -> None:
     save(saver, 1)
     assert not saver.close(WAIT_S)
     assert "not what was announced" in events.until("checkpoint-failed").text
+
+
+def test_checkpoint_above_the_quota_is_told_and_the_next_fits(site: Site) -> None:
+    saver = site.saver()
+    save(saver, 1, elements=20_000)
+    assert saver.close(WAIT_S)
+    server = site.server
+    assert server is not None
+    assert server.hub is not None
+    ledger = server.hub.stores.ledger
+    ledger.quotas = Quotas(job_disk=folder_bytes(site.place(1).parents[1]) + 30_000)
+    events = Events()
+    more = site.saver(events)
+    save(more, 2, elements=200_000)
+    assert not more.close(WAIT_S)
+    text = events.until("checkpoint-failed").text
+    assert f"job {site.job} has reached a limit" in text
+    assert "atoll rm" in text
+    assert site.published() == 1
+    ledger.quotas = Quotas()
+    again = site.saver()
+    save(again, 2, elements=200_000)
+    assert again.close(WAIT_S)
+    assert site.published() == 2
 
 
 def test_published_round_is_never_overwritten_with_another_state(site: Site) -> None:

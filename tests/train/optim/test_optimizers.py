@@ -136,6 +136,17 @@ def test_muon_takes_the_hidden_matrices_and_adamw_the_rest() -> None:
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(kinds)
 
 
+def test_muon_has_nadam_beside_it_if_the_job_says_so() -> None:
+    model = tiny_gpt()
+    optimizer = build_optimizer(model, table("muon", lr=0.02, rest="nadam"))
+    backward(model, 0)
+    optimizer.step()
+    assert "mu_product" in optimizer.state[model.embedding.weight]  # NAdam's
+    assert optimizer.param_groups[-1]["lr"] == pytest.approx(0.004)
+    with pytest.raises(ConfigError, match=r"nadan[\s\S]*nadam"):
+        build_optimizer(tiny_gpt(), table("muon", lr=0.02, rest="nadan"))
+
+
 def test_a_schedule_keeps_the_ratio_of_the_two_rates() -> None:
     settings = table("muon", lr=0.02, adamw_lr=0.004)
     optimizer = build_optimizer(tiny_gpt(), settings)

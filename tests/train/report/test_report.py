@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from atoll.train.report.paths import path_charts
 from atoll.train.report.report import plotly_js, render, stretches, timeline_charts, write_report
 
 
@@ -89,3 +90,25 @@ def test_rounds_are_drawn_as_bars_that_end_with_their_verdicts(tmp_path: Path) -
     (tmp_path / "rounds.json").write_text("{ cut")
     assert "Timeline of rounds" not in write_report(tmp_path).read_text("utf-8")
     assert timeline_charts(()) == []
+
+
+def test_the_report_of_paths_has_their_curves_and_shards() -> None:
+    row = {
+        "path": 1, "modules": [0, 1], "state": "done", "member": "w0", "node": "attic<1>",
+        "step": 30, "tokens": 4096, "loss": 1.25, "held_out": 1.5, "best": 1.4375, "best_step": 20,
+        "stopped_early": True, "documents": 12, "shard_tokens": 9000,
+    }  # fmt: skip
+    paths = {"paths": [row], "levels": [[{"module": 0, "paths": [0, 1]}]], "empty": [3]}
+    values = [{"path": 1.0, "loss": 2.0}, {"path": 0.0, "loss": 9.0},
+              {"path": 1.0, "held_out_loss_sum": 6.0, "held_out_tokens": 4.0}]  # fmt: skip
+    points = [
+        {"time": 1.0, "member": f"w{n}", "step": n, "round": 0, "values": one}
+        for n, one in enumerate(values)
+    ]
+    training, held_out = path_charts(paths, points)
+    assert [(trace["x"], trace["y"]) for trace in training[2]] == [([0], [2.0])]
+    assert [(trace["x"], trace["y"]) for trace in held_out[2]] == [([2], [1.5])]
+    page = render(summary={"paths": paths}, points=points, events=[], job_text="")
+    page = page.replace(plotly_js(), "")
+    for words in ("w0 on attic&lt;1&gt;", "1.4375", "Empty shards: 3", "9,000", "Loss of paths"):
+        assert words in page

@@ -80,6 +80,23 @@ def test_replicas_that_differ_are_told() -> None:
     assert resumed["replicas_identical"] is True, "a newcomer has another history"
 
 
+def test_modules_are_compared_among_their_holders() -> None:
+    def held(name: str, **modules: str) -> dict[str, Any]:
+        rounds = dict.fromkeys(modules, 5)
+        return result(name, digest="", modules=modules, module_rounds=rounds)
+
+    w0, w1 = held("w0", **{"0": "aa", "2": "bb"}), held("w1", **{"1": "cc", "2": "bb"})
+    found = make({"w0": w0, "w1": w1})
+    assert (found["replicas_identical"], found["replicas_note"]) == (True, "")
+    w2 = held("w2", **{"1": "cc", "10": "dd"})
+    other = make({"w0": w0, "w1": w1 | {"modules": {"1": "cc", "2": "ee"}}, "w2": w2})
+    assert other["replicas_identical"] is False
+    assert other["replicas_note"] == "module 2 of w1 differs from that of w0"
+    early = w1 | {"modules": {"2": "ee"}, "module_rounds": {"2": 4}}
+    assert make({"w0": w0, "w1": early})["replicas_identical"] is None
+    assert "held by two members" in make({"w0": w0})["replicas_note"]
+
+
 def test_members_that_read_different_texts_are_told() -> None:
     same = {name: result(name, data_digest="d") for name in ("w0", "w1")}
     assert make(same)["same_data"] is True
@@ -180,3 +197,13 @@ def test_summary_and_report_load_no_torch() -> None:
         subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S).returncode
         == 0
     )
+
+
+def test_no_member_of_a_swarm_is_the_best_node_alone() -> None:
+    ends = [point("w1", 9, 9, held_out_loss=1.5, held_out_accuracy=0.75)]
+    found = make({"w0": result("w0", stage=0, tokens=0), "w1": result("w1", stage=1)}, ends)
+    assert found["best_single_node_tokens_per_s"] is None
+    assert found["tokens_per_s"] == 100.0
+    assert (found["loss_final"], found["accuracy"]) == (1.5, 0.75)
+    whole = make({"w0": result("w0", stage=-1), "w1": result("w1", stage=0, tokens=9_000)})
+    assert whole["best_single_node_tokens_per_s"] == 100.0

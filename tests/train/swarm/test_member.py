@@ -5,14 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from atoll.errors import DataError
+from atoll.strategies.inner.swarm.stage import StageCut
 from atoll.swarm.places import SwarmSettings
-from tests.train.swarm.world import World, expected
+from tests.train.swarm.world import FREE_BYTES, World, expected
 
 STEPS, COUNT = 4, 6
 
 
-def world(members: int, *, stages: int = 2, codec: str = "fp32", steps: int = STEPS) -> World:
-    found = World("gpt", SwarmSettings(stages, COUNT, rebalance_s=0), steps, codec)
+def world(
+    members: int, *, stages: int = 2, codec: str = "fp32", steps: int = STEPS, early: int = 0
+) -> World:
+    settings = SwarmSettings(stages, COUNT, rebalance_s=0, early=early)
+    found = World("gpt", settings, steps, codec)
     for number in range(members):
         found.start(f"w{number}")
     return found
@@ -20,7 +25,8 @@ def world(members: int, *, stages: int = 2, codec: str = "fp32", steps: int = ST
 
 def assert_close(found: World, *, within: float) -> None:
     """Compare with the whole model; sums over members are rounded in another order."""
-    parameters, _ = expected("gpt", steps=found.steps, microbatches=COUNT)
+    early = found.settings.early
+    parameters, _ = expected("gpt", steps=found.steps, microbatches=COUNT, early=early)
     own = found.parameters()
     assert set(own) == set(parameters)
     for key, value in parameters.items():
@@ -45,12 +51,62 @@ def test_two_members_per_stage_train_the_same_model() -> None:
     assert_close(found, within=1e-5)
 
 
+@pytest.mark.parametrize("early", [2, 5])
+@pytest.mark.parametrize(("members", "stages"), [(1, 1), (3, 3), (4, 2)])
+def test_early_microbatches_use_the_weights_before(members: int, stages: int, early: int) -> None:
+    found = world(members, stages=stages, early=early, steps=6)
+    found.wait()
+    assert_close(found, within=1e-5)
+    plain, _ = expected("gpt", steps=6, microbatches=COUNT)
+    assert any((found.parameters()[key] != value).any() for key, value in plain.items())
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_kill_does_not_change_what_is_early(stage: int) -> None:
+    found = world(4, early=3, steps=6)
+    found.until(lambda: found.ledger.step >= 2 and found.ledger.steps.ahead[stage].counted)
+    found.kill(found.ledger.serving(stage)[0].holder.member)
+    found.wait()
+    assert_close(found, within=1e-5)
+
+
+def test_who_joins_computes_early_ones_on_the_weights_before() -> None:
+    found = world(3, early=3, steps=8)
+    found.until(lambda: found.ledger.step >= 2)
+    found.start("w3")
+    found.start("w4")
+    found.until(lambda: found.ledger.step >= 4 and len(found.ledger.serving(0)) >= 2)
+    found.kill(found.ledger.serving(0)[0].holder.member)
+    found.wait()
+    assert found.recovered
+    assert_close(found, within=1e-5)
+
+
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_member_killed_in_a_step_does_not_change_the_result(stage: int) -> None:
     found = world(4)
     found.until(lambda: found.ledger.step >= 1 and found.ledger.counts[0].counted)
     victim = next(m.holder.member for m in found.ledger.serving(stage))
     found.kill(victim)
+    found.wait()
+    assert_close(found, within=1e-5)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_copy_of_a_killed_members_sum_is_taken_over(stage: int) -> None:
+    found = world(4)
+
+    def kill_one_with_a_copy() -> bool:
+        with found.changed:  # nothing is counted meanwhile
+            count = found.ledger.counts[stage]
+            copied = [holder.member for holder, copy in count.copies.items() if copy.shares]
+            if not copied or count.agreed_by:
+                return False
+            found.kill(copied[0])
+            assert any(share.copy for share in count.log)
+            return True
+
+    found.until(kill_one_with_a_copy)
     found.wait()
     assert_close(found, within=1e-5)
 
@@ -77,9 +133,78 @@ def test_a_stage_without_members_waits_for_one() -> None:
         member.stop()
 
 
+@pytest.mark.parametrize(("save_every", "early"), [(0, 0), (2, 0), (2, 3)])
+def test_a_lost_stage_goes_on_from_a_checkpoint_with_all(save_every: int, early: int) -> None:
+    """Whatever was done after it is done again: the result is that of one process."""
+    settings = SwarmSettings(2, COUNT, rebalance_s=0, save_every=save_every, early=early)
+    found = World("gpt", settings, 6)
+    for number in range(2):
+        found.start(f"w{number}")
+    found.until(lambda: found.ledger.step >= 3 and found.ledger.counts[0].counted)
+    found.kill(found.ledger.serving(1)[0].holder.member)
+    found.until(lambda: found.ledger.paused())
+    found.start("w2")
+    found.until(lambda: found.ledger.history or found.ledger.step >= 6)
+    found.wait()
+    assert found.ledger.history > 0
+    assert sorted(found.files) == ([2, 4, 6] if save_every else [6])
+    assert_close(found, within=1e-5)
+
+
 def test_a_swarm_over_int8_activations_trains() -> None:
     exact, coded = world(2), world(2, codec="int8")
     exact.wait()
     coded.wait()
     assert coded.network.sent_bytes < 0.5 * exact.network.sent_bytes
     assert_close(coded, within=0.05)
+
+
+def test_news_that_overtake_a_verdict_make_nobody_recover() -> None:
+    found = World("gpt", SwarmSettings(2, COUNT, rebalance_s=0), STEPS, verdict_s=0.05)
+    for number in range(4):
+        found.start(f"w{number}")
+    found.wait()
+    assert_close(found, within=1e-5)
+    assert not found.recovered
+
+
+@pytest.mark.parametrize("early", [0, 3])
+def test_a_swarm_that_is_stopped_ends_at_one_step_on_all_members(early: int) -> None:
+    found = world(4, steps=1_000_000, early=early)
+    found.until(lambda: found.ledger.step >= 2)
+    with found.changed:
+        found.ledger.stop()
+        found.changed.notify_all()
+    found.steps = found.ledger.saves.last
+    found.wait()
+    assert_close(found, within=1e-5)
+
+
+def test_a_swarm_in_a_subspace_trains_the_confined_model() -> None:
+    found = world(4, stages=2, codec="subspace:5")
+    found.wait()
+    cut = StageCut(stages=2, size=5)
+    parameters, _ = expected("gpt", steps=STEPS, microbatches=COUNT, cut=cut)
+    own = found.parameters()
+    assert set(own) == set(parameters)
+    for key, value in parameters.items():
+        assert (own[key] - value).abs().max() <= 1e-4 * value.abs().max(), key
+    # Bytes without the copies of sums that several members of a stage keep.
+    plain, packed = world(2, stages=2), world(2, stages=2, codec="subspace:5")
+    plain.wait()
+    packed.wait()
+    assert packed.network.sent_bytes < 0.6 * plain.network.sent_bytes
+
+
+def test_members_tell_their_free_memory() -> None:
+    found = world(2, steps=1)
+    found.wait()
+    assert {member.free_bytes for member in found.ledger.members.values()} == {FREE_BYTES}
+
+
+def test_a_job_whose_data_does_not_do_fails_at_once() -> None:
+    unfit = DataError("too little held-out text")
+    found = World("gpt", SwarmSettings(2, COUNT, rebalance_s=0), STEPS, unfit=unfit)
+    found.start("w0")
+    with pytest.raises(AssertionError, match="too little held-out text"):
+        found.wait()

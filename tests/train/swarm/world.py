@@ -5,31 +5,47 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atoll.errors import GroupError, HubUnreachable, PeerLost
+from atoll.errors import AtollError, GroupError, HubUnreachable, PeerLost
 from atoll.group.peers.channel import LocalNetwork
+from atoll.strategies.inner.options import ActivationFormat
 from atoll.strategies.inner.swarm.runner import StageRunner
 from atoll.strategies.inner.swarm.stage import ModelStage, StageCut
+from atoll.swarm.evaluations import Evaluated
 from atoll.swarm.ledger import Ledger
 from atoll.swarm.places import SwarmSettings
 from atoll.train.swarm.member import SwarmMember
-from atoll.train.swarm.parts import SwarmJob
+from atoll.train.swarm.parts import Shapes, SwarmJob
 from atoll.wire.message import Message
 from atoll.wire.messages import Done
-from atoll.wire.swarm import SwarmAnnounce, SwarmDone, SwarmLeases, SwarmNews, SwarmWant, SwarmWatch
+from atoll.wire.swarm import (
+    SwarmAnnounce,
+    SwarmDone,
+    SwarmKeeps,
+    SwarmKept,
+    SwarmLeases,
+    SwarmNews,
+    SwarmPlace,
+    SwarmWant,
+    SwarmWatch,
+)
 from tests.patience import PATIENCE_S
-from tests.strategies.swarm.kit import batch_of, built, plainly
+from tests.strategies.swarm.kit import batch_of, built, confined, plainly
 
 HELD_S = 1.0
 """How long the hub holds an answer back while there is nothing to say."""
 RATE = 0.5
+SavedState = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""Of a module, and its weights of the step before."""
+FREE_BYTES = 10**9
 
 
 @dataclass
@@ -37,12 +53,30 @@ class OwnStage:
     """A stage with plain gradient descent."""
 
     runner: StageRunner
+    evaluated_every: int = 0
+    """Steps between two evaluations; 0: only at the end."""
 
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.SGD(self.runner.stage.parameters().values(), lr=RATE)
 
-    def update(self) -> None:
-        self.optimizer.step()
+    def update(self, mean: Tensor | None, *, rows: int) -> None:
+        self.runner.keep()
+        if mean is not None:
+            self.runner.apply(mean)
+            self.runner.stage.constrain_gradients()
+            with self.runner.stage.stepping():
+                self.optimizer.step()
+        self.runner.go_on()
+
+    def meet(self, *, last: bool = False) -> None:
+        """It steps with the mean of all members."""
+
+    @property
+    def evaluates(self) -> bool:
+        return self.evaluated_every > 0 and self.runner.step % self.evaluated_every == 0
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 @dataclass
@@ -63,12 +97,26 @@ class World:
     members: dict[str, SwarmMember] = field(default_factory=dict)
     losses: dict[str, list[float]] = field(default_factory=dict)
     failures: list[BaseException] = field(default_factory=list)
+    verdict_s: float = 0.0
+    """How long a verdict is on its way after the news that follow from it."""
+    recovered: list[str] = field(default_factory=list)
+    """Members that took over a state during the run."""
+    evaluated_every: int = 0
+    held_out: tuple[int, int] = (0, 0)
+    """Microbatches of an evaluation, and of the one at the end."""
+    evaluations: list[Evaluated] = field(default_factory=list)
+    """What the hub stored."""
+    unfit: AtollError | None = None
+    """Why no member can build a stage."""
 
     def __post_init__(self) -> None:
         # Threads share the random state, so the model is built once, before they start.
         self.model = built(self.name)
         self.network = LocalNetwork()
+        self.settings = replace(self.settings, steps=self.steps)
         self.ledger = Ledger(self.settings)
+        self.files: dict[int, dict[int, SavedState]] = {}
+        """Of each stage by step: all checkpoints, complete or not."""
         self.changed = threading.Condition()
         self._meetings: dict[tuple[int, int, int], dict[str, _Part]] = {}
         self._threads: list[threading.Thread] = []
@@ -79,7 +127,7 @@ class World:
     def start(self, name: str) -> SwarmMember:
         job = SwarmJob(
             stages=self.settings.stages, steps=self.steps, rows_each=4, codec=self.codec,
-            rows=lambda step, index: batch_of(self.name, step, index),
+            copies_s=0.0, rows=self._rows, free_bytes=FREE_BYTES, early=self.settings.early,
         )  # fmt: skip
         member = SwarmMember(
             name, job, channel=self.network.channel(name), ask=_Asker(self, name),
@@ -87,11 +135,15 @@ class World:
         )  # fmt: skip
         self.members[name] = member
         self.losses[name] = []
-        member.on_step = lambda step, loss: self.losses[name].append(loss)
+        member.on_step = lambda step, total: self.losses[name].append(total.loss)
         thread = threading.Thread(target=self._run, args=(name, member), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
         return member
+
+    def _rows(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        number = index - self.settings.microbatches
+        return batch_of(self.name, step, index) if number < 0 else held_out_of(self.name, number)
 
     def _run(self, name: str, member: SwarmMember) -> None:
         try:
@@ -162,13 +214,31 @@ class World:
             return ledger.news(member, body, now)
         if isinstance(body, SwarmDone):
             ledger.done(body, now)
+            found, ledger.evaluations.found = ledger.evaluations.found, []
+            self.evaluations += found
             answer: Message = Done()
+        elif isinstance(body, SwarmKept):
+            answer = SwarmKeeps(ledger.kept(member, body))
         else:
             assert isinstance(body, SwarmAnnounce)
             answer = ledger.announce(member, body, now)
+            if ledger.bereft(now) >= 0:
+                saved = [step for step, stages in self.files.items() if self._whole(stages)]
+                ledger.go_back(max(saved, default=0), 0, now)
+                answer = ledger.announce(member, body, now)
         self._meet()
         self.changed.notify_all()
         return answer
+
+    def save(self, stage: int, step: int, history: int, state: SavedState) -> None:
+        with self.changed:
+            self.files.setdefault(step, {})[stage] = state
+            if self._whole(self.files[step]):
+                self.ledger.saves.complete(step, history)
+                self.changed.notify_all()
+
+    def _whole(self, stages: dict[int, SavedState]) -> bool:
+        return len(stages) == self.settings.stages
 
     # -------------------------------------------------------------------- rounds
 
@@ -194,7 +264,10 @@ class World:
                 assert isinstance(total, Tensor)
                 self.ledger.agreed(stage, step, parts, time.monotonic())
                 for part in parts.values():
-                    part.done.set_result((total / rows).float())
+                    later = threading.Timer(
+                        self.verdict_s, part.done.set_result, [(total / rows).float()]
+                    )
+                    later.start() if self.verdict_s else later.function(*later.args)
 
 
 @dataclass(frozen=True)
@@ -212,7 +285,7 @@ class _Meetings:
     me: str
 
     def agree(
-        self, stage: int, step: int, closing: int, *, vector: Tensor, rows: int
+        self, stage: int, step: int, closing: int, *, vector: Tensor, rows: int, shapes: Shapes
     ) -> Future[Tensor]:
         part = _Part(vector, rows, Future())
         self.world.join((stage, step, closing), self.me, part)
@@ -224,31 +297,82 @@ class _Stages:
     world: World
     me: str
 
-    def take(self, stage: int, step: int, donors: Sequence[str]) -> OwnStage:
-        cut = StageCut(stages=self.world.settings.stages)
-        own = OwnStage(StageRunner(ModelStage(copy.deepcopy(self.world.model), stage, cut), seed=7))
+    @property
+    def held_out(self) -> tuple[int, int]:
+        return self.world.held_out
+
+    def take(self, place: SwarmPlace) -> OwnStage:
+        if self.world.unfit is not None:
+            raise self.world.unfit
+        size, step = ActivationFormat.of(self.world.codec).size, place.step
+        cut = StageCut(stages=self.world.settings.stages, size=size)
+        model = ModelStage(copy.deepcopy(self.world.model), place.stage, cut)
+        runner = StageRunner(model, seed=7, early=self.world.settings.early)
+        own = OwnStage(runner, self.world.evaluated_every)
+        own.runner.begin(step)
         if step == 0:
             return own
-        for name in donors:
+        self.world.recovered.append(self.me)
+        for name in place.donors:
             donor = self.world.members[name]
             if donor.step == step and donor.trained is not None:
                 state = donor.trained.runner.stage.module.state_dict()
                 own.runner.stage.module.load_state_dict(state)
+                own.runner.begin(step)
+                own.runner.load_older(donor.trained.runner.older())
                 if donor.step == step:
                     return own
+        if not place.donors:
+            state, older = self.world.files[step][place.stage]
+            own.runner.stage.module.load_state_dict(state)
+            own.runner.begin(step)
+            own.runner.load_older(older)
+            return own
         raise PeerLost("no donor has this step now")
 
+    def save(self, *, history: int, final: bool, failed: Callable[[], None]) -> None:
+        trained = self.world.members[self.me].trained
+        assert trained is not None
+        runner = trained.runner
+        state = {k: v.clone() for k, v in runner.stage.module.state_dict().items()}
+        older = {k: v.clone() for k, v in runner.older().items()}
+        self.world.save(runner.stage.number, runner.step, history, (state, older))
 
-def expected(name: str, *, steps: int, microbatches: int) -> tuple[dict[str, Tensor], list[float]]:
-    """Return parameters and losses of the same training of the whole model in a loop."""
+
+def held_out_of(name: str, number: int) -> tuple[Tensor, Tensor]:
+    """Return the rows of a microbatch of an evaluation; the last of each has fewer."""
+    return batch_of(name, 10_000, number, rows=4 - number % 3)
+
+
+def expected(
+    name: str, *, steps: int, microbatches: int, cut: StageCut | None = None, early: int = 0
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Return parameters and losses of the same training of the whole model in a loop.
+
+    A `cut` tells which weights are confined to a subspace: those of all stages but the last. The
+    first `early` microbatches of a step are computed on the weights of the step before.
+    """
     model = built(name)
+    constraint = confined(model, cut) if cut is not None else None
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    losses = []
+    losses, older = [], copy.deepcopy(model)
     for step in range(steps):
         batches = [batch_of(name, step, index) for index in range(microbatches)]
-        loss, gradients, _ = plainly(model, batches, rows=4)
+        loss, gradients, _ = plainly(model, batches[early:], rows=4)
+        if early:
+            late = microbatches - early
+            first, older_gradients, _ = plainly(older, batches[:early], rows=4)
+            loss = (early * first + late * loss) / microbatches
+            gradients = {
+                key: (early * older_gradients[key] + late * value) / microbatches
+                for key, value in gradients.items()
+            }
+            older = copy.deepcopy(model)
         losses.append(loss)
         for key, parameter in model.named_parameters():
             parameter.grad = gradients[key]
-        optimizer.step()
+        if constraint is not None:
+            constraint.project_gradients()
+        with nullcontext() if constraint is None else constraint.in_coordinates():
+            optimizer.step()
     return {key: p.detach() for key, p in model.named_parameters()}, losses
