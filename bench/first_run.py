@@ -108,11 +108,20 @@ class Place:
         return target
 
     def by_uvx(self) -> tuple[list[str], Path]:
-        """Have uv make an environment; return the start of every command, and the environment."""
+        """Have uv make an environment; return the start of every command, and the environment.
+
+        The build of torch is this machine's, as the README says it; where that cannot be had, it is
+        the package index's.
+        """
         uvx = ["uv", "tool", "run", "-q", "--python", self._python]
         uvx += ["-c", str(ROOT / "constraints.txt"), "--from", f"{self._wheel}[train]"]
-        prefix = self.run(*uvx, "python", "-c", "import sys; print(sys.prefix)")
-        return [*uvx, "atoll"], Path(prefix.strip())
+        ask = ["python", "-c", "import sys; print(sys.prefix)"]
+        fitting = [*uvx[:3], "--torch-backend", "auto", *uvx[3:]]
+        try:
+            return [*fitting, "atoll"], Path(self.run(*fitting, *ask).strip())
+        except Failed as error:
+            sys.stderr.write(f"without --torch-backend: {error}\n")
+        return [*uvx, "atoll"], Path(self.run(*uvx, *ask).strip())
 
     def by_make(self) -> Path:
         """Clone this repository; return the virtual environment that its Makefile makes."""

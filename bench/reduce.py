@@ -1,12 +1,17 @@
 """Times one reduce of 40 MB: both routes, three codecs, beside plain Gloo.
 
     python -m bench.reduce [--quick]
+    python -m bench.reduce --encryption [--rate 1gbit] [--rtt 0.5ms] [--quick]    as root
 
 Everything is real: a hub process, its reducer process, one process per member with one thread
 each, all on this machine, over loopback. `seconds` is the slowest member's reduce, the median of
 the rounds; join and commit are left out. `cpu_seconds` and `bytes` are one member's mean; those
 of the hub and the reducer are not in them. `relative_error` is that of the whole mean against
 float64.
+
+`--encryption` compares the direct route of two members with `encryption` on and off, each in a
+network namespace of its own behind a line of this rate, fp32, by turns: {plain, encrypted} are
+medians of seconds, `ratio` that of the rounds' quotients.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ import torch.distributed
 from atoll.codec.registry import make_codec
 from atoll.group.hub import HubGroup
 from atoll.group.period import PeriodReport
+from atoll.group.routes.member_lines import MemberLines
 from atoll.group.routes.rendezvous_store import RendezvousStore
 from atoll.ids import session_id
 from atoll.net.endpoint import parse_ticket
@@ -48,6 +54,7 @@ from atoll.wire.messages import (
     unpack_command,
 )
 from bench.kit.report import emit
+from bench.netlab.lab import Lab
 
 ELEMENTS = 10_000_000
 CODECS = ["fp32", "bf16", "int8"]
@@ -59,6 +66,7 @@ SPEC = """
 name = "bench"
 nodes = {nodes}
 route = "{route}"
+encryption = "{encryption}"
 [train]
 steps = 1
 """
@@ -107,8 +115,9 @@ def be_member(options: argparse.Namespace) -> None:
     slot = group.register().slot
     mine = member_values(slot)
     exact = exact_mean(options.members) if slot == 0 else None  # one member checks for all
-    timings = [time_codec(group, mine, exact, codec, options.rounds) for codec in CODECS]
-    if options.route == "direct":
+    codecs = options.codecs.split(",")
+    timings = [time_codec(group, mine, exact, codec, options.rounds) for codec in codecs]
+    if options.route == "direct" and codecs == CODECS:
         timings.append(time_plain(group, mine, exact, options.rounds))
     sys.stdout.write(json.dumps([asdict(timing) for timing in timings]) + "\n")
     sys.stdout.flush()
@@ -144,7 +153,7 @@ def time_plain(
     timeout = timedelta(seconds=60)
     assert group.registered is not None
     store = RendezvousStore(
-        plan.store, "plain", key=group.registered.key,
+        plan.store, "plain", lines=MemberLines(group.registered.key, me=group.me),
         deadline=time.monotonic() + timeout.total_seconds(),
     )  # fmt: skip
     options = dist.ProcessGroupGloo._Options()
@@ -170,9 +179,9 @@ def time_plain(
 
 
 @contextlib.contextmanager
-def running_hub(folder: Path) -> Iterator[dict[str, str]]:
+def running_hub(folder: Path, *options: str) -> Iterator[dict[str, str]]:
     """Run a hub process and give what it prints when it is ready."""
-    command = [sys.executable, "-m", "atoll.hub"]
+    command = [sys.executable, "-m", "atoll.hub", *options]
     command += ["--data", str(folder / "data"), "--jobs", str(folder / "jobs")]
     hub = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=single_threaded())
     try:
@@ -199,10 +208,12 @@ class Node:
             self._name, token, _ = client.join(secret, name="bench", info=info)
         self._link = connect(hub["url"], make_hello(self._name, token, info=info))
 
-    def submit(self, *, nodes: int, route: str) -> tuple[str, dict[str, str]]:
+    def submit(
+        self, *, nodes: int, route: str, encryption: str = "on"
+    ) -> tuple[str, dict[str, str]]:
         """Return a new job and its members' tokens."""
         with HubClient(self._hub["url"], self._hub["operator_token"]) as client:
-            job = client.submit(SPEC.format(nodes=nodes, route=route))
+            job = client.submit(SPEC.format(nodes=nodes, route=route, encryption=encryption))
         queue, tokens = f"node/{self._name}", dict[str, str]()
         while len(tokens) < nodes:
             claim = QueueClaim(queue=queue, lease_s=60, limit=16, wait_s=5.0)
@@ -225,12 +236,26 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Run one job's members as processes and return its rows."""
     job, tokens = node.submit(nodes=members, route=route)
-    processes = []
-    for member, token in sorted(tokens.items()):
+    reports = run_members(hub, job, tokens, route=route, rounds=rounds)
+    return [
+        row_of(route if index < len(CODECS) else PLAIN, members, list(timings))
+        for index, timings in enumerate(zip(*reports, strict=True))
+    ]
+
+
+def run_members(
+    hub: dict[str, str], job: str, tokens: dict[str, str], *, route: str, rounds: int,
+    lab: Lab | None = None,
+) -> list[list[Timing]]:  # fmt: skip
+    """Run a job's members as processes, each on a host of the lab, if any; return their timings."""
+    processes, members = [], len(tokens)
+    for host, (member, token) in enumerate(sorted(tokens.items()), start=1):
         command = [sys.executable, "-m", "bench.reduce", "--member", member]
         command += [f"--token={token}"]  # it may begin with a dash
         command += ["--hub", hub["url"], "--job", job, "--route", route]
         command += ["--members", str(members), "--rounds", str(rounds)]
+        if lab is not None:
+            command = lab.argv(host, [*command, "--codecs", "fp32"])
         processes.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=single_threaded())
         )
@@ -239,11 +264,36 @@ def measure(
     finally:
         for process in processes:
             process.kill()
-    reports = [[Timing(**entry) for entry in json.loads(out.splitlines()[-1])] for out in outputs]
-    return [
-        row_of(route if index < len(CODECS) else PLAIN, members, list(timings))
-        for index, timings in enumerate(zip(*reports, strict=True))
-    ]
+    return [[Timing(**entry) for entry in json.loads(out.splitlines()[-1])] for out in outputs]
+
+
+def compare_encryption(name: str, *, turns: int, rounds: int) -> dict[str, Any]:
+    """Return what encryption costs; runs on host 0 of a lab, the members on hosts 1 and 2."""
+    lab = Lab.attach(name)
+    seconds: dict[str, list[float]] = {"off": [], "on": []}
+    cpu: dict[str, list[float]] = {"off": [], "on": []}
+    options = ("--host", lab.address(0), "--tls", "off")
+    with tempfile.TemporaryDirectory() as folder, running_hub(Path(folder), *options) as hub:
+        node = Node(hub)
+        for turn in range(turns):
+            for encryption in sorted(seconds, reverse=turn % 2 == 1):
+                job, tokens = node.submit(nodes=2, route="direct", encryption=encryption)
+                reports = run_members(hub, job, tokens, route="direct", rounds=rounds, lab=lab)
+                slowest = [
+                    max(times) for times in zip(*(r[0].seconds for r in reports), strict=True)
+                ]
+                seconds[encryption].append(statistics.median(slowest))
+                cpu[encryption] += [value for r in reports for value in r[0].cpu_seconds]
+        node.close()
+    quotients = [on / off for on, off in zip(seconds["on"], seconds["off"], strict=True)]
+    return {
+        "plain": round(statistics.median(seconds["off"]), 3),
+        "encrypted": round(statistics.median(seconds["on"]), 3),
+        "ratio": round(statistics.median(quotients), 3),
+        "turns": [round(quotient, 3) for quotient in quotients],
+        "cpu_plain": round(statistics.median(cpu["off"]), 3),
+        "cpu_encrypted": round(statistics.median(cpu["on"]), 3),
+    }
 
 
 def row_of(route: str, members: int, timings: list[Timing]) -> dict[str, Any]:
@@ -268,9 +318,23 @@ def main() -> int:
         parser.add_argument(name, help=argparse.SUPPRESS)
     for name in ("--members", "--rounds"):
         parser.add_argument(name, type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--codecs", default=",".join(CODECS), help=argparse.SUPPRESS)
+    parser.add_argument("--in-lab", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--encryption", action="store_true", help="what it costs on a line")
+    parser.add_argument("--rate", default="1gbit", help="of the line")
+    parser.add_argument("--rtt", default="0.5ms", help="its round trip")
     options = parser.parse_args()
     if options.member:
         be_member(options)
+    if options.in_lab:
+        turns, rounds = (1, 3) if options.quick else (5, 5)
+        found = compare_encryption(options.in_lab, turns=turns, rounds=rounds)
+        emit(found, [found])
+        return 0
+    if options.encryption:
+        with Lab(hosts=3, rate=options.rate, rtt=options.rtt) as lab:
+            command = [sys.executable, "-m", "bench.reduce", "--in-lab", lab.name]
+            return lab.popen(0, command + ["--quick"] * options.quick).wait()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, running_hub(Path(folder)) as hub:
         node = Node(hub)

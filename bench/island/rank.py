@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,9 +45,8 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows]
 
 
-def compare(kind: Kind, place: RankPlace, *, pairs: int, segment_s: float) -> dict[str, Any]:
+def compare(place: RankPlace, kind: Kind, pairs: int, segment_s: float) -> dict[str, Any]:
     """Return the row of a kind on the first rank, and nothing on the others."""
-    torch.set_num_threads(1)
     device, spec, data = torch.device("cpu"), spec_of(kind), batches()
     with world(place, device=device, timeout_s=120.0):
         mesh = build_mesh(spec.mesh, device=device)
@@ -122,9 +120,3 @@ def seconds_of(side: Any, steps: int) -> float:
     start = time.perf_counter()
     side(steps=steps)
     return time.perf_counter() - start
-
-
-def main(pipe: Connection, kind: Kind, place: RankPlace, pairs: int, segment_s: float) -> None:
-    """Be a process of a comparison."""
-    row = compare(kind, place, pairs=pairs, segment_s=segment_s)
-    pipe.send(row)

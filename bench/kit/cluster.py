@@ -18,12 +18,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 import psutil
 
+from atoll.net.endpoint import HubEndpoint
 from atoll.net.http.client import HubClient
 from atoll.system import die_with_parent
 
@@ -39,15 +41,20 @@ class Cluster:
     On Linux it also dies with the thread that started it, so use one from the main thread.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Keep everything under a folder; nothing runs yet."""
+    def __init__(self, folder: Path, *, hub_options: Sequence[str] = ()) -> None:
+        """Keep everything under a folder; nothing runs yet. `hub_options`: of `atoll.hub`."""
         self.folder = folder
+        self._hub_options = hub_options
+        self.hub_environment: dict[str, str] = {}
+        """Further variables of the hub."""
         self.jobs = folder / "jobs"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.ticket = ""
         self.token = ""
         """An operator's; the hub keeps it over its restarts."""
+        self.ca = ""
+        """PEM file of the hub's authority; empty: it speaks plain HTTP."""
         self.hub: subprocess.Popen[str] | None = None
         self.nodes: dict[str, subprocess.Popen[str]] = {}
         self._mark = secrets.token_hex(8)
@@ -62,13 +69,16 @@ class Cluster:
         command = [
             *(sys.executable, "-m", "atoll.hub", "--port", str(self.port)),
             *("--data", str(self.folder / "hub"), "--jobs", str(self.jobs)),
+            *self._hub_options,
         ]
-        self.hub = self._start(command, "hub")
+        self.hub = self._start(command, "hub", self.hub_environment)
         ready = json.loads(_first_line(self.hub))
         self.ticket, self.token = ready["ticket"], ready["operator_token"]
+        self.ca = ready["ca"]
+        self.url = f"{'https' if self.ca else 'http'}://127.0.0.1:{self.port}"
         if self._client is not None:
             self._client.close()
-        self._client = HubClient(self.url, self.token)
+        self._client = HubClient(self.url, self.token, endpoint=HubEndpoint(ca=self.ca))
 
     def start_node(self, name: str, *, slots: int = 1, ticket: str = "") -> None:
         """Start an agent, or the same one again from what it knows of itself.
@@ -85,13 +95,15 @@ class Cluster:
         ]
         self.nodes[name] = self._start(command, name)
 
-    def _start(self, command: list[str], name: str) -> subprocess.Popen[str]:
+    def _start(
+        self, command: list[str], name: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
         log = (self.folder / f"{name}.log").open("a", encoding="utf-8")
         self._logs.append(log)
         return subprocess.Popen(
             command,
             cwd=self.folder,
-            env=self._environment(),
+            env={**self._environment(), **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

@@ -40,7 +40,8 @@ def record(row: str, loss: float, *, members: int = 4, seed: int = 0, **more: An
 def test_rows_have_names_of_their_own_and_presets_that_exist() -> None:
     names = [row.name for row in ROWS]
     assert sorted(names) == sorted(set(names))
-    assert {row.preset for row in ROWS} == set(PRESETS)
+    replicas = {name for name, preset in PRESETS.items() if preset.inner == "local"}
+    assert {row.preset for row in ROWS} == replicas
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])

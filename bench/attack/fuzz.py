@@ -1,0 +1,266 @@
+"""Coverage-guided fuzzing of one decoder: `python -m bench.attack.fuzz SECONDS own FOLDER NAME`.
+
+With `atheris` installed (extra `fuzz`) libFuzzer does it; without, a small loop with the same idea:
+an input that reaches lines in an order not seen before is kept, and changed further. The last line
+of stdout is JSON: executions, seconds, inputs kept, and crashes with the input that causes them.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import importlib.util
+import json
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = str(ROOT / "atoll")
+
+LONGEST = 4_096
+"""Bytes of an input."""
+
+SLOW_S = 10.0
+LARGE_MB = 1_024.0
+"""One input that takes as long, or as much memory, is a crash, too."""
+
+MOST_CRASHES = 5
+
+SLACK_S = 120.0
+"""For the start of a process that fuzzes, on a busy machine."""
+
+
+@dataclass
+class Found:
+    """What came of fuzzing one decoder."""
+
+    decoder: str
+    engine: str
+    executions: int = 0
+    seconds: float = 0.0
+    kept: int = 0
+    """Inputs that reach what others do not."""
+    crashes: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def per_second(self) -> float:
+        """Executions per second."""
+        return self.executions / max(self.seconds, 1e-9)
+
+
+# ----------------------------------------------------------------------------- all decoders
+
+
+def fuzz_all(names: list[str], *, seconds: float, engine: str) -> Iterator[Found]:
+    """Fuzz every decoder for its share of the time, by libFuzzer each in a process of its own."""
+    share_s = seconds / len(names)
+    for some in [[name] for name in names] if engine == "atheris" else [names]:
+        yield from _in_process(some, share_s, engine)
+
+
+def _in_process(names: list[str], seconds: float, engine: str) -> list[Found]:
+    words = [sys.executable, "-m", "bench.attack.fuzz", str(seconds), engine]
+    limit_s = len(names) * seconds + SLACK_S + 2 * SLOW_S
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [*words, folder, *names], capture_output=True, text=True, errors="replace",
+                check=False, cwd=ROOT, timeout=limit_s,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return [_failed(name, engine, "it did not end") for name in names]
+        if engine != "atheris":
+            lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+            told = [Found(**json.loads(line)) for line in lines]
+            missing = names[len(told) :]
+            return told + [_failed(name, engine, done.stderr[-400:]) for name in missing]
+        found = Found(names[0], engine, *_read_libfuzzer(done.stderr))
+        for path in Path(folder).glob("*-*"):
+            if path.name.partition("-")[0] in ("crash", "timeout", "oom"):
+                found.crashes.append({
+                    "error": _last_error(done.stderr) or path.name.partition("-")[0],
+                    "input": base64.b64encode(path.read_bytes()).decode(),
+                })  # fmt: skip
+    if done.returncode and not found.crashes:
+        return [_failed(names[0], engine, done.stderr[-400:])]
+    return [found]
+
+
+def _failed(name: str, engine: str, error: str) -> Found:
+    return Found(name, engine, crashes=[{"error": error, "input": ""}])
+
+
+def _read_libfuzzer(text: str) -> tuple[int, float, int]:
+    """Return executions, seconds and inputs kept, as libFuzzer wrote them."""
+    done = re.search(r"Done (\d+) runs in (\d+) second", text)
+    executions = [int(number) for number in re.findall(r"^#(\d+)\s", text, re.MULTILINE)]
+    corpus = [int(number) for number in re.findall(r"corp: (\d+)/", text)]
+    if done is not None:
+        return int(done[1]), float(done[2]), max(corpus, default=0)
+    return max(executions, default=0), 0.0, max(corpus, default=0)
+
+
+def _last_error(text: str) -> str:
+    found = re.findall(r"^ === Uncaught Python exception: ===\n(.*)$", text, re.MULTILINE)
+    return str(found[-1]) if found else ""
+
+
+def has_atheris() -> bool:
+    """Return whether libFuzzer is there."""
+    return importlib.util.find_spec("atheris") is not None
+
+
+# ------------------------------------------------------------------------------ one decoder
+
+
+def with_atheris(name: str, *, seconds: float, folder: str) -> None:
+    """Let libFuzzer do it; it ends the process."""
+    atheris: Any = importlib.import_module("atheris")
+    with atheris.instrument_imports(include=["atoll"]):
+        from bench.attack.decoders import targets
+    target = targets()[name]
+    corpus = Path(folder) / "corpus"
+    corpus.mkdir()
+    for number, seed in enumerate(target.seeds):
+        (corpus / str(number)).write_bytes(seed)
+    options = [
+        f"-max_total_time={max(1, round(seconds))}", f"-max_len={LONGEST}",
+        f"-timeout={SLOW_S:.0f}", f"-rss_limit_mb={4 * LARGE_MB:.0f}",
+        f"-artifact_prefix={folder}/",
+    ]  # fmt: skip
+    atheris.Setup([sys.argv[0], *options, str(corpus)], target)
+    atheris.Fuzz()
+
+
+class Coverage:
+    """The pairs of lines of Atoll that one call ran one after the other."""
+
+    def __init__(self) -> None:
+        """Nothing is seen yet."""
+        self.pairs: set[tuple[CodeType, int, int]] = set()
+        self._ours: dict[CodeType, bool] = {}
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        ours = self._ours.get(code)
+        if ours is None:
+            ours = self._ours[code] = code.co_filename.startswith(PACKAGE)
+        if not ours:
+            return None
+        last = frame.f_lineno
+
+        def line(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal last
+            self.pairs.add((code, last, frame.f_lineno))
+            last = frame.f_lineno
+            return line
+
+        return line
+
+    def __enter__(self) -> Coverage:
+        """Begin."""
+        self.pairs = set()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End."""
+        sys.settrace(None)
+
+
+def with_own_loop(name: str, *, seconds: float, seed: int = 1) -> Found:
+    """Fuzz for so long and return what was found."""
+    from bench.attack.decoders import targets
+
+    target, rng, coverage = targets()[name], random.Random(seed), Coverage()
+    corpus, seen = [*target.seeds], set[tuple[CodeType, int, int]]()
+    found = Found(name, "own")
+    began, kinds = time.monotonic(), set[str]()
+    waiting = list(corpus)
+    while (now := time.monotonic()) - began < seconds:
+        data = waiting.pop() if waiting else _changed(rng, corpus)
+        before_mb = _peak_mb()
+        try:
+            with coverage:
+                target(data)
+            error = ""
+        except Exception as failure:
+            where = traceback.extract_tb(failure.__traceback__)[-1]
+            error = f"{type(failure).__name__} at {Path(where.filename).name}:{where.lineno}"
+        found.executions += 1
+        if time.monotonic() - now > SLOW_S:
+            error = f"it took {time.monotonic() - now:.0f} s"
+        elif _peak_mb() - before_mb > LARGE_MB:
+            error = f"it took {_peak_mb() - before_mb:.0f} MB"
+        if error and error not in kinds and len(kinds) < MOST_CRASHES:
+            kinds.add(error)
+            found.crashes.append({"error": error, "input": base64.b64encode(data).decode()})
+        if not coverage.pairs <= seen:
+            seen |= coverage.pairs
+            corpus.append(data)
+    found.seconds, found.kept = time.monotonic() - began, len(corpus)
+    return found
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+INTERESTING = (0, 1, 0x7F, 0x80, 0xC1, 0xDC, 0xDD, 0xDE, 0xDF, 0xFF)
+"""Bytes at the edges of integers, and the longest containers of msgpack."""
+
+
+def _changed(rng: random.Random, corpus: list[bytes]) -> bytes:
+    """Return a known input with a few changes."""
+    data = bytearray(rng.choice(corpus))
+    for _ in range(rng.choice((1, 1, 2, 4, 8))):
+        place = rng.randrange(len(data) + 1)
+        kind = rng.randrange(7)
+        if kind == 0 and data:
+            data[place % len(data)] ^= 1 << rng.randrange(8)
+        elif kind == 1 and data:
+            data[place % len(data)] = rng.choice(INTERESTING)
+        elif kind == 2:
+            data[place:place] = rng.randbytes(rng.choice((1, 2, 4, 8)))
+        elif kind == 3:
+            del data[place : place + rng.choice((1, 2, 4, 16))]
+        elif kind == 4:
+            other = rng.choice(corpus)
+            begin = rng.randrange(len(other) + 1)
+            data[place:place] = other[begin : begin + rng.randrange(1, 64)]
+        elif kind == 5 and data:
+            part = data[place : place + rng.randrange(1, 32)]
+            data[place:place] = part * rng.choice((1, 2, 16, 64))
+        else:
+            size = rng.choice((1, 2, 4, 8))
+            number = rng.choice((0, 1, -1, 2 ** (8 * size - 1), 2 ** (8 * size - 1) - 1))
+            data[place : place + size] = (number % 2 ** (8 * size)).to_bytes(size, "big")
+    return bytes(data[:LONGEST])
+
+
+def main(arguments: list[str]) -> None:
+    """Fuzz some decoders, each for so long."""
+    seconds, engine, folder, *names = arguments
+    os.environ["TMPDIR"] = folder
+    if engine == "atheris":
+        with_atheris(names[0], seconds=float(seconds), folder=folder)
+    for name in names:
+        found = with_own_loop(name, seconds=float(seconds))
+        sys.stdout.write(json.dumps(asdict(found)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

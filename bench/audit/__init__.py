@@ -1,0 +1,1 @@
+"""Throughput of a SWARM of real processes against its ideal: `python -m bench.swarm`."""

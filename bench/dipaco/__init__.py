@@ -1,0 +1,1 @@
+"""DiPaCo beside a dense model and independent experts: `python -m bench.dipaco`."""

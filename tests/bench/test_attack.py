@@ -1,0 +1,49 @@
+"""The quick form of `make attack`: every promise holds, and what is broken would be seen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.attack.attacks import Attack, BrokenPromise, NotTried, hold
+from bench.attack.site import Site
+from bench.kit.cluster import Cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(900)
+def test_no_quick_attack_succeeds() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.attack", "--quick"], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    wrong = [row for row in found["rows"] if row["verdict"] in ("broken", "failed")]
+    assert not wrong, done.stderr[-6000:]
+    assert found["held"] > 30
+    assert done.returncode == 0
+
+
+def test_verdicts_follow_from_how_an_attack_ends(tmp_path: Path) -> None:
+    site = Site(Cluster(tmp_path / "cluster"), tmp_path / "attacker")
+
+    def end(how: Exception | None) -> str:
+        def run(_: Site) -> str:
+            if how is not None:
+                raise how
+            return "seen"
+
+        return Attack("name", "promise", run, quick=True).tried(site).verdict
+
+    assert end(None) == "held"
+    assert end(BrokenPromise("it gave way")) == "broken"
+    assert end(NotTried("no such machine")) == "not tried"
+    assert end(OSError("the attack itself failed")) == "failed"
+    with pytest.raises(BrokenPromise, match="gave way"):
+        hold([], "it gave way")
