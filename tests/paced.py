@@ -3,7 +3,7 @@
 Without pauses such a job takes all processor time, and the processes that the test starts and waits
 for get what is left.
 
-  [model]        name = "tests.paced:gpt"
+  [model]        name = "tests.paced:gpt", or "tests.paced:calm_gpt" where many members train
   [[rl.policies]] env = "tests.paced:cartpole"
 """
 
@@ -20,19 +20,36 @@ PAUSE_S = 0.01
 """Several times what a step of a tiny model computes."""
 
 
+CALM_PAUSE_S = 0.05
+"""So long that six members need a quarter of a core."""
+
+
 class PacedGPT(GPT):
-    """A GPT whose forward passes take at least `PAUSE_S` in training."""
+    """A GPT whose forward passes take at least `pause_s` in training."""
+
+    pause_s = PAUSE_S
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits as a GPT does."""
         if self.training:
-            time.sleep(PAUSE_S)
+            time.sleep(self.pause_s)
         return super().forward(ids)
 
 
 def gpt(vocab_size: int, **sizes: Any) -> PacedGPT:
     """Return the model of these keys of `[model]`."""
     return PacedGPT(GPTConfig(vocab_size=vocab_size, **sizes))
+
+
+class CalmGPT(PacedGPT):
+    """The same with longer pauses."""
+
+    pause_s = CALM_PAUSE_S
+
+
+def calm_gpt(vocab_size: int, **sizes: Any) -> CalmGPT:
+    """Return the model of these keys of `[model]`."""
+    return CalmGPT(GPTConfig(vocab_size=vocab_size, **sizes))
 
 
 ENVIRONMENT_PAUSE_S = 0.001

@@ -36,7 +36,7 @@ STARTS = {
     "a hub": (["atoll.hub.__main__"], TORCH | OPTIONAL | {"httpx", "rich"}),
     "a node": (["atoll.node.__main__"], TORCH | OPTIONAL | SERVING),
     "the supervisor of an island": (
-        ["atoll.node.worker", "atoll.node.islands.rank_supervisor"],
+        ["atoll.node.worker", "atoll.node.islands.supervisor"],
         TORCH | OPTIONAL | SERVING | ASKING,
     ),
     "the writer of checkpoints": (

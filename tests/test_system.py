@@ -64,6 +64,25 @@ def test_what_the_kernel_says_of_a_process_is_read_or_unknown() -> None:
         assert (system.proportional_bytes(os.getpid()) or 0) > 2**20
 
 
+@pytest.mark.parametrize(
+    ("groups", "path"),
+    [
+        ("4:cpu,memory:/user/a\n0::/\n", "sys/fs/cgroup/memory/user/a/memory.oom_control"),
+        ("0::/user.slice/a\n", "sys/fs/cgroup/user.slice/a/memory.events.local"),
+        ("0::/docker/seen-from-outside\n", "sys/fs/cgroup/memory.events.local"),
+        ("", "proc/vmstat"),
+    ],
+)
+def test_kills_are_counted_of_the_own_group(tmp_path: Path, groups: str, path: str) -> None:
+    """Those of the machine count only where the group has no count of its own."""
+    for name, kills in (("proc/vmstat", 7), (path, 3)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"low 1\noom_kill_disable 0\noom_kill %d\n" % kills)
+    assert system.count_oom_kills(groups, root=tmp_path) == 3
+    (tmp_path / path).unlink()
+    assert system.count_oom_kills(groups, root=tmp_path) == (0 if path == "proc/vmstat" else 7)
+
+
 def test_a_local_socket_answers_or_there_is_an_error(tmp_path: Path) -> None:
     path = str(tmp_path / "door")
     with pytest.raises(OSError, match=r"No such file|local sockets"):

@@ -16,7 +16,7 @@ from atoll.errors import ConfigError
 EXAMPLES = sorted(
     path
     for path in (Path(__file__).parents[2] / "examples").rglob("*.toml")
-    if "jobs" not in tomllib.loads(path.read_text("utf-8"))
+    if not {"jobs", "sweep"} & set(tomllib.loads(path.read_text("utf-8")))
 )
 RESOLVED = [tomllib.loads(dump_spec(parse_spec(path.read_text("utf-8")))) for path in EXAMPLES]
 

@@ -69,7 +69,9 @@ def test_containers_command_ends_with_its_lines_at_the_hub(
 ) -> None:
     start()
     assert hub.hub is not None
-    assert hub.hub.membership.nodes["n"].info.launchers == ["process", "container"]
+    nodes = hub.hub.membership.nodes
+    until(lambda: "n" in nodes)
+    assert nodes["n"].info.launchers == ["process", "container"]
     job = submit(client, "/bin/sh", "-c", "echo hello from $ATOLL_MEMBER")
     wait_for(client, job, "done")
     assert lines_of(client, job) == ["hello from w0"]

@@ -27,7 +27,8 @@ def furnished(scene: Scene) -> dict[str, str]:
         "timeline": f"jobs/{job}/timeline", "members": f"jobs/{job}/members",
         "output": f"jobs/{job}/output", "files": f"jobs/{job}/files",
         "compare": f"compare?jobs={job}", "queues": "queues", "queue": "queues/work",
-        "alarms": "events", "events": "events/happened", "audit": "events/audit",
+        "alarms": "events", "events": "events/happened", "limits": "events/limits",
+        "audit": "events/audit",
     }  # fmt: skip
 
 

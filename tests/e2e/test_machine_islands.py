@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -12,9 +13,20 @@ from typing import Any, cast
 import pytest
 
 from atoll.net.http.client import HubClient
+from atoll.node.launchers import landlock
+from atoll.plan.pipelines import PLANS_FILE, read_plans, write_plans
 from bench.netlab.lab import Lab
-from tests.e2e.conftest import Atoll, shared_cache, ticket_of, until
-from tests.e2e.test_islands import START_S, contributors, islands, kinds, ranks, stop
+from tests.e2e.conftest import Atoll, shared_cache, ticket_of, until, wait_for
+from tests.e2e.test_islands import (
+    START_S,
+    await_rounds,
+    contributors,
+    islands,
+    kinds,
+    plan_of,
+    ranks,
+    stop,
+)
 from tests.e2e.test_two_machines import HUB, TwoMachines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -87,6 +99,82 @@ def test_island_replaces_a_dead_follower_machine(atoll: Atoll) -> None:
         assert sorted(after) == ["w0", "w0.1", "w1", "w1.1"]
         assert set(after.values()) == set(nodes) - {dead}
         ends_equal(client, atoll, name)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_elastic_island_heeds_a_preemption_notice(atoll: Atoll, members: int) -> None:
+    """A machine gives notice: its island goes on without it, with its state; then it is back."""
+    path = islands(atoll, every=20, elastic="true", machines="2")
+    text = path.read_text().replace('inner = "fsdp"', 'inner = "pipeline"')
+    text = text.replace("nodes = 2", f"nodes = {members}").replace("every = 5", "every = 1")
+    hub, member = atoll.hub(), f"w{members - 1}"
+    ticket = ticket_of(hub)
+    notices = {f"n{n}": atoll.folder / f"n{n}-notice" for n in range(2 * members)}
+    for node, notice in notices.items():
+        home = atoll.folder / node
+        atoll.start("join", ticket, "--name", node, "--preempt-file", str(notice), home=home)
+    with hub.client() as client:
+        until(lambda: len(client.nodes()) == 2 * members, timeout_s=START_S)
+        name = client.submit(text)
+        until(lambda: kinds(client, name).count("checkpoint") > 0, timeout_s=2 * START_S)
+        until(lambda: ranks(atoll, member), timeout_s=START_S)
+        where = placed(client, name)
+        leader = atoll.folder / where[member]
+        (plans,) = leader.rglob(PLANS_FILE)
+        assert set(read_plans(plans.parent)) == {1, 2}
+        write_plans({2: plan_of(stages=2), 1: plan_of(stages=1)}, plans.parent)
+        ranks(atoll, member)[0].kill()  # what was fastest may not have needed the second machine
+        until(lambda: sorted(ranks(atoll, member)) == [0, 1], timeout_s=START_S)
+        await_all(client, name, members)
+        before, led = kinds(client, name), ranks(atoll, member)[0]
+        begun = time.monotonic()
+        notices[where[f"{member}.1"]].touch()
+        until(lambda: sorted(ranks(atoll, member)) == [0], timeout_s=START_S)
+        await_all(client, name, members)
+        print(f"notice: {time.monotonic() - begun:.1f} s to the third round without the machine")
+        assert ranks(atoll, member)[0].pid == led.pid, "rank 0 keeps its process, and its state"
+        notices[where[f"{member}.1"]].unlink()
+        until(lambda: sorted(ranks(atoll, member)) == [0, 1], timeout_s=START_S)
+        # Rank 0 trains on while the other one loads.
+        until(
+            lambda: kinds(client, name)[len(before) :].count("morphed") == 2, timeout_s=2 * START_S
+        )
+        await_all(client, name, members)
+        assert ranks(atoll, member)[0].pid == led.pid
+        since = kinds(client, name)[len(before) :]
+        assert "member-failed" not in since, "nobody was lost"
+        assert "alarm:rewound" not in since, "no round is done again"
+        results = stop(client, name)
+        assert len({result["digest"] for result in results}) == 1
+        until(lambda: not atoll.workers())
+
+
+@pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock")
+def test_islands_train_on_sandboxed_machines(atoll: Atoll) -> None:
+    """By the direct route between them."""
+    hub = atoll.hub()
+    ticket = ticket_of(hub)
+    job = islands(atoll, every=5)
+    text = job.read_text().replace("steps = 1000000", "steps = 30")
+    for name in ("n0", "n1"):
+        words = ["--name", name, "--sandbox", "on", "--readable", str(atoll.folder)]
+        words += ["--network", "open"]
+        atoll.start("join", ticket, *words, home=atoll.folder.parent / name)
+    with hub.client() as client:
+        until(lambda: len(client.nodes()) == 2)
+        until(lambda: str(client.nodes()).count("a sandbox for processes of jobs") == 2)
+        name = client.submit(text)
+        view = wait_for(client, name, "done", "failed")
+        assert view["state"] == "done", (view["error"], client.logs(name))
+        assert len({member["result"]["digest"] for member in view["members"]}) == 1
+
+
+def await_all(client: HubClient, job: str, members: int) -> None:
+    """Wait for three more rounds, the last of them of all members."""
+    await_rounds(client, job, since=client.rounds(job)["last"])
+    seen = client.rounds(job)["last"]
+    everyone = [f"w{n}" for n in range(members)]
+    until(lambda: everyone in contributors(client, job, since=seen), timeout_s=2 * START_S)
 
 
 class Hosts(TwoMachines):

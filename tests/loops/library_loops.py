@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch.utils.data import DataLoader
 
 from tests.loops.job import Diary, Ended
 from tests.loops.plain_loops import BATCH, Numbered, adamw, net, squared
+
+REQUESTS = threading.RLock()
+"""Held while Lightning asks for a data loader."""
 
 
 class WithLoss(nn.Module):
@@ -88,12 +92,32 @@ def lightning(run: Any, diary: Diary) -> Ended:
 
         callbacks.insert(0, AtollCallback(run))
     module = Module()
+    _request_loaders_one_at_a_time()
     pl.Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks,
         default_root_dir=str(run.directory),
     ).fit(module, run.shard(DataLoader(Numbered(), batch_size=BATCH)))  # fmt: skip
     return Ended(module)
+
+
+def _request_loaders_one_at_a_time() -> None:
+    """Keep members that are threads apart; a member of a real job is a process.
+
+    Lightning exchanges methods of the class `DataLoader` while it asks for a loader.
+    """
+    from lightning.pytorch.loops import fit_loop
+
+    with REQUESTS:
+        requested: Any = fit_loop._request_dataloader
+        if not hasattr(requested, "one_at_a_time"):
+
+            def request(source: Any) -> Any:
+                with REQUESTS:
+                    return requested(source)
+
+            request.one_at_a_time = True  # type: ignore[attr-defined]
+            fit_loop._request_dataloader = request
 
 
 def accelerated(run: Any, diary: Diary) -> Ended:

@@ -76,32 +76,45 @@ print(json.dumps(client.job(job)))
 class Machines:
     """A hub on host 0 and an agent on each of the others."""
 
-    def __init__(self, lab: Lab, folder: Path, *, route: str) -> None:
-        """Start everything and submit a job."""
+    def __init__(
+        self, lab: Lab, folder: Path, *, members: int = MEMBERS, spec: str = SPEC, **options: object
+    ) -> None:
+        """Start everything and submit a job: `spec` with the options."""
         self.lab, self.folder = lab, folder
         self._logs: list[IO[bytes]] = []
         self._started: list[subprocess.Popen[bytes]] = []
-        self.hub = self._start(
-            HUB, "hub", "-m", "atoll.hub", "--host", "0.0.0.0", "--port", str(PORT),
-            "--advertise", "h0", "--data", str(folder / "data"), "--jobs", str(folder / "jobs"),
-        )  # fmt: skip
-        assert self.hub.stdout is not None
-        ready = json.loads(self.hub.stdout.readline())
-        self.token, self.ca = ready["operator_token"], ready["ca"]
-        for host in range(1, MEMBERS + 1):
-            self._start(
-                host, f"n{host}", "-m", "atoll.node", "--ticket", ready["ticket"], "--no-measure",
-                "--name", f"n{host}", "--home", str(folder / f"n{host}"),
-            )  # fmt: skip
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self.start_hub()
+        for host in range(1, members + 1):
+            self.start_agent(host)
         text = folder / "text.txt"
         letters = random.Random(5)
         text.write_text("".join(letters.choices("abcdefgh ", k=60_000)))
-        spec = folder / "cut.toml"
-        spec.write_text(SPEC.format(members=MEMBERS, route=route, text=text))
-        self.job = self.ask(SUBMIT, str(spec)).strip()
+        self.spec = spec.format(members=members, text=text, **options)
+        (folder / "job.toml").write_text(self.spec)
+        self.job = self.ask(SUBMIT, str(folder / "job.toml")).strip()
+
+    def start_hub(self) -> None:
+        """Start the hub, or start it again from its file on the same port."""
+        data, jobs = self.folder / "data", self.folder / "jobs"
+        self.hub = self._start(
+            HUB, "hub", "-m", "atoll.hub", "--host", "0.0.0.0", "--port", str(PORT),
+            "--advertise", "h0", "--data", str(data), "--jobs", str(jobs),
+        )  # fmt: skip
+        assert self.hub.stdout is not None
+        ready = json.loads(self.hub.stdout.readline())
+        self.ticket, self.token, self.ca = ready["ticket"], ready["operator_token"], ready["ca"]
+
+    def start_agent(self, host: int) -> None:
+        """Start the agent of a host, or start it again."""
+        name = f"n{host}"
+        self.agents[name] = self._start(
+            host, name, "-m", "atoll.node", "--ticket", self.ticket, "--no-measure",
+            "--name", name, "--home", str(self.folder / name),
+        )  # fmt: skip
 
     def _start(self, host: int, name: str, *words: str) -> subprocess.Popen[bytes]:
-        log = (self.folder / f"{name}.log").open("wb")
+        log = (self.folder / f"{name}.log").open("ab")
         self._logs.append(log)
         own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         popen: subprocess.Popen[bytes] = self.lab.popen(
@@ -115,8 +128,8 @@ class Machines:
         """Close what is open; the lab has ended every process."""
         for popen in self._started:
             popen.wait(PATIENCE_S)
-        if self.hub.stdout is not None:
-            self.hub.stdout.close()
+            if popen.stdout is not None:
+                popen.stdout.close()
         for log in self._logs:
             log.close()
 

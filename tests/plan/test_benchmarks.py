@@ -6,18 +6,23 @@ import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from atoll.cli.main import main
 from atoll.config import JobSpec, RankPlace, dump_spec, read_spec
 from atoll.errors import ConfigError
+from atoll.models import GPTConfig
 from atoll.plan.benchmarks import measure, memory_of
 from atoll.plan.measured import Machine, Measured, UnitTimes, read_measured, write_measured
 from atoll.plan.pipelines import Request, plan_pipelines
-from atoll.strategies.inner.pipeline.simulation import Link
+from atoll.plan.reductions import reductions
+from atoll.strategies.inner.pipeline.hosts import Link
 from tests.island.pool import Ranks
 from tests.plan.jobs import job
 
@@ -61,15 +66,68 @@ def test_real_ranks_are_measured_and_planned_for(
     assert sorted(found.sizes) == [1, 2, 4, 8]
     assert [machine.ranks for machine in found.machines] == [2 // machines] * machines
     assert all(machine.cores >= 1 < machine.memory_bytes for machine in found.machines)
+    for machine in found.machines:  # a rate for every number of its ranks
+        assert len(machine.rates) == machine.ranks
+        assert min(machine.rates) > 0
     for times in found.sizes.values():
         assert len(times.forward_s) == len(times.backward_s) == len(found.sent_bytes)
         assert min(times.forward_s) > 0
-    assert found.near.latency_s > 0 < found.reduce[2].latency_s
+    assert found.near.latency_s > 0 < found.reduce[1][2].latency_s
     assert 0 < found.near.bytes_per_s < 1e14
+    assert found.near.busy_s > 0 <= found.near.busy_s_per_byte
     assert found.sent_bytes[1] == 8 * 16 * 4  # context x width of one row
     plans = plan_pipelines(found, Request.of(spec, memory=memory_of(spec)))
     assert {(plan.stages, plan.replicas) for plan in plans} == {(1, 1), (2, 1), (1, 2)}
     assert all(plan.worst_bytes > 0 for plan in plans)
+
+
+def _reduced() -> dict[int, dict[int, Link]]:
+    units = Measured(
+        machines=(), sizes={1: UnitTimes(forward_s=(1, 1, 1), backward_s=(1, 1, 1))},
+        sent_bytes=(4, 4, 4), trained_bytes=(4, 80_000, 8), near=Link(), far=Link(),
+    )  # fmt: skip
+    asked: list[int] = []
+    reduce = dist.all_reduce
+
+    def noted(tensor: Tensor, **words: Any) -> Any:
+        asked.append(tensor.numel())
+        return reduce(tensor, **words)
+
+    with patch.object(dist, "all_reduce", noted):
+        found = reductions(units, (0, 0, 1, 1), device=torch.device("cpu"))
+    assert set(asked) <= {1, 20_003, 20_001, 20_002}, "of a stage's size"
+    return found
+
+
+def test_reductions_are_measured_for_every_shape_of_all_ranks(ranks: Ranks) -> None:
+    for found in ranks.run(4, _reduced):
+        assert {p: sorted(links) for p, links in found.items()} == {1: [2, 3, 4], 2: [2]}
+    (first, *_) = ranks.run(4, _reduced)
+    assert all(link.latency_s > 0 for links in first.values() for link in links.values())
+
+
+class _Crossed(nn.Module):
+    """A model whose children are not applied one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = GPTConfig(context=8)
+        self.tokens, self.out = nn.Embedding(256, 4), nn.Linear(4, 256)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.out(self.tokens(ids) + self.tokens(ids.flip(-1)))
+        return found
+
+
+def crossed(vocab_size: int, **sizes: object) -> nn.Module:
+    return _Crossed()
+
+
+def test_a_model_that_cannot_be_cut_is_not_measured(ranks: Ranks, tmp_path: Path) -> None:
+    text = tomllib.loads(dump_spec(pipeline_job(tmp_path)))
+    text["model"]["name"] = f"{__name__}:{crossed.__name__}"
+    with pytest.raises(ConfigError, match=r"not applied one after the other.*units\(\)"):
+        ranks.run(2, _measured, text, 1)
 
 
 def kept(path: Path) -> Path:
@@ -78,7 +136,7 @@ def kept(path: Path) -> Path:
         Measured(
             machines=(Machine(name="attic", ranks=2, cores=2, memory_bytes=10**12),),
             sizes={2: times, 4: times}, sent_bytes=(1, 1, 1, 1), trained_bytes=(4, 4, 4, 4),
-            near=Link(0.001, 1e9), far=Link(0.001, 1e9), reduce={2: Link(0.5, 1e9)},
+            near=Link(0.001, 1e9), far=Link(0.001, 1e9), reduce={1: {2: Link(0.5, 1e9)}},
         ),
         path,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,8 @@ from atoll.plan.pipelines import (
     with_plan,
 )
 from atoll.strategies.inner.pipeline.balance import balanced
-from atoll.strategies.inner.pipeline.simulation import (
-    Host,
-    Hosts,
-    Link,
-    StageTimes,
-    simulate,
-)
+from atoll.strategies.inner.pipeline.hosts import Host, Hosts, Link
+from atoll.strategies.inner.pipeline.simulation import StageTimes, simulate
 
 BATCH = 12
 SIZES = (1, 2, 3, 4, 6, 12)
@@ -46,8 +42,11 @@ def measured(machines: tuple[Machine, ...], costs: list[float]) -> Measured:
             for rows in SIZES
         },
         sent_bytes=tuple(range(1, len(costs) + 1)), trained_bytes=(8,) * len(costs),
-        near=Link(0.01, 100.0), far=Link(0.1, 10.0),
-        reduce={2: Link(0.1, 100.0), 4: Link(0.3, 80.0)},
+        near=Link(0.01, 100.0), far=Link(0.1, 10.0, busy_s=0.02, busy_s_per_byte=0.01),
+        reduce={
+            1: {2: Link(0.1, 100.0), 4: Link(0.3, 80.0)},
+            2: {2: Link(0.2, 90.0), 3: Link(0.25, 70.0)},
+        },
     )  # fmt: skip
 
 
@@ -59,9 +58,14 @@ def needs(plan: PipelinePlan) -> list[int]:
 
 def brute_force(found: Measured, request: Request) -> dict[tuple[int, int], float]:
     """Return the least time of every P x D that fits, by trying every size of microbatch."""
-    ranks, best = sum(machine.ranks for machine in found.machines), {}
-    for stages, replicas in itertools.product(range(1, ranks + 1), repeat=2):
-        shape, times = request.shape(stages), []
+    ranks = sum(machine.ranks for machine in found.machines)
+    best: dict[tuple[int, int], float] = {}
+    counts = range(1, ranks + 1)
+    shared = all(machine.cores for machine in found.machines)
+    for stages, replicas, name in itertools.product(counts, counts, ("1f1b", "opportunistic")):
+        shape, times = request.shape(stages, schedule=name), []
+        if name == "opportunistic" and (stages == 1 or not shared):
+            continue
         if stages * replicas > ranks or shape.stages > len(found.sent_bytes) or BATCH % replicas:
             continue
         on = place_ranks(found.machines, stages * replicas)
@@ -93,20 +97,21 @@ def brute_force(found: Measured, request: Request) -> dict[tuple[int, int], floa
                 ),
                 microbatches=count,
                 hosts=Hosts(
-                    hosts=tuple(Host(m.cores or float("inf"), m.speed) for m in machines),
+                    hosts=tuple(Host(m.cores or float("inf"), m.speed, m.rates) for m in machines),
                     of_rank=on, near=found.near, far=found.far,
                 ),
             )  # fmt: skip
             heaviest = max(sum(found.trained_bytes[a:b]) for a, b in parts)
-            times.append(played.wall_s + found.reduce_s(heaviest, ranks=replicas))
+            times.append(played.wall_s + found.reduce_s(heaviest, stages=stages, replicas=replicas))
         if times:
-            best[stages, replicas] = min(times)
+            best[stages, replicas] = min(*times, best.get((stages, replicas), math.inf))
     return best
 
 
 MACHINES = st.builds(
     Machine, name=st.just("box"), ranks=st.integers(1, 2), cores=st.integers(0, 2),
     speed=st.sampled_from([0.5, 1.0, 2.0]), memory_bytes=st.sampled_from([0, 30, 50, 90]),
+    rates=st.sampled_from([(), (0.9, 0.6)]),
 )  # fmt: skip
 
 
@@ -129,6 +134,15 @@ def test_the_best_of_all_plans_is_found(
     assert {(p.stages, p.replicas): p.predicted_s for p in plans} == pytest.approx(expected)
     assert plans[0].predicted_s == pytest.approx(min(expected.values()))
     assert all(p.rows * p.microbatches * p.replicas == BATCH for p in plans)
+
+
+def test_reductions_are_those_of_the_shape_or_of_the_next_larger() -> None:
+    found = measured((Machine(name="box", ranks=1),), [1.0])
+    seconds = [
+        found.reduce_s(0.0, stages=p, replicas=d)
+        for p, d in ((1, 1), (1, 2), (1, 3), (1, 9), (2, 2), (2, 3), (5, 2))
+    ]
+    assert seconds == [0.0, 0.1, 0.3, 0.3, 0.2, 0.25, 0.2]
 
 
 def test_ranks_are_dealt_evenly_as_far_as_machines_have_them() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from atoll.cli.commands.ticket import duration_s
+from atoll.cli.access.ticket import duration_s
 from atoll.errors import ConfigError
 from atoll.hub.server import HubServer
 from tests.node.running import Node, submit, wait_for

@@ -37,6 +37,13 @@ TABLE = {
     "GET /api/tickets": "operator",
     "POST /api/tickets": "operator",
     "POST /api/tickets/{ticket}/revoke": "operator",
+    "GET /api/keys": "operator",
+    "POST /api/keys/rotate": "operator",
+    "GET /api/secrets": "operator",
+    "PUT /api/secrets/{name}": "operator",
+    "DELETE /api/secrets/{name}": "operator",
+    "GET /api/jobs/{job}/secrets": "job",
+    "GET /api/limits": "operator viewer",
     "GET /api/audit": "operator",
     "GET /metrics": "operator viewer",
     "GET /api/hub": "operator viewer node job other",
@@ -87,6 +94,9 @@ TABLE = {
     "POST /api/topics/publish": "operator job other",
     "POST /api/topics/read": "operator job other",
     "POST /api/topics/ack": "operator job other",
+    "GET /api/jobs/{job}/verification": "operator viewer",
+    "GET /api/jobs/{job}/verification/{challenge}/{position}": "job",
+    "PUT /api/jobs/{job}/verification/{challenge}/{position}": "job",
     "POST /api/queues/requeue": "operator",
     "POST /api/queues/discard": "operator",
 }
@@ -100,6 +110,7 @@ METHODS = ("GET", "PUT", "DELETE", "PATCH", "POST")
 VALUES = {
     "ticket": "0" * 10, "node": "nobody", "name": "style.css", "sha256": "0" * 64,
     "path": "note.txt", "alarm": "none", "member": "w0",
+    "challenge": "1", "position": "0",
 }  # fmt: skip
 
 

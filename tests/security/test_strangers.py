@@ -30,7 +30,8 @@ from atoll.hub.security.connection_limits import (
 )
 from atoll.hub.server import FILES, HubServer
 from atoll.hub.sessions.uvicorn_protocols import FIRST_FRAME_BYTES, LINGER_S
-from atoll.net.endpoint import parse_ticket
+from atoll.net.endpoint import HubEndpoint, parse_ticket
+from atoll.net.http.client import HubClient
 from atoll.wire.frames import decode
 from atoll.wire.limits import PROTOCOL
 from atoll.wire.messages import Event, Hello, pack, unpack
@@ -305,8 +306,51 @@ def test_memory_stays_bounded_under_a_flood(tmp_path: Path) -> None:
         assert resident_bytes() - before < 30e6
 
 
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+def test_memory_of_many_tls_connections_comes_back(tmp_path: Path) -> None:
+    """More than may be open, half of them sessions without a Hello; others get in meanwhile."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("other allocators are not asked")
+    words = ["-m", "atoll.hub", "--no-reducers", "--tls", "on", "--data", str(tmp_path / "d")]
+    words += ["--jobs", str(tmp_path / "j")]
+    with (tmp_path / "log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [sys.executable, *words], stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    try:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        context = ssl._create_unverified_context()
+        endpoint = HubEndpoint(ca=told["ca"])
+        with HubClient(told["url"], told["operator_token"], endpoint=endpoint) as client:
+            assert client.jobs() == []
+            before = resident_bytes(process.pid)
+            with contextlib.ExitStack() as stack:
+                for number in range(int(1.5 * DEFAULT_LIMITS.strangers)):
+                    line = socket.create_connection(("127.0.0.1", told["port"]), PATIENCE_S)
+                    secure = stack.enter_context(context.wrap_socket(line))
+                    if number % 2:
+                        with contextlib.suppress(OSError):
+                            secure.sendall(UPGRADE)
+                assert client.jobs() == [], "somebody with a token is served"
+                assert resident_bytes(process.pid) - before < 80e6
+            settled = until(lambda: resident_bytes(process.pid) - before < 30e6)
+            assert settled, f"{(resident_bytes(process.pid) - before) / 1e6:.0f} MB are kept"
+        assert (tmp_path / "log").read_text(encoding="utf-8").count("was refused") < 500
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+UPGRADE = (
+    b"GET /ws HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+def resident_bytes(process: int | str = "self") -> int:
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * 4096
 
 

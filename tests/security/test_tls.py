@@ -21,6 +21,7 @@ from atoll.errors import AuthError, ConfigError, HubUnreachable, Revoked
 from atoll.hub.security.certificates import NODE_DAYS, Authority
 from atoll.hub.security.tls import choose
 from atoll.hub.server import HubServer
+from atoll.net import pinned
 from atoll.net.endpoint import HubEndpoint, Ticket, parse_ticket
 from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
@@ -57,7 +58,7 @@ def test_public_hub_speaks_tls_only_and_pins_it_in_tickets(
     with serving(tmp_path, host="0.0.0.0") as hub:
         ticket = parse_ticket(hub.ticket)
         assert ticket.url.startswith("https://")
-        assert ticket.fingerprint == tls_identity.fingerprint_of(Path(hub.ca))
+        assert [ticket.fingerprint] == pinned.fingerprints(Path(hub.ca))
         told = httpx.get(f"http://127.0.0.1:{hub.port}/healthz", trust_env=False)
         assert told.status_code == 400
         assert told.json()["error"]["what"] == "this hub requires TLS"
@@ -252,7 +253,7 @@ def rsa_request() -> str:
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
 
-def test_node_renews_at_a_third_of_certificate_life(
+def test_certificate_of_a_node_is_renewed_by_itself(
     secure: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me = joined(secure, tmp_path, name="lasting")

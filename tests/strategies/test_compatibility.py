@@ -207,11 +207,19 @@ def test_only_some_methods_work_among_the_members_of_a_stage() -> None:
         plan = dataclasses.replace(_plan(chosen(outer)), inner="swarm")
         compatibility.check_island_gradients(plan)
         if method.per_stage:
-            compatibility.check_swarm(plan)
+            compatibility.check_parts(plan)
             continue
         with pytest.raises(ConfigError, match="cannot work per stage") as caught:
-            compatibility.check_swarm(plan)
+            compatibility.check_parts(plan)
         assert caught.value.expected == "one of average, diloco, every_step"
+
+
+@pytest.mark.parametrize("codec", ["lowrank:2", "feedback(lowrank:2)", "auto"])
+def test_a_stage_refuses_codecs_with_a_common_state(codec: str) -> None:
+    plan = dataclasses.replace(_plan(chosen("every_step", codec)), inner="swarm")
+    with pytest.raises(ConfigError, match="a member new to a stage would need"):
+        compatibility.check_parts(plan)
+    compatibility.check_parts(dataclasses.replace(plan, codec="feedback(int8)"))
 
 
 def _plan(resolved: Resolved) -> compatibility.Plan:

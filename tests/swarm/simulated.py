@@ -14,12 +14,17 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from atoll.swarm.copies import EVERY_S
+from atoll.swarm.evaluations import Evaluated
 from atoll.swarm.ledger import Ledger
 from atoll.swarm.places import SwarmSettings
 from atoll.swarm.routing import BOTH
 from atoll.wire.swarm import (
+    HeldOutSum,
     Holder,
     Share,
+    SwarmAnnounce,
+    SwarmPlace,
 )
 from tests.swarm.simulated_member import (
     LATENCY_S,
@@ -41,6 +46,8 @@ class World:
     random: Random
     lossy: float = 0.0
     """Chance that a message between processes is lost; the same that it arrives twice."""
+    copies_s: float = EVERY_S
+    """Least time between two copies of a member's sum."""
     now: float = 0.0
     members: dict[str, SimMember] = field(default_factory=dict)
     applied: dict[tuple[int, int], dict[str, list[Share]]] = field(default_factory=dict)
@@ -48,6 +55,14 @@ class World:
     means: dict[tuple[int, int], list[Share]] = field(default_factory=dict)
     """Shares in the committed mean of each stage and step."""
     done_rows: int = 0
+    save_every: int = 1
+    """Steps between two checkpoints."""
+    held_out: tuple[int, int] = (0, 0)
+    """Microbatches of an evaluation, and of the one at the end."""
+    evaluated_every: int = 2
+    """Steps between two evaluations."""
+    evaluations: list[Evaluated] = field(default_factory=list)
+    """What the hub stored; a step that was done again is evaluated again."""
 
     def __post_init__(self) -> None:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -111,8 +126,24 @@ class World:
 
         self.carry(arrive)
 
+    def announce(self, name: str, body: SwarmAnnounce) -> SwarmPlace:
+        """Give a member its place; every `save_every` steps there is a checkpoint."""
+        place = self.ledger.announce(name, body, self.now)
+        if self.ledger.bereft(self.now) >= 0:
+            step = self.ledger.step // self.save_every * self.save_every
+            for later in range(step, self.ledger.step):  # these are computed again
+                for stage in range(self.settings.stages):
+                    self.means.pop((stage, later), None)
+                    self.applied.pop((stage, later), None)
+            history = self.ledger.history if step == self.ledger.step else 0
+            self.ledger.go_back(step, history, self.now)
+            place = self.ledger.announce(name, body, self.now)
+        return place
+
     def changed(self) -> None:
         """Answer the requests that wait for news."""
+        found, self.ledger.evaluations.found = self.ledger.evaluations.found, []
+        self.evaluations += found
         waiting, self._waiting = self._waiting, []
         self._waiting += [poll for poll in waiting if not poll()]
         self.start_rounds()
@@ -137,6 +168,7 @@ class World:
             first_number=1_000_000 * self._restarts,
             expected=live,
             rebuild_until=self.now + REBUILD_S,
+            saved=-1,
         )
         self._waiting, self.joins = [], {}
 
@@ -210,6 +242,22 @@ def check_counts(world: World) -> None:
             for shares in sums:
                 counts = Counter(share.index for share in shares)
                 assert sorted(counts.elements()) == every, (stage, step, counts)
+
+
+def check_evaluations(world: World) -> None:
+    """Assert that every complete step that was due was measured, and each of its rows once.
+
+    Microbatch k of an evaluation has a loss of 2 ** k on one target: the sum shows which were added
+    how often, and a state's step is its unit.
+    """
+    between, end = world.held_out
+    for one in world.evaluations:
+        count = end if one.last else between
+        assert one.total == HeldOutSum((2.0**count - 1) * (one.step + 1), count), one
+    measured = {one.step for one in world.evaluations}
+    every = world.evaluated_every
+    due = [step for step in range(world.ledger.step) if step % every == 0]
+    assert not between or set(due) <= measured
 
 
 def calm_rate(world: World) -> float:

@@ -212,7 +212,9 @@ def test_what_another_lease_brought_through_is_given_up() -> None:
     made = driver("a", "b")
     begun(made, lease(7, index=0))
     begun(made, lease(8, index=1))
-    (release,) = made.counted([Share(0, 9, "other"), Share(1, 8, "me")])
+    assert made.counted([Share(0, 6), Share(1, 9)], step=3) == []  # their holder was lost
+    assert made.counted([Share(0, 9, "other")], step=4) == []  # of the step after
+    (release,) = made.counted([Share(0, 9, "other"), Share(1, 8, "me")], step=3)
     assert isinstance(release, ReleaseAt)
     assert release.order.drop
     assert made.holding == [8]
@@ -224,3 +226,13 @@ def test_a_new_step_forgets_the_old_one() -> None:
     made.stepped(4)
     assert made.holding == []
     assert made.next_deadline() is None
+
+
+def test_failures_are_told_once_though_nothing_is_finished() -> None:
+    made = driver("a", "b")
+    work = begun(made, lease())
+    handed(made, work, 0, backward=False)
+    broken(made, work, 1)
+    assert [(one.member, one.banned_s > 0) for one in made.failures()] == [("a", True)]
+    assert made.failures() == []
+    assert made.holding  # it waits for a member of the stage

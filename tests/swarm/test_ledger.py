@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from atoll.swarm.counts import lacking
 from atoll.swarm.leases import FIRST_LEASE_S
 from atoll.swarm.ledger import HOLD_S, Ledger
 from atoll.swarm.places import SwarmSettings
@@ -8,6 +9,7 @@ from atoll.wire.swarm import (
     Share,
     SwarmAnnounce,
     SwarmDone,
+    SwarmKept,
     SwarmLease,
     SwarmPlace,
     SwarmWant,
@@ -20,7 +22,14 @@ JOB = SwarmSettings(2, 3)
 def enter(ledger: Ledger, member: str, now: float = 0.0) -> SwarmPlace:
     """A member takes its place, and is ready at once."""
     place = ledger.announce(member, SwarmAnnounce(), now)
-    body = SwarmAnnounce(epoch=place.epoch, stage=place.stage, step=ledger.step, restored=True)
+    return with_state(ledger, member, place, now)
+
+
+def with_state(ledger: Ledger, member: str, place: SwarmPlace, now: float = 0.0) -> SwarmPlace:
+    """A member has the state of its place."""
+    body = SwarmAnnounce(
+        epoch=place.epoch, stage=place.stage, step=place.step, history=place.history
+    )
     return ledger.announce(member, body, now)
 
 
@@ -147,10 +156,79 @@ def test_a_stage_closes_when_all_count_and_opens_with_a_loss() -> None:
     ledger.lost("w1", 1.0)
     assert ledger.counts[1].closing == 0
     assert ledger.counts[0].closing > 0
-    for lease in want(ledger, "w2"):
+    for lease in (*want(ledger, "w2"), *want(ledger, "w0")):
         assert lease.stages == [1]
         done(ledger, lease, "w3")
     assert ledger.counts[1].closing > first
+
+
+def test_a_member_that_comes_back_is_not_told_what_it_dropped() -> None:
+    ledger = ledger_of("w0", "w1", "w2", "w3")
+    close_all(ledger, "w0", "w1")
+    ledger.lost("w1", 1.0)
+    enter(ledger, "w1", 2.0)
+    assert {share.member for share in shares(ledger, "w1")} == {""}
+    assert {share.member for share in shares(ledger, "w0")} == {"w0"}
+
+
+def kept(ledger: Ledger, keeper: str, of: str, *copied: Share, number: int = 1) -> bool:
+    body = SwarmKept(
+        holder(ledger, keeper).epoch, holder(ledger, of), ledger.step, number, list(copied)
+    )
+    return ledger.kept(keeper, body)
+
+
+def test_a_keeper_takes_over_what_its_copy_holds() -> None:
+    ledger = ledger_of("w0", "w1", "w2", "w3")
+    close_all(ledger, "w0", "w1")
+    first, closing = shares(ledger, "w1"), ledger.counts[1].closing
+    assert kept(ledger, "w3", "w1", *first[:2], number=7)
+    ledger.lost("w1", 1.0)
+    assert ledger.required(1) == {"w3"}
+    assert shares(ledger, "w3")[3:] == [Share(s.index, s.lease, "w3", 7) for s in first[:2]]
+    (lease,) = (*want(ledger, "w0"), *want(ledger, "w2"))
+    assert (lease.index, lease.stages) == (first[2].index, [1])
+    done(ledger, lease, "w3")
+    assert ledger.counts[1].closing > closing
+
+
+def test_a_whole_copy_closes_the_stage_anew() -> None:
+    ledger = ledger_of("w0", "w1", "w2", "w3")
+    close_all(ledger, "w0", "w1")
+    closing = ledger.counts[1].closing
+    assert kept(ledger, "w3", "w1", *shares(ledger, "w1"))
+    ledger.lost("w1", 1.0)
+    assert ledger.counts[1].closing > closing
+    assert ledger.required(1) == {"w3"}
+
+
+def test_copies_that_do_not_fit_are_not_used() -> None:
+    ledger = ledger_of("w0", "w1", "w2", "w3")
+    close_all(ledger, "w0", "w1")
+    first = shares(ledger, "w1")
+    old = SwarmKept(holder(ledger, "w3").epoch, holder(ledger, "w1"), 0, 1, first)
+    assert not kept(ledger, "w0", "w1", *first)  # of another stage
+    assert not kept(ledger, "w1", "w1", *first)  # its own
+    assert kept(ledger, "w3", "w1", number=5)
+    assert not kept(ledger, "w3", "w1", *first, number=4)  # an older one, late
+    assert kept(
+        ledger, "w3", "w1", *first, Share(0, 999, "w1"), number=6
+    )  # holds what never counted
+    ledger.lost("w1", 1.0)
+    assert ledger.required(1) == set()
+    assert not ledger.kept("w3", old)  # of a lost member
+    enter(ledger, "w1", 2.0)
+    assert not ledger.kept("w3", old)  # of its earlier standing
+
+
+def test_a_copy_is_lost_with_its_keeper() -> None:
+    ledger = ledger_of("w0", "w1", "w2", "w3")
+    close_all(ledger, "w0", "w1")
+    assert kept(ledger, "w3", "w1", *shares(ledger, "w1"))
+    ledger.lost("w3", 1.0)
+    enter(ledger, "w3", 2.0)
+    ledger.lost("w1", 3.0)
+    assert ledger.required(1) == set()
 
 
 def test_the_step_ends_when_every_stage_has_agreed() -> None:
@@ -174,7 +252,7 @@ def test_an_agreed_stage_loses_nothing_with_one_of_its_members() -> None:
     ledger.lost("w1", 1.0)
     assert want(ledger, "w2") == []
     ledger.lost("w3", 1.0)  # the mean is lost, too
-    assert ledger._lacking() == {0: [1], 1: [1], 2: [1]}
+    assert lacking(ledger.counts, range(3)) == {0: [1], 1: [1], 2: [1]}
 
 
 def test_a_member_that_came_back_since_does_not_hold_the_mean() -> None:
@@ -207,6 +285,20 @@ def test_without_rounds_a_step_ends_when_every_stage_is_closed() -> None:
     assert ledger.step == 1
 
 
+def test_members_that_leave_a_finished_job_move_nobody() -> None:
+    ledger = ledger_of("w0", "w1", "w2", "w3", job=SwarmSettings(2, 3, agrees=False, steps=1))
+    close_all(ledger, "w0", "w1")
+    assert ledger.step == 1
+    ledger.saves.complete(1, ledger.history)
+    assert ledger.finished
+    for member in ("w0", "w2"):
+        ledger.lost(member, 1.0)
+        ledger.tick(2.0)
+    assert ledger.moved == []
+    assert ledger.paused() == ""
+    assert {name: known.ready for name, known in ledger.members.items()} == {"w1": True, "w3": True}
+
+
 def test_a_stage_stays_open_for_a_member_that_recovers() -> None:
     ledger = ledger_of("w0", "w1")
     place = ledger.announce("w2", SwarmAnnounce(), 5.0)
@@ -237,49 +329,6 @@ def test_reports_of_other_steps_and_unknown_indices_are_ignored() -> None:
     assert all(not count.log for count in ledger.counts)
 
 
-def restarted(old: Ledger, *members: str) -> Ledger:
-    return Ledger(old.settings, first_number=1000, expected=members, rebuild_until=20.0)
-
-
-def told(old: Ledger, member: str, *, folded: list[Share], agreed: bool = False) -> SwarmAnnounce:
-    known = old.members[member]
-    return SwarmAnnounce(
-        epoch=known.holder.epoch, stage=known.stage, step=old.step, folded=folded, agreed=agreed
-    )
-
-
-def test_a_new_ledger_takes_over_what_members_folded() -> None:
-    old = ledger_of("w0", "w1")
-    first, second, _ = want(old)
-    done(old, first, "w0", "w1")
-    done(old, second, "w0", "w1")
-    new = restarted(old, "w0", "w1")
-    both, one = shares(old, "w0"), shares(old, "w1")[:1]
-    assert new.announce("w0", told(old, "w0", folded=both), 1.0).keep
-    assert want(new) == []
-    assert new.announce("w1", told(old, "w1", folded=one), 2.0).keep
-    assert holder(new, "w1") == holder(old, "w1")
-    assert [(lease.index, lease.stages) for lease in want(new)] == [(1, [1]), (2, [0, 1])]
-
-
-def test_a_new_ledger_believes_only_one_of_two_claims() -> None:
-    old = ledger_of("w0", "w1", "w2", "w3")
-    new = restarted(old, "w0", "w1", "w2", "w3")
-    assert new.announce("w1", told(old, "w1", folded=[Share(0, 4, "w1")]), 1.0).keep
-    place = new.announce("w3", told(old, "w3", folded=[Share(0, 9, "w3")]), 1.0)
-    assert (place.keep, place.ready) == (False, True)
-
-
-def test_with_the_last_mean_only_unfolded_work_is_lost() -> None:
-    old = ledger_of("w0", "w1", "w2", "w3")
-    new = restarted(old, "w0", "w1", "w2", "w3")
-    assert new.announce("w1", told(old, "w1", folded=[Share(0, 4, "w1")]), 1.0).keep
-    assert new.announce("w3", told(old, "w3", folded=[], agreed=True), 1.0).keep
-    assert 1 not in new._lacking()[0]
-    new.lost("w3", 2.0)
-    assert new._lacking() == {0: [0], 1: [0, 1], 2: [0, 1]}
-
-
 def test_a_member_that_fitted_nowhere_gets_a_place_later() -> None:
     ledger = Ledger(SwarmSettings(2, 3, needs_bytes=[5, 5]))
     small = ledger.announce("w0", SwarmAnnounce(free_bytes=4), 0.0)
@@ -288,27 +337,17 @@ def test_a_member_that_fitted_nowhere_gets_a_place_later() -> None:
     assert ledger.announce("w0", again, 1.0).stage == 0
 
 
-def test_a_new_ledger_goes_to_the_latest_step() -> None:
-    old = ledger_of("w0", "w1", "w2", "w3")
-    new = restarted(old, "w0", "w1", "w2", "w3")
-    assert new.announce("w2", told(old, "w2", folded=[Share(1, 2, "w2")]), 1.0).keep
-    assert new.announce("w0", told(old, "w0", folded=[], agreed=True), 1.0).keep
-    later = SwarmAnnounce(epoch=old.members["w1"].holder.epoch, stage=1, step=1)
-    assert new.announce("w1", later, 1.0).keep
-    assert new.step == 1
-    assert set(new.members) == {"w0", "w1"}
-    follows = new.news("w0", SwarmWatch(holder(old, "w0").epoch, 0), 1.0)
-    behind = new.news("w2", SwarmWatch(holder(old, "w2").epoch, 0), 1.0)
-    assert follows is not None
-    assert behind is not None
-    assert (follows.step, follows.dropped, behind.dropped) == (1, False, True)
-
-
-def test_members_that_do_not_return_end_the_rebuilding() -> None:
-    old = ledger_of("w0", "w1", "w2")
-    new = restarted(old, "w0", "w1", "w2")
-    for member in ("w0", "w1"):
-        new.announce(member, told(old, member, folded=[]), 1.0)
-    assert want(new) == []
-    new.lost("w2", 2.0)
-    assert len(want(new)) == 3
+def test_a_step_waits_longer_for_a_member_that_came_too_late() -> None:
+    ledger = ledger_of("w0", "w1")
+    place = ledger.announce("w2", SwarmAnnounce(), 1.0)
+    close_all(ledger, "w0", "w1")
+    ledger.tick(1.0 + HOLD_S)
+    for stage in range(2):
+        ledger.agreed(stage, 0, ["w0", "w1"], 1.0 + HOLD_S)
+    assert ledger.step == 1
+    late = with_state(ledger, "w2", place, 100.0)
+    assert (late.ready, late.step) == (False, 1)
+    close_all(ledger, "w0", "w1")
+    ledger.tick(100.0 + 1.5 * HOLD_S)
+    assert not ledger.counts[late.stage].closing
+    assert with_state(ledger, "w2", late, 100.0 + 1.5 * HOLD_S).ready

@@ -115,3 +115,8 @@ def test_members_that_left_the_table_are_forgotten() -> None:
     assert chosen(made, 5) == {"b": 5}
     made.measured(Holder("a", 1), 4, 1.0, work=1.0)
     made.ban(Holder("a", 1), 0.0)
+
+
+def test_ban_of_a_member_that_always_fails_stays_bounded() -> None:
+    routes, holder = router("a"), Holder("a", 1)
+    assert [routes.ban(holder, 0.0) for _ in range(1_100)][-1] == MAX_BAN_S

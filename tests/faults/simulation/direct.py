@@ -8,6 +8,7 @@ from atoll.codec.base import Codec, Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.group.collectives.collectives import Exchanged
+from atoll.group.routes.member_lines import MemberLines
 from atoll.group.routes.requests import ReduceRequest
 from atoll.reducer.mean import Share, mean_of, result_digest
 from atoll.wire.messages import RoundPlan
@@ -26,6 +27,7 @@ class SimulatedDirect:
         self.world, self.me = world, me
         self.process: Any = world.fibers.me().process
         self.dial = f"{address}:{world.number()}"
+        self.identities: Any = None
         self.broken: set[Any] = set()
         """Processes whose connection to this one broke during the present exchange."""
         self._peers: dict[str, SimulatedDirect] = {}
@@ -34,8 +36,8 @@ class SimulatedDirect:
         self.parking = Parking(world.fibers)
         world.stores[self.dial] = self
 
-    def trust(self, key: bytes) -> None:
-        assert key, "the hub hands out the key of the job"
+    def trust(self, lines: MemberLines) -> None:
+        assert lines.key, "the hub hands out the key of the job"
 
     def begin(self) -> int:
         self._serial += 1

@@ -13,7 +13,9 @@ from atoll.hub.alarms.store import Alarms
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.logs import Logs
 from atoll.hub.observability.metrics import Metrics
+from atoll.hub.quotas.ledger import Ledger
 from atoll.hub.security.auth import Auth, Identity
+from atoll.hub.security.secrets import Secrets
 from atoll.hub.sessions.send_queue import SendQueue
 from atoll.hub.sessions.session import Sessions
 from atoll.hub.stores import Stores
@@ -130,6 +132,8 @@ class HubLife(Process):
             files=files,
             blobs=blobs,
             alarms=Alarms(database),
+            secrets=Secrets(database, folder=NOWHERE, clock=clock),
+            ledger=Ledger(clock=clock),
         )
         options = app.HubOptions(
             data=NOWHERE, jobs=NOWHERE, reducers=world.reducers_beside_hub, **world.hub_options

@@ -13,8 +13,7 @@ from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError
 from atoll.models.gpt import GPT
 from atoll.strategies.inner.pipeline.activations import activation_codec, decoded, encoded
-from atoll.strategies.inner.pipeline.confined import SEED
-from atoll.strategies.inner.pipeline.subspace import Constraint, Subspace, residual_stream
+from atoll.strategies.inner.pipeline.subspace import SEED, Constraint, Subspace, residual_stream
 from tests.island.leading import Member, led, table
 from tests.island.pipeline.kit import ROWS, merged, pipeline, steps
 from tests.island.pool import Ranks
@@ -86,6 +85,7 @@ def test_bytes_between_stages_are_those_of_the_format(ranks: Ranks) -> None:
         "subspace:2": tokens * 2 * 4,
         "int8": head + tokens * 16 + 4 * 6,
         "subspace:2|int8": head + tokens * 2 + 4,
+        "subspace:2|int6": head + tokens * 2 * 6 // 8 + 8,
     }
     losses = {}
     for spec, nbytes in expected.items():
@@ -161,7 +161,7 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, int], dict[str, Any], str]] = [
     (gpt, {"pipeline": 2}, {"activations": "subspace:4"}, "confined to a subspace"),
     (perceptron, {"pipeline": 2}, {"activations": "subspace:4"}, "confined to a subspace"),
     (gpt, {"pipeline": 2, "shard": 2}, {"activations": "subspace:4"}, "whole matrices"),
-    (gpt, {"pipeline": 2, "replicate": 2}, {"schedule": "async"}, "along pipeline only"),
+    (gpt, {"pipeline": 2, "shard": 2}, {"schedule": "async"}, "pipeline and replicate only"),
     (gpt, {"pipeline": 2}, {"schedule": "async"}, "tie = false"),
 ]
 

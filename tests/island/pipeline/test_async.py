@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,17 +13,17 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from atoll.config import MeshShape
+from atoll.config import MeshShape, TrainTable
 from atoll.errors import ConfigError, LossNotFinite
 from atoll.island.world import build_mesh
-from atoll.strategies.inner.options import InnerOptions, PipelineShape
+from atoll.strategies.inner.options import InnerOptions, PipelineShape, check_axes
 from atoll.strategies.inner.pipeline.async_steps import AsyncSteps
-from atoll.strategies.inner.pipeline.cuts import check_axes
 from atoll.strategies.inner.pipeline.lookahead import check_lookahead
 from atoll.strategies.inner.pipeline.pipeline import PipelineParts
 from atoll.strategies.inner.pipeline.simulation import StageTimes, simulate
 from atoll.strategies.inner.pipeline.stream import Batch
 from atoll.strategies.inner.sharded_optimizer import LocalShard
+from atoll.train.optim.muon import muon
 from tests.island.leading import Member, by_itself, led, same, table
 from tests.island.pipeline.kit import merged, pipeline, plain_pipeline, steps
 from tests.island.pipeline.test_bubble import BACKWARD, FORWARD, WIDTH, Clock, counted_parts
@@ -72,7 +73,47 @@ def test_a_drained_batch_has_the_gradients_of_one_device(ranks: Ranks, count: in
         assert_same(merged([gradient for _, gradient in found]), expected)
 
 
-Seen = list[tuple[dict[str, Tensor], dict[str, Tensor]]]
+@pytest.mark.parametrize("name", ["untied", "perceptron"])
+def test_replicas_of_a_pipeline_average_what_they_compute(ranks: Ranks, name: str) -> None:
+    axes = {"pipeline": 2, "replicate": 2}
+    expected, found = (
+        ranks.run(4, steps, name, axes, {"schedule": schedule}, [2])
+        for schedule in ("1f1b", "async")
+    )
+    for (right,), (own,) in zip(expected, found, strict=True):
+        assert own[0] == pytest.approx(right[0], rel=1e-12)
+        assert_same(own[1], right[1])
+
+
+def _replicated(each_step: bool, schedule: str) -> Any:
+    def use(member: Member) -> Any:
+        found: list[tuple[float, float]] = []
+        for step in range(BATCHES):
+            found += member.train(1, first=step)
+            if each_step:
+                member.task.pull()
+        return found, member.parameters()
+
+    train = table(optimizer="torch:NAdam", options=NADAM, clip=0.0)
+    words: dict[str, Any] = {"schedule": schedule, "microbatches": 2, "cuts": (3,)}
+    return led(use, "untied", train, {"pipeline": 2, "replicate": 2}, **words)
+
+
+def test_replicas_step_alike_without_waiting_for_the_pipe(ranks: Ranks) -> None:
+    (expected, weights), *_ = ranks.run(4, _replicated, True, "1f1b")
+    (found, same_weights), *_ = ranks.run(4, _replicated, True, "async")
+    for place in (0, 1):  # loss and norm
+        right = [step[place] for step in expected]
+        assert [step[place] for step in found] == pytest.approx(right)
+    same(same_weights, weights, within=1e-12)
+    first, again = (ranks.run(4, _replicated, False, "async")[0] for _ in range(2))
+    same(again[1], first[1], within=0.0)
+    assert any(not torch.equal(first[1][name], weights[name]) for name in weights)
+
+
+Weights = dict[str, Tensor]
+Seen = list[tuple[list[Weights], Weights]]
+"""Of every batch: the weights of each microbatch, and the gradient."""
 
 
 def _stashed(microbatches: int) -> tuple[Seen, list[int], int]:
@@ -88,7 +129,7 @@ def _stashed(microbatches: int) -> tuple[Seen, list[int], int]:
 
     def done(batch: Batch) -> None:
         names = parts.parameters()
-        weights = dict(zip(names, (t.clone() for t in batch.weights), strict=True))
+        weights = [dict(zip(names, (t.clone() for t in own), strict=True)) for own in batch.weights]
         gradients = {name: p.grad.clone() for name, p in names.items() if p.grad is not None}
         delays.append(len(found) - begun[id(batch)])
         found.append((weights, gradients))
@@ -105,15 +146,15 @@ def _stashed(microbatches: int) -> tuple[Seen, list[int], int]:
 
 
 def _by_autograd(
-    weights: Sequence[Mapping[str, Tensor]], microbatches: int
+    weights: Sequence[Sequence[Weights]], microbatches: int
 ) -> list[dict[str, Tensor]]:
     """Return the gradient of every batch at given weights, in a process with one thread."""
     found = []
-    for number, own in enumerate(weights):
+    for number, by_microbatch in enumerate(weights):
         model = gpt(layers=5, tie=False)
-        model.load_state_dict(own, strict=False)
         parts = [t.chunk(microbatches) for t in batch_for(model, rows=8, seed=number)]
-        for part in zip(*parts, strict=True):
+        for own, *part in zip(by_microbatch, *parts, strict=True):
+            model.load_state_dict(own, strict=False)
             (model.loss(*part) * (1 / microbatches)).backward()  # type: ignore[no-untyped-call]
         named = model.named_parameters()
         found.append({name: p.grad for name, p in named if p.grad is not None})
@@ -128,7 +169,17 @@ def test_gradients_are_exact_at_the_stashed_weights(ranks: Ranks, microbatches: 
         delay = shape.delay(rank, microbatches=microbatches)
         assert delays[-1] == max(delays) == delay
         assert versions == delay + 1
-    weights = [merged([found[n][0] for found, _, _ in by_rank]) for n in range(BATCHES)]
+    weights = [
+        [merged([found[n][0][k] for found, _, _ in by_rank]) for k in range(microbatches)]
+        for n in range(BATCHES)
+    ]
+    for rank, (found, _, _) in enumerate(by_rank):
+        # only the first microbatches arrive before the update of the batch before
+        lacking = [max(0, -(-(3 - rank - k) // microbatches)) for k in range(microbatches)]
+        assert max(lacking) == shape.delay(rank, microbatches=microbatches)
+        for own, _ in found[4:]:
+            old = [any(not torch.equal(part[n], own[-1][n]) for n in part) for part in own]
+            assert old == [updates != lacking[-1] for updates in lacking]
     (expected,) = ranks.run(1, _by_autograd, weights, microbatches)
     for number, gradients in enumerate(expected):
         found = merged([seen[number][1] for seen, _, _ in by_rank])
@@ -194,7 +245,9 @@ def test_one_stage_is_the_plain_optimizer(ranks: Ranks) -> None:
     assert versions == 1
 
 
-def _led(schedule: str, each_step: bool, clip: float, count: int) -> Any:
+def _led(
+    schedule: str, each_step: bool, clip: float, count: int, *, train: TrainTable | None = None
+) -> Any:
     def use(member: Member) -> Any:
         found: list[tuple[float, float]] = []
         for step in range(BATCHES):
@@ -202,10 +255,10 @@ def _led(schedule: str, each_step: bool, clip: float, count: int) -> Any:
             if each_step:
                 member.task.pull()
         state = member.task.optimizer.state_dict()["state"]
-        counts = sorted({int(own["step"]) for own in state.values()})
+        counts = sorted({int(own["step"]) for own in state.values() if "step" in own})
         return found, member.parameters(), counts
 
-    train = table(optimizer="torch:NAdam", options=NADAM, clip=clip)
+    train = train or table(optimizer="torch:NAdam", options=NADAM, clip=clip)
     words: dict[str, Any] = {
         "schedule": schedule,
         "microbatches": 4,
@@ -214,9 +267,11 @@ def _led(schedule: str, each_step: bool, clip: float, count: int) -> Any:
     return led(use, "untied", train, {"pipeline": count}, **words)
 
 
-def test_without_delay_it_is_the_synchronous_method(ranks: Ranks) -> None:
-    expected, _ = ranks.run(2, _led, "1f1b", False, 0.0, 2)
-    found, _ = ranks.run(2, _led, "async", True, 0.0, 2)
+@pytest.mark.parametrize("optimizer", ["torch:NAdam", "muon"])
+def test_without_delay_it_is_the_synchronous_method(ranks: Ranks, optimizer: str) -> None:
+    train = table(optimizer=optimizer, clip=0.0)
+    expected, _ = ranks.run(2, partial(_led, train=train), "1f1b", False, 0.0, 2)
+    found, _ = ranks.run(2, partial(_led, train=train), "async", True, 0.0, 2)
     for place in (0, 1):  # loss and norm
         right = [step[place] for step in expected[0]]
         assert [step[place] for step in found[0]] == pytest.approx(right)
@@ -260,11 +315,35 @@ def test_a_loss_that_is_not_finite_ends_training(ranks: Ranks) -> None:
     assert "not finite" in message
 
 
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_nesterov_steps_as_the_paper_says_at_any_delay(delay: int) -> None:
+    """Ajanthan et al., eq. 10: w' = w + d - eta (1 - gamma) g(w + d of `delay` steps ago)."""
+    gamma, eta, curvature = 0.9, 0.05, torch.tensor([1.0, 0.3, 0.01], dtype=torch.float64)
+    start = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    before = weights = start
+    points: list[Tensor] = []
+    parameter = torch.nn.Parameter(start.clone())
+    kept: list[Tensor] = []
+    optimizer = torch.optim.SGD([parameter], lr=eta * (1 - gamma), momentum=gamma, nesterov=True)
+    for step in range(40):
+        ahead = weights + gamma * (weights - before)
+        points.append(ahead)
+        late = points[max(0, step - delay)]
+        before, weights = weights, ahead - eta * (1 - gamma) * curvature * late
+        kept.append(parameter.detach().clone())
+        assert torch.allclose(kept[-1], ahead, atol=1e-12)
+        parameter.grad = curvature * kept[max(0, step - delay)]
+        optimizer.step()
+
+
 def test_optimizers_without_a_look_ahead_are_refused() -> None:
     weights: Sequence[Tensor] = [torch.zeros(2, requires_grad=True)]
     for optimizer in (torch.optim.AdamW(weights), torch.optim.SGD(weights, lr=1.0, momentum=0.9)):
-        with pytest.raises(ConfigError, match=r'torch:NAdam[\s\S]*"1f1b"'):
+        with pytest.raises(ConfigError, match=r'"muon"[\s\S]*torch:NAdam[\s\S]*"1f1b"'):
             check_lookahead(optimizer)
+    check_lookahead(muon(gpt(tie=False)))
+    with pytest.raises(ConfigError, match="looks ahead"):
+        check_lookahead(muon(gpt(tie=False), options={"nesterov": False}))
     check_lookahead(torch.optim.SGD(weights, lr=1.0, momentum=0.9, nesterov=True))
 
 

@@ -16,11 +16,14 @@ from tests.island.reference import Perceptron, assert_same, batch_for, gradients
 
 dist: Any = torch.distributed
 
+FREE = ("gpipe", "opportunistic")
+"""Schedules with any number of microbatches."""
+
 CASES = [
-    (name, ranks, schedule, [m for m in (2, 4, 8) if schedule == "gpipe" or m >= ranks])
+    (name, ranks, schedule, [m for m in (2, 4, 8) if schedule in FREE or m >= ranks])
     for name in ("gpt", "untied")
     for ranks in (2, 4)
-    for schedule in ("gpipe", "1f1b", "interleaved")
+    for schedule in ("gpipe", "1f1b", "opportunistic", "interleaved")
 ]
 
 

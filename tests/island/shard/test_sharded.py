@@ -22,7 +22,6 @@ from torch.distributed.tensor.parallel import (
 
 from atoll.checkpoint import DirectoryStore, describe
 from atoll.checkpoint.sharded import (
-    FORMAT,
     ShardedInfo,
     Trained,
     export_sharded,
@@ -42,7 +41,7 @@ from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.sharded_optimizer import LocalShard
 from atoll.train.optim.optimizers import build_optimizer
 from atoll.train.results.sample import load_model, write_text
-from atoll.wire.manifest import checkpoint_folder
+from atoll.wire.manifest import PIECES_FORMAT, checkpoint_folder
 from tests.island.pool import Ranks
 
 SQUARE = MeshShape(shard=2, tensor=2)
@@ -197,7 +196,7 @@ def test_every_rank_writes_its_pieces_and_nothing_twice(
 ) -> None:
     folder, _ = saved
     manifest = DirectoryStore(folder).verify(1)
-    assert manifest.versions["format"] == FORMAT
+    assert manifest.versions["format"] == PIECES_FORMAT
     assert (manifest.members, manifest.step) == (["rank0", "rank1", "rank2", "rank3"], 3)
     held = [load_file(path) for path in sorted(folder.glob("checkpoints/*/rank-*"))]
     assert len(held) == 4

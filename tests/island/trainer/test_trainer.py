@@ -202,17 +202,22 @@ def test_a_run_goes_on_under_other_meshes_and_in_one_process(
     close(weights(run), weights(tmp_path / "whole"))
 
 
+# Stages, replicas, microbatches and cuts of plans, and the number of steps until the next one.
+TWICE_SMALLER = [(2, 2, 2, (3,), 4), (3, 1, 3, (2, 4), 3), (1, 1, 4, (), 0)]
+FEWER_STAGES = [(4, 2, 6, (1, 2, 4), 4), (2, 3, 2, (3,), 0)]  # its second stage has no weights
+
+
+@pytest.mark.parametrize("shapes", [TWICE_SMALLER, FEWER_STAGES], ids=["2x2-3x1-1x1", "4x2-2x3"])
 def test_a_pipeline_that_morphs_keeps_its_loss_curve(
-    ranks: Ranks, corpus: str, tmp_path: Path
+    ranks: Ranks, corpus: str, tmp_path: Path, shapes: list[tuple[int, int, int, Any, int]]
 ) -> None:
-    """Two stages with two replicas, then three stages: other plans of one job and one batch."""
+    """Other plans of one job: the batch stays, and the checkpoint of one is loaded by the next."""
     train = {"steps": 9, "optimizer": "sgd", "lr": 0.1, "batch": 12}
     job_: Tables = {"job": {"nodes": 1}, "train": train, "checkpoint": {"every": 1}}
-    island: Tables = {"strategy": {"inner": "pipeline"}, "island": {"elastic": True, "ranks": 4}}
+    island: Tables = {"strategy": {"inner": "pipeline"}, "island": {"elastic": True, "ranks": 8}}
     spec = read_spec(tables(corpus, **job_, **island))
-    shapes = [(2, 2, 2, (3,)), (3, 1, 3, (2, 4)), (1, 1, 4, ())]
     run = tmp_path / "run"
-    for stop_at, (stages, replicas, microbatches, cuts) in zip((4, 3, 0), shapes, strict=True):
+    for stages, replicas, microbatches, cuts, stop_at in shapes:
         plan = PipelinePlan(
             stages=stages, replicas=replicas, rows=12 // (replicas * microbatches), cuts=cuts,
             microbatches=microbatches, predicted_s=1.0, reduce_s=0.0, worst_bytes=0,

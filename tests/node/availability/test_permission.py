@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from atoll.cli.commands import sign
+from atoll.code.packing import pack
 from atoll.config import JobSpec, JobTable, LaunchTable, parse_spec
 from atoll.errors import AtollError, ConfigError, NotAllowed
 from atoll.node.availability.quiet_hours import check_allowed
-from atoll.node.identity.image_signatures import load_key, make_key, sign_image
+from atoll.node.identity.image_signatures import load_key, make_key, pinned_code, sign_image
 from atoll.node.launchers.launcher import parse_mounts
 from atoll.wire.messages import Offer
 from tests.node.agent.lone_agent import launch, lone_agent, program
@@ -46,7 +48,7 @@ def test_environments_of_somebodys_own_need_what_scripts_need() -> None:
     policies = '[[rl.policies]]\nname = "one"\nenv = "{}"\n'
     plain, own = (parse_spec(policies.format(env)) for env in ("CartPole-v1", "theirs:make"))
     packed = parse_spec('[job]\ncode = "sha256:0"\n' + policies.format("CartPole-v1"))
-    assert plain.trust == "rl"
+    assert plain.permission == "rl"
     for spec in (own, packed):
         check_allowed(spec, member="w0", offer=Offer(kinds=["script"]))
         with pytest.raises(NotAllowed, match="script"):
@@ -61,7 +63,7 @@ def test_variables_that_load_code_need_what_scripts_need(kind: str, name: str) -
     with pytest.raises(NotAllowed, match="script"):
         check_allowed(own, member="w0", offer=Offer(kinds=["trainer", "rl"]))
     harmless = LaunchTable(env=["OMP_NUM_THREADS=2", "WANDB_API_KEY=x"])
-    assert dataclasses.replace(JOBS[kind], launch=harmless).trust == kind
+    assert dataclasses.replace(JOBS[kind], launch=harmless).permission == kind
 
 
 def test_reducer_is_atolls_own_program_and_runs_everywhere() -> None:
@@ -246,3 +248,46 @@ def test_text_that_is_no_key_is_named(tmp_path: Path) -> None:
         check_allowed(
             container(PINNED), member="w0", offer=Offer(kinds=["signed"]), trusted_keys=["rsa:x"]
         )
+
+
+# ------------------------------------------------------------------------------- signed code
+
+CODE = "sha256:" + "ef" * 32
+
+
+def script(signature: str = "", **job: Any) -> JobSpec:
+    table = JobTable(**{"script": "train.py", "code": CODE, **job})
+    return JobSpec(job=table, launch=LaunchTable(signature=signature))
+
+
+def test_code_that_a_trusted_key_has_signed_runs(keys: dict[str, tuple[str, Path]]) -> None:
+    public, path = keys["anna"]
+    signature = sign_image(pinned_code(CODE), key=load_key(path))
+    offer = Offer(kinds=["signed"])
+    spec = script(signature, args=["--lr", "1"])
+    check_allowed(spec, member="w0", offer=offer, trusted_keys=[public])
+    for wrong in (
+        script(),
+        script(signature, code="sha256:" + "00" * 32),
+        script(signature, code=""),
+        script(signature, script="../beside.py"),
+        script(signature, script="/etc/rc.local"),
+        dataclasses.replace(spec, launch=dataclasses.replace(spec.launch, env=["PYTHONPATH=/tmp"])),
+    ):
+        refusal(wrong, trusted=[public])
+    refusal(spec, trusted=[keys["ben"][0]])
+    refusal(spec, trusted=[public], kinds=["trainer", "container"])
+
+
+def test_signature_of_the_command_line_fits_the_pack(
+    tmp_path: Path, keys: dict[str, tuple[str, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text("print(1)")
+    public, path = keys["anna"]
+    sign.code(folder, key=path)
+    signature = capsys.readouterr().out.partition('signature = "')[2].partition('"')[0]
+    with pack(folder) as packed:
+        spec = script(signature, code=f"sha256:{packed.sha256}")
+    check_allowed(spec, member="w0", offer=Offer(kinds=["signed"]), trusted_keys=[public])

@@ -31,7 +31,8 @@ from atoll.config import (
     supervised_place,
 )
 from atoll.errors import OutOfMemory, RankLost, ScriptError
-from atoll.node.islands.rank_supervisor import RankSupervisor
+from atoll.node.islands.failure_cause import RankExit
+from atoll.node.islands.rank_supervisor import HERE, MachineChange, RankSupervisor
 from atoll.node.islands.rendezvous import LeaveRequest, NewsQueue, Rendezvous
 from atoll.node.islands.rendezvous_server import Follower, Joined
 from atoll.node.launchers.launcher import Exit
@@ -220,6 +221,15 @@ raise RuntimeError("[/x/gloo/transport/tcp/pair.cc:534] Connection closed by pee
     assert f"rank {victim} of 3" in str(ended.error.given)
 
 
+def test_rank_that_a_library_aborts_says_where_it_was(tmp_path: Path) -> None:
+    script = "def deep(): os.abort()\nwait_for_all()\nif rank == 1: deep()\ntime.sleep(60)"
+    ended, lines = run(to_end(island_of(script), tmp_path))
+    assert ended.code == 128 + signal.SIGABRT
+    assert "rank 1 of the 2 of w1 was killed" in rank_of(ended)
+    assert any("[rank 1] Fatal Python error: Aborted" in line for line in lines)
+    assert any("[rank 1]" in line and "in deep" in line for line in lines), lines
+
+
 def test_ranks_that_time_out_are_no_fault_of_the_program(tmp_path: Path) -> None:
     script = "raise RuntimeError('[/x/gloo/transport/tcp/pair.cc:9] Timed out waiting 100ms')"
     ended, _ = run(to_end(island_of(script), tmp_path))
@@ -392,7 +402,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_elastic_islands_begin_again_with_a_new_machine(tmp_path: Path, known: bool) -> None:
+def test_elastic_islands_are_planned_anew_with_a_new_machine(tmp_path: Path, known: bool) -> None:
     link: Any = None
     late = Follower(1, "w0.1 on attic", link)
     plan = PipelinePlan(
@@ -420,7 +430,15 @@ def test_elastic_islands_begin_again_with_a_new_machine(tmp_path: Path, known: b
         news.put(Joined(late))
         if known:  # it was there before: only a request ends the island
             news.put(LeaveRequest())
+        else:
+            change = island.wait()
+            assert change == MachineChange(late, leaves=False)
+            assert not island.goes_on_with(Rendezvous(plan.mesh, HERE, followers=(late,)))
+            assert island.goes_on_with(Rendezvous(plan.mesh, HERE, plan=plan, known=(late,)))
+            news.put(Joined(late))  # it is known now: nothing is to be done
+            island.leave(change)
         ended = island.wait()
+        assert isinstance(ended, RankExit)
         assert (ended.rank, ended.code) == (0, EXIT_LEFT)
         assert not asked.is_set()
     finally:

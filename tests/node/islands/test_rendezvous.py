@@ -8,11 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from atoll.config import (
@@ -25,6 +25,8 @@ from atoll.config import (
     split_ranks,
 )
 from atoll.errors import AuthError, JobError, WireError
+from atoll.group.routes.rendezvous_store import split_host_port
+from atoll.net.member_tls import MemberTls
 from atoll.node.islands import rendezvous, rendezvous_client, supervisor_link
 from atoll.node.islands.rendezvous import NewsQueue, Rendezvous, gather
 from atoll.node.islands.rendezvous_client import RendezvousClient
@@ -33,16 +35,20 @@ from atoll.node.islands.restart_history import RestartHistory
 from atoll.node.islands.supervisor_link import (
     Ended,
     Kill,
+    Phases,
     Ready,
     Start,
     SupervisorLink,
     Word,
+    decoded,
     greet,
 )
 from atoll.node.machine import bandwidth, interfaces
 from atoll.plan.pipelines import PipelinePlan
 from atoll.wire.messages import RendezvousAddress
+from tests.group.man_in_the_middle import Middle
 from tests.node.islands.island_machines import RendezvousHub, rendezvous_hub
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -69,8 +75,11 @@ class Opened:
         with self.hub.as_process("w1.1") as client:
             return str(told(client.find_rendezvous, self.hub.job, "w1").secret.partition(".")[0])
 
+    def tls(self, name: str) -> MemberTls:
+        return MemberTls(self.secret().encode(), name=name)
+
     def come(self, name: str = "w1.1") -> SupervisorLink:
-        link = greet(self.dial(), secret=self.secret(), name=name)
+        link = greet(self.dial(), tls=self.tls(name), leader="w1")
         link.send(Ready("far"))
         return link
 
@@ -154,15 +163,8 @@ def others_come(opened: Opened) -> None:
         huge.sendall((2**31).to_bytes(4, "big") + b"x")
         assert is_closed(huge)
     with opened.dial() as liar, pytest.raises(AuthError, match="not the first machine"):
-        greet(liar, secret="guessed", name="w1.1")
-    with opened.dial() as repeater:  # proves what it was told itself
-        supervisor_link._write_message(repeater, supervisor_link._Hello("w1.1", "00"))
-        challenge = supervisor_link._read_message(
-            repeater, supervisor_link._Challenge, deadline=time.monotonic() + 5
-        )
-        supervisor_link._write_message(repeater, supervisor_link._Proof(challenge.proof))
-        assert is_closed(repeater)
-    for name in ("w0.1", "w1.3", "w1", "w1.x", ""):
+        greet(liar, tls=MemberTls(b"guessed", name="w1.1"), leader="w1")
+    for name in ("w0.1", "w1.3", "w1", "w1.x"):
         other = opened.come(name)
         with pytest.raises(OSError):
             other.receive()
@@ -177,27 +179,45 @@ def is_closed(sock: socket.socket) -> bool:
         return True
 
 
-def test_changed_repeated_or_added_messages_end_the_link(opened: Opened) -> None:
-    for meddle in ("change", "repeat", "add"):
-        sock = opened.dial()
-        link = greet(sock, secret=opened.secret(), name="w1.1")
+def test_another_process_is_not_taken_for_the_first_machine(opened: Opened) -> None:
+    """A follower host with the island's secret listens where the first one would."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def listen() -> None:
+            line, _ = listener.accept()
+            with line, contextlib.suppress(OSError):
+                opened.tls("w1.2").listening(line)
+
+        threading.Thread(target=listen, daemon=True).start()
+        with (
+            socket.create_connection(listener.getsockname(), PATIENCE_S) as dialled,
+            pytest.raises(AuthError, match="not the first machine"),
+        ):
+            greet(dialled, tls=opened.tls("w1.1"), leader="w1")
+
+
+def test_one_in_the_middle_reads_and_changes_nothing(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_link, "HEARTBEAT_S", 3600.0)  # the next bytes are the follower's
+    with opened.dial() as dialled:
+        host, port = dialled.getpeername()[:2]
+    middle = Middle(f"{host}:{port}")
+    try:
+        sock = socket.create_connection(split_host_port(middle.dial), PATIENCE_S)
+        link = greet(sock, tls=opened.tls("w1.1"), leader="w1")
         link.send(Ready("far"))
         follower = next_of(opened.news, Joined).follower
-        body = msgspec.json.encode(Kill())
-        code = link._code(b"follower", 1, body)
-        frames = {
-            "change": [code + msgspec.json.encode(start())],
-            "repeat": [code + body, code + body],
-            "add": [bytes(32) + body],
-        }
-        for frame in frames[meddle]:
-            supervisor_link._write(sock, frame)
-        if meddle == "repeat":
-            assert next_of(opened.news, Received).word == Kill()
-        gone = next_of(opened.news, Left)
-        assert gone.follower is follower
-        assert "has a wrong code" in gone.why
+        link.send(Phases(number=17, ranks={}))
+        assert next_of(opened.news, Received).word == Phases(number=17, ranks={})
+        assert b"phases" not in middle.heard
+        assert b"far" not in middle.heard
+        middle.change_at = len(middle.heard)
+        link.send(Phases(number=18, ranks={}))
+        assert next_of(opened.news, Left).follower is follower
         link.close()
+    finally:
+        middle.close()
 
 
 def test_a_silent_side_is_gone_and_one_with_heartbeats_is_not(
@@ -206,10 +226,11 @@ def test_a_silent_side_is_gone_and_one_with_heartbeats_is_not(
     monkeypatch.setattr(supervisor_link, "DEAD_AFTER_S", 0.5)
     monkeypatch.setattr(supervisor_link, "HEARTBEAT_S", 0.1)
     near, far = socket.socketpair()
-    leader, follower = (
-        SupervisorLink(near, key=b"k", leads=True),
-        SupervisorLink(far, key=b"k", leads=False),
-    )
+    leads = MemberTls(b"k", name="w1")
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(lambda: SupervisorLink(near, leads.listening(near)))
+        follower = greet(far, tls=MemberTls(b"k", name="w1.1"), leader="w1")
+        leader = taken.result(PATIENCE_S)
     gone: queue.SimpleQueue[str] = queue.SimpleQueue()
     leader.run(lambda word: None, gone.put)
     stop = threading.Event()
@@ -432,4 +453,4 @@ def test_a_machine_without_a_network_cannot_be_the_first(
 
 def test_a_malformed_message_is_refused() -> None:
     with pytest.raises(WireError):
-        supervisor_link._decoded(b'{"type": "launch"}', supervisor_link.Finish)
+        decoded(b'{"type": "launch"}')

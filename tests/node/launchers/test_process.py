@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from atoll.config import JobSpec, JobTable, LaunchTable, dump_spec
+from atoll.config.redaction import Redaction
 from atoll.errors import AtollError, ConfigError, JobError, ScriptError, StorageFull
 from atoll.net.endpoint import PLAIN
 from atoll.node.launchers.folder import lay_out
@@ -260,7 +261,8 @@ def test_unwritable_folder_is_the_machines_fault(
 def _feed(data: bytes) -> list[str]:
     lines: list[str] = []
     tail: deque[str] = deque()
-    read_output(io.BufferedReader(io.BytesIO(data)), Path(os.devnull), lines.append, tail)
+    stream = io.BufferedReader(io.BytesIO(data))
+    read_output(stream, Path(os.devnull), lines.append, tail, hide=Redaction({}))
     assert list(tail) == lines
     return lines
 

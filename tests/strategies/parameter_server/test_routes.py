@@ -15,6 +15,7 @@ import torch
 
 from atoll.config import WorkerEnvironment, child_environment
 from atoll.group.base import Group
+from atoll.ids import session_id
 from atoll.methods.every_step import EveryStep
 from atoll.methods.parameter_server import Asynchronous, Server
 from atoll.rounds import timing
@@ -32,9 +33,25 @@ STEPS = 6
 class ProcessWorld(HubWorld):
     """The reducer is `python -m atoll.reducer`, and can be killed."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None = None
 
     def start_reducer(self) -> None:
+        """Start it, and another one if the hub asks for it because this one takes too long."""
+        token, deadline = "", time.monotonic() + PATIENCE_S
+        while not token or not self.is_here():
+            assert time.monotonic() < deadline, "the reducer did not connect"
+            if token != self.tokens["reducer"]:
+                token = self.tokens["reducer"]
+                self._start_process()
+            self.node.take_commands()
+            self.tokens = self.node.tokens[self.job]
+
+    def is_here(self) -> bool:
+        hub = self.hub.hub
+        return hub is not None and hub.sessions.get(session_id(self.job, "reducer")) is not None
+
+    def _start_process(self) -> None:
+        self._end_process()
         worker = WorkerEnvironment(
             hub=self.hub.url, token=self.tokens["reducer"], job=self.job, member="reducer",
             directory=Path(), spec=Path(),
@@ -50,8 +67,7 @@ class ProcessWorld(HubWorld):
     def kill_reducer(self) -> None:
         """Kill it, and start another when the hub asks for it, as a node does."""
         token = self.tokens["reducer"]
-        self.process.kill()
-        self.process.wait(timeout=PATIENCE_S)
+        self._end_process()
         deadline = time.monotonic() + PATIENCE_S
         while self.node.tokens[self.job]["reducer"] == token and time.monotonic() < deadline:
             self.node.take_commands()
@@ -60,8 +76,12 @@ class ProcessWorld(HubWorld):
 
     def close(self) -> None:
         super().close()
-        self.process.kill()
-        self.process.wait(timeout=PATIENCE_S)
+        self._end_process()
+
+    def _end_process(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(timeout=PATIENCE_S)
 
 
 @pytest.fixture

@@ -10,9 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from atoll.models import build_model
+from atoll.strategies.inner.pipeline.subspace import (
+    SEED,
+    Constraint,
+    Subspace,
+    residual_stream,
+)
 from atoll.strategies.inner.swarm.activations import ActivationCodec
 from atoll.strategies.inner.swarm.runner import MicrobatchKey, StageRunner
-from atoll.strategies.inner.swarm.stage import ModelStage, StageCut
+from atoll.strategies.inner.swarm.stage import ModelStage, StageCut, cuts_of
 
 VOCAB, LENGTH = 18, 8
 Batch = tuple[Tensor, Tensor]
@@ -94,6 +100,8 @@ def through(
         heads, data = code.encode(tensors)
         return code.decode(heads, b"".join(bytes(part) for part in data))
 
+    for runner in {*path, *back}:
+        runner.stage.enter(batch[0])
     values: tuple[Tensor, ...] = (batch[0],)
     kept = []
     for runner in path[:-1]:
@@ -105,6 +113,17 @@ def through(
         inputs = kept[number] if back else None
         gradients = runner.backward(key, sent(gradients), inputs=inputs)
     return loss
+
+
+def confined(model: Any, cut: StageCut) -> Constraint:
+    """Confine an undivided model as the stages of a cut are."""
+    subspace = Subspace.drawn(16, cut.size, seed=SEED)
+    last = {id(p) for u in model.units()[cuts_of(model, cut)[-1] :] for p in u.parameters()}
+    sending = {n: p for n, p in model.named_parameters() if id(p) not in last}
+    table = subspace.outside(model.embedding.weight.detach())
+    constraint = Constraint.of(sending, residual_stream(model), subspace, table)
+    constraint.project()
+    return constraint
 
 
 def means(path: Sequence[StageRunner]) -> dict[str, Tensor]:

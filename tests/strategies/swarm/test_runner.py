@@ -238,7 +238,7 @@ class _Crossed(nn.Module):
 
 
 def test_what_cannot_be_cut_names_what_can() -> None:
-    with pytest.raises(ConfigError, match="stages = 8"):
+    with pytest.raises(ConfigError, match="stages = 7"):
         cuts_of(built("gpt"), StageCut(stages=9))
     with pytest.raises(ConfigError, match="rising numbers"):
         cuts_of(built("gpt"), StageCut(stages=3, cuts=(1,)))
