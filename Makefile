@@ -8,7 +8,7 @@ has = $(or $(wildcard $(DEV)),$(VENV)/.$1)
 RL := rl,box2d
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo rl-demo test quick docs check system lint types dist try bench clean
+.PHONY: help install demo rl-demo test quick docs check system lint types dist try bench attack sbom pins clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -67,6 +67,25 @@ docs: $(DEV)  ## check the documentation: links, paths, named tests, public name
 
 bench: $(DEV)  ## every benchmark, quick form
 	@for name in loop reduce hub queue relay page diloco methods rl.collect rl.queue pooled; do $(BIN)/python -m bench.$$name --quick || exit 1; done
+
+EXTRAS ?= train,store
+comma := ,
+sbom: $(DEV)  ## what an installation consists of, as CycloneDX: dist/sbom.json
+	mkdir -p dist
+	$(BIN)/python deploy/sbom.py $(subst $(comma), ,$(EXTRAS)) > dist/sbom.json
+
+# Every file of every package, for all systems: `pip install --require-hashes -r dist/requirements.txt`,
+# then `pip install --no-deps .`. It is made where it is used, from the index that is used there.
+pins: $(DEV)  ## versions of constraints.txt with the hashes of their files: dist/requirements.txt
+	mkdir -p dist
+	$(BIN)/uv pip compile -q pyproject.toml $(foreach one,$(subst $(comma), ,$(EXTRAS)),--extra $(one)) \
+		-c constraints.txt --universal --generate-hashes --no-emit-index-url --no-header --no-annotate \
+		-o dist/requirements.txt
+
+# MINUTES of fuzzing, shared by all decoders.
+MINUTES ?= 10
+attack: $(DEV)  ## attack real hubs, nodes and jobs as outsiders do, and fuzz every decoder
+	$(BIN)/python -m bench.attack --minutes $(MINUTES)
 
 clean:  ## remove .venv and what runs left
 	rm -rf $(VENV) runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,8 @@
     │   │   ├── Revoked
     │   │   └── WrongCode
     │   ├── PortTaken
-    │   └── QueueFull
+    │   ├── QueueFull
+    │   └── LimitReached
     ├── GroupError             members could not agree
     │   ├── PeerLost
     │   ├── PeerRefused
@@ -30,7 +31,12 @@
     │   ├── LossNotFinite
     │   ├── OutOfMemory
     │   └── RankLost           of an island
-    └── PlanError              no machines fit
+    ├── PlanError              no machines fit
+    └── FitError               no scaling law can be fitted to these runs
+        ├── TooFewPoints
+        ├── OneValueOnly       e.g. all runs have the same size
+        ├── PointNotFinite
+        └── RunsContradict
 
 Each says what failed, what was given, what was expected and what to do, in that order.
 """
@@ -140,6 +146,14 @@ class QueueFull(HubError):
     """A queue has no room for what was put into it."""
 
 
+class LimitReached(HubError):
+    """A token, node or job uses all that the hub lets it use; what was stored stays."""
+
+
+class LeaseEnded(HubError):
+    """An item's lease has ended, as after a computer slept: it is delivered again."""
+
+
 class GroupError(AtollError):
     """Members could not agree."""
 
@@ -210,6 +224,26 @@ class RankLost(JobError):
 
 class PlanError(AtollError):
     """No machines fit what a job needs."""
+
+
+class FitError(AtollError):
+    """No scaling law can be fitted to these runs."""
+
+
+class TooFewPoints(FitError):
+    """There are fewer runs than the law has constants, and one more to check it."""
+
+
+class OneValueOnly(FitError):
+    """The runs have too few different values of what the law is about."""
+
+
+class PointNotFinite(FitError):
+    """A run's loss or size is NaN, infinite, or not above zero; the run is named."""
+
+
+class RunsContradict(FitError):
+    """Runs that should agree do not, or the loss rises where a law says that it falls."""
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> ConfigError:

@@ -11,9 +11,10 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -27,7 +28,26 @@ INTERRUPTS = tuple(
 )
 """Signals of a person or a terminal that ask a program to end."""
 
-_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38  # from <linux/prctl.h>
+_CAPABILITIES = 64
+_NO_CAPABILITIES = struct.pack("=Ii", 0x20080522, 0), bytes(24)
+"""Arguments of capset(2): its third version, for this process; no sets."""
+
+# -------------------------------------------------------------------------------------- memory
+
+
+def release_memory() -> bool:
+    """Return what this process has freed to the system; False: the allocator offers no way.
+
+    glibc only (malloc_trim); others return memory by themselves, or keep it.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    import ctypes
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and bool(trim(0))
+
 
 # ----------------------------------------------------------------------------------- processes
 
@@ -79,6 +99,25 @@ def apart() -> Apart:
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
         return {"start_new_session": False, "creationflags": flags}
     return {"start_new_session": True, "creationflags": 0}
+
+
+def giving_up_privileges() -> Callable[[], None]:
+    """Return the function by which a child loses all capabilities, and never gets any, on Linux.
+
+    It raises OSError if the kernel refuses.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)  # not after the fork, where loading is unsafe
+
+    def give_up() -> None:
+        for capability in range(_CAPABILITIES):
+            libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+        libc.capset(*_NO_CAPABILITIES)
+        if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "no_new_privs")
+
+    return give_up
 
 
 def before_program(
@@ -172,13 +211,38 @@ def proportional_bytes(pid: int) -> int | None:
         return None
 
 
-def count_oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory; 0: not known."""
-    try:
-        lines = Path("/proc/vmstat").read_bytes().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
+def count_oom_kills(groups: str | None = None, *, root: Path = Path("/")) -> int:
+    """Return how many processes the kernel has killed for lack of memory; 0: not known.
+
+    Counts those of this process's control group, so that a container or another user's program
+    that is killed does not look like ours; of the whole machine where the group has no count.
+
+    Args:
+        groups: Control groups, as `control_group` returns them; those of this process if None.
+        root: Where `proc` and `sys` are mounted.
+    """
+    for path in _oom_counts(control_group(os.getpid()) if groups is None else groups):
+        with contextlib.suppress(OSError):
+            lines = (root / path).read_bytes().splitlines()
+            counts = [int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")]
+            if counts:
+                return counts[0]
+    return 0
+
+
+def _oom_counts(groups: str) -> Iterator[str]:
+    """Yield the files that may count kills, nearest first: cgroup v1 and v2, then the machine."""
+    for line in groups.splitlines():
+        _, controllers, group = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            mount, name = "sys/fs/cgroup/memory", "memory.oom_control"
+        elif not controllers:
+            mount, name = "sys/fs/cgroup", "memory.events.local"
+        else:
+            continue
+        yield f"{mount}{group.rstrip('/')}/{name}"
+        yield f"{mount}/{name}"  # in a container its own group is mounted there
+    yield "proc/vmstat"
 
 
 def control_group(pid: int) -> str:
@@ -195,6 +259,19 @@ def try_local_socket(path: str) -> None:
         raise OSError("this system has no local sockets")
     with socket.socket(socket.AF_UNIX) as door:
         door.connect(path)
+
+
+# ------------------------------------------------------------------------------------- network
+
+OWN_PROCESS = Path("/proc/self")
+"""What Linux tells a process of itself."""
+
+
+def device_requests() -> Callable[[socket.socket, int, bytes], bytes]:
+    """Return what asks a network device something, by a socket and a request's number; Linux."""
+    import fcntl
+
+    return lambda opened, request, given: fcntl.ioctl(opened, request, given)
 
 
 # --------------------------------------------------------------------------------------- users

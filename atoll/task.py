@@ -54,6 +54,26 @@ class DataStretch(Protocol):
         ...
 
 
+class Witness(Protocol):
+    """Takes digests of a member's steps, where others may compute them again."""
+
+    def stepped(self) -> None:
+        """A step was taken, and counted."""
+        ...
+
+    def contributed(self, delta: Tensor) -> None:
+        """The member is about to contribute `delta`, which may be overwritten later."""
+        ...
+
+    def restarted(self) -> None:
+        """The member has taken over the state of others, and goes on from it."""
+        ...
+
+    def commitment(self) -> Any:
+        """Return the `Commitment` to send with the next join; None: there is none."""
+        ...
+
+
 class HeldElsewhere(Protocol):
     """A model trained elsewhere, with a copy in main memory: `Task.model`."""
 
@@ -160,6 +180,8 @@ class Task:
     """Closed while the state changes; others read it through `gate.still`."""
     last: int = 0
     """Step of the schedule at which the run ends; 0: unknown."""
+    group: int = -1
+    """Stage of a SWARM whose rounds it takes part in; -1: the one of its member."""
     paced: bool = False
     """Whether this member may do fewer steps per round than the schedule counts."""
     pace: float = 1.0
@@ -181,6 +203,8 @@ class Task:
     """The loss scale, if the trainer uses one."""
     losses: Losses = field(default_factory=Losses, repr=False)
     """Of the steps since the last round."""
+    witness: Witness | None = field(default=None, repr=False)
+    """Set in jobs whose rounds are verified."""
     waited_s: float = 0.0
     """Seconds a strategy waited for others outside of rounds, since last read."""
     fit: Callable[[Sequence[str]], None] | None = field(default=None, repr=False)
@@ -218,6 +242,8 @@ class Task:
         if self.scheduler is not None and taken:
             for _ in range(self.step - before):
                 self.scheduler.step()
+        if self.witness is not None:
+            self.witness.stepped()
 
     def pull(self) -> None:
         """Update `model` from where it is trained. Call it before reading `model`."""

@@ -15,6 +15,7 @@ from atoll.cli import hub_access
 from atoll.cli.hub_access import KnownHub
 from atoll.cli.views import screen
 from atoll.errors import AtollError
+from atoll.node.launchers import landlock, sandbox
 from atoll.node.machine import probe
 from atoll.node.machine.accelerators import computes_on, why_idle
 from atoll.node.machine.probe import Compute
@@ -55,6 +56,7 @@ def run_checks(where: str, *, home: Path, port: int) -> Iterator[Check]:
     yield check_torch()
     yield check_port(port)
     yield check_disk(home)
+    yield check_sandbox()
     hub, found = find_hub(where, home=home)
     yield found
     if hub is not None:
@@ -104,6 +106,14 @@ def check_disk(home: Path) -> Check:
         f"{screen.size(free)} free at {home}",
         f"free some space ({screen.size(NEEDED_DISK_BYTES)} are wanted), or set ATOLL_HOME",
     )
+
+
+def check_sandbox() -> Check:
+    """Name what a sandbox for jobs keeps apart on this machine."""
+    possible = bool(landlock.version())
+    text = f"{sandbox.level()} (`sandbox` in the policy)"
+    remedy = "to lend this machine to others, allow containers only: docs/operate/policy.md"
+    return Check("sandbox", True if possible else None, text, remedy, needed=False)
 
 
 def find_hub(where: str, *, home: Path) -> tuple[KnownHub | None, Check]:

@@ -11,20 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from atoll import __version__
+from atoll.cli.access import audit, keys, login, secret, ticket
 from atoll.cli.commands import (
     alarms,
-    audit,
+    challenges,
     checkpoint,
-    collect,
     demo,
     doctor,
     drain,
     generate,
     hub,
     join,
-    login,
+    limits,
     logs,
     methods,
+    paths,
     plan,
     policy,
     queue,
@@ -32,10 +33,10 @@ from atoll.cli.commands import (
     rm,
     run,
     scale,
+    scaling,
     service,
     sign,
     status,
-    ticket,
 )
 from atoll.cli.jobs.interrupts import remembering_interrupts
 
@@ -56,8 +57,10 @@ app.command("run")(remembering_interrupts(run.run))
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("scale")(scale.scale)
-app.command("collect")(collect.collect)
+app.command("collect")(logs.collect)
 app.command("alarms")(alarms.alarms)
+app.command("limits")(limits.limits)
+app.command("challenges")(challenges.challenges)
 app.command("worth")(alarms.worth)
 app.command("stop")(scale.stop)
 app.command("rm")(rm.remove)
@@ -67,13 +70,17 @@ app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(queue.app, name="queue")
 app.command("generate")(generate.generate)
 app.command("report")(generate.report)
+app.add_typer(paths.app, name="paths")
 app.command("methods")(methods.methods)
 app.add_typer(plan.app, name="plan")
+app.add_typer(scaling.app, name="scaling")
 app.add_typer(ticket.app, name="ticket")
 app.command("login")(login.login)
 app.command("logout")(login.logout)
 app.add_typer(drain.app, name="node")
 app.command("audit")(audit.audit)
+app.add_typer(secret.app, name="secret")
+app.add_typer(keys.app, name="keys")
 app.add_typer(service.app, name="service")
 app.add_typer(sign.app, name="sign")
 app.command("doctor")(doctor.doctor)

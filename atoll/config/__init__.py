@@ -8,6 +8,7 @@ Start in `tables.py` (every table and key), then `reading.py`; `environment.py` 
 from __future__ import annotations
 
 from atoll.config.constraints import agreed_device as agreed_device
+from atoll.config.dipaco_tables import DiPaCoTable as DiPaCoTable
 from atoll.config.environment import NO_DISPLAY as NO_DISPLAY
 from atoll.config.environment import TICKET_VARIABLE as TICKET_VARIABLE
 from atoll.config.environment import WorkerEnvironment as WorkerEnvironment
@@ -41,6 +42,8 @@ from atoll.config.reading import read_spec as read_spec
 from atoll.config.reading import read_table as read_table
 from atoll.config.reading import worker_spec as worker_spec
 from atoll.config.swarm_tables import SwarmTable as SwarmTable
+from atoll.config.swarm_tables import largest_member as largest_member
+from atoll.config.swarm_tables import member_spec as member_spec
 from atoll.config.tables import CheckpointTable as CheckpointTable
 from atoll.config.tables import DataTable as DataTable
 from atoll.config.tables import JobSpec as JobSpec

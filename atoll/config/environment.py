@@ -42,11 +42,13 @@ class WorkerEnvironment:
     """The device to compute on, as job and owner agree; empty: the job's wish."""
     pace: str = ""
     """File through which all processes of a machine share one limit; empty: separate limits."""
+    hub_only: bool = False
+    """Whether the hub is all that the owner lets this process reach."""
 
     @property
-    def capped(self) -> bool:
-        """Whether the owner limits the bandwidth; all traffic then goes through the hub."""
-        return bool(self.upload_bps or self.download_bps)
+    def relayed(self) -> bool:
+        """Whether all traffic goes through the hub: by `hub_only`, or to limit the bandwidth."""
+        return self.hub_only or bool(self.upload_bps or self.download_bps)
 
 
 def read_worker_environment(environment: Mapping[str, str]) -> WorkerEnvironment | None:
@@ -67,6 +69,7 @@ def read_worker_environment(environment: Mapping[str, str]) -> WorkerEnvironment
             download_bps=float(environment.get("ATOLL_DOWNLOAD_BPS", "0")),
             device=environment.get("ATOLL_DEVICE", ""),
             pace=environment.get("ATOLL_PACE", ""),
+            hub_only=environment.get("ATOLL_HUB_ONLY", "") == "1",
         )
     except (KeyError, ValueError) as error:
         raise ConfigError(
@@ -96,6 +99,7 @@ def worker_variables(worker: WorkerEnvironment) -> dict[str, str]:
         "ATOLL_DOWNLOAD_BPS": str(worker.download_bps),
         "ATOLL_DEVICE": worker.device,
         "ATOLL_PACE": worker.pace,
+        "ATOLL_HUB_ONLY": "1" if worker.hub_only else "",
         SUPERVISED: "",  # this process is not a rank, even if its agent runs below one
         "PYTHONUNBUFFERED": "1",
     }

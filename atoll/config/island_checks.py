@@ -6,6 +6,29 @@ from atoll.config.tables import JobSpec
 from atoll.errors import ConfigError
 
 
+def check_encryption(spec: JobSpec) -> None:
+    """Raise ConfigError if a new job would send something in the clear that nobody has allowed."""
+    machines = spec.island.machines
+    if machines > 1 and spec.island.encryption == "on":
+        raise ConfigError(
+            "what the ranks of an island send from machine to machine cannot be encrypted",
+            given=f"machines = {machines}, collectives of NCCL, of Gloo and torch's own store",
+            expected="one machine, or a network between its machines that you trust",
+            remedy='set encryption = "off" in [island] (parameters, gradients and rows of a batch '
+            "then cross that network in the clear), or machines = 1 and an outer method between",
+        )
+
+
+def not_encrypted(spec: JobSpec) -> str:
+    """Return what a job sends in the clear by its own wish, for people; empty: nothing."""
+    plain = []
+    if spec.job.encryption == "off":
+        plain.append("what members send each other directly (encryption in [job])")
+    if spec.island.machines > 1:
+        plain.append("what the ranks of an island exchange between machines ([island])")
+    return f"not encrypted: {', and '.join(plain)}" if plain else ""
+
+
 def check_island(spec: JobSpec) -> None:
     """Check that an island can be started; raises ConfigError."""
     ranks = spec.mesh.ranks  # raises if the numbers are inconsistent

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from atoll.config.constraints import Positive, PositiveFloat, one_of
+from atoll.config.constraints import NotNegative, Positive, PositiveFloat, one_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,22 +23,34 @@ class IslandTable:
     """Machines of one network that an island spans, with equally many consecutive ranks. Each takes
     a place of its own on a node; [needs] are those of one machine.
     """
+    encryption: Annotated[str, one_of("on", "off")] = "on"
+    """`off`: the machines of an island share a network that you trust. torch's collectives cannot
+    be encrypted, so that `machines` above 1 needs it.
+    """
     on_loss: Annotated[str, one_of("wait", "shrink")] = "wait"
     """When a rank dies: `wait` until it is replaced, or `shrink` to the remaining ones."""
     elastic: bool = False
     """Whether a planner chooses stages and replicas of a pipeline, at every start for the machines
     that are left.
     """
-    schedule: Annotated[str, one_of("gpipe", "1f1b", "interleaved", "async")] = "1f1b"
-    """Pipeline schedule: `gpipe`, `1f1b`, `interleaved` or `async`, which is not flushed between
-    batches.
+    schedule: Annotated[str, one_of("gpipe", "1f1b", "opportunistic", "interleaved", "async")] = (
+        "1f1b"
+    )
+    """Pipeline schedule: `gpipe`, `1f1b`, `opportunistic` (1f1b that does not wait while it could
+    work; on processors), `interleaved`, or `async`, which is not flushed between batches.
     """
     activations: str = "none"
     """Format of activations and their gradients between stages: `none` (as computed), `subspace:K`
     (K numbers per token), a codec, e.g. `int8`, or `subspace:K|int8`.
     """
+    refresh: NotNegative = 0
+    """Steps after which the subspace of `activations` is turned towards the gradients that it
+    drops; 0: never.
+    """
     microbatches: int = 0
-    """Parts of a batch in a pipeline; 0: twice the number of stages, if that fits."""
+    """Parts of a batch in a pipeline; 0: twice the number of stages (`async`: four times), if that
+    fits.
+    """
     chunks: Positive = 1
     """Stages per rank of an interleaved pipeline."""
     cuts: list[int] = dataclasses.field(default_factory=list)

@@ -63,7 +63,7 @@ def mesh_of(inner: str, *, ranks: int, mesh: Mapping[str, Any]) -> MeshShape:
     valid mesh.
     """
     sizes = _checked(mesh)
-    if inner in ("", "local", "swarm"):
+    if inner in ("", "local", "swarm", "paths"):
         found = MeshShape(**sizes)
         if max(ranks, found.ranks) > 1:
             raise ConfigError(

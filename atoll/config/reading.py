@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -14,11 +15,19 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from atoll.config.constraints import CHOICES, EXPECTED
+from atoll.config.dipaco_tables import check_paths, with_paths
 from atoll.config.environment import WorkerEnvironment
 from atoll.config.island_checks import check_island
 from atoll.config.reading_rl import with_members, with_own_agreement
-from atoll.config.swarm_tables import check_swarm
-from atoll.config.tables import JobSpec, LaunchTable
+from atoll.config.redaction import SECRET
+from atoll.config.swarm_tables import (
+    check_swarm,
+    check_whole,
+    largest_member,
+    member_spec,
+    with_swarm,
+)
+from atoll.config.tables import CheckpointTable, JobSpec, LaunchTable
 from atoll.config.train_checks import check_train
 from atoll.errors import ConfigError, unknown
 from atoll.ids import check_name
@@ -122,9 +131,13 @@ def read_spec(tables: Mapping[str, Any]) -> JobSpec:
             values[name] = dataclasses.replace(part, options=options)
         else:
             values[name] = read_table(cls, table, where=f"[{name}]")
+    if "launch" in values:
+        values["launch"] = _with_references(values["launch"])
     spec = JobSpec(**values)
+    given = "nodes" in tables.get("job", {})
+    spec = with_paths(with_swarm(spec, given=given), given=given)
     if "rl" in tables:
-        spec = with_members(spec, given="nodes" in tables.get("job", {}))
+        spec = with_members(spec, given=given)
         if "strategy" not in tables:
             spec = with_own_agreement(spec)
     _check_together(spec)
@@ -147,8 +160,10 @@ def _with_bounds(table: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_together(spec: JobSpec) -> None:
     """Refuse values that contradict each other."""
     check_name("job name", spec.job.name)
-    check_island(spec)
+    check_whole(spec)
+    check_island(largest_member(spec))
     check_swarm(spec)
+    check_paths(spec)
     check_train(spec)
     if not 0 <= spec.job.min_nodes <= spec.job.nodes:
         raise ConfigError(
@@ -182,6 +197,7 @@ def _check_program(spec: JobSpec) -> None:
             expected='code = "FOLDER" in [job] besides',
         )
     _check_launch(spec.launch)
+    _check_copies(spec.checkpoint)
 
 
 def _check_launch(launch: LaunchTable) -> None:
@@ -199,6 +215,14 @@ def _check_launch(launch: LaunchTable) -> None:
                 given=repr(line),
                 expected="NAME=VALUE, where NAME does not begin with ATOLL_",
             )
+    for line in launch.secrets:
+        if not re.fullmatch(r"(?!(?i:atoll_))\w+(=\w+)?", line, re.ASCII):
+            raise ConfigError(
+                "this entry of secrets in [launch] is not valid",
+                given=repr(line),
+                expected="NAME or VARIABLE=NAME, where VARIABLE does not begin with ATOLL_",
+                remedy="the value is stored with `atoll secret set NAME`",
+            )
     for name in ("mounts", "read_only", "signature"):
         if launch.launcher == "process" and getattr(launch, name):
             raise ConfigError(
@@ -206,6 +230,33 @@ def _check_launch(launch: LaunchTable) -> None:
                 given=f"{name} = {getattr(launch, name)!r}",
                 expected='launcher = "container" and an image',
             )
+
+
+def _check_copies(checkpoint: CheckpointTable) -> None:
+    for line in checkpoint.to_options:
+        if not re.fullmatch(r"[A-Za-z_]\w*=(?!secret:).+|[A-Za-z_]\w*=secret:\w+", line, re.ASCII):
+            raise ConfigError(
+                "this entry of to_options in [checkpoint] is not valid",
+                given=repr(line.partition("=")[0]),
+                expected="NAME=VALUE or NAME=secret:SECRET, e.g. key=secret:S3_KEY",
+                remedy="the value is stored with `atoll secret set NAME`",
+            )
+    if checkpoint.to_options and not checkpoint.to:
+        raise ConfigError(
+            "to_options in [checkpoint] are of no use without a place for copies",
+            given='to = ""',
+            expected="a URL such as s3://bucket/runs",
+        )
+
+
+def _with_references(launch: LaunchTable) -> LaunchTable:
+    """Return the table with `NAME=secret:SECRET` of `env` as entries of `secrets`."""
+    entries = [line.partition(f"={SECRET}") for line in launch.env]
+    found = [f"{name}={secret}" for name, mark, secret in entries if mark]
+    plain = [name for name, mark, _ in entries if not mark]
+    if not found:
+        return launch
+    return dataclasses.replace(launch, env=plain, secrets=[*launch.secrets, *found])
 
 
 def parse_spec(text: str, *, name: str = "the job file") -> JobSpec:
@@ -217,8 +268,8 @@ def parse_spec(text: str, *, name: str = "the job file") -> JobSpec:
 
 
 def worker_spec(environment: WorkerEnvironment) -> JobSpec:
-    """Return the job of a worker, with the device that it got; raises ConfigError."""
-    spec = load_spec(environment.spec)
+    """Return the job as a worker sees it, with the device that it got; raises ConfigError."""
+    spec = member_spec(load_spec(environment.spec), environment.member)
     device = environment.device or spec.job.device
     return dataclasses.replace(spec, job=dataclasses.replace(spec.job, device=device))
 

@@ -15,11 +15,12 @@ from atoll.config.constraints import (
     PositiveFloat,
     one_of,
 )
+from atoll.config.dipaco_tables import DiPaCoTable
 from atoll.config.harmless_variables import is_harmless
 from atoll.config.island_tables import IslandTable
 from atoll.config.mesh import MeshShape, mesh_of
 from atoll.config.rl_tables import RlTable
-from atoll.config.swarm_tables import SwarmTable
+from atoll.config.swarm_tables import LOCAL, SwarmTable
 
 if TYPE_CHECKING:
     from atoll.methods.method import Method
@@ -38,7 +39,9 @@ class JobTable:
     seed: int = 7
     """Seed of model, data order and all other randomness."""
     route: Annotated[str, one_of("auto", "direct", "relay")] = "auto"
-    """Route of tensors: `auto`, `direct` (torch.distributed) or `relay` (through the hub)."""
+    """Route of tensors: `auto`, `direct` (between members) or `relay` (through the hub)."""
+    encryption: Annotated[str, one_of("on", "off")] = "on"
+    """Of what members send each other directly; `off`: only for a switch that you trust."""
     script: str = ""
     """Python file to run instead of the built-in trainer."""
     command: list[str] = dataclasses.field(default_factory=list)
@@ -61,6 +64,10 @@ class JobTable:
     """Restarts of a failed process before the job fails."""
     threads: int = 1
     """torch threads per worker; 0: torch's default."""
+    trust: Annotated[str, one_of("members", "audit")] = "members"
+    """`audit`: some rounds of each member are computed again by others; who cheats is evicted."""
+    audit_share: float = 0.02
+    """Share of all member-rounds that are drawn for that by chance, 0.01 to 0.05."""
     device: DeviceWish = "auto"
     """Computes: `auto` (the accelerator that is there, else the processor), `cpu`, `cuda` (also of
     ROCm), `cuda:1`, `xpu` or `mps`. The owner of a machine may keep its accelerator."""
@@ -100,13 +107,16 @@ class LaunchTable:
     network: Annotated[str, one_of("host", "bridge", "none")] = "host"
     """`host`, `bridge` or `none` (which cannot reach the hub)."""
     env: list[str] = dataclasses.field(default_factory=list)
-    """Environment variables, `NAME=VALUE`."""
+    """Environment variables, `NAME=VALUE`; `NAME=secret:SECRET` is one of `secrets`."""
+    secrets: list[str] = dataclasses.field(default_factory=list)
+    """Secrets of the hub (`atoll secret set`) as environment variables: `NAME`, or `VARIABLE=NAME`.
+    """
     read_only: bool = False
     """Make the container's file system read-only, except its folder and /tmp."""
     nice: int = 0
     """Niceness of the process; the owner may raise it."""
     signature: str = ""
-    """Signature of a pinned image, for owners that require it."""
+    """Signature of a pinned image or of the job's code, for owners that require it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,6 +202,8 @@ class CheckpointTable:
     """Also keep this many with the lowest held-out loss."""
     to: str = ""
     """Folder or object store for copies, as an fsspec URL, e.g. `s3://bucket/runs`; empty: none."""
+    to_options: list[str] = dataclasses.field(default_factory=list)
+    """Options of its driver, `NAME=VALUE`, e.g. `key=secret:S3_KEY` (`atoll secret set S3_KEY`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -241,12 +253,15 @@ class JobSpec:
     checkpoint: CheckpointTable = dataclasses.field(default_factory=CheckpointTable)
     island: IslandTable = dataclasses.field(default_factory=IslandTable)
     swarm: SwarmTable = dataclasses.field(default_factory=SwarmTable)
+    dipaco: DiPaCoTable = dataclasses.field(default_factory=DiPaCoTable)
     rl: RlTable = dataclasses.field(default_factory=RlTable)
 
     @property
     def mesh(self) -> MeshShape:
-        """Mesh of one member's model over its processes."""
+        """Mesh of one member's model over its processes; of a SWARM's, see `member_spec`."""
         island, inner = self.island, self.strategy.inner
+        if inner == "swarm" and self.swarm.whole_inner != LOCAL:
+            return MeshShape()
         if self.job.script and not inner and max(island.ranks, len(island.mesh)) > 0:
             inner = "hybrid" if island.mesh else "fsdp"  # a script divides its model itself
         return mesh_of(inner, ranks=island.ranks, mesh=island.mesh)
@@ -256,6 +271,11 @@ class JobSpec:
         """Whether every member trains its own model."""
         method = self._method()
         return method is not None and not method.exchanges
+
+    @property
+    def parts_saved(self) -> int:
+        """Parts of the model that its members save apart: stages or modules; 0: it is whole."""
+        return self.swarm.stages or sum(self.dipaco.modules)
 
     @property
     def served(self) -> bool:
@@ -293,13 +313,14 @@ class JobSpec:
         return 0.0 if own_schedule else self.checkpoint.every_s
 
     @property
-    def trust(self) -> str:
+    def permission(self) -> str:
         """Kind of job that the owner must allow.
 
         Code of the job counts as a script; so do environment variables that can load code.
         """
         own = self.kind == "rl" and (self.job.code or self.rl.has_code)
         own = own or (self.kind == "trainer" and (self.job.code or ":" in self.model.name))
-        names = (line.partition("=")[0] for line in self.launch.env)
+        given = [*self.launch.env, *self.launch.secrets]
+        names = (line.partition("=")[0] for line in given)
         own = own or (self.kind in ("trainer", "rl") and not all(map(is_harmless, names)))
         return "script" if own else self.kind

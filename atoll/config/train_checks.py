@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from atoll.config.swarm_tables import largest_member
 from atoll.config.tables import JobSpec
 from atoll.errors import ConfigError
 
@@ -16,12 +17,15 @@ def check_train(spec: JobSpec) -> None:
     recomputed_every(spec.train.recompute)
     if spec.job.script or spec.job.command or spec.rl.active:
         return
-    microbatches = spec.island.microbatches if spec.mesh.pipeline > 1 else 0
     if spec.swarm.stages:
-        microbatches = spec.swarm.microbatches
+        check_rows(
+            spec.train.batch, ranks=1, accumulate=spec.train.accumulate,
+            microbatches=spec.swarm.microbatches,
+        )  # fmt: skip
+    island = largest_member(spec)
     check_rows(
-        spec.train.batch, ranks=spec.mesh.data, accumulate=spec.train.accumulate,
-        microbatches=max(1, microbatches),
+        spec.train.batch, ranks=island.mesh.data, accumulate=spec.train.accumulate,
+        microbatches=max(1, island.island.microbatches if island.mesh.pipeline > 1 else 0),
     )  # fmt: skip
 
 

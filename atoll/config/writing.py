@@ -8,7 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.config.dipaco_tables import DiPaCoTable
 from atoll.config.reading import OPEN_TABLES, parse_spec
+from atoll.config.redaction import SECRET
 from atoll.config.swarm_tables import SwarmTable
 from atoll.config.tables import JobSpec
 from atoll.errors import ConfigError
@@ -21,7 +23,7 @@ def dump_spec(spec: JobSpec) -> str:
         table = getattr(spec, field.name)
         if field.name == "rl" and not spec.rl.active:
             continue
-        if table == SwarmTable():
+        if table in (SwarmTable(), DiPaCoTable()):
             continue
         lines.append(f"[{field.name}]")
         for entry in dataclasses.fields(table):
@@ -40,17 +42,26 @@ HIDDEN = "(hidden)"
 def without_secrets(text: str) -> str:
     """Return the text of a job file for readers who may not see its secrets.
 
-    The values of `[launch] env` are hidden. Comments then go too, because they may repeat them.
+    The values of `[launch] env` and of `[checkpoint] to_options` are hidden, names of secrets are
+    not. Comments then go too, because they may repeat them.
     """
     try:
         spec = parse_spec(text)
     except ConfigError:
-        return f"# {HIDDEN}: this job file cannot be read\n" if "env" in text else text
-    if not spec.launch.env:
+        unsafe = "env" in text or "to_options" in text
+        return f"# {HIDDEN}: this job file cannot be read\n" if unsafe else text
+    if not spec.launch.env and not spec.checkpoint.to_options:
         return text
-    hidden = [f"{line.partition('=')[0]}={HIDDEN}" for line in spec.launch.env]
-    launch = dataclasses.replace(spec.launch, env=hidden)
-    return dump_spec(dataclasses.replace(spec, launch=launch))
+    launch = dataclasses.replace(spec.launch, env=_hidden(spec.launch.env))
+    options = _hidden(spec.checkpoint.to_options)
+    checkpoint = dataclasses.replace(spec.checkpoint, to_options=options)
+    return dump_spec(dataclasses.replace(spec, launch=launch, checkpoint=checkpoint))
+
+
+def _hidden(lines: list[str]) -> list[str]:
+    """Return lines NAME=VALUE with their values hidden, but not those that name a secret."""
+    parts = (line.partition("=") for line in lines)
+    return [f"{name}={value if value.startswith(SECRET) else HIDDEN}" for name, _, value in parts]
 
 
 def _key(name: str) -> str:

@@ -70,6 +70,8 @@ class CommandBroadcaster:
         self._under_way: deque[tuple[Any, Tensor]] = deque()
         """Broadcasts that may not be complete, oldest first."""
         self.ended = False
+        self.next_start: int | None = None
+        """Number of the start of the island in which the ranks go on; None: they end."""
         self.broken = False
         """A command failed midway, so the state of the other ranks is unknown."""
 
@@ -114,7 +116,9 @@ class CommandBroadcaster:
         while True:
             verb, tensors, values = self._receive(posted)
             if verb == END:
-                self.ended = True
+                self.ended, self.next_start = True, values.get("next_start")
+                if self.next_start is not None:
+                    self.part()
                 return
             if verb in self._ahead:
                 posted = self._post()
@@ -123,11 +127,16 @@ class CommandBroadcaster:
             self._handlers[verb](*tensors, **values)
             posted = self._post()
 
-    def end(self) -> None:
-        """Make the other ranks return from `serve`; further calls have no effect."""
+    def end(self, next_start: int | None = None) -> None:
+        """Make the other ranks return from `serve`; further calls have no effect.
+
+        `next_start` is the number of the start in which they go on.
+        """
         if self._group is not None and not self.ended and not self.broken:
-            self._send(END, (), {})
-        self.ended = True
+            self._send(END, (), {} if next_start is None else {"next_start": next_start})
+            if next_start is not None:
+                self.part()
+        self.ended, self.next_start = True, next_start
 
     def gather(self, row: Tensor) -> Tensor:
         """All-gather rows of equal length and dtype in main memory, (n,) -> (ranks, n)."""

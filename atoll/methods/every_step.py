@@ -33,6 +33,20 @@ class EveryStep(Method):
                 ),
             ),
         ),
+        Preset(
+            name="swarm",
+            inner="swarm",
+            line="a model in stages, each on several members; microbatches find their path",
+            good_for="a model that no machine can hold, on machines that come and go",
+            papers=(
+                arxiv(
+                    "2301.11913",
+                    "SWARM Parallelism: Training Large Models Can Be Surprisingly "
+                    "Communication-Efficient",
+                    2023,
+                ),
+            ),
+        ),
     )
 
     weight: str = option(

@@ -141,6 +141,15 @@ class DiLoCo(Method):
                 arxiv("2505.23725", "MuLoCo: Muon is a Practical Inner Optimizer for DiLoCo", 2025),
             ),
         ),
+        Preset(
+            name="dipaco",
+            inner="paths",
+            codec="feedback(int8)",
+            options={"every": 150},
+            line="paths of shared modules, each trained on its own documents; DiLoCo per module",
+            good_for="a model larger than any machine, of paths that each fit on one",
+            papers=(arxiv("2403.10616", "DiPaCo: Distributed Path Composition", 2024),),
+        ),
     )
 
     every: int = option(500, "Optimizer steps between two rounds (H).")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import json
 import logging
 import os
@@ -25,16 +26,19 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atoll import config
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
+from atoll.config.redaction import Redaction
 from atoll.errors import AtollError, ConfigError, RankLost, ScriptError
 from atoll.ids import is_follower
+from atoll.island.morph_orders import Orders
 from atoll.island.peer_failure import is_peer_failure, rank_lost
 from atoll.island.start_phase import StartPhase, StartReport
 from atoll.node.imports import load, modules_of_rank
 from atoll.node.islands.failure_cause import error_file
+from atoll.node.islands.moved import moved
 from atoll.node.processes.exits import ERROR_FILE
 from atoll.node.processes.process_tree import watch_parent
 from atoll.node.script_errors import describe
@@ -42,18 +46,11 @@ from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 from atoll.wire.messages import Finished
 
 if TYPE_CHECKING:
-    from atoll.train.island.island_trainer import TrainerIsland
-    from atoll.train.join_job import JoinedJob
+    pass
 
 log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
-FLUSH_TIMEOUT_S = 10.0
-SAVE_TIMEOUT_S = 120.0
-"""How long the end of a run waits for its last checkpoint."""
-
-LEAVE_SAVE_S = 3.0
-"""The same when the machine goes away."""
 
 
 class LeaveRequested:
@@ -88,6 +85,7 @@ def main() -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     watch_parent()
     directory, place, start = Path.cwd(), None, StartReport()
+    hide = Redaction({})
     try:
         environment = config.worker_environment()
         if environment is None:
@@ -101,12 +99,13 @@ def main() -> int:
         if place is not None:
             start = StartReport(directory, rank=place.rank)
         spec = config.worker_spec(environment)
+        hide = Redaction.of_environment(spec.launch)
         if place is None and is_follower(environment.member):
             from atoll.node.islands.follower import serve_island
 
             return serve_island(environment, spec)
         if place is None and spec.mesh.ranks > 1:
-            from atoll.node.islands.rank_supervisor import supervise
+            from atoll.node.islands.supervisor import supervise
 
             return supervise(environment, spec)
         if spec.job.code and not spec.job.script:
@@ -119,13 +118,14 @@ def main() -> int:
             return run_follower(environment, spec, place, start=start)
         return run_trainer(environment, spec, place=place, start=start)
     except AtollError as error:
-        _record(directory, error, place=place)
+        _record(directory, hide.fields(error.to_dict()), place=place)
         if not isinstance(error, ScriptError):  # its traceback has been printed
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return EXIT_FAILED
     except BaseException as error:  # the process ends here in any case
         traceback.print_exc()
-        _record(directory, describe(error, where="the worker"), place=place)
+        described = describe(error, where="the worker")
+        _record(directory, hide.fields(described.to_dict()), place=place)
         return EXIT_FAILED
 
 
@@ -140,22 +140,31 @@ def run_follower(
         RankLost: another rank was lost.
         AtollError: any other failure.
     """
-    try:
-        if spec.island.elastic:
-            load("atoll.plan.elastic")
-            from atoll.plan.elastic import plan_island
+    orders = Orders()
+    while True:
+        try:
+            if spec.island.elastic:
+                load("atoll.plan.elastic")
+                from atoll.plan.elastic import plan_island
 
-            plan_island(spec, place=place, start=start, folder=environment.directory)
-        else:
-            load(*modules_of_rank(spec, place), "atoll.train.island.follower")
-            from atoll.train.island.follower import follow
+                plan_island(spec, place=place, start=start, folder=environment.directory)
+            else:
+                load(*modules_of_rank(spec, place), "atoll.train.island.follower")
+                from atoll.train.island.follower import follow
 
-            follow(spec, place=place, start=start)
-    except AtollError:
-        raise
-    except BaseException as error:
-        raise _error_of(error, place=place, start=start) from error
-    return 0
+                following = follow(spec, place=place, start=start)
+                order = orders.take(following) if following is not None else None
+                if order is not None:
+                    place, spec, start = moved(order, environment)
+                    continue
+            return 0
+        except AtollError:
+            raise
+        except BaseException as error:
+            order = orders.after(error)
+            if order is None:
+                raise _error_of(error, place=place, start=start) from error
+        place, spec, start = moved(order, environment)
 
 
 def _error_of(error: BaseException, *, place: RankPlace | None, start: StartReport) -> AtollError:
@@ -186,14 +195,18 @@ def run_trainer(
     """
     leave = LeaveRequested()
     leave.listen()
-    load("atoll.train.join_job", "atoll.train.trainer", *modules_of_rank(spec, place))
+    trainer = "atoll.train.swarm.run" if spec.swarm.stages else "atoll.train.trainer"
+    trainer = "atoll.train.paths.run" if spec.dipaco.modules else trainer
+    load("atoll.train.join_job", trainer, *modules_of_rank(spec, place))
+    from atoll.node.trainer_process import train
     from atoll.train.join_job import join_job
 
     start.enter(StartPhase.JOINING)
-    enrolled = join_job(environment, route=spec.job.route, should_stop=leave)
+    enrolled = join_job(environment, spec.job, should_stop=leave)
     leave.then(lambda: enrolled.leave("this process was asked to leave"))
     try:
-        result = _train(enrolled, environment, spec, leave, place=place, start=start)
+        orders = Orders() if place is not None else None
+        result = train(enrolled, environment, spec, leave, place=place, start=start, orders=orders)
     except BaseException as error:
         if enrolled.replaced:
             sys.stderr.write(f"this process was replaced: {error}\n")
@@ -212,57 +225,6 @@ def run_trainer(
     result["control_sent_bytes"] = enrolled.connection.link.counters.sent_control_bytes
     enrolled.close(Finished(ok=True, result=result))
     return 0
-
-
-def _train(
-    enrolled: JoinedJob,
-    environment: WorkerEnvironment,
-    spec: JobSpec,
-    leave: LeaveRequested,
-    *,
-    place: RankPlace | None,
-    start: StartReport,
-) -> dict[str, Any]:
-    if place is None:
-        return _train_with(None, enrolled, environment, spec, leave)
-    from atoll.train.island.island_trainer import leading
-
-    with leading(spec, place=place, start=start) as island:
-        return _train_with(island, enrolled, environment, spec, leave)
-
-
-def _train_with(
-    island: TrainerIsland | None,
-    enrolled: JoinedJob,
-    environment: WorkerEnvironment,
-    spec: JobSpec,
-    leave: LeaveRequested,
-) -> dict[str, Any]:
-    from atoll.train.results.metrics import metrics_outbox
-    from atoll.train.state.saving import Saving
-    from atoll.train.trainer import Outputs, Trainer
-
-    connection = enrolled.connection
-    link = connection.link
-    metrics = metrics_outbox(link)
-    saver = enrolled.saver()
-    store = enrolled.store()
-    try:
-        trainer = Trainer(
-            spec,
-            group=connection.group,
-            outputs=Outputs(environment.directory, metrics.add, link.notify, connection.publish),
-            saving=Saving(store, saver),
-            recovery=enrolled.recovery,
-            island=island,
-        )
-        result = trainer.train(connection.registered, lambda: leave.asked or enrolled.replaced)
-        saver.close(timeout_s=LEAVE_SAVE_S if leave.asked else SAVE_TIMEOUT_S)
-        return result
-    finally:
-        saver.abandon()
-        store.close()
-        metrics.close(timeout_s=FLUSH_TIMEOUT_S)
 
 
 def run_script(
@@ -351,14 +313,15 @@ def _end_quietly() -> None:
     atexit._run_exitfuncs()
 
 
-def _record(directory: Path, error: AtollError, *, place: RankPlace | None) -> None:
+def _record(directory: Path, error: dict[str, str], *, place: RankPlace | None) -> None:
     """Store the error where the node, or the supervisor of this rank, reads it."""
     name = ERROR_FILE if place is None else error_file(place.rank)
     with contextlib.suppress(OSError):
-        (directory / name).write_text(json.dumps(error.to_dict()), encoding="utf-8", newline="\n")
+        (directory / name).write_text(json.dumps(error), encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # a process that a library aborts prints where each thread was
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()

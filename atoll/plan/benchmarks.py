@@ -6,8 +6,9 @@ import hashlib
 import multiprocessing
 import platform
 import socket
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,31 +22,35 @@ from atoll import config, system
 from atoll.config import JobSpec, RankPlace, dump_spec
 from atoll.devices.choose import CPU
 from atoll.devices.facts import memory, name_of
-from atoll.devices.runtime import synchronize
 from atoll.errors import AtollError, JobError
 from atoll.island.world import device_of, world
+from atoll.plan.crowding import measured_rates
 from atoll.plan.measured import Machine, Measured, UnitTimes
 from atoll.plan.memory import plan_memory, sample, sizes_of
 from atoll.plan.pipelines import Memory, PipelinePlan, with_plan
-from atoll.strategies.inner.pipeline.cuts import profile
-from atoll.strategies.inner.pipeline.simulation import Link
-from atoll.strategies.inner.pipeline.stages import chain_of
+from atoll.plan.reductions import reductions
+from atoll.plan.timed import LARGE, SMALL, fitted, shortest
+from atoll.strategies.inner.pipeline.cuts import UnitTime, profile
+from atoll.strategies.inner.pipeline.hosts import Link
+from atoll.strategies.inner.pipeline.stages import chain_of, check_chain
 from atoll.strategies.inner.precision import precision_on
 from atoll.strategies.inner.whole import criterion_of
 from atoll.train.build import whole_model
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
-REPEATS = 9
-"""Measurements of a transfer, a reduction or a machine; the shortest counts."""
-SMALL, LARGE = 1, 2**20
-"""Numbers of fp32 values of which transfers and reductions are timed."""
 MOST_SIZES = 6
 """Sizes of microbatches that are measured; the smallest ones are left out."""
+TURNS = 3
+"""Measurements of all sizes, one after the other; the medians count."""
 SPEED_WIDTH = 256
 """Of the matrices with which machines are compared."""
 ALIKE = 0.1
 """Machines whose speeds differ by less count as equal: so much is noise."""
+LEAST_MOVING = 0.1
+"""Of the time of a transfer; what is not processor time, at least."""
+FORMAT = "3"
+"""Of the measurements that are kept on this machine; older ones are measured again."""
 LONGEST_S = 600.0
 UNUSED = Link(0.0, 1e12)
 """Of one rank alone; finite, so that it can be stored as JSON."""
@@ -75,30 +80,39 @@ def measure(spec: JobSpec, *, place: RankPlace, device: torch.device) -> Measure
     on = [here.machine for here in machines]
     near = _link(0, next((r for r in range(1, place.ranks) if on[r] == on[0]), 0), device)
     far = _link(0, next((r for r in range(place.ranks) if on[r] != on[0]), 0), device)
-    reduce = {ranks: _reduction(ranks, device) for ranks in range(2, place.ranks + 1)}
-    failed: list[AtollError | None] = [None]
+    told: list[Any] = [None]
     found = None
     if place.leads:
         try:
             found = _measured_units(spec, device)
+            told = [found]
         except AtollError as error:
-            failed = [error]
-    dist.broadcast_object_list(failed, src=0, device=device)
-    if failed[0] is not None:
-        raise failed[0]
+            told = [error]
+    dist.broadcast_object_list(told, src=0, device=device)
+    if isinstance(told[0], AtollError):
+        raise told[0]
+    units: Measured = told[0]
+    most = max(here.ranks for here in machines)
+    rates = measured_rates(spec, units.sizes, most=most, place=place, device=device)
+    reduce = reductions(units, on, device=device)
     if found is None:
         return None
     first = {here.machine: here for here in reversed(machines)}
     return replace(
         found,
         machines=tuple(
-            Machine(
-                name=here.name, ranks=here.ranks, cores=here.cores,
-                speed=_relative(first[0].seconds / here.seconds), memory_bytes=here.memory_bytes,
-            )
+            _machine(here, speed=_relative(first[0].seconds / here.seconds), rates=rates)
             for _, here in sorted(first.items())
         ),
         near=near or far or UNUSED, far=far or near or UNUSED, reduce=reduce,
+    )  # fmt: skip
+
+
+def _machine(here: _Here, *, speed: float, rates: Mapping[int, Sequence[float]]) -> Machine:
+    return Machine(
+        name=here.name, ranks=here.ranks, cores=here.cores, speed=speed,
+        memory_bytes=here.memory_bytes,
+        rates=tuple(rate / speed for rate in rates.get(here.machine, ())),
     )  # fmt: skip
 
 
@@ -113,29 +127,19 @@ def _here(place: RankPlace, device: torch.device) -> _Here:
         cores = max(1, len(system.usable_cpus()) // torch.get_num_threads())
         total = int(psutil.virtual_memory().available) // ranks
     matrix = torch.ones(SPEED_WIDTH, SPEED_WIDTH, device=device)
-    seconds = _shortest(lambda: matrix @ matrix, device) if place.local_rank == 0 else 0.0
+    seconds = shortest(lambda: matrix @ matrix, device) if place.local_rank == 0 else 0.0
     return _Here(place.machine, platform.node(), ranks, cores, seconds, total)
 
 
-def _shortest(work: Callable[[], object], device: torch.device) -> float:
-    """Return the shortest of some runs, after one to warm up."""
-    work()
-    found = []
-    for _ in range(REPEATS):
-        synchronize(device)
-        begun = time.perf_counter()
-        work()
-        synchronize(device)
-        found.append(time.perf_counter() - begun)
-    return min(found)
-
-
 def _link(a: int, b: int, device: torch.device) -> Link | None:
-    """Return the link between two ranks; None on others and without two. Collective."""
+    """Return the link between two ranks; None on others and without two. Collective.
+
+    Gloo copies with a processor: what it takes there counts apart from what is on the way.
+    """
     if a == b:
         return None
     rank = dist.get_rank()
-    times = []
+    times, busy = [], []
     for count in (SMALL, LARGE):
         values = torch.ones(count, device=device)
 
@@ -147,66 +151,54 @@ def _link(a: int, b: int, device: torch.device) -> Link | None:
                     dist.recv(values, src=sender)
 
         if rank in (a, b):
-            times.append(_shortest(there_and_back, device) / 2)
+            taken_s = shortest(there_and_back, device) / 2
+            spent_s = shortest(there_and_back, device, clock=time.process_time) / 2
+            busy.append(spent_s if device.type == CPU else 0.0)
+            times.append(max(taken_s - 2 * busy[-1], LEAST_MOVING * taken_s))
     dist.barrier()
-    return _fitted(times) if times else None
-
-
-def _reduction(ranks: int, device: torch.device) -> Link:
-    """Return the time of all-reduces, in as many groups at one time as there are ranks for.
-
-    Collective; the ranks of a group are as far apart as replicas of pipelines are.
-    """
-    stages = dist.get_world_size() // ranks
-    mine = None
-    for position in range(stages):
-        members = [position + stages * replica for replica in range(ranks)]
-        group = dist.new_group(members)
-        if dist.get_rank() in members:
-            mine = group
-    times = [0.0, 0.0]
-    if mine is not None:
-        for number, count in enumerate((SMALL, LARGE)):
-            values = torch.zeros(count, device=device)
-            work = lambda values=values: dist.all_reduce(values, group=mine)  # noqa: E731
-            times[number] = _shortest(work, device)
-    dist.barrier()
-    return _fitted(times)
-
-
-def _fitted(times: list[float]) -> Link:
-    small, large = times
-    # On a busy machine the small one may have taken as long.
-    return Link(small, 4 * LARGE / max(large - small, large / 2, 1e-9))
+    if not times:
+        return None
+    per_byte = max(0.0, busy[1] - busy[0]) / (4 * LARGE)
+    return replace(fitted(times), busy_s=busy[0], busy_s_per_byte=per_byte)
 
 
 def _measured_units(spec: JobSpec, device: torch.device) -> Measured:
     """Return the times of a model's units for every size of microbatch; machines are missing."""
     data = sizes_of(spec)
     model = whole_model(spec, data)
-    units, _ = chain_of(model)
+    units, sure = chain_of(model)
+    if not sure:
+        check_chain(model, units, sample(data, model, rows=1)[0])
     model.train()
     precision = precision_on(spec.train.precision, device)
     batch = spec.train.batch
     sizes = [rows for rows in range(1, batch + 1) if batch % rows == 0][-MOST_SIZES:]
-    found: dict[int, UnitTimes] = {}
-    sent: tuple[int, ...] = ()
-    for rows in sizes:
-        times = profile(
-            units, criterion_of(model), *sample(data, model, rows=rows), device=device,
-            precision=precision,
-        )  # fmt: skip
-        found[rows] = UnitTimes(
-            forward_s=tuple(one.forward_s for one in times),
-            backward_s=tuple(one.backward_s for one in times),
-        )
-        sent = tuple(one.sent_bytes // rows for one in times)
+    taken: dict[int, list[list[UnitTime]]] = {rows: [] for rows in sizes}
+    for _ in range(TURNS):  # a change of load meets all sizes alike
+        for rows in sizes:
+            taken[rows].append(
+                profile(
+                    units, criterion_of(model), *sample(data, model, rows=rows), device=device,
+                    precision=precision, repeats=1,
+                )
+            )  # fmt: skip
+    found = {rows: _medians(turns) for rows, turns in taken.items()}
+    sent = tuple(one.sent_bytes // sizes[-1] for one in taken[sizes[-1]][0])
     trained = tuple(
         sum(p.numel() * p.element_size() for p in unit.parameters() if p.requires_grad)
         for unit in units
     )
     return Measured(
         machines=(), sizes=found, sent_bytes=sent, trained_bytes=trained, near=UNUSED, far=UNUSED
+    )
+
+
+def _medians(turns: Sequence[Sequence[UnitTime]]) -> UnitTimes:
+    """Return the median times of every unit over several measurements of all of them."""
+    units = list(zip(*turns, strict=True))
+    return UnitTimes(
+        forward_s=tuple(statistics.median(one.forward_s for one in unit) for unit in units),
+        backward_s=tuple(statistics.median(one.backward_s for one in unit) for unit in units),
     )
 
 
@@ -238,7 +230,7 @@ def cache_path(spec: JobSpec) -> Path:
     device = device_of(RankPlace(0, 1, 0, "", 0), wanted=spec.job.device)
     same = JobSpec(model=spec.model, data=spec.data, train=spec.train, island=spec.island)
     about = (platform.node(), name_of(device), torch.__version__, str(spec.job.threads))
-    key = hashlib.sha256("\n".join((*about, dump_spec(same))).encode()).hexdigest()[:24]
+    key = hashlib.sha256("\n".join((FORMAT, *about, dump_spec(same))).encode()).hexdigest()[:24]
     return config.cache() / "pipelines" / f"{key}.json"
 
 
@@ -249,7 +241,8 @@ def measure_here(spec: JobSpec) -> Measured:
         ConfigError: the model cannot be cut, or its data cannot be read.
         JobError: the processes did not end.
     """
-    found: Measured = together(_measure_rank, spec, ranks=spec.mesh.ranks)
+    ranks, threads = spec.mesh.ranks, spec.job.threads
+    found: Measured = together(_measure_rank, spec, ranks=ranks, threads=threads)
     return found
 
 
@@ -259,8 +252,12 @@ def _measure_rank(spec: JobSpec, place: RankPlace) -> Measured | None:
         return measure(spec, place=place, device=device)
 
 
-def together(function: Callable[[JobSpec, RankPlace], Any], spec: JobSpec, *, ranks: int) -> Any:
-    """Return what a module's function returns on rank 0 of some processes of this machine.
+def together(
+    function: Callable[[Any, RankPlace], Any], work: Any, *, ranks: int, threads: int = 0
+) -> Any:
+    """Return what a module's function of some work returns on rank 0 of processes of this machine.
+
+    Each has so many threads; 0: the cores are divided.
 
     Raises:
         AtollError: what it raised on rank 0.
@@ -268,11 +265,11 @@ def together(function: Callable[[JobSpec, RankPlace], Any], spec: JobSpec, *, ra
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
-    context = multiprocessing.get_context("spawn")
+    context = _context()
     ours, theirs = context.Pipe()
     places = [RankPlace(rank, ranks, rank, "127.0.0.1", port) for rank in range(ranks)]
     processes = [
-        context.Process(target=_be_rank, args=(theirs, function, spec, place), daemon=True)
+        context.Process(target=_be_rank, args=(theirs, function, work, place, threads), daemon=True)
         for place in places
     ]
     for process in processes:
@@ -293,17 +290,27 @@ def together(function: Callable[[JobSpec, RankPlace], Any], spec: JobSpec, *, ra
     return found
 
 
+def _context() -> Any:
+    """Return how processes start: as forks of one that has loaded everything, where possible."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch._dynamo", "torch.distributed.pipelining"])
+    return context
+
+
 def _be_rank(
     pipe: Connection,
-    function: Callable[[JobSpec, RankPlace], Any],
-    spec: JobSpec,
+    function: Callable[[Any, RankPlace], Any],
+    work: Any,
     place: RankPlace,
+    threads: int,
 ) -> None:
     """Be one process of a measurement."""
     cores = len(system.usable_cpus())
-    torch.set_num_threads(spec.job.threads or max(1, cores // place.ranks))
+    torch.set_num_threads(threads or max(1, cores // place.ranks))
     try:
-        found = function(spec, place)
+        found = function(work, place)
     except AtollError as error:
         found = error
     if place.leads:

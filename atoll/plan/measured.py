@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from atoll.errors import DataError
-from atoll.strategies.inner.pipeline.simulation import Link
+from atoll.strategies.inner.pipeline.hosts import Link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,9 @@ class Machine:
     """Relative to the first machine, on which the units were measured."""
     memory_bytes: int = 0
     """Of one rank's device; 0: unknown, everything fits."""
+    rates: tuple[float, ...] = ()
+    """Speed of a rank on its stage relative to its units by themselves, while 1, 2, ... ranks
+    compute at one time; empty: by `cores`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,18 +54,33 @@ class Measured:
     """Between ranks of one machine."""
     far: Link
     """Between machines."""
-    reduce: Mapping[int, Link] = field(default_factory=dict)
-    """All-reduce by the number of ranks that take part, all groups at one time."""
+    reduce: Mapping[int, Mapping[int, Link]] = field(default_factory=dict)
+    """All-reduce of a stage's gradient by stages and replicas, all stages at one time."""
 
-    def reduce_s(self, nbytes: float, *, ranks: int) -> float:
+    def reduce_s(self, nbytes: float, *, stages: int, replicas: int) -> float:
         """Return the time to add up a gradient over replicas; 0 for one of them.
 
-        Numbers of ranks that were not measured take as long as the next larger or largest one.
+        Numbers that were not measured take as long as the next larger or largest one.
         """
-        if ranks == 1 or not self.reduce:
+        known = {p: links for p, links in self.reduce.items() if links}
+        if replicas == 1 or not known:
             return 0.0
-        larger = [number for number in self.reduce if number >= ranks]
-        return self.reduce[min(larger) if larger else max(self.reduce)].seconds(nbytes)
+        links = known[_next(known, stages)]
+        return links[_next(links, replicas)].seconds(nbytes)
+
+
+def _next(numbers: Collection[int], wanted: int) -> int:
+    """Return the wanted number, or else the next larger one, or the largest."""
+    return min((n for n in numbers if n >= wanted), default=max(numbers))
+
+
+def deal(able: Sequence[int], ranks: int) -> list[int]:
+    """Return how many ranks each machine gets: as evenly as what each is able to run allows."""
+    counts = [0] * len(able)
+    while sum(counts) < ranks:
+        free = [n for n, most in enumerate(able) if counts[n] < most]
+        counts[min(free, key=lambda n: (counts[n], n))] += 1
+    return counts
 
 
 def write_measured(measured: Measured, path: Path) -> None:
@@ -89,7 +107,8 @@ def read_measured(path: Path) -> Measured | None:
             remedy="delete this file: the model is then measured again",
         ) from error  # fmt: skip
     times = [t for one in found.sizes.values() for t in (*one.forward_s, *one.backward_s)]
-    if not all(math.isfinite(t) and t >= 0 for t in times):
+    rates = [rate for machine in found.machines for rate in machine.rates]
+    if not all(math.isfinite(t) and t >= 0 for t in times) or not all(r > 0 for r in rates):
         raise DataError(
             "the measurements of a pipeline are no times", given=str(path),
             remedy="delete this file: the model is then measured again",

@@ -106,7 +106,7 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
             expected="a job of the built-in trainer: [model], [train] and [strategy]",
         )
     resolved = check_job(spec)
-    device = _device(spec)
+    device = device_kind(spec)
     precision = precision_on(spec.train.precision, torch.device(device))
     spec = replace(spec, train=replace(spec.train, precision=precision))
     dataset = data if data is not None else sizes_of(spec)
@@ -187,7 +187,7 @@ def sample(data: Dataset | ImageDataset | None, model: Any, *, rows: int) -> tup
     return ids, torch.zeros_like(ids)
 
 
-def _device(spec: JobSpec) -> str:
+def device_kind(spec: JobSpec) -> str:
     """Return the kind of the compute device.
 
     For `auto` that of machines as the job needs them, else of this machine.

@@ -25,10 +25,11 @@ import msgspec
 from atoll.config import JobSpec, MeshShape
 from atoll.config.train_checks import recomputed_every
 from atoll.errors import ConfigError
-from atoll.plan.measured import Machine, Measured
-from atoll.strategies.inner.options import ONE_EACH, PipelineShape
+from atoll.plan.measured import Machine, Measured, deal
+from atoll.strategies.inner.options import NONE, ONE_EACH, OPPORTUNISTIC, PipelineShape
 from atoll.strategies.inner.pipeline.balance import balanced
-from atoll.strategies.inner.pipeline.simulation import Host, Hosts, StageTimes, simulate
+from atoll.strategies.inner.pipeline.hosts import Host, Hosts
+from atoll.strategies.inner.pipeline.simulation import StageTimes, simulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class PipelinePlan:
     reduce_s: float
     worst_bytes: int
     """Of the rank that needs most memory; 0: not limited."""
+    schedule: str = ONE_EACH
 
     @property
     def ranks(self) -> int:
@@ -88,11 +90,21 @@ class Request:
             recomputed=share, memory=memory,
         )  # fmt: skip
 
-    def shape(self, stages: int) -> PipelineShape:
-        """Return the schedule of a row; one rank alone has none."""
+    def shape(self, stages: int, *, schedule: str = "") -> PipelineShape:
+        """Return the schedule of a row, by default the job's; one rank alone has none."""
         if stages == 1:
             return PipelineShape(ONE_EACH, 1)
-        return PipelineShape(self.schedule, stages, self.chunks)
+        return PipelineShape(schedule or self.schedule, stages, self.chunks)
+
+    def schedules(self, measured: Measured, *, stages: int) -> tuple[str, ...]:
+        """Return the schedules to choose from; of equally fast ones the first counts.
+
+        On processors 1f1b may be done in opportunistic order, with the same result.
+        """
+        if stages == 1:
+            return (ONE_EACH,)
+        able = self.schedule == ONE_EACH and all(machine.cores for machine in measured.machines)
+        return (OPPORTUNISTIC, ONE_EACH) if able else (self.schedule,)
 
 
 def plan_pipelines(
@@ -110,9 +122,14 @@ def plan_pipelines(
     found, tried = [], []
     for stages in range(1, most + 1):
         for replicas in range(1, most // stages + 1):
-            fitting, lacking = _best(measured, request, stages=stages, replicas=replicas)
-            found += fitting
-            tried += lacking
+            each = []
+            for schedule in request.schedules(measured, stages=stages):
+                fitting, lacking = _best(
+                    measured, request, stages=stages, replicas=replicas, schedule=schedule
+                )
+                each += fitting
+                tried += lacking
+            found += sorted(each, key=lambda plan: plan.predicted_s)[:1]
     if not found:
         raise _nothing_fits(tried, measured, request, ranks=most)
     return sorted(found, key=lambda plan: (plan.predicted_s, plan.ranks, plan.stages))
@@ -159,10 +176,10 @@ def read_plans(folder: Path) -> dict[int, PipelinePlan]:
 
 
 def _best(
-    measured: Measured, request: Request, *, stages: int, replicas: int
+    measured: Measured, request: Request, *, stages: int, replicas: int, schedule: str
 ) -> tuple[list[PipelinePlan], list[PipelinePlan]]:
     """Return the fastest plan that fits, or else the one that needs least memory; or neither."""
-    shape, units = request.shape(stages), len(measured.sent_bytes)
+    shape, units = request.shape(stages, schedule=schedule), len(measured.sent_bytes)
     if shape.stages > units or request.batch % replicas:
         return [], []
     share = request.batch // replicas
@@ -171,7 +188,7 @@ def _best(
         for rows in sorted(measured.sizes)
         if share % rows == 0 and shape.works_with(share // rows)
     ]
-    plans = [_plan(measured, request, stages, replicas, rows) for rows in sizes]
+    plans = [_plan(measured, request, shape, replicas, rows) for rows in sizes]
     memory = request.memory
     if memory is not None:
         # More rows at once never need less memory.
@@ -187,7 +204,7 @@ def _best(
         plans = plans[:able]
     if not plans:
         return [], []
-    timed = [_timed(plan, measured, request) for plan in plans]
+    timed = [predicted(plan, measured, request) for plan in plans]
     best = min(timed, key=lambda plan: (plan.predicted_s, plan.rows))
     if memory is not None:
         best = _with_memory(best, memory)
@@ -195,10 +212,10 @@ def _best(
 
 
 def _plan(
-    measured: Measured, request: Request, stages: int, replicas: int, rows: int
+    measured: Measured, request: Request, shape: PipelineShape, replicas: int, rows: int
 ) -> PipelinePlan:
     """Return a plan without times: where it is cut."""
-    shape = request.shape(stages)
+    stages = shape.ranks
     times = measured.sizes[rows]
     costs = [
         forward * (1 + request.recomputed) + backward
@@ -214,22 +231,20 @@ def _plan(
         stages=stages, replicas=replicas, rows=rows,
         microbatches=request.batch // (replicas * rows),
         cuts=balanced(costs, stages=shape.stages, speeds=speeds),
-        predicted_s=0.0, reduce_s=0.0, worst_bytes=0,
+        predicted_s=0.0, reduce_s=0.0, worst_bytes=0, schedule=shape.schedule,
     )  # fmt: skip
 
 
 def place_ranks(machines: Sequence[Machine], ranks: int) -> tuple[int, ...]:
     """Return the machine of every rank: consecutive ranks, as evenly as the machines allow."""
-    counts = [0] * len(machines)
-    while sum(counts) < ranks:
-        able = [n for n, machine in enumerate(machines) if counts[n] < machine.ranks]
-        counts[min(able, key=lambda n: (counts[n], n))] += 1
+    counts = deal([machine.ranks for machine in machines], ranks)
     return tuple(n for n, count in enumerate(counts) for _ in range(count))
 
 
-def _timed(plan: PipelinePlan, measured: Measured, request: Request) -> PipelinePlan:
-    """Return a plan with its simulated time."""
-    shape, times = request.shape(plan.stages), measured.sizes[plan.rows]
+def predicted(plan: PipelinePlan, measured: Measured, request: Request) -> PipelinePlan:
+    """Return a plan with the simulated time of a batch."""
+    shape = request.shape(plan.stages, schedule=plan.schedule)
+    times = measured.sizes[plan.rows]
     parts = list(itertools.pairwise((0, *plan.cuts, len(times.forward_s))))
     forward = [sum(times.forward_s[a:b]) for a, b in parts]
     stage_times = StageTimes(
@@ -245,7 +260,7 @@ def _timed(plan: PipelinePlan, measured: Measured, request: Request) -> Pipeline
     gradients = [0] * plan.stages  # of a rank, over its stages
     for stage, (a, b) in enumerate(parts):
         gradients[stage % plan.stages] += sum(measured.trained_bytes[a:b])
-    reduce_s = measured.reduce_s(max(gradients), ranks=plan.replicas)
+    reduce_s = measured.reduce_s(max(gradients), stages=plan.stages, replicas=plan.replicas)
     return dataclasses.replace(plan, predicted_s=wall_s + reduce_s, reduce_s=reduce_s)
 
 
@@ -255,7 +270,9 @@ def _rows_apart(plan: PipelinePlan, measured: Measured) -> Iterator[Hosts]:
     Rows of which none shares a machine with another one do not affect each other.
     """
     of_rank = place_ranks(measured.machines, plan.ranks)
-    machines = [Host(cores=m.cores or float("inf"), speed=m.speed) for m in measured.machines]
+    machines = [
+        Host(cores=m.cores or float("inf"), speed=m.speed, rates=m.rates) for m in measured.machines
+    ]
     rows = [of_rank[at : at + plan.stages] for at in range(0, plan.ranks, plan.stages)]
     alone = sum(len(set(row)) for row in rows) == len(set(of_rank))
     links = {"near": measured.near, "far": measured.far}
@@ -317,8 +334,9 @@ def with_plan(spec: JobSpec, plan: PipelinePlan) -> JobSpec:
         spec.island, elastic=False, machines=1, ranks=plan.ranks,
         mesh={axis: size for axis, size in mesh.items() if size > 1},
         microbatches=plan.microbatches if several else 0, cuts=list(plan.cuts),
-        schedule=spec.island.schedule if several else ONE_EACH,
+        schedule=plan.schedule if several else ONE_EACH,
         chunks=spec.island.chunks if several else 1,
+        activations=spec.island.activations if several else NONE,
     )  # fmt: skip
     # `fsdp` takes one rank, too.
     inner = ("hybrid" if plan.replicas > 1 else "pipeline") if several else "ddp"

@@ -141,18 +141,25 @@ class Maker:
                 given=kind, expected=f"one of {', '.join(sorted(ELEMENTWISE))}",
                 remedy='optimizer = "adamw" in [train], or inner = "ddp" or "pipeline"',
             )  # fmt: skip
-        optimizer = self._optimizer
-        optimizer.state.clear()
-        for number, group in enumerate(optimizer.param_groups):
+        for number, group in enumerate(self._optimizer.param_groups):
             group["params"] = [p for name, p in own.items() if self._groups[name] == number]
-        for parameter in own.values():
-            parameter.grad = torch.empty_like(parameter)
-        optimizer.step()
-        held = {
-            id(value): value.numel() * value.element_size()
-            for state in optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, torch.Tensor)
-        }
-        optimizer.state.clear()
-        return sum(held.values())
+        return optimizer_bytes(self._optimizer)
+
+
+def optimizer_bytes(optimizer: Optimizer) -> int:
+    """Return the bytes of an optimizer's state after a step on fake tensors."""
+    optimizer.state.clear()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    for parameter in parameters:
+        parameter.grad = None
+    held = {
+        id(value): value.numel() * value.element_size()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    }
+    optimizer.state.clear()
+    return sum(held.values())

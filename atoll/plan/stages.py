@@ -15,23 +15,18 @@ from atoll.plan.tracking import Tracking
 from atoll.strategies.inner.base import Rows
 from atoll.strategies.inner.options import (
     GPIPE,
-    ActivationFormat,
     InnerOptions,
     PipelineShape,
-    check_microbatches,
     microbatches_of,
 )
-from atoll.strategies.inner.pipeline.activations import activation_codec
+from atoll.strategies.inner.pipeline.checks import check_pipeline
 from atoll.strategies.inner.pipeline.cuts import (
     as_tuple,
-    check_axes,
     check_cuts,
-    check_stages,
     check_ties,
     cuts_by_size,
 )
 from atoll.strategies.inner.pipeline.stages import chain_of, cut_up, names_of, shared
-from atoll.strategies.inner.pipeline.subspace import check_confined
 from atoll.strategies.inner.precision import computing, widened
 from atoll.strategies.inner.unit_transforms import apply_recompute
 from atoll.strategies.inner.units import pieces, units_of
@@ -93,16 +88,8 @@ class Cut:
         rows = Rows(ranks=shape.data, accumulate=options.accumulate)
         self.microbatches = 1
         if shape.pipeline > 1:
-            check_axes(options)
-            form = ActivationFormat.of(options.activations)
-            if form.size:
-                check_confined(model, form.size)
-            if form.codec:
-                activation_codec(form.codec)
-            check_stages(len(chain_of(model)[0]), self._pipeline)
+            check_pipeline(model, options)
             share = batch // (shape.data * options.accumulate)
-            if options.microbatches:
-                check_microbatches(self._pipeline, options.microbatches)
             self.microbatches = microbatches_of(
                 self._pipeline, wanted=options.microbatches, rows=share
             )
@@ -165,26 +152,39 @@ class Cut:
         self, chain: Sequence[nn.Module], values: tuple[Tensor, ...], targets: Tensor | None,
         *, kept_output: bool,
     ) -> tuple[StageOutput, tuple[Tensor, ...]]:  # fmt: skip
-        word = self._options.precision
-        own = [p for module in chain for p in module.parameters()]
-        with Tracking(own) as tracking:
-            outputs = values
-            with computing(word, CPU):
-                for module in chain:
-                    outputs = as_tuple(module(*outputs))
-            ends = list(outputs)
-            if targets is not None:
-                ends = [self._model.criterion(widened(outputs[0], word), targets)]
-                if not kept_output:
-                    outputs = ()
-            kept, copies = tracking.alive_bytes, tracking.copied_bytes
-            ends = [end for end in ends if end.requires_grad]
-            if ends:
-                torch.autograd.backward(ends, [torch.empty_like(end) for end in ends])
-            most = tracking.most_bytes
-        for parameter in own:
-            parameter.grad = None
-        return StageOutput(kept, copies, max(0, most - kept)), outputs
+        return run_units(
+            chain, values, targets, criterion=self._model.criterion,
+            precision=self._options.precision, kept_output=kept_output,
+        )  # fmt: skip
+
+
+def run_units(
+    chain: Sequence[nn.Module], values: tuple[Tensor, ...], targets: Tensor | None, *,
+    criterion: Any, precision: str, kept_output: bool = True,
+) -> tuple[StageOutput, tuple[Tensor, ...]]:  # fmt: skip
+    """Run both passes of chained units on fake tensors; with `targets` to the loss.
+
+    Without `kept_output` the outputs are freed as soon as there is a loss.
+    """
+    own = [p for module in chain for p in module.parameters()]
+    with Tracking(own) as tracking:
+        outputs = values
+        with computing(precision, CPU):
+            for module in chain:
+                outputs = as_tuple(module(*outputs))
+        ends = list(outputs)
+        if targets is not None:
+            ends = [criterion(widened(outputs[0], precision), targets)]
+            if not kept_output:
+                outputs = ()
+        kept, copies = tracking.alive_bytes, tracking.copied_bytes
+        ends = [end for end in ends if end.requires_grad]
+        if ends:
+            torch.autograd.backward(ends, [torch.empty_like(end) for end in ends])
+        most = tracking.most_bytes
+    for parameter in own:
+        parameter.grad = None
+    return StageOutput(kept, copies, max(0, most - kept)), outputs
 
 
 def _mean(passes: Sequence[StageOutput]) -> StageOutput:

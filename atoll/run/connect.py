@@ -75,7 +75,7 @@ def _follow(ranks: ScriptRanks, membership: Membership, *, member: str) -> Run:
 
 def _enter(environment: WorkerEnvironment, spec: JobSpec, ranks: ScriptRanks) -> Run:
     asked = threading.Event()
-    enrolled = join_job(environment, route=spec.job.route, should_stop=asked.is_set)
+    enrolled = join_job(environment, spec.job, should_stop=asked.is_set)
     registered = enrolled.connection.registered
     membership = Membership(
         environment.directory, spec.job.seed, environment.job,

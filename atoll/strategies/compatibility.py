@@ -17,7 +17,9 @@ from atoll.group.policy import ADD_ON_THE_WAY, GroupPolicy
 from atoll.methods.codecs import CODECS, CodecRow
 from atoll.methods.method import CodecSupport, Method
 from atoll.methods.table import METHODS
+from atoll.strategies.inner.options import check_island
 from atoll.strategies.resolve import Resolved, resolve
+from atoll.strategies.verifiable import check_verified
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,8 @@ def check_job(spec: JobSpec) -> Resolved:
         resolved, nodes=spec.job.nodes, min_nodes=spec.job.min_nodes, route=spec.job.route,
         optimizer=spec.train.optimizer,
     )  # fmt: skip
+    check_island(spec)
+    check_verified(spec, resolved)
     return resolved
 
 
@@ -251,7 +255,7 @@ def check_nesterov(plan: Plan) -> None:
 
 def check_island_gradients(plan: Plan) -> None:
     """Refuse gradient methods for islands: their ranks step by themselves and share parameters."""
-    if plan.inner in ("local", "swarm") or not plan.method.uses_gradients:
+    if plan.inner in ("local", *IN_PARTS) or not plan.method.uses_gradients:
         return
     optimizer = getattr(plan.method, "optimizer", "")  # of parameter servers
     raise ConfigError(
@@ -265,16 +269,32 @@ def check_island_gradients(plan: Plan) -> None:
     )  # fmt: skip
 
 
-def check_swarm(plan: Plan) -> None:
-    """Require a method that the members of each stage of a SWARM can use among themselves."""
-    if plan.inner != "swarm" or plan.method.per_stage:
+IN_PARTS = ("swarm", "paths")
+"""Inner strategies that cut the model into parts, whose holders meet by themselves."""
+
+
+def check_parts(plan: Plan) -> None:
+    """Require a method that the holders of each stage or module can use among themselves."""
+    if plan.inner not in IN_PARTS:
+        return
+    part = "stage" if plan.inner == "swarm" else "module"
+    shared = sorted(plan.codecs & {"lowrank", "auto"})
+    if shared:
+        raise ConfigError(
+            f"codec {shared[0]} keeps a state that a member new to a {part} would need",
+            given=f"codec = {plan.codec!r} with inner = {plan.inner!r}",
+            expected="a codec without a common state",
+            remedy='codec = "int8" or "feedback(int8)" in [strategy]',
+        )
+    if plan.method.per_stage:
         return
     fitting = sorted(name for name, method in METHODS.items() if method.per_stage)
+    preset = "dipaco" if part == "module" else "swarm"
     raise ConfigError(
-        f"{plan.outer} cannot work per stage, but the members of a stage meet by themselves",
-        given=f'outer = {plan.outer!r} with inner = "swarm"',
+        f"{plan.outer} cannot work per {part}, but the members of a {part} meet by themselves",
+        given=f"outer = {plan.outer!r} with inner = {plan.inner!r}",
         expected=f"one of {', '.join(fitting)}",
-        remedy='preset = "ddp" or "diloco" in [strategy]',
+        remedy=f'preset = "{preset}" or "diloco" in [strategy]',
     )
 
 
@@ -300,7 +320,7 @@ RULES: tuple[Callable[[Plan], None], ...] = (
     check_sums,
     check_nesterov,
     check_island_gradients,
-    check_swarm,
+    check_parts,
     check_servers,
 )
 """All rules; each raises or returns nothing."""

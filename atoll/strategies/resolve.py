@@ -24,6 +24,8 @@ INNERS: Mapping[str, str] = MappingProxyType(
             ("ddp", "fsdp", "tensor", "pipeline", "hybrid"),
             "atoll.strategies.inner.leader:IslandLeader",
         ),
+        "swarm": "atoll.strategies.inner.swarm.runner:StageRunner",
+        "paths": "atoll.strategies.inner.local:Local",
     }
 )
 """Name -> class of the inner strategy."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from atoll.config import StrategyTable
+from atoll.config.swarm_tables import USUAL_STAGES, SwarmTable
 from atoll.errors import unknown
 from atoll.group.collectives.costs import moved_bytes
 from atoll.methods.codecs import CODECS, CodecRow
@@ -142,13 +143,26 @@ def _words(entry: Entry | CodecRow | Preset) -> Row:
 
 
 def _row(entry: Preset, resolved: Resolved, scale: Scale) -> Row:
+    stages = USUAL_STAGES if entry.inner == "swarm" else 0
+    if stages:  # its members agree on their stage only
+        peers = max(1, scale.peers // stages)
+        scale = replace(scale, parameters=scale.parameters // stages, peers=peers)
     found = _weighed(resolved, scale)
     return _words(entry) | {
         "outer": resolved.outer,
         "codec": resolved.codec,
+        "stages": stages or None,
         "rounds": found.rounds if found else None,
         "per_step": per_step(found, scale) if found else None,
+        "activation_bits": _activation_bits(scale) if found and stages else None,
     }
+
+
+def _activation_bits(scale: Scale) -> float:
+    """Return the bits of a number that goes from one stage to the next, by default."""
+    from atoll.strategies.measured_traffic import bits_per_value
+
+    return round(bits_per_value(SwarmTable.codec, elements=scale.parameters), 3)
 
 
 def _weighed(resolved: Resolved, scale: Scale) -> Traffic | None:

@@ -15,6 +15,8 @@ The walk of a microbatch is Begin -> Handed (stage 0, forward) -> ... -> Handed 
 -> Handed (first of `stages`, backward) -> Finished. If a member fails, the nearest member before
 it that still holds its input computes on over another path (`ResumeAt`, or `Begin` if that is the
 driver), under a new attempt.
+An evaluation ends with Handed (last stage). Nobody keeps anything of it, so after a failure it
+begins again, over another path.
 A late member is bypassed the same way, but not banned, and asked again if there is no other. A
 stage without a usable member lets the microbatch wait for one.
 """
@@ -29,11 +31,13 @@ from atoll.swarm.routing import BACKWARD, BOTH, EMA, StageRouter
 from atoll.wire.swarm import (
     Broken,
     Handed,
+    HeldOutSum,
     Holder,
     Release,
     Resume,
     Share,
     SwarmDone,
+    SwarmFailure,
     SwarmLease,
     SwarmPeer,
     Work,
@@ -103,6 +107,7 @@ class _Flight:
     touched: set[Holder] = field(default_factory=set)
     """Members that may keep inputs of it."""
     finished: bool = False
+    held_out: HeldOutSum | None = None
 
 
 class Driver:
@@ -115,6 +120,12 @@ class Driver:
         self._flights: dict[int, _Flight] = {}
         self._hop_s: dict[tuple[Holder, bool], float] = {}
         self._queues: dict[str, float] = {}
+        self._failures: list[SwarmFailure] = []
+
+    def failures(self) -> list[SwarmFailure]:
+        """Return the members that failed since the last call."""
+        found, self._failures = self._failures, []
+        return found
 
     @property
     def holding(self) -> list[int]:
@@ -160,7 +171,7 @@ class Driver:
             return []
         holder = flight.work.path[report.stage]
         last = report.stage == self.stages - 1
-        work = BOTH if last else BACKWARD if report.backward else 1.0
+        work = 1.0 if not report.backward else BOTH if last else BACKWARD
         self.routers[report.stage].measured(holder, self.rows, report.seconds, work=work)
         self._queues[holder.member] = report.queue
         rank = self._rank(report.stage, backward=report.backward)
@@ -170,7 +181,8 @@ class Driver:
             hop, hop_s = (holder, report.backward), now - flight.since
             usual = self._hop_s.get(hop, hop_s)
             self._hop_s[hop] = (1 - EMA) * usual + EMA * hop_s
-        if rank == self._rank(min(flight.lease.stages), backward=True):
+        if rank == self._rank(self._end(flight), backward=True):
+            flight.held_out = report.held_out
             return self._finish(flight)
         flight.awaited = rank + 1
         self._wait(flight, now)
@@ -185,16 +197,18 @@ class Driver:
         if report.busy:
             flight.late.add(holder)
         elif report.stage > 0:
-            self.routers[report.stage].ban(holder, now)
+            banned_s = self.routers[report.stage].ban(holder, now)
+            self._failures.append(SwarmFailure(holder.member, report.reason[:200], banned_s))
         return self._go_on(flight, max(0, report.stage - 1), now)
 
-    def counted(self, shares: Sequence[Share]) -> list[Effect]:
-        """Shares of the own stage: give up microbatches that another lease has brought through."""
-        by_index = {share.index: share.lease for share in shares}
+    def counted(self, shares: Sequence[Share], *, step: int) -> list[Effect]:
+        """Shares of the own stage and a step: give up what another lease has brought through."""
+        by_index = {share.index: share.lease for share in shares if share.member}
         effects: list[Effect] = []
         for flight in self._open():
             lease = flight.lease
-            if 0 in lease.stages and by_index.get(lease.index, lease.lease) != lease.lease:
+            other = by_index.get(lease.index, lease.lease) != lease.lease
+            if other and lease.step == step and 0 in lease.stages:
                 effects.append(self._release(flight, drop=True))
                 del self._flights[lease.lease]
         return effects
@@ -233,6 +247,7 @@ class Driver:
         """Choose the path after stage `held`, or after an earlier holder that is still there."""
         old = flight.work
         path = old.path
+        held = 0 if old.evaluates else held
         while held > 0 and (path[held] in flight.late or not self._usable(path[held], held, now)):
             held -= 1
         later = range(held + 1, self.stages)
@@ -262,16 +277,18 @@ class Driver:
         speeds: dict[str, float] = {}
         for stage, holder in enumerate(path):
             speeds |= {m: s for m, s in self.routers[stage].speeds().items() if m == holder.member}
+        evaluates = flight.work.evaluates
         report = SwarmDone(
             lease.step,
             lease.index,
             lease.lease,
             stages=list(lease.stages),
-            holders=[path[stage] for stage in lease.stages],
+            holders=[path[-1]] if evaluates else [path[stage] for stage in lease.stages],
             queues={h.member: self._queues[h.member] for h in path if h.member in self._queues},
             row_s=speeds,
+            held_out=flight.held_out,
         )
-        return [Finished(report), self._release(flight)]
+        return [Finished(report), *([] if evaluates else [self._release(flight)])]
 
     def _release(self, flight: _Flight, *, drop: bool = False) -> ReleaseAt:
         lease = flight.lease
@@ -284,22 +301,27 @@ class Driver:
         """Return the place of a report in the walk; the last stage has one for both passes."""
         return 2 * (self.stages - 1) - stage if backward else stage
 
+    def _end(self, flight: _Flight) -> int:
+        """Return the stage with the last report: the first that counts, or the last of all."""
+        return min(flight.lease.stages, default=self.stages - 1)
+
     def _stage(self, rank: int) -> int:
         return min(rank, 2 * (self.stages - 1) - rank)
 
     def _needed(self, flight: _Flight) -> list[int]:
         """Return the stages whose member still has to do something, on either way."""
-        first = min(flight.lease.stages)
+        first = self._end(flight)
         last_ranks = {s: self._rank(s, backward=s >= first) for s in range(len(flight.work.path))}
         return [s for s, rank in last_ranks.items() if rank >= flight.awaited]
 
     def _wait(self, flight: _Flight, now: float) -> None:
         stage = self._stage(flight.awaited)
         holder = flight.work.path[stage]
-        usual = self._hop_s.get((holder, flight.awaited >= self.stages - 1))
+        back = flight.awaited >= self.stages - 1 and not flight.work.evaluates
+        usual = self._hop_s.get((holder, back), self._hop_s.get((holder, True)))
         limit_s = FIRST_HOP_S if usual is None else max(LEAST_HOP_S, LATE * usual)
         # All members may be slow at once: bypassing them again and again would only add work.
-        limit_s *= 2.0 ** min(6, flight.work.attempt - 1)
+        limit_s *= 2.0 ** min(3, flight.work.attempt - 1)
         flight.since, flight.deadline = now, now + limit_s
 
     def _open(self) -> list[_Flight]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import heapq
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from atoll.wire.swarm import Holder, SwarmLease
@@ -12,6 +13,12 @@ FIRST_LEASE_S = 120.0
 LATE = 8.0
 LEAST_LEASE_S = 10.0
 EMA = 0.1
+SILENT_S = 15.0
+"""No microbatch is kept for a driver that neither asked nor finished one for this long."""
+
+
+Place = tuple[int, int]
+"""Step and index of a microbatch."""
 
 
 @dataclass
@@ -23,10 +30,15 @@ class _Leased:
 
 @dataclass
 class Leases:
-    """Leases by number; `lacking` below maps each index to the stages that have not counted it."""
+    """Leases by number; `lacking` below maps places to the stages that have not counted them.
+
+    An evaluation is lacking without a stage.
+    """
 
     _open: dict[int, _Leased] = field(default_factory=dict)
     _usual_s: float | None = None
+    _heard: dict[Holder, float] = field(default_factory=dict)
+    """When each driver last asked or finished something."""
 
     def __len__(self) -> int:
         """Return the number of open leases."""
@@ -36,24 +48,34 @@ class Leases:
         """Lease a microbatch to a driver."""
         self._open[lease.lease] = _Leased(lease, driver, now)
 
-    def end(self, lease: int, now: float) -> None:
-        """A microbatch is through."""
+    def end(self, lease: int, now: float) -> bool:
+        """A microbatch is through; return whether this was not known."""
         leased = self._open.pop(lease, None)
-        if leased is not None:
-            took_s = now - leased.since
-            usual_s = took_s if self._usual_s is None else self._usual_s
-            self._usual_s = (1 - EMA) * usual_s + EMA * took_s
+        if leased is None:
+            return False
+        self._heard[leased.driver] = now
+        if not leased.lease.stages:
+            return True  # an evaluation takes less
+        took_s = now - leased.since
+        usual_s = took_s if self._usual_s is None else self._usual_s
+        self._usual_s = (1 - EMA) * usual_s + EMA * took_s
+        return True
 
     def forget(self, driver: Holder) -> None:
         """A driver is lost."""
         self._open = {n: x for n, x in self._open.items() if x.driver != driver}
+        self._heard.pop(driver, None)
+
+    def begin(self, step: int) -> None:
+        """Steps before this one are over."""
+        self._open = {n: x for n, x in self._open.items() if x.lease.step >= step}
 
     def clear(self) -> None:
-        """The step is over."""
+        """Everything begins anew."""
         self._open.clear()
 
     def again(
-        self, driver: Holder, holding: Collection[int], lacking: Mapping[int, list[int]]
+        self, driver: Holder, holding: Collection[int], lacking: Mapping[Place, list[int]]
     ) -> list[SwarmLease]:
         """Return leases that a driver does not know it has, or has given up too early.
 
@@ -63,25 +85,65 @@ class Leases:
             x.lease for n, x in self._open.items() if x.driver == driver and n not in holding
         ]
         for lease in unknown:
-            if not set(lease.stages) & set(lacking.get(lease.index, ())):
+            stages = lacking.get((lease.step, lease.index))
+            if stages is None or (stages and not set(lease.stages) & set(stages)):
                 del self._open[lease.lease]
         return [lease for lease in unknown if lease.lease in self._open]
 
-    def free(
-        self, driver: Holder, lacking: Mapping[int, list[int]], now: float
-    ) -> Iterator[tuple[int, list[int]]]:
-        """Yield the indices to lease to a driver, each with the stages that lack it.
+    def part(self, driver: Holder, free: int, row_s: Mapping[Holder, float], now: float) -> int:
+        """Return how many of so many free microbatches a driver that asks takes at most.
 
-        First those under no lease, then those that another driver has had for too long, once.
+        Each goes to the driver that would be done with it first, by the drivers' seconds per row
+        (0: unknown, as the mean) and what they have under way. Otherwise the last microbatches of
+        a step wait in the queue of a slow driver while fast ones are idle.
         """
-        under: dict[int, list[_Leased]] = {}
+        self._heard[driver] = now
+        known = [seconds for seconds in row_s.values() if seconds > 0]
+        usual = sum(known) / len(known) if known else 1.0
+        under_way = dict.fromkeys(row_s, 0)
         for leased in self._open.values():
-            under.setdefault(leased.lease.index, []).append(leased)
-        yield from ((i, stages) for i, stages in lacking.items() if i not in under)
+            if leased.driver in under_way:
+                under_way[leased.driver] += 1
+        ends = [
+            ((under_way[each] + 1) * (seconds or usual), each != driver, each, seconds or usual)
+            for each, seconds in row_s.items()
+            if now - self._heard.get(each, -SILENT_S) < SILENT_S
+        ]
+        heapq.heapify(ends)
+        taken = 0
+        for _ in range(free):
+            end_s, other, first, seconds = ends[0]
+            taken += not other
+            heapq.heapreplace(ends, (end_s + seconds, other, first, seconds))
+        return taken
+
+    def free(
+        self,
+        driver: Holder,
+        lacking: Mapping[Place, list[int]],
+        row_s: Mapping[Holder, float],
+        now: float,
+    ) -> list[tuple[Place, list[int]]]:
+        """Return what to lease to a driver that asks, each with the stages that lack it.
+
+        First its part of what is under no lease, by the seconds per row of all drivers and in each
+        step, then what another driver has had for too long, once.
+        """
+        under: dict[Place, list[_Leased]] = {}
+        for leased in self._open.values():
+            place = leased.lease.step, leased.lease.index
+            under.setdefault(place, []).append(leased)
+        unleased = [(place, stages) for place, stages in lacking.items() if place not in under]
         limit_s = FIRST_LEASE_S
         if self._usual_s is not None:
             limit_s = max(LEAST_LEASE_S, LATE * self._usual_s)
-        for index, stages in lacking.items():
-            late = [x for x in under.get(index, ()) if now - x.since > limit_s]
-            if len(under.get(index, ())) == 1 and late and late[0].driver != driver:
-                yield index, stages
+        late = [
+            (place, lacking[place])
+            for place, leases in under.items()
+            if place in lacking and len(leases) == 1
+            and leases[0].driver != driver and now - leases[0].since > limit_s
+        ]  # fmt: skip
+        first = [entry for entry in unleased if entry[0][0] == min(lacking)[0]]
+        early = unleased[len(first) :]
+        parts = [part[: self.part(driver, len(part), row_s, now)] for part in (first, early)]
+        return [*parts[0], *late, *parts[1]]

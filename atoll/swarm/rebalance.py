@@ -11,7 +11,9 @@ equally slow stages no single move helps. Moves cost a download, so they must ga
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from atoll.swarm.routing import BOTH
 
 LEAST_GAIN = 1.05
 """Factor by which a plan has to raise the throughput of the slowest stage."""
@@ -37,6 +39,8 @@ class Move:
     member: str
     source: int
     target: int
+    reason: str = field(default="", compare=False)
+    """For people."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,21 @@ class _Draft:
             if server.member not in moved and self.stages.fits(server, target)
         ]
 
+    def best(self, target: int) -> tuple[list[float], Server, int] | None:
+        """Return the member whose move there is best, its stage, and the loads after it, sorted.
+
+        Of equally good ones it is the one with the shortest queue.
+        """
+        options = [
+            ((sorted(self.after(server, source, target)), -server.queue, server.member), server,
+             source)
+            for server, source in self.candidates(target)
+        ]  # fmt: skip
+        if not options:
+            return None
+        (after, _, _), server, source = max(options, key=lambda option: option[0])
+        return after, server, source
+
     def move(self, server: Server, source: int, target: int) -> None:
         self.places[source].remove(server)
         self.places[target].append(server)
@@ -126,40 +145,38 @@ def plan_moves(stages: Stages) -> list[Move]:
     """
     draft = _Draft(stages, stages.speeds(), [list(servers) for servers in stages.servers])
     start = min(draft.loads())
+    slowest = draft.loads().index(start)
     best: list[Move] = []
     gained = start
     while len(draft.moves) < sum(map(len, stages.servers)):
         loads = draft.loads()
         target = loads.index(min(loads))
-        options = [
-            (sorted(draft.after(server, source, target)), -server.queue, server.member, source)
-            for server, source in draft.candidates(target)
-        ]
-        if not options:
+        found = draft.best(target)
+        if found is None or found[0] <= sorted(loads):
             break
-        after, _, member, source = max(options, key=lambda option: option[:3])
-        if after <= sorted(loads):
-            break
-        server = next(s for s in draft.places[source] if s.member == member)
-        draft.move(server, source, target)
+        draft.move(*found[1:], target)
         if min(draft.loads()) > max(gained, start * LEAST_GAIN):
             best, gained = list(draft.moves), min(draft.loads())
-    return best
+    reason = f"stage {slowest} had the fewest members"
+    if any(server.row_s for servers in stages.servers for server in servers):
+        rates = f"{rate_text(start / BOTH)} -> {rate_text(gained / BOTH)} rows/s"
+        reason = f"stage {slowest} was the slowest: {rates}"
+    return [replace(move, reason=reason) for move in best]
+
+
+def rate_text(per_s: float) -> str:
+    """Return a rate for people: whole numbers from 10 on, else two digits."""
+    return f"{per_s:.0f}" if per_s >= 10 or not per_s else f"{per_s:.2g}"
 
 
 def fill_empty(stages: Stages, empty: Sequence[int]) -> list[Move]:
     """Return moves that give each of these empty stages a member, if others can spare one."""
     draft = _Draft(stages, stages.speeds(), [list(servers) for servers in stages.servers])
     for target in empty:
-        options = [
-            (sorted(draft.after(server, source, target)), -server.queue, server.member, source)
-            for server, source in draft.candidates(target)
-        ]
-        if options:
-            _, _, member, source = max(options, key=lambda option: option[:3])
-            server = next(s for s in draft.places[source] if s.member == member)
-            draft.move(server, source, target)
-    return draft.moves
+        found = draft.best(target)
+        if found is not None:
+            draft.move(*found[1:], target)
+    return [replace(move, reason=f"stage {move.target} had no member") for move in draft.moves]
 
 
 def place(server: Server, stages: Stages) -> int:

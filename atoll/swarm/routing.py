@@ -98,13 +98,19 @@ class StageRouter:
         known.row_s = row_s if not known.row_s else (1 - EMA) * known.row_s + EMA * row_s
         known.errors = 0
 
-    def ban(self, holder: Holder, now: float) -> None:
-        """Avoid a member that failed until it announces itself again, or some time has passed."""
+    def ban(self, holder: Holder, now: float) -> float:
+        """Avoid a member that failed until it announces itself again, or some time has passed.
+
+        Returns that time in seconds.
+        """
         known = self._known.get(holder)
-        if known is not None:
-            known.banned_until = now + min(MAX_BAN_S, FIRST_BAN_S * 2.0**known.errors)
-            known.errors += 1
-            known.returns = True
+        if known is None:
+            return 0.0
+        banned_s = min(MAX_BAN_S, FIRST_BAN_S * 2.0 ** min(8, known.errors))
+        known.banned_until = now + banned_s
+        known.errors += 1
+        known.returns = True
+        return banned_s
 
     def usable(self, now: float) -> list[Holder]:
         """Return the members that are not banned."""

@@ -11,7 +11,7 @@ def doctor(
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     port: Annotated[int, typer.Option(help="Port that a hub would listen on.")] = 7700,
 ) -> None:
-    """Check Python, torch, port, disk, the hub, clock, bandwidth and speed."""
+    """Check Python, torch, port, disk, sandbox, the hub, clock, bandwidth and speed."""
     from rich.markup import escape
 
     from atoll import config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,22 +24,73 @@ def generate(
     device: Annotated[
         str, typer.Option(help="Computes: auto (an accelerator if there is one), cpu, cuda:1 ...")
     ] = "auto",
+    paths: Annotated[
+        bool, typer.Option("--paths", help="WHERE is a run with [dipaco]: route the prompt.")
+    ] = False,
+    shards: Annotated[
+        Path | None,
+        typer.Option(help="With --paths: file of `atoll paths shard`, if WHERE has no router."),
+    ] = None,
+    path: Annotated[
+        int | None, typer.Option(min=0, help="With --paths: this path instead of the router's.")
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --paths: choose a path again after this many tokens."),
+    ] = None,
 ) -> None:
-    """Generate text with a trained model."""
+    """Generate text with a trained model, or with the path of a modular model that fits best."""
     import secrets
 
     from atoll.cli.model_file import find_model
     from atoll.cli.views.screen import harmless
 
-    path = find_model(where)
     chosen = seed if seed is not None else secrets.randbelow(2**31)
     from atoll.devices.choose import choose  # seconds: torch
+
+    if paths:
+        wish = Sampling(tokens, temperature, chosen, every, path)
+        _by_path(where, shards, prompt, wish, device)
+        return
+    if path is not None or every is not None or shards is not None:
+        raise typer.BadParameter("--path, --every and --shards are for paths: add --paths")
+    file = find_model(where)
     from atoll.train.results.sample import load_model, write_text
 
-    model, tokenizer = load_model(path)
+    model, tokenizer = load_model(file)
     model.to(choose(device))
     text = write_text(model, tokenizer, prompt, tokens=tokens, temperature=temperature, seed=chosen)
     typer.echo(harmless(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a modular model writes."""
+
+    tokens: int
+    temperature: float
+    seed: int
+    every: int | None
+    path: int | None
+
+
+def _by_path(where: Path, shards: Path | None, prompt: str, wish: Sampling, device: str) -> None:
+    """Route a prompt, load its path only, and write its text; the paths are named on stderr."""
+    from atoll.cli.views import screen
+    from atoll.devices.choose import choose
+    from atoll.routing.folder import open_paths
+    from atoll.routing.writing import continue_text
+
+    paths, chosen = open_paths(where, shards=shards), choose(device)
+    written = continue_text(
+        paths, paths.tokenizer.encode(prompt.encode("utf-8")), tokens=wish.tokens,
+        temperature=wish.temperature, seed=wish.seed, every=wish.every, path=wish.path,
+        prepare=lambda model: model.to(chosen),
+    )  # fmt: skip
+    said = ", ".join(str(path) for path in written.paths)
+    screen.errors().print(f"path {said} of {paths.num_paths}", style="dim", soft_wrap=True)
+    text = paths.tokenizer.decode(written.ids).decode("utf-8", errors="replace")
+    typer.echo(screen.harmless(text))
 
 
 def report(

@@ -45,7 +45,9 @@ def hub(
     ] = None,
     queue: Annotated[
         str,
-        typer.Option(help="Store users' queues on this server: nats://HOST:PORT/NAMESPACE."),
+        typer.Option(
+            help="Store users' queues there: nats://HOST:PORT/NAMESPACE, or @FILE with it."
+        ),
     ] = "",
     data: Annotated[
         Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
@@ -65,6 +67,10 @@ def hub(
     hooks: Annotated[
         Path | None,
         typer.Option(help="File of alarm hooks (default: hooks.toml in the data folder)."),
+    ] = None,
+    quotas: Annotated[
+        Path | None,
+        typer.Option(help="File of limits (default: quotas.toml in the data folder)."),
     ] = None,
     otlp: Annotated[
         str,
@@ -86,6 +92,7 @@ def hub(
     from atoll.hub.app import HubOptions
     from atoll.hub.jobs.retention import RetentionRules
     from atoll.hub.options import apply_tuning
+    from atoll.hub.quotas.limits import read_quotas
     from atoll.hub.server import HubServer, run
     from atoll.node.identity.identity import write_secret
 
@@ -107,6 +114,7 @@ def hub(
             copies=tuple(folder.resolve() for folder in copies or ()),
             keeping=RetentionRules(ended=_days(keep_ended), resumable=_days(keep_resumable)),
             hooks=hooks.resolve() if hooks else None,
+            quotas=read_quotas(quotas, needed=True) if quotas else None,
             otlp=otlp,
             restore_from=backup.resolve() if backup else None,
         )
@@ -145,7 +153,7 @@ def hub(
 
 def _days(text: str) -> float | None:
     """Return the days that a text means; a bare number is days, an empty text means forever."""
-    from atoll.cli.commands.ticket import duration_s
+    from atoll.cli.access.ticket import duration_s
 
     return duration_s(f"{text}d" if text.isdigit() else text) / 86_400 if text else None
 

@@ -84,6 +84,23 @@ def join(
             rich_help_panel=_POLICY,
         ),
     ] = None,
+    sandbox: Annotated[
+        str | None,
+        typer.Option(
+            help="on: jobs see the system, Python and their own folder only; default off.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="What jobs in the sandbox reach: hub (default), or open.", rich_help_panel=_POLICY
+        ),
+    ] = None,
+    readable: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder that jobs in the sandbox may read.", rich_help_panel=_POLICY),
+    ] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(help="Label that jobs can require (repeatable).", rich_help_panel=_POLICY),
@@ -170,6 +187,9 @@ def join(
         "nice": nice,
         "device": device,
         "kinds": kind,
+        "sandbox": sandbox,
+        "network": network,
+        "readable": readable,
         "labels": label,
         "mounts": mount,
         "trusted_keys": trusted_key,

@@ -1,7 +1,8 @@
-"""`atoll logs`: the output of a job's processes."""
+"""`atoll logs`: the output of a job's processes; `atoll collect`: its results."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,8 +31,6 @@ def logs(
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
 ) -> None:
     """Print the lines of a job's processes, each with its member."""
-    from pathlib import Path
-
     from atoll.cli import hub_access
     from atoll.cli.jobs.embedded import recall_embedded
     from atoll.cli.jobs.local import LocalOutput
@@ -90,3 +89,28 @@ def _show(
             screen.log_line(console, line)
         if ended and not answer["lines"]:
             return
+
+
+def collect(
+    job: Annotated[str, typer.Argument(help="A job (default: the newest).")] = "",
+    to: Annotated[Path | None, typer.Option(help="Folder (default: runs/JOB).")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All files of the job, checkpoints too.")
+    ] = False,
+    hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
+) -> None:
+    """Fetch the results of a job: its artifacts, its records, its model."""
+    from rich.markup import escape
+
+    from atoll.cli import hub_access
+    from atoll.cli.jobs.results import fetch
+    from atoll.cli.views import screen
+
+    console = screen.output()
+    with hub_access.find(hub).client() as client:
+        chosen = job or hub_access.newest_job(client)
+        folder = to or Path("runs") / chosen
+        names = fetch(client, client.job(chosen)["job"], folder, everything=everything)
+    for name in names:
+        console.print(f"  {escape(name)}", soft_wrap=True, style="dim")
+    console.print(f"{len(names)} files in {escape(screen.shown(folder))}", soft_wrap=True)

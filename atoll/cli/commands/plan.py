@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from atoll.config import JobSpec
     from atoll.plan.memory import MemoryPlan
     from atoll.plan.remedies import Change
 
@@ -32,33 +33,47 @@ def memory(
         str,
         typer.Option("--memory", help="Memory limit per rank, e.g. 16GB (default: from [needs])."),
     ] = "",
+    stages: Annotated[
+        int, typer.Option("--stages", min=0, help="Cut the model into the stages of a SWARM.")
+    ] = 0,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE in the job; repeatable.")
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Predict the memory of every rank of a member; nothing is allocated.
+    """Predict the memory of every rank of a member, or every stage; nothing is allocated.
 
-    Exits with status 1 when a rank needs more than there is, after naming the nearest change that
-    makes it fit.
+    Exits with status 1 when a rank or a stage needs more than there is, after naming the nearest
+    change that makes it fit.
 
     Examples:
         atoll plan memory job.toml
         atoll plan memory job.toml --memory 16GB --set train.batch=32
+        atoll plan memory job.toml --stages 4 --memory 8GB
     """
     import json
 
     from atoll.cli.jobs.jobfile import Overrides, read_target
     from atoll.cli.views import screen
     from atoll.cli.views.memory_plan import page
+    from atoll.config.sizes import parse_size
     from atoll.plan.memory import plan_memory, sizes_of
     from atoll.plan.remedies import nearest_change
 
-    spec = read_target(job, Overrides(settings=settings or ())).spec
     wanted = parse_size(memory_) if memory_ else 0
+    spec = read_target(job, Overrides(settings=settings or ())).spec
+    if stages:
+        preset = None if spec.swarm.stages else "swarm"
+        overrides = Overrides(
+            preset=preset, stages=stages, nodes=2 * stages, settings=settings or ()
+        )
+        spec = read_target(job, overrides).spec
+    if spec.swarm.stages:
+        _stages(spec, limit=wanted, as_json=json_)
+        return
     data = sizes_of(spec) if spec.kind == "trainer" else None
     found = plan_memory(spec, data=data)
-    limit = wanted or _needed(found)
+    limit = wanted or _limit_of(spec, found.device)
     fits = not limit or found.worst_bytes <= limit
     change = None if fits else nearest_change(found, limit_bytes=limit, data=data)
     if json_:
@@ -101,6 +116,7 @@ def pipeline(
     from atoll.cli.jobs.jobfile import Overrides, read_target
     from atoll.cli.views import screen
     from atoll.cli.views.pipeline_plan import page
+    from atoll.config.sizes import parse_size
     from atoll.plan.benchmarks import cache_path, measure_here, memory_of
     from atoll.plan.measured import read_measured, write_measured
     from atoll.plan.pipelines import Request, plan_pipelines
@@ -129,31 +145,44 @@ def pipeline(
         screen.output().print(drawn)
 
 
-def parse_size(text: str) -> int:
-    """Return bytes from a size like `16GB`, `80 GiB` or `500MB`; a bare number is GB.
+def _stages(spec: JobSpec, *, limit: int, as_json: bool) -> None:
+    """Show the memory of every stage of a SWARM."""
+    import dataclasses
+    import json
 
-    Raises:
-        ConfigError: it is not such a size, or not above 0.
-    """
-    from atoll.errors import ConfigError
+    from atoll.cli.views import screen
+    from atoll.cli.views.stage_plan import page
+    from atoll.plan.memory import sizes_of
+    from atoll.plan.swarm import fewest_stages, plan_swarm
 
-    plain = text.strip().lower().replace(" ", "").removesuffix("b")
-    units = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-    units |= {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-    unit = next((unit for unit in units if plain.endswith(unit)), "")
-    try:
-        value = float(plain.removesuffix(unit)) * units.get(unit, 10**9)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value < 1e18:
-        raise ConfigError("this size cannot be read", given=repr(text), expected="e.g. 16GB")
-    return round(value)
+    data = sizes_of(spec)
+    found = plan_swarm(spec, data=data)
+    limit = limit or _limit_of(spec, found.device)
+    fits = not limit or found.worst_bytes <= limit
+    fitting = None if fits else fewest_stages(spec, limit_bytes=limit, data=data)
+    if as_json:
+        stages = [
+            {**dataclasses.asdict(stage), "needs_bytes": found.needs_bytes(stage)}
+            for stage in found.stages
+        ]
+        figures = {
+            "model": spec.model.name, "parameters": found.elements, "device": found.device,
+            "rows": found.rows, "cuts": list(found.cuts), "balance": found.balance,
+            "stages": stages, "whole": found.whole, "worst": found.worst,
+            "worst_bytes": found.worst_bytes, "limit_bytes": limit, "fits": fits,
+            "fitting_stages": len(fitting.stages) if fitting else None,
+        }  # fmt: skip
+        typer.echo(json.dumps(figures, indent=1))
+    else:
+        for drawn in page(found, limit=limit, fitting=fitting):
+            screen.output().print(drawn)
+    if not fits:
+        raise typer.Exit(1)
 
 
-def _needed(found: MemoryPlan) -> int:
+def _limit_of(spec: JobSpec, device: str) -> int:
     """Return the memory limit that the job itself sets; 0: none."""
-    needs = found.spec.needs
-    return round(1e9 * (needs.memory_gb if found.device == "cpu" else needs.gpu_memory_gb))
+    return round(1e9 * (spec.needs.memory_gb if device == "cpu" else spec.needs.gpu_memory_gb))
 
 
 def _figures(found: MemoryPlan, *, limit: int, change: Change | None) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def policy(
     from atoll.node.availability.policy import FILE, OwnerPolicyFile, describe_policy
     from atoll.node.availability.rule import decide
     from atoll.node.availability.sensors import Sensors
+    from atoll.node.launchers.sandbox import level
 
     path = file or (home or config.home()) / FILE
     found = OwnerPolicyFile(path, needed=file is not None).read()
@@ -34,6 +35,8 @@ def policy(
     console.print(f"policy    {escape(where)}", soft_wrap=True)
     for line in describe_policy(found) or ["all of this machine, all kinds of job, at any time"]:
         console.print(f"          {escape(line)}", soft_wrap=True)
+    if found.sandbox == "on":
+        console.print(f"sandbox   {escape(level(found.network))}", soft_wrap=True)
     reading = Sensors().read_all()
     for line in _known(reading):
         console.print(f"machine   {escape(line)}", soft_wrap=True)

@@ -33,7 +33,7 @@ def remove(
 ) -> None:
     """Delete jobs that have ended: record, output, checkpoints, artifacts, queues, files."""
     from atoll.cli import hub_access
-    from atoll.cli.commands.ticket import duration_s
+    from atoll.cli.access.ticket import duration_s
     from atoll.cli.views import screen
 
     before = time.time() - duration_s(ended_before) if ended_before else None

@@ -28,6 +28,12 @@ def run(
     priority: Annotated[
         int | None, typer.Option(help="Waiting jobs with a higher priority start first.")
     ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Method in place of the file's, with its own defaults.")
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Stages of a SWARM: each member serves one of them.")
+    ] = None,
     outer: Annotated[str | None, typer.Option(help="Outer strategy, e.g. diloco.")] = None,
     codec: Annotated[str | None, typer.Option(help="Wire codec, e.g. int8.")] = None,
     every: Annotated[
@@ -35,7 +41,7 @@ def run(
     ] = None,
     inner: Annotated[
         str | None,
-        typer.Option(help="Inner strategy: local, ddp, fsdp, tensor, pipeline, hybrid."),
+        typer.Option(help="Inner strategy: local, ddp, fsdp, tensor, pipeline, hybrid, swarm."),
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Processes of each member, e.g. one per accelerator.")
@@ -75,11 +81,14 @@ def run(
 
     from atoll.cli.jobs.jobfile import Overrides, anywhere, read_targets, sort_words
     from atoll.cli.jobs.precheck import check_names
+    from atoll.cli.jobs.stage_needs import with_stage_needs
     from atoll.cli.views import screen
 
     files, arguments = sort_words(target, more or ())
     overrides = Overrides(
         nodes=nodes,
+        preset=preset,
+        stages=stages,
         outer=outer,
         codec=codec,
         every=every,
@@ -98,6 +107,7 @@ def run(
         submissions = read_targets(files, dataclasses.replace(overrides, nodes=local))
     here = local is not None
     parameters = [check_names(submission.spec, here=here) for submission in submissions]
+    submissions = [with_stage_needs(submission) for submission in submissions]
     console = screen.output()
     if local is not None:
         from atoll.cli.jobs.local import LocalRun, new_folder, run_local

@@ -1,4 +1,4 @@
-"""`atoll sign`: create signing keys and sign container images."""
+"""`atoll sign`: create signing keys, sign container images and code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="Sign container images for nodes that run signed ones only.", no_args_is_help=True
+    help="Sign container images and code for nodes that run signed ones only.",
+    no_args_is_help=True,
 )
 
 
@@ -43,4 +44,24 @@ def image(
         markup=False,
         highlight=False,
         soft_wrap=True,
+    )
+
+
+@app.command()
+def code(
+    folder: Annotated[Path, typer.Argument(help="The folder that [job] code names.")],
+    key: Annotated[Path, typer.Option(help="File of the private key.")],
+) -> None:
+    """Sign the code of a job as it is now: prints the lines that the job file needs."""
+    from atoll.cli.views import screen
+    from atoll.code.packing import pack
+    from atoll.node.identity import image_signatures
+
+    private = image_signatures.load_key(key)
+    with pack(folder) as packed:
+        signature = image_signatures.sign_image(
+            image_signatures.pinned_code(packed.sha256), key=private
+        )
+    screen.output().print(
+        f'[launch]\nsignature = "{signature}"', markup=False, highlight=False, soft_wrap=True
     )

@@ -36,6 +36,7 @@ def follow_batch(
     interrupts: Interrupts,
     check: Callable[[], None] = lambda: None,
     away_s: float = 3600.0,
+    on_end: Callable[[Watched], None] = lambda _: None,
 ) -> list[Watched]:
     """Show jobs until all have ended or a signal came; return their last known states.
 
@@ -46,11 +47,12 @@ def follow_batch(
         interrupts: Ends the wait.
         check: Called every time; raises to give up.
         away_s: How long the hub may be unreachable.
+        on_end: Called with each job as soon as it has ended and its artifacts are there.
 
     Raises:
         HubUnreachable: the hub was unreachable for longer than that.
     """
-    watched = [Watched(job) for job in jobs]
+    watched, told = [Watched(job) for job in jobs], set[str]()
     reached = time.monotonic()
     with _BatchView(console) as view:
         while True:
@@ -64,10 +66,13 @@ def follow_batch(
                 if time.monotonic() - reached > away_s:
                     raise
             view.show([one for one in watched if one.view])
+            for one in watched:
+                if one.ended and one.job not in told:
+                    told.add(one.job)
+                    await_artifacts(client, one, interrupts)
+                    on_end(one)
             if all(one.ended for one in watched) or interrupts.sleep(REFRESH_S):
                 break
-    for one in watched:
-        await_artifacts(client, one, interrupts)
     return watched
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import functools
 import signal
 import threading
@@ -44,9 +45,29 @@ class RememberedInterrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Be the handler of a signal."""
+        """Be the handler of a signal; while modules are imported it waits until they are.
+
+        Compiled modules, as torch's, end the process if an exception comes while they are imported.
+        """
         self.seen = True
-        raise KeyboardInterrupt
+        if not _is_importing(frame):
+            raise KeyboardInterrupt
+        again = threading.Timer(0.05, self._repeat, (number,))
+        again.daemon = True
+        again.start()
+
+    def _repeat(self, number: int) -> None:
+        if signal.getsignal(number) is self:  # else what has taken its place knows
+            _thread.interrupt_main(signal.Signals(number))
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported in a frame or what has called it."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def remembering_interrupts(verb: Callable[P, T]) -> Callable[P, T]:

@@ -50,6 +50,8 @@ class Overrides:
     """Changes to a job by command options; None: unchanged."""
 
     nodes: int | None = None
+    preset: str | None = None
+    """A method in place of the file's: its options start at that preset's defaults."""
     outer: str | None = None
     codec: str | None = None
     every: int | None = None
@@ -60,6 +62,8 @@ class Overrides:
     """Ranks per axis, e.g. `replicate=2,tensor=2`."""
     precision: str | None = None
     device: str | None = None
+    stages: int | None = None
+    """Stages of a SWARM."""
     on: Sequence[str] = ()
     """Nodes that may run it."""
     priority: int | None = None
@@ -202,7 +206,10 @@ def build(tables: dict[str, Any], overrides: Overrides) -> Submission:
     Raises:
         ConfigError: a key or value is wrong.
     """
+    if overrides.preset is not None:
+        tables["strategy"] = {"preset": overrides.preset}
     changes: dict[str, tuple[str, object]] = {
+        "stages": ("swarm", overrides.stages),
         "nodes": ("job", overrides.nodes),
         "outer": ("strategy", overrides.outer),
         "codec": ("strategy", overrides.codec),

@@ -29,7 +29,7 @@ from atoll.cli.jobs.follow import failure, follow, say_ended, show_failure
 from atoll.cli.jobs.interrupts import Interrupts
 from atoll.cli.jobs.jobfile import Submission
 from atoll.cli.jobs.precheck import check_can_train
-from atoll.cli.jobs.submit import send_batch
+from atoll.cli.jobs.submit import find_secrets, send_batch
 from atoll.cli.views import screen
 from atoll.cli.views.job import ENDED, Watched
 from atoll.cli.views.live import SILENT, Picture, View
@@ -81,6 +81,7 @@ def new_folder(jobs: Path) -> Path:
 def run_local(plan: LocalRun, *, console: Console) -> int:
     """Run a job to its end or to Ctrl+C; return the exit status of the command."""
     check_can_train()
+    find_secrets(plan.submissions)  # what is missing is said before anything starts
     outcome = _Outcome()
     with contextlib.ExitStack() as stack:
         embedded = Embedded(
@@ -170,6 +171,8 @@ def _follow(
 def _enter(plan: LocalRun, client: HubClient) -> list[str]:
     """Submit the new jobs or resume the old one; return their ids."""
     if plan.submissions:
+        for name, value in find_secrets(plan.submissions).items():
+            client.set_secret(name, value)
         return send_batch(client, list(plan.submissions), batch=batch.label(plan.folder))
     return [client.resume(plan.resume, spec=plan.changed, checkpoint=plan.checkpoint)]
 

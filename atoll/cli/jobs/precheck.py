@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from atoll.config import JobSpec
+from atoll.config.swarm_tables import SYNC
 from atoll.errors import ConfigError, DataError
 from atoll.node.imports import load
 from atoll.node.machine.probe import torch_version
@@ -72,7 +75,35 @@ def check_names(spec: JobSpec, *, here: bool = False) -> int:
         if here:
             raise
         return 0
+    _check_cuts(spec, model)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _check_cuts(spec: JobSpec, model: Any) -> None:
+    """Raise ConfigError if the model cannot be cut, or trained in parts, as the job says."""
+    from atoll.strategies.inner.options import ASYNC, ActivationFormat, InnerOptions
+    from atoll.strategies.inner.pipeline.checks import check_pipeline
+    from atoll.strategies.inner.pipeline.lookahead import check_lookahead
+    from atoll.strategies.inner.pipeline.stages import chain_of
+    from atoll.strategies.inner.pipeline.subspace import check_confined
+    from atoll.strategies.inner.swarm.activations import ActivationCodec
+    from atoll.strategies.inner.swarm.stage import StageCut, cuts_of
+    from atoll.train.optim.optimizers import build_optimizer
+
+    if spec.swarm.stages:
+        ActivationCodec(spec.swarm.codec)
+        size = ActivationFormat.of(spec.swarm.codec).size
+        if size:
+            check_confined(model, size)
+        if spec.swarm.early_microbatches:
+            check_lookahead(build_optimizer(model, spec.train), instead=SYNC)
+    if spec.dipaco.modules and chain_of(model)[1]:  # a guess at the order is checked by members
+        cuts_of(model, StageCut(stages=len(spec.dipaco.modules), parts="levels"))
+    options = InnerOptions.of(spec)
+    if options.shape.pipeline > 1 and not spec.island.elastic:
+        check_pipeline(model, options)
+        if options.schedule == ASYNC:
+            check_lookahead(build_optimizer(model, spec.train))
 
 
 def _check_policies(spec: JobSpec, *, here: bool) -> None:

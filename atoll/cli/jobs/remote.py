@@ -14,6 +14,7 @@ from atoll.cli.jobs import batch, results
 from atoll.cli.jobs.follow import failure, follow, say_ended, show_failure
 from atoll.cli.jobs.interrupts import Interrupts
 from atoll.cli.jobs.jobfile import Submission
+from atoll.cli.jobs.stage_needs import check_offered
 from atoll.cli.jobs.submit import one_per_node, send_batch
 from atoll.cli.views import screen
 from atoll.cli.views.job import Watched
@@ -45,6 +46,9 @@ def run_remote(where: KnownHub, wish: RemoteRun, *, target: Path, console: Conso
     """
     submissions = list(wish.submissions)
     with where.client() as client:
+        for submission in submissions:
+            if submission.spec.swarm.needs_gb:
+                check_offered(submission.spec, client.nodes())
         if wish.each:
             submissions, skipped = one_per_node(submissions, client.nodes())
             for line in skipped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,8 +25,12 @@ ARTIFACTS = "artifacts/"
 EPISODES = "episodes/"
 """Folder with a recorded episode of each policy."""
 
-WANTED = ("job.toml", "metrics.jsonl", "events.jsonl", "rounds.json", "model.safetensors")
-"""Files fetched from a remote hub; checkpoints stay there."""
+WANTED = (
+    "job.toml", "metrics.jsonl", "events.jsonl", "rounds.json", "model.safetensors",
+    "router.safetensors", "features.safetensors", "path-*.safetensors",
+    "paths*.safetensors",
+)  # fmt: skip
+"""Patterns of files fetched from a remote hub; checkpoints stay there."""
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -53,7 +58,8 @@ def fetch(client: HubClient, job: str, folder: Path, *, everything: bool = False
     folder.mkdir(parents=True, exist_ok=True)
     names = []
     for file in client.files(job):
-        if everything or file.name in WANTED or file.name.startswith((ARTIFACTS, EPISODES)):
+        wanted = any(fnmatchcase(file.name, pattern) for pattern in WANTED)
+        if everything or wanted or file.name.startswith((ARTIFACTS, EPISODES)):
             target = _inside(folder, file.name)
             target.parent.mkdir(parents=True, exist_ok=True)
             if not (file.sha256 and target.is_file() and measure(target)[0] == file.sha256):
@@ -117,6 +123,7 @@ def write(
         points=read_lines(folder / "metrics.jsonl"),
         rounds_committed=int(view["committed_round"]),
         rounds_aborted=int(view["aborted_rounds"]),
+        paths=view.get("paths"),
     )
     write_summary(folder, summary)
     write_report(folder)
@@ -139,8 +146,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         "rounds": f"{summary['rounds_committed']} committed, {summary['rounds_aborted']} aborted",
         "held-out loss": _from_to(summary) if summary.get("loss_final") is not None else "",
         "time": _time(summary),
-        "tokens/s": f"{screen.count(summary['tokens_per_s'] or 0)} "
-        f"(best node alone {screen.count(summary['best_single_node_tokens_per_s'] or 0)})",
+        "tokens/s": _rate(summary),
         "sent per node": _traffic(summary),
         "replicas identical": _identical(summary),
     }
@@ -156,6 +162,13 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         if text:
             table.add_row(name, text)
     return table
+
+
+def _rate(summary: Mapping[str, Any]) -> str:
+    rate, alone = summary["tokens_per_s"] or 0, summary["best_single_node_tokens_per_s"]
+    if alone is None and summary["strategy"]["inner"] == "swarm":
+        return f"{screen.count(rate)} (all stages together, no node trains alone)"
+    return f"{screen.count(rate)} (best node alone {screen.count(alone or 0)})"
 
 
 def _identical(summary: Mapping[str, Any]) -> str:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from atoll.cli.jobs.jobfile import PACKED, Submission
-from atoll.errors import PlanError
+from atoll.config.redaction import secrets_here, secrets_of
+from atoll.errors import ConfigError, PlanError
 from atoll.hub.scheduler.resources import Capacity, mismatch, request_of
 from atoll.ids import safe_name
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import NodeInfo
 from atoll.wire.states import NodeState
+
+ROUTER_FILES = ("router.safetensors", "features.safetensors")
+"""What routes texts to the paths of a job; beside its assignment, with the stem of that before."""
 
 
 def send(client: HubClient, submission: Submission, *, batch: str = "") -> str:
@@ -26,17 +31,60 @@ def send(client: HubClient, submission: Submission, *, batch: str = "") -> str:
         batch: Label of the jobs that are submitted with it.
 
     Raises:
-        ConfigError: the job file is wrong, or its code cannot be packed.
+        ConfigError: the job file is wrong, its code cannot be packed, or a file is missing.
     """
-    if submission.code is None:
-        return client.submit(submission.text, files=submission.files, batch=batch)
-    from atoll.code import pack
+    spec = submission.spec
+    if submission.code is not None:
+        from atoll.code import pack
 
-    with pack(submission.code) as packed:
-        sha256 = client.put_blob(packed.path)
-    table = dataclasses.replace(submission.spec.job, code=PACKED + sha256)
-    sent = dataclasses.replace(submission, spec=dataclasses.replace(submission.spec, job=table))
-    return client.submit(sent.text, files=sent.files, batch=batch)
+        with pack(submission.code) as packed:
+            sha256 = client.put_blob(packed.path)
+        spec = dataclasses.replace(spec, job=dataclasses.replace(spec.job, code=PACKED + sha256))
+    given = spec.dipaco.assignment
+    assignment = Path(given) if given and not given.startswith(PACKED) else None
+    if assignment is not None:
+        sha256 = _send_assignment(client, assignment)
+        table = dataclasses.replace(spec.dipaco, assignment=PACKED + sha256)
+        spec = dataclasses.replace(spec, dipaco=table)
+    sent = dataclasses.replace(submission, spec=spec)
+    job = client.submit(sent.text, files=sent.files, batch=batch)
+    if assignment is not None:
+        for name in ROUTER_FILES:
+            file = assignment.with_name(f"{assignment.stem}.{name}")
+            if file.is_file():
+                client.put_file(job, name, file)
+    return job
+
+
+def _send_assignment(client: HubClient, file: Path) -> str:
+    """Send the file that assigns documents to paths; return its hash."""
+    if not file.is_file():
+        raise ConfigError(
+            "the documents of this job are not assigned to paths",
+            given=f"assignment = {str(file)!r} in [dipaco], which is no file here",
+            expected="a file of `atoll paths shard`, its path from the current folder on",
+            remedy="atoll paths shard JOB --modules 2,2 --out FILE",
+        )
+    return client.put_blob(file)
+
+
+def find_secrets(submissions: Sequence[Submission]) -> dict[str, str]:
+    """Return the secrets of jobs from this command's environment, for a hub of its own.
+
+    Raises:
+        ConfigError: there is no such variable.
+    """
+    wanted = [name for submission in submissions for name in secrets_of(submission.spec)]
+    found: dict[str, str] = {}
+    for name, value in secrets_here(wanted).items():
+        if value is None:
+            raise ConfigError(
+                f"the job wants the secret {name}",
+                given="no such environment variable",
+                remedy=f"export {name}=... before; on a hub: atoll secret set {name}",
+            )
+        found[name] = value
+    return found
 
 
 def send_batch(client: HubClient, submissions: list[Submission], *, batch: str) -> list[str]:
@@ -60,7 +108,7 @@ def one_per_node(
     copies, skipped = [], []
     for submission in submissions:
         for view in nodes:
-            why = mismatch(request_of(submission.spec), _place(view))
+            why = mismatch(request_of(submission.spec), place_of(view))
             if why:
                 skipped.append(f"{submission.spec.job.name}: {why}")
             else:
@@ -75,7 +123,8 @@ def one_per_node(
     return copies, skipped
 
 
-def _place(view: dict[str, Any]) -> Capacity:
+def place_of(view: dict[str, Any]) -> Capacity:
+    """Return a node's resources from the hub's view of it."""
     return Capacity(
         node=str(view["node"]),
         info=msgspec.convert(view["info"], NodeInfo),

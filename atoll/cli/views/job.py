@@ -266,8 +266,12 @@ class Watched:
     def step(self) -> int:
         """Steps done by the slowest active member.
 
-        For policies, their share of all environment steps, in steps of the job.
+        For policies, their share of all environment steps, in steps of the job; of a SWARM, those
+        that all its stages have done.
         """
+        swarm = self.view.get("swarm")
+        if swarm is not None:
+            return int(swarm["step"])
         if self.view.get("kind") == "rl":
             return int((self.view.get("progress") or {}).get("step") or 0)
         alive = [

@@ -23,8 +23,11 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.cli.views import screen
-from atoll.cli.views.job import Watched, shown_job_state, shown_state, traffic
+from atoll.cli.views.job import Watched, shown_job_state
+from atoll.cli.views.members import members_table
+from atoll.cli.views.paths import paths_part
 from atoll.cli.views.rl import rl_line, rl_parts
+from atoll.cli.views.swarm import stages_part
 from atoll.wire.states import JobState, MemberState
 
 WIDTH = 100
@@ -75,14 +78,6 @@ QUIET_EVENTS = frozenset(
 
 SILENT = ("trainer", "rl")
 """Job kinds whose members' output is not shown above the view, which shows the same."""
-
-STATE_STYLE: dict[str, str] = {
-    MemberState.RUNNING: "green",
-    MemberState.DONE: "green",
-    MemberState.LOST: "red",
-    MemberState.FAILED: "red",
-    MemberState.STOPPED: "yellow",
-}
 
 
 class View:
@@ -159,7 +154,12 @@ class View:
         return first or time.monotonic() - self._last_plain >= PLAIN_EVERY_S
 
     def _picture(self, job: Watched) -> RenderableType:
-        parts: list[RenderableType] = [members_table(job.processes)]
+        swarm, paths = job.view.get("swarm"), job.view.get("paths")
+        parts: list[RenderableType] = [
+            stages_part(swarm) if swarm is not None else members_table(job.processes)
+        ]
+        if paths is not None:
+            parts.append(paths_part(paths))
         kind = job.view.get("kind")
         if kind == "rl":
             parts = rl_parts(job)
@@ -183,6 +183,9 @@ def plain_line(job: Watched) -> str:
         parts.append(str(job.view["reason"]))
     if job.view.get("kind") == "rl":
         return escape(" | ".join([*parts, *rl_line(job)]))
+    swarm = job.view.get("swarm")
+    if swarm is not None and swarm["paused"]:
+        parts.append(swarm["paused"])
     if job.steps:
         parts.append(f"step {job.step}/{job.steps}")
     if job.state == JobState.RUNNING and job.steps:
@@ -230,29 +233,3 @@ def _figures(job: Watched) -> RenderableType:
         )
         traffic.append(times, style="bold green")
     return Group(row, traffic)
-
-
-def members_table(members: list[dict[str, Any]]) -> RenderableType:
-    """Return a row per member, and per further machine of one."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("node")
-    for heading in ("state", "step", "loss", "tokens/s", "sent", "received", "last seen"):
-        table.add_column(heading, justify="left" if heading == "state" else "right")
-    for member in members:
-        table.add_row(*_member_row(member))
-    return table
-
-
-def _member_row(member: dict[str, Any]) -> list[str]:
-    seen, loss, state = member.get("last_seen_s"), member.get("loss"), shown_state(member)
-    style = STATE_STYLE.get(str(member["state"]) if "," in state else state, "yellow")
-    return [
-        f"{escape(str(member['member']))} [dim]{escape(str(member['node']))}[/]",
-        f"[{style}]{escape(state)}[/]",
-        "-" if member.get("follower_of") else str(member.get("step") or 0),
-        "-" if loss is None else f"{loss:.3f}",
-        screen.count(float(member.get("tokens_per_s") or 0.0)),
-        screen.size(traffic(member, "sent_bytes")),
-        screen.size(traffic(member, "received_bytes")),
-        "-" if seen is None else f"{seen:.0f} s",
-    ]

@@ -127,12 +127,24 @@ def traffic_lines(row: Row, scale: Scale) -> list[tuple[str, str]]:
     """Return what a member sends and receives per step, by route."""
     if row["per_step"] is None:
         return [("traffic", "install torch to see it: pip install 'atoll[train]'")]
-    found = row["per_step"]
+    found, stages = row["per_step"], row["stages"]
+    what = f"{screen.count(scale.parameters)} parameters, {scale.peers} members"
+    lines = []
+    if stages:
+        what = (
+            f"a stage's gradient, of {screen.count(scale.parameters // stages)} parameters, and "
+            f"{max(1, scale.peers // stages)} members of {scale.peers}"
+        )
+        activations = (
+            "besides, per microbatch: rows x tokens x width numbers to the next stage and as many "
+            f"back, of {row['activation_bits']:.1f} bits each; for a job: atoll plan memory JOB "
+            f"--stages {stages}"
+        )
+        lines = [("activations", activations)]
     return [
         (
             "traffic",
-            f"per step and member: {screen.count(scale.parameters)} parameters, {scale.peers} "
-            f"members, {row['rounds']} rounds in {scale.steps} steps",
+            f"per step and member: {what}, {row['rounds']} rounds in {scale.steps} steps",
         ),
         *(
             (
@@ -142,6 +154,7 @@ def traffic_lines(row: Row, scale: Scale) -> list[tuple[str, str]]:
             )
             for route in ("relay", "direct")
         ),
+        *lines,
     ]
 
 

@@ -37,13 +37,15 @@ def page(
             yield f"[dim]{words}: {1e3 * link.latency_s:.2f} ms, {rate}/s[/]"
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     headings = (
-        "stages", "replicas", "rows", "microbatches", "predicted", "reduce", "memory", "cuts",
+        "stages", "replicas", "rows", "microbatches", "order", "predicted", "reduce", "memory",
+        "cuts",
     )  # fmt: skip
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "cuts" else "right")
     for plan in plans:
         table.add_row(
             str(plan.stages), str(plan.replicas), str(plan.rows), str(plan.microbatches),
+            plan.schedule if plan.stages > 1 else "-",
             f"{plan.predicted_s:.4f} s", f"{plan.reduce_s:.4f} s",
             screen.size(plan.worst_bytes) if plan.worst_bytes else "-",
             " ".join(map(str, plan.cuts)) or "-", style="bold" if plan is plans[0] else "",

@@ -13,7 +13,9 @@ from rich.text import Text
 
 from atoll.cli.views import screen
 from atoll.cli.views.job import Watched, shown_job_state
-from atoll.cli.views.live import members_table
+from atoll.cli.views.members import members_table
+from atoll.cli.views.paths import paths_part
+from atoll.cli.views.swarm import stages_part
 from atoll.wire.states import JobState, NodeState
 
 NODE_STYLE: dict[str, str] = {NodeState.ONLINE: "green", NodeState.LOST: "red"}
@@ -179,7 +181,12 @@ def job_table(view: dict[str, Any]) -> RenderableType:
     head.add_row("ended", screen.moment(view.get("ended")))
     head.add_row("rounds", f"{view['committed_round']} committed, {view['aborted_rounds']} aborted")
     processes = Watched(view["job"], view=view).processes
-    parts: list[RenderableType] = [head, members_table(processes)]
+    parts: list[RenderableType] = [head]
+    if view.get("swarm") is not None:
+        parts.append(stages_part(view["swarm"]))
+    if view.get("paths") is not None:
+        parts.append(paths_part(view["paths"]))
+    parts.append(members_table(processes))
     if view["state"] == JobState.FAILED:
         parts.append(failures([view], lines=len(view.get("last_lines") or [])))
     return Group(*parts)

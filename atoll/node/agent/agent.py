@@ -27,6 +27,7 @@ from atoll.node.agent.reports import Reports
 from atoll.node.agent.workspace import WorkspaceBuilder
 from atoll.node.identity.identity import Identity
 from atoll.node.launchers import Launchers
+from atoll.node.launchers.launcher import Sandbox
 from atoll.node.launchers.resources import ResourceAllocator
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import (
@@ -160,6 +161,7 @@ class Agent:
         endpoint: HubEndpoint | None = None,
         nice: int = 0,
         trusted_keys: Sequence[str] = (),
+        sandbox: Sandbox | None = None,
     ) -> None:
         """Change the offer for new processes, and report it; drain the machine while it is paused.
 
@@ -167,7 +169,7 @@ class Agent:
         """
         machine = self._machine
         machine.offer, machine.nice, machine.trusted_keys = offer, nice, tuple(trusted_keys)
-        machine.endpoint = endpoint or machine.endpoint
+        machine.endpoint, machine.sandbox = endpoint or machine.endpoint, sandbox
         machine.watch.total_bytes = offer.memory_bytes
         self._offered = True
         self._reports.tell(Offering(offer))

@@ -7,12 +7,15 @@ import logging
 import signal
 import sys
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.config import parse_spec
+from atoll.config.redaction import Redaction
 from atoll.errors import AtollError, JobError
 from atoll.ids import check_name, is_follower, is_reducer
+from atoll.net.http.client import HubClient
 from atoll.node.agent.artifacts import collect
 from atoll.node.agent.log_shipping import Key
 from atoll.node.agent.options import Machine
@@ -21,6 +24,7 @@ from atoll.node.availability.quiet_hours import check_allowed
 from atoll.node.launchers.folder import lay_out
 from atoll.node.launchers.launcher import GONE_S, Exit, Order, Process
 from atoll.node.launchers.resources import device_of
+from atoll.node.launchers.sandbox import check_possible
 from atoll.node.processes.output import TAIL_LINES
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Launch, ProcessState
@@ -62,6 +66,7 @@ class Attempt:
         self._machine = machine
         self._former = former
         self._process: Process | None = None
+        self._secrets: Mapping[str, str] = {}
         self._said: deque[str] = deque(maxlen=TAIL_LINES)
         self._reported = machine.reports.process(command, ProcessPhase.STARTING)
         self._line = machine.lines.open(self.key)
@@ -126,7 +131,8 @@ class Attempt:
         return begun
 
     async def _report(self, ended: Exit, *, collecting: bool = False) -> None:
-        error = ended.error.to_dict() if ended.error and not self.stopping else None
+        hide = Redaction(self._secrets)
+        error = hide.fields(ended.error.to_dict()) if ended.error and not self.stopping else None
         report = self._machine.reports.process(
             self.command,
             ProcessPhase.EXITED,
@@ -209,16 +215,23 @@ class Attempt:
         mounts = check_allowed(
             spec, member=member, offer=machine.offer, trusted_keys=machine.trusted_keys
         )
+        sandbox = None
+        if machine.sandbox and spec.launch.launcher == "process" and not is_reducer(member):
+            check_possible(spec, machine.sandbox)
+            sandbox = machine.sandbox
         directory = machine.jobs / command.job / member
         variables = lay_out(
             command, directory=directory, hub=machine.hub, endpoint=machine.endpoint,
             device=device_of(spec, machine.offer),
+            hub_only=sandbox is not None and sandbox.network == "hub",
         )  # fmt: skip
         prepared = Workspace(directory, Path(sys.executable))
         if not is_reducer(member):
             prepared = await machine.preparer.prepare(
                 command, spec, directory=directory, on_line=self._say
             )
+        if spec.launch.secrets and not is_reducer(member):
+            self._secrets = await asyncio.to_thread(self._fetch_secrets)
         caps = machine.shares.take(spec, member=member, offer=machine.offer, nice=machine.nice)
         order = Order(
             command=command,
@@ -229,6 +242,8 @@ class Attempt:
             variables=variables,
             caps=caps,
             mounts=tuple(mounts),
+            sandbox=sandbox,
+            secrets=self._secrets,
         )
         kind = "process" if is_reducer(member) else spec.launch.launcher
         try:
@@ -244,6 +259,12 @@ class Attempt:
         )
         if is_follower(member) or (not is_reducer(member) and spec.kind in PROGRAMS):
             self._reported = machine.reports.spawn(self._tell_running(self._reported))
+
+    def _fetch_secrets(self) -> Mapping[str, str]:
+        """Return the values of the job's secrets, which only its own token opens."""
+        machine, command = self._machine, self.command
+        with HubClient(machine.hub, command.token, endpoint=machine.endpoint) as client:
+            return client.secrets_of(command.job)
 
     async def _tell_running(self, starting: asyncio.Task[None]) -> None:
         """Report `running` for processes that do not register with the hub."""

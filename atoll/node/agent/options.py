@@ -14,7 +14,7 @@ from atoll.node.agent.reports import Reports
 from atoll.node.agent.workspace import WorkspaceBuilder
 from atoll.node.availability.policy import FILE, OwnerPolicyFile
 from atoll.node.availability.preemption import PreemptionNotices
-from atoll.node.launchers.launcher import Launcher
+from atoll.node.launchers.launcher import Launcher, Sandbox
 from atoll.node.launchers.memory_watch import MemoryWatch
 from atoll.node.launchers.resources import ResourceAllocator
 from atoll.wire.messages import Offer
@@ -90,6 +90,8 @@ class Machine:
     offer: Offer = field(default_factory=Offer)
     nice: int = 0
     trusted_keys: Sequence[str] = ()
+    sandbox: Sandbox | None = None
+    """For processes of jobs; None: they run as any program of this user."""
 
     def client(self) -> HubClient:
         """Return a client of the hub for this node; the caller closes it."""

@@ -30,6 +30,7 @@ from atoll.node.availability.sensors import Metered, Sensors
 from atoll.node.availability.watch import AvailabilityWatch
 from atoll.node.identity.identity import Identity
 from atoll.node.identity.join import keep_certificate
+from atoll.node.launchers.launcher import Sandbox
 from atoll.node.machine.bandwidth import Bandwidth, BandwidthWatch
 from atoll.node.machine.probe import Gpus
 from atoll.node.processes import process_tree
@@ -159,6 +160,9 @@ class AgentSession:
             endpoint=self._endpoint(policy),
             nice=policy.nice,
             trusted_keys=policy.trusted_keys,
+            sandbox=(
+                Sandbox(tuple(policy.readable), policy.network) if policy.sandbox == "on" else None
+            ),
         )
 
     def _tasks(

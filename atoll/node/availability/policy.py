@@ -22,10 +22,10 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from atoll import config
-from atoll.config.constraints import AUTO_DEVICE, CPU_DEVICE, DeviceWish
+from atoll.config.constraints import AUTO_DEVICE, CPU_DEVICE, DeviceWish, one_of
 from atoll.errors import AtollError, ConfigError, unknown
 from atoll.node.availability.quiet_hours import parse_quiet_hours
 from atoll.wire.messages import Offer
@@ -37,7 +37,7 @@ FILE = "node.toml"
 """Name of the policy file in the home of a node."""
 
 SIGNED = "signed"
-"""Kind of containers with an image signed by one of the owner's keys."""
+"""Kind of containers and scripts with an image or code signed by one of the owner's keys."""
 
 GB = 10**9
 MBPS = 1e6
@@ -45,7 +45,7 @@ MBPS = 1e6
 LEAST_MBPS = 0.5
 """Below this one chunk of a tensor takes so long that the session would be considered dead."""
 
-_ONE_OR_MANY = ("kinds", "labels", "mounts", "trusted_keys", "quiet_hours")
+_ONE_OR_MANY = ("kinds", "labels", "readable", "mounts", "trusted_keys", "quiet_hours")
 """Keys that accept a string instead of a list."""
 
 
@@ -70,12 +70,19 @@ class OwnerPolicy:
     """Niceness of the work, 0 to 19; higher yields more to the owner."""
     kinds: list[str] = dataclasses.field(default_factory=lambda: list(KINDS))
     """Kinds of job: `trainer`, `script`, `command`, `container`, `signed`."""
+    sandbox: Annotated[str, one_of("off", "on")] = "off"
+    """`on`: processes of jobs see the system, Python, `readable` and their own folder, nothing else
+    of this machine's files and processes. Linux with Landlock."""
+    readable: list[str] = dataclasses.field(default_factory=list)
+    """With `sandbox`: further folders that processes of jobs may read, e.g. data."""
+    network: Annotated[str, one_of("hub", "open")] = "hub"
+    """With `sandbox`: what processes of jobs reach, their hub alone or everything."""
     labels: list[str] = dataclasses.field(default_factory=list)
     """Words that jobs can require in `[needs]`."""
     mounts: list[str] = dataclasses.field(default_factory=list)
     """Host folders that containers may mount."""
     trusted_keys: list[str] = dataclasses.field(default_factory=list)
-    """Public keys (base64) of signatures that make an image `signed`."""
+    """Public keys (base64) of signatures that make an image or code `signed`."""
     quiet_hours: list[str] = dataclasses.field(default_factory=list)
     """Hours without work, e.g. `22:00-07:00` or `mon-fri 09:00-17:00`, in local time."""
     pause_on_battery: bool = False
@@ -129,6 +136,10 @@ def describe_policy(policy: OwnerPolicy) -> list[str]:
         lines.append(f"work runs at niceness {policy.nice}")
     if set(policy.kinds) != set(KINDS):
         lines.append("runs only: " + (", ".join(policy.kinds) or "nothing"))
+    if policy.sandbox == "on":
+        opened = f", which read {', '.join(policy.readable)}" * bool(policy.readable)
+        reach = "which reach their hub only" if policy.network == "hub" else "with any network"
+        lines.append(f"a sandbox for processes of jobs, {reach}{opened}")
     if policy.mounts:
         lines.append("containers may mount " + ", ".join(policy.mounts))
     if policy.labels:

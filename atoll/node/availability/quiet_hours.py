@@ -10,8 +10,10 @@ import datetime
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from atoll.config import JobSpec
+from atoll.config.harmless_variables import is_harmless
 from atoll.errors import ConfigError, NotAllowed
 from atoll.ids import is_reducer
 from atoll.node.launchers.launcher import Mount, parse_mounts
@@ -110,11 +112,13 @@ def check_allowed(
     """
     if is_reducer(member):
         return []
-    kind = spec.trust
+    kind = spec.permission
     if kind == "container" and kind not in offer.kinds and "signed" in offer.kinds:
         from atoll.node.identity.image_signatures import check_image
 
         check_image(spec.launch.image, signature=spec.launch.signature, trusted_keys=trusted_keys)
+    elif kind == "script" and kind not in offer.kinds and "signed" in offer.kinds:
+        _check_signed_code(spec, trusted_keys)
     elif kind not in offer.kinds:
         raise NotAllowed(
             f"this machine does not run jobs of the kind {kind!r}",
@@ -136,3 +140,24 @@ def check_allowed(
             remedy='set launcher = "container" and an image in [launch], or leave mounts out',
         )
     return mounts
+
+
+def _check_signed_code(spec: JobSpec, trusted_keys: Sequence[str]) -> None:
+    """Raise NotAllowed unless all code that a job brings is in a pack that a trusted key signed."""
+    from atoll.node.identity.image_signatures import check_signature, pinned_code
+
+    given = [*spec.launch.env, *spec.launch.secrets]
+    loads = [line.partition("=")[0] for line in given if not is_harmless(line.partition("=")[0])]
+    script = PurePosixPath(spec.job.script)
+    outside = script.is_absolute() or ".." in script.parts or "\\" in spec.job.script
+    if not spec.job.code or outside or loads:
+        raise NotAllowed(
+            "this machine runs signed code only",
+            given=f"variables {', '.join(loads)}" if loads else spec.job.script or spec.model.name,
+            expected="code from the folder that [job] code names, and no variables that load other",
+            remedy="put everything into that folder and sign it: atoll sign code FOLDER --key FILE",
+        )
+    check_signature(
+        pinned_code(spec.job.code), signature=spec.launch.signature, trusted_keys=trusted_keys,
+        remedy="sign it with a key that the owner trusts: atoll sign code FOLDER --key FILE",
+    )  # fmt: skip

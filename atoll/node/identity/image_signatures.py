@@ -1,7 +1,8 @@
-"""Signatures of container images, with which owners restrict containers to trusted images.
+"""Signatures of container images and packs of code, for owners that run trusted ones only.
 
-The signed text is `NAME@sha256:DIGEST` of a pinned image, with Ed25519. The digest fixes the
-content, so the registry need not be trusted. Command, mounts and network of a job are not signed.
+The signed text is `NAME@sha256:DIGEST` of a pinned image, or `code@sha256:DIGEST` of a pack, with
+Ed25519. The digest fixes the content, so neither registry nor hub need be trusted. Command or
+arguments, mounts and network of a job are not signed.
 """
 
 from __future__ import annotations
@@ -105,11 +106,21 @@ def check_image(image: str, *, signature: str, trusted_keys: Sequence[str]) -> N
             expected="NAME@sha256:DIGEST",
             remedy=remedy,
         )
+    check_signature(image, signature=signature, trusted_keys=trusted_keys, remedy=remedy)
+
+
+def pinned_code(code: str) -> str:
+    """Return the text that is signed for a pack of code, given as `sha256:HEX` or HEX."""
+    return f"code@sha256:{code.removeprefix('sha256:')}"
+
+
+def check_signature(name: str, *, signature: str, trusted_keys: Sequence[str], remedy: str) -> None:
+    """Check that one of the trusted keys has signed a pinned name; raises as `check_image`."""
     keys = [read_public(text) for text in trusted_keys]
-    if not any(_signed(image, signature, key) for key in keys):
+    if not any(_signed(name, signature, key) for key in keys):
         raise NotAllowed(
-            "the image is not signed by a key that this machine's owner trusts",
-            given=f"{image}, {'another signature' if signature else 'no signature'}",
+            "this is not signed by a key that this machine's owner trusts",
+            given=f"{name}, {'another signature' if signature else 'no signature'}",
             expected=f"a signature by one of {len(keys)} trusted keys"
             if keys
             else "a trusted key; the owner has listed none",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.ids import safe_name
+from atoll.net import pinned
 from atoll.net.endpoint import HubEndpoint, Ticket
 from atoll.net.http.client import HubClient
 from atoll.node.identity import identity, tls_identity
@@ -16,8 +17,8 @@ from atoll.wire.messages import NodeInfo
 
 log = logging.getLogger(__name__)
 
-CERTIFICATE_CHECK_S = 3_600.0
-"""Interval of checks of the certificate's remaining life."""
+CERTIFICATE_CHECK_S = 600.0
+"""Interval of checks whether the certificate, or the hub's authority, is to change."""
 
 
 def enter_cluster(
@@ -64,7 +65,7 @@ def known_hub(ticket: Ticket, *, home: Path) -> Identity | None:
     me = identity.load_identity(home, hub=ticket.url)
     if me is None:
         return None
-    if ticket.fingerprint and tls_identity.fingerprint_of(Path(me.ca)) != ticket.fingerprint:
+    if ticket.fingerprint and ticket.fingerprint not in pinned.fingerprints(Path(me.ca)):
         return None
     if me.certificate and tls_identity.life_left(me.certificate)[0] <= 0:
         return None
@@ -74,14 +75,17 @@ def known_hub(ticket: Ticket, *, home: Path) -> Identity | None:
 def renew_if_due(me: Identity) -> bool:
     """Renew the certificate if little of its life is left; return whether it was renewed.
 
-    It keeps its key and replaces the file, which the next connection uses. Raises AtollError if the
-    hub did not issue it.
+    Also if the hub has another authority since. It keeps its key and replaces the file, which the
+    next connection uses. Raises AtollError if the hub did not issue it.
     """
-    if not me.certificate or tls_identity.life_left(me.certificate)[1] > tls_identity.RENEW_AT:
+    if not me.certificate:
         return False
-    request = tls_identity.signing_request(Path(me.key))
     with HubClient(me.hub, me.token, endpoint=me.endpoint) as client:
-        certificate = client.renew(request)
+        client.health()  # pins the authorities that the hub names
+        left = tls_identity.life_left(me.certificate)[1]
+        if left > tls_identity.RENEW_AT and tls_identity.is_of(me.certificate, ca=me.ca):
+            return False
+        certificate = client.renew(tls_identity.signing_request(Path(me.key)))
     identity.write_secret(Path(me.certificate), certificate)
     return True
 

@@ -7,10 +7,11 @@ import hmac
 from pathlib import Path
 
 from atoll.errors import AuthError
+from atoll.net import pinned
 from atoll.net.endpoint import HubEndpoint, Ticket, parse_ticket
 from atoll.net.http.client import HubClient
 from atoll.net.proxies import proxy_of
-from atoll.node.identity import identity, tls_identity
+from atoll.node.identity import identity
 from atoll.node.identity.discovery import FoundHub
 from atoll.node.identity.join import known_hub
 from atoll.wire.pairing import read_code, side, unseal
@@ -58,7 +59,7 @@ def already_joined(found: FoundHub, *, home: Path) -> Ticket | None:
     if not found.fingerprint:
         return None
     for me in identity.identities(home):
-        if me.ca and tls_identity.fingerprint_of(Path(me.ca)) == found.fingerprint:
+        if me.ca and found.fingerprint in pinned.fingerprints(Path(me.ca)):
             if me.hub != found.url:
                 identity.save_identity(home, dataclasses.replace(me, hub=found.url))
             ticket = found.ticket("joined-before", mark=found.fingerprint)

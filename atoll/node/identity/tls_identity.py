@@ -13,16 +13,17 @@ import httpx
 
 from atoll.errors import AuthError, ConfigError
 from atoll.ids import safe_name
+from atoll.net import pinned
 from atoll.net.endpoint import Ticket
 from atoll.net.proxies import unreachable
 from atoll.node.identity.identity import write_secret
 
 FOLDER = "tls"
 
-FINGERPRINT_DIGITS = 40
 MAX_CA_BYTES = 64 * 1024
-RENEW_AT = 1 / 3
-"""Remaining share of a certificate's life at which it is renewed."""
+RENEW_AT = 0.9
+"""Remaining share of a certificate's life at which it is renewed: early, because a machine that is
+off for longer than what is left has to join again."""
 
 
 def pin(ticket: Ticket, *, home: Path, proxy: str = "", timeout_s: float = 20.0) -> str:
@@ -38,7 +39,7 @@ def pin(ticket: Ticket, *, home: Path, proxy: str = "", timeout_s: float = 20.0)
     if not ticket.fingerprint:
         return ""
     path = folder_of(ticket.url, home=home) / f"ca-{ticket.fingerprint[:16]}.pem"
-    if path.exists() and fingerprint_of(path) == ticket.fingerprint:
+    if ticket.fingerprint in pinned.fingerprints(path):
         return str(path)
     unverified = ssl.create_default_context()
     unverified.check_hostname = False
@@ -60,7 +61,7 @@ def pin(ticket: Ticket, *, home: Path, proxy: str = "", timeout_s: float = 20.0)
         der = ssl.PEM_cert_to_DER_cert(text.strip())
     except ValueError:
         der = b""
-    found = hashlib.sha256(der).hexdigest()[:FINGERPRINT_DIGITS]
+    found = pinned.fingerprint_of(der)
     if not hmac.compare_digest(found, ticket.fingerprint):
         raise AuthError(
             "what answers there is not the hub of this ticket",
@@ -79,15 +80,6 @@ def _read(response: httpx.Response) -> str:
         if len(content) > MAX_CA_BYTES:
             return ""
     return content.decode("ascii", "replace")
-
-
-def fingerprint_of(path: Path) -> str:
-    """Return the fingerprint of a stored authority, or an empty text."""
-    try:
-        der = ssl.PEM_cert_to_DER_cert(path.read_text(encoding="ascii").strip())
-    except (OSError, ValueError):
-        return ""
-    return hashlib.sha256(der).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def folder_of(hub: str, *, home: Path) -> Path:
@@ -142,6 +134,18 @@ def life_left(path: str) -> tuple[float, float]:
     begins, ends = found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
     left = ends - time.time()
     return left, left / max(ends - begins, 1.0)
+
+
+def is_of(certificate: str, *, ca: str) -> bool:
+    """Return whether a certificate was signed by the newest authority that is pinned."""
+    from cryptography import x509
+
+    try:
+        mine = x509.load_pem_x509_certificate(Path(certificate).read_bytes())
+        authorities = x509.load_pem_x509_certificates(Path(ca).read_bytes())
+    except (OSError, ValueError):
+        return True
+    return mine.issuer == authorities[-1].subject
 
 
 def _broken(path: Path, error: Exception) -> ConfigError:

@@ -33,6 +33,7 @@ from atoll.node.islands.supervisor_link import (
     Kill,
     Leaving,
     Phases,
+    Release,
     Start,
     SupervisorLink,
     Word,
@@ -187,7 +188,8 @@ class FollowerSupervisor:
 
     def _take(self, news: _News | None) -> None:
         if isinstance(news, Start):
-            self._kill()
+            if news.plan is None:
+                self._kill()
             self._start(news)
         elif isinstance(news, _End):
             if news.start == self._number:
@@ -199,20 +201,24 @@ class FollowerSupervisor:
             if self._live:  # rank 0 has to save their common state first
                 self._link.send(Leaving())
                 self._patience = time.monotonic() + LEAVE_S
+        elif isinstance(news, Release):
+            self._number = -1  # ignore the exits that follow
+            if self._local is not None:
+                self._local.release()
         elif news is None or isinstance(news, Kill):
             self._kill()
 
     def _start(self, start: Start) -> None:
-        folder = self._environment.directory
         self._started, self._number, self._ready = True, start.number, False
         ranks = range(start.first, start.first + start.count)
         self._live = set(ranks)
         log.info("ranks %d to %d start here; they meet at %s", ranks[0], ranks[-1], start.address)
-        self._local = LocalRanks(
-            folder,
-            program=self._program,
-            on_end=lambda end: self._news.put(_End(start.number, end)),
-        )
+        if self._local is None:
+            self._local = LocalRanks(
+                self._environment.directory,
+                program=self._program,
+                on_end=lambda end: self._news.put(_End(self._number, end)),
+            )
         try:
             spec_file = spec_with(
                 MeshShape(*start.mesh), spec=self._spec, environment=self._environment,
@@ -221,7 +227,10 @@ class FollowerSupervisor:
             self._local.start(
                 _places(start),
                 own_address=address_towards(start.address, start.port) or start.address,
-                ATOLL_SPEC=str(spec_file),
+                spec_file=spec_file,
+                number=start.number,
+                ordered=start.plan is not None,
+                planned=start.planned,
                 ATOLL_MEMBER=member_of_follower(self._environment.member)[0],
             )
         except AtollError as error:

@@ -21,6 +21,7 @@ from typing import cast
 from atoll import config, system
 from atoll.config import RankPlace
 from atoll.errors import JobError
+from atoll.island.morph_orders import MorphOrder, give_order
 from atoll.island.start_phase import RankPhase, phase_file
 from atoll.node.islands.failure_cause import RankExit, error_file
 from atoll.node.launchers.launcher import THREADS
@@ -50,29 +51,82 @@ class LocalRanks:
     ) -> None:
         """Prepare to run `program` as every rank.
 
-        Each rank stores its error in `folder`; `on_end` is called with every exit, on its own
-        thread.
+        Each rank stores its error in `folder`; `on_end` is called with every exit until `close`, on
+        its own thread, with the rank that the process had last.
         """
         self._folder, self._program, self._on_end = folder, program, on_end
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
+        self._changing = threading.Lock()
+        """Held while processes change their ranks."""
+        self._rest: list[subprocess.Popen[bytes]] = []
+        """Processes that have no rank any more."""
+        self._closed = self._released = False
         self._readers: list[threading.Thread] = []
         self._oom_kills = system.count_oom_kills()
 
-    def start(self, places: Sequence[RankPlace], *, own_address: str, **more: str) -> None:
-        """Start ranks that meet at `own_address`, with additional variables; raises JobError."""
+    def start(
+        self, places: Sequence[RankPlace], *, own_address: str, spec_file: Path,
+        number: int = 0, ordered: bool = False, planned: bool = False, **more: str,
+    ) -> None:  # fmt: skip
+        """Let ranks with the job file `spec_file` meet at `own_address`; raises JobError.
+
+        Ranks that live take the places, their own if it is among them; those left over are killed,
+        or, in a `planned` start, end with their island. The rest are started, with `more`
+        variables. With `ordered` they can go on in other places at a later start.
+        """
         defaults = _defaults(len(places), own_address)
-        for place in places:
+        more |= {"ATOLL_SPEC": str(spec_file)}
+        for rank in range(max(place.rank for place in places) + 1):
             with suppress(OSError):
-                (self._folder / error_file(place.rank)).unlink(missing_ok=True)
-                (self._folder / phase_file(place.rank)).unlink(missing_ok=True)
+                (self._folder / error_file(rank)).unlink(missing_ok=True)
+                (self._folder / phase_file(rank)).unlink(missing_ok=True)
+        with self._changing:
+            staying, rest = self._stay([place.rank for place in places])
+            self._ranks = dict(staying)
+            self._rest += rest
+        for popen in rest:
+            if planned:
+                _let_end(popen)
+            else:
+                process_tree.signal_tree(process_tree.tree(popen.pid), number=system.KILL)
+        for place in places:
+            if place.rank in staying:
+                given = cast(io.BufferedWriter, staying[place.rank].stdin)
+                give_order(given, MorphOrder(number, place, str(spec_file), planned=planned))
+                continue
+            variables = {**config.rank_environment(place, defaults=defaults), **more}
             try:
-                self._start(place, {**config.rank_environment(place, defaults=defaults), **more})
+                self._start(place.rank, variables, ordered=ordered)
             except OSError as error:
                 raise JobError(
                     "a machine cannot start the ranks of an island",
                     given=f"rank {place.rank} of {place.ranks} ({error})",
                     remedy="look at the memory and the limits of that machine, or take fewer ranks",
                 ) from error
+
+    def lives(self, rank: int) -> bool:
+        """Return whether the process of a rank has not ended."""
+        return rank in self._ranks and self._ranks[rank].poll() is None
+
+    def release(self) -> None:
+        """Let the ranks end with their island: they get no more orders."""
+        self._released = True
+        for popen in self._ranks.values():
+            _let_end(popen)
+
+    def _stay(
+        self, ranks: Sequence[int]
+    ) -> tuple[dict[int, subprocess.Popen[bytes]], list[subprocess.Popen[bytes]]]:
+        """Return the living processes for new ranks, and those that are too many."""
+        living = {rank: popen for rank, popen in self._ranks.items() if popen.poll() is None}
+        if self._released:
+            self._released = False
+            return {}, list(living.values())
+        found = {rank: living.pop(rank) for rank in ranks if rank in living}
+        for rank in ranks:
+            if rank not in found and living:
+                found[rank] = living.pop(min(living))
+        return found, list(living.values())
 
     def phases(self) -> dict[int, RankPhase]:
         """Return the startup progress of each rank."""
@@ -88,36 +142,61 @@ class LocalRanks:
 
     def close(self) -> None:
         """Kill all ranks and everything they started, and wait until they are gone."""
-        families = [one for popen in self._ranks.values() for one in process_tree.tree(popen.pid)]
+        self._closed = True
+        processes = [*self._ranks.values(), *self._rest]
+        families = [one for popen in processes for one in process_tree.tree(popen.pid)]
         process_tree.signal_tree([*families, *process_tree.group_mates()], number=system.KILL)
         deadline = time.monotonic() + GONE_S
-        for popen in self._ranks.values():
+        for popen in processes:
             with suppress(subprocess.TimeoutExpired):
                 popen.wait(timeout=max(0.0, deadline - time.monotonic()))
         for reader in self._readers:
             reader.join(max(0.0, deadline - time.monotonic()))
 
-    def _start(self, place: RankPlace, environment: Mapping[str, str]) -> None:
-        rank = place.rank
+    def _start(self, rank: int, environment: Mapping[str, str], *, ordered: bool) -> None:
         popen = subprocess.Popen(
             self._program,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if ordered else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             preexec_fn=system.die_with_parent(),
         )
-        self._ranks[rank] = popen
-        threading.Thread(target=self._await_end, args=(rank, popen), daemon=True).start()
-        stream = cast(io.BufferedReader, popen.stdout)
-        reader = threading.Thread(target=_pass_on, args=(rank, stream), daemon=True)
+        with self._changing:
+            self._ranks[rank] = popen
+        threading.Thread(target=self._await_end, args=(popen,), daemon=True).start()
+        reader = threading.Thread(target=self._pass_on, args=(popen,), daemon=True)
         reader.start()
         self._readers.append(reader)
 
-    def _await_end(self, rank: int, popen: subprocess.Popen[bytes]) -> None:
+    def _rank_of(self, popen: subprocess.Popen[bytes]) -> int | None:
+        """Return the present rank of a process; None: it is none any more."""
+        with self._changing:
+            return next((rank for rank, one in self._ranks.items() if one is popen), None)
+
+    def _await_end(self, popen: subprocess.Popen[bytes]) -> None:
         code = popen.wait()
+        _let_end(popen)
         killed = system.count_oom_kills() - self._oom_kills
-        self._on_end(RankExit.read(rank, code, folder=self._folder, oom_kills=killed))
+        rank = self._rank_of(popen)
+        if rank is not None and not self._closed:
+            self._on_end(RankExit.read(rank, code, folder=self._folder, oom_kills=killed))
+
+    def _pass_on(self, popen: subprocess.Popen[bytes]) -> None:
+        """Copy the output of a rank, line by line, with the mark `[rank N]` for ranks above 0."""
+        with cast(io.BufferedReader, popen.stdout) as stream:
+            for line in read_lines(stream):
+                rank = self._rank_of(popen)
+                mark = b"[rank %d] " % rank if rank else b""
+                sys.stdout.buffer.write(mark + line + b"\n")
+                sys.stdout.buffer.flush()
+
+
+def _let_end(popen: subprocess.Popen[bytes]) -> None:
+    """Close the input of a rank, which then waits for no order after its island's end."""
+    if popen.stdin is not None:
+        with suppress(OSError):
+            popen.stdin.close()
 
 
 def _defaults(ranks: int, address: str) -> dict[str, str]:
@@ -130,12 +209,3 @@ def _defaults(ranks: int, address: str) -> dict[str, str]:
     interface = interface_of(address)
     found = dict.fromkeys(names, interface) if interface else {}
     return found | dict.fromkeys(THREADS, str(max(1, len(system.usable_cpus()) // ranks)))
-
-
-def _pass_on(rank: int, stream: io.BufferedReader) -> None:
-    """Copy the output of a rank, line by line, with the mark `[rank N]` for ranks above 0."""
-    mark = b"[rank %d] " % rank if rank else b""
-    with stream:
-        for line in read_lines(stream):
-            sys.stdout.buffer.write(mark + line + b"\n")
-            sys.stdout.buffer.flush()

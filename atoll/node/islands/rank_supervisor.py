@@ -2,44 +2,48 @@
 
 It loads no torch. When a rank dies the island ends, because the other ranks wait for it in
 collectives. The hub launches the member again, and the new ranks recover the committed state from
-the other members. If an island has several hosts, the supervisor on the first one leads those on
-the others: it tells them which ranks to start, receives their exits, and decides for all.
+the other members. Only an elastic island whose rank 0 lives goes on: the processes stay, and meet
+again in another mesh; when a machine comes, or leaves with notice, after a round, with the state
+that they have. If an island has several hosts, the supervisor on the first one leads those
+on the others: it tells them which ranks to start, receives their exits, and decides for all.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import functools
 import logging
 import queue
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import FrameType
+from dataclasses import dataclass, replace
 
 from atoll import system
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
-from atoll.errors import OutOfMemory, from_dict
-from atoll.island.start_phase import RankPhase, describe, on_the_way, started
-from atoll.node.islands.failure_cause import RankExit, died, explain, root_cause
-from atoll.node.islands.local_ranks import PROGRAM, LocalRanks
-from atoll.node.islands.rendezvous import LeaveRequest, LocalExit, NewsQueue, Rendezvous, gather
+from atoll.errors import from_dict
+from atoll.island.start_phase import RankPhase, StartPhase, describe, on_the_way, started
+from atoll.node.islands.failure_cause import RankExit, root_cause
+from atoll.node.islands.local_ranks import LocalRanks
+from atoll.node.islands.rendezvous import LeaveRequest, LocalExit, NewsQueue, Rendezvous
 from atoll.node.islands.rendezvous_server import (
     Follower,
     Joined,
     Left,
     Received,
-    RendezvousServer,
 )
-from atoll.node.islands.restart_history import RestartHistory, spec_with
-from atoll.node.islands.supervisor_link import Ended, Finish, Kill, Leaving, Phases, Start
-from atoll.node.processes.exits import ERROR_FILE
-from atoll.plan.pipelines import read_plans
-from atoll.wire.limits import EXIT_LEFT
+from atoll.node.islands.restart_history import spec_with
+from atoll.node.islands.supervisor_link import (
+    Ended,
+    Finish,
+    Kill,
+    Leaving,
+    Phases,
+    Release,
+    Start,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,98 +60,16 @@ LEAVE_S = 60.0
 """Time for rank 0 to leave when asked; the node agent's own limit is shorter."""
 
 
-def supervise(
-    environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str] = PROGRAM
-) -> int:
-    """Run the ranks of an island, each with `program`, to their end; return the exit status.
+@dataclass(frozen=True, slots=True)
+class MachineChange:
+    """A machine has come, or is about to leave, while all ranks live."""
 
-    Call it in the main thread: ranks die with the thread that started them.
-
-    Raises:
-        JobError: a host cannot start so many processes, or the others cannot reach this one.
-    """
-    history = RestartHistory.read(environment.directory)
-    news: NewsQueue = queue.SimpleQueue()
-    asked = threading.Event()
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        asked.set()
-        news.put(LeaveRequest())
-
-    signal.signal(signal.SIGTERM, hear)
-    machines, folder = spec.island.machines, environment.directory
-    first = not RestartHistory.known(folder)
-    with contextlib.ExitStack() as open_:
-        server = None
-        if machines > 1:
-            own = RendezvousServer(environment, machines=machines, on_news=news.put)
-            server = open_.enter_context(own)
-
-        def run() -> tuple[int, bool]:
-            """Run the ranks once; return the status, and whether they trained."""
-            plans = read_plans(folder) if spec.island.elastic else {}
-            if server is None:
-                plan = history.plan(spec, plans)
-                shape = plan.mesh if plan else history.shape(spec) or spec.mesh
-                rendezvous: Rendezvous | None = Rendezvous(shape, HERE, plan=plan)
-            else:
-                rendezvous = gather(
-                    server, spec, history, first=first, news=news, is_asked=asked.is_set,
-                    plans=plans,
-                )  # fmt: skip
-            if rendezvous is None:
-                return EXIT_LEFT, True
-            status = _run_ranks(environment, spec, rendezvous, history, program, news, asked)
-            return status, not spec.island.elastic or rendezvous.plan is not None
-
-        status, trained = run()
-        if status == 0 and not trained:
-            status, _ = run()
-        return status
-
-
-def _run_ranks(
-    environment: WorkerEnvironment, spec: JobSpec, rendezvous: Rendezvous, history: RestartHistory,
-    program: Sequence[str], news: NewsQueue, asked: threading.Event,
-) -> int:  # fmt: skip
-    folder = environment.directory
-    # Late events of the ranks that measured carry smaller numbers.
-    before = PORT_TRIES if rendezvous.plan is not None else 0
-    for number in range(before, before + PORT_TRIES):
-        with free_port(rendezvous.address) as port:
-            island = RankSupervisor(
-                environment, rendezvous, number=number, program=program, news=news, asked=asked
-            )
-            began = time.monotonic()
-            try:
-                island.start(spec, port=port)
-                end = island.wait()
-            finally:
-                island.close()
-        if not end.port_taken or asked.is_set():
-            break
-        log.warning("port %d was taken meanwhile: the ranks start again", port)
-    failed = not (end.good or asked.is_set())
-    error = None
-    if failed:
-        error = explain(
-            end, member=environment.member, phases=island.phases, timeout_s=spec.island.timeout_s
-        )
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        with suppress(OSError):
-            (folder / ERROR_FILE).write_text(
-                json.dumps(error.to_dict()), encoding="utf-8", newline="\n"
-            )
-    history.after(
-        died=error is not None and died(end, error),
-        lacked_memory=isinstance(error, OutOfMemory),
-        worked_s=time.monotonic() - began,
-    ).write(folder)
-    return end.status
+    follower: Follower
+    leaves: bool
 
 
 class RankSupervisor:
-    """The ranks of one start, on all hosts."""
+    """The ranks of an island on all hosts, from one start to the next; processes may stay."""
 
     def __init__(
         self,
@@ -163,13 +85,22 @@ class RankSupervisor:
 
         `news` receives its events; `asked` is set when this process is asked to leave.
         """
-        self._environment, self._rendezvous, self._number = environment, rendezvous, number
+        self._environment = environment
         self._news, self._asked = news, asked
+        self._remote: dict[Follower, range] = {}
         self._local = LocalRanks(
             environment.directory,
             program=program,
-            on_end=lambda end: news.put(LocalExit(number, end)),
+            on_end=lambda end: news.put(LocalExit(self._number, end)),
         )
+        self._prepare(rendezvous, number, planned=False)
+
+    def _prepare(self, rendezvous: Rendezvous, number: int, *, planned: bool) -> None:
+        self._rendezvous, self._number = rendezvous, number
+        for follower in self._remote.keys() - set(rendezvous.followers):
+            follower.link.send(Release() if planned else Kill())
+        self._stayed = frozenset(self._remote)
+        """Hosts that had ranks before."""
         runs = rendezvous.runs
         self._own = runs[0]
         self._remote = dict(zip(rendezvous.followers, runs[1:], strict=True))
@@ -179,12 +110,53 @@ class RankSupervisor:
         self._began, self._starting = time.monotonic(), True
         self._live = set(range(rendezvous.shape.ranks))
         self._elastic = False
+        self._order: Callable[[], None] | None = None
+        """Starts and orders the ranks of this host; None: it is done."""
+        self._awaited: frozenset[int] = frozenset()
+        """Ranks that have to be ready before."""
+        self._until: float | None = None
+        """When the ranks are no longer awaited; None: nothing of that kind has happened."""
 
     # ------------------------------------------------------------------------- starting
 
-    def start(self, spec: JobSpec, *, port: int) -> None:
+    def may_morph(self, end: RankExit) -> bool:
+        """Return whether the ranks that live can go on without the one that has ended."""
+        return self._elastic and not self._asked.is_set() and end.rank != 0 and self._local.lives(0)
+
+    def morph(
+        self, rendezvous: Rendezvous, spec: JobSpec, *, port: int, planned: bool = False
+    ) -> None:
+        """Let the ranks that live, and new ones, go on by another plan; raises JobError.
+
+        Rank 0 keeps its process, and with it the session of the member. If `planned`, no rank was
+        lost: they go on after their round, and those that have no place end then.
+        """
+        self._prepare(rendezvous, self._number + 1, planned=planned)
+        self.start(spec, port=port, planned=planned)
+
+    def goes_on_with(self, rendezvous: Rendezvous) -> bool:
+        """Take note of the hosts; return whether the ranks are where they should be."""
+        now = self._rendezvous
+        same = (now.plan, now.followers) == (rendezvous.plan, rendezvous.followers)
+        self._rendezvous = replace(now, known=rendezvous.known) if same else now
+        return same
+
+    def leave(self, change: MachineChange) -> None:
+        """Ask rank 0 to save and end: the ranks cannot go on in another mesh."""
+        if change.leaves:
+            self._asked.set()
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._until is None:
+            self._local.ask(0)
+            self._until = time.monotonic() + LEAVE_S
+
+    def start(self, spec: JobSpec, *, port: int, planned: bool = False) -> None:
         """Start all ranks; rank 0 listens on `port`. Raises JobError if this host cannot."""
         rendezvous, shape = self._rendezvous, self._rendezvous.shape
+        fresh = [ranks for follower, ranks in self._remote.items() if follower not in self._stayed]
+        self._awaited = frozenset(rank for ranks in fresh for rank in ranks if planned)
         machines = 1 + len(self._remote)
         on = f" on {machines} machines" if machines > 1 else ""
         log.info("the island has %d ranks%s: %s", shape.ranks, on, shape)
@@ -192,7 +164,7 @@ class RankSupervisor:
             start = Start(
                 number=self._number, mesh=shape.sizes, first=ranks[0], count=len(ranks),
                 machine=machine, machines=machines, address=rendezvous.address, port=port,
-                plan=rendezvous.plan,
+                plan=rendezvous.plan, planned=planned,
             )  # fmt: skip
             follower.link.send(start)
         places = [
@@ -209,25 +181,40 @@ class RankSupervisor:
         ]
         self._elastic = spec.island.elastic and rendezvous.plan is not None
         spec_file = spec_with(shape, spec=spec, environment=self._environment, plan=rendezvous.plan)
-        self._local.start(places, own_address=rendezvous.address, ATOLL_SPEC=str(spec_file))
+        self._order = functools.partial(
+            self._local.start, places, own_address=rendezvous.address, spec_file=spec_file,
+            number=self._number, ordered=self._elastic, planned=planned,
+        )  # fmt: skip
+        self._order_when_ready()
+
+    def _order_when_ready(self) -> None:
+        """Order the ranks of this host to the new mesh; new machines load first, others train."""
+        loading = {
+            rank
+            for rank in self._awaited
+            if self._remote_phases.get(rank, RankPhase()).phase is StartPhase.LOADING
+        }
+        if self._order is not None and not loading:
+            order, self._order = self._order, None
+            order()
 
     # -------------------------------------------------------------------------- watching
 
-    def wait(self) -> RankExit:
+    def wait(self) -> RankExit | MachineChange:
         """Return the exit that decides about the island; other ranks may still run.
 
-        It is that of rank 0, unless another rank has failed by itself before.
+        It is that of rank 0, unless another rank has failed by itself before. Or return a change of
+        the machines of an elastic island that trains; wait again after it.
         """
-        patience: float | None = None
         while True:
             try:
-                end = self._next_end(patience)
+                end = self._next_end(self._until)
             except TimeoutError:
                 return self._cause()
+            if isinstance(end, MachineChange):
+                return end
             if end is None:
-                if patience is None:
-                    self._local.ask(0)
-                    patience = time.monotonic() + LEAVE_S
+                self._ask()
                 continue
             asked = self._asked.is_set()
             if end.rank == 0 and (end.good or asked):
@@ -237,7 +224,7 @@ class RankSupervisor:
                 continue  # the exit of rank 0 decides
             if not (end.follows and self._live):
                 return self._cause()
-            patience = patience or time.monotonic() + SETTLE_S
+            self._until = self._until or time.monotonic() + SETTLE_S
 
     @property
     def phases(self) -> dict[int, RankPhase]:
@@ -264,8 +251,11 @@ class RankSupervisor:
                     raise
                 self._say_who_is_behind()
 
-    def _next_end(self, deadline: float | None) -> RankExit | None:
-        """Return the next exit, or None if the island is asked to leave; raises TimeoutError."""
+    def _next_end(self, deadline: float | None) -> RankExit | MachineChange | None:
+        """Return the next exit or change, or None if the island is asked to leave.
+
+        Raises TimeoutError at the deadline.
+        """
         while True:
             try:
                 news = self._get(deadline)
@@ -279,14 +269,17 @@ class RankSupervisor:
                 and news.follower in self._remote
             ):
                 log.info("%s was asked to leave", news.follower.name)
+                if self._elastic and deadline is None:
+                    return MachineChange(news.follower, leaves=True)
                 self._asked.set()
                 return None
-            if isinstance(news, Joined) and self._grows_by(news.follower):
-                log.info("%s has joined: the island saves, and is planned anew", news.follower.name)
-                return None
+            if isinstance(news, Joined) and self._grows_by(news.follower) and deadline is None:
+                log.info("%s has joined: the island is planned anew", news.follower.name)
+                return MachineChange(news.follower, leaves=False)
             if isinstance(news, Received) and isinstance(news.word, Phases):
                 if news.word.number == self._number:
                     self._remote_phases.update(news.word.ranks)
+                    self._order_when_ready()
                 continue
             end = self._end_in(news)
             if end is not None:

@@ -80,22 +80,12 @@ def gather(
     """
     began = said = time.monotonic()
     patience_s = FIRST_FOLLOWERS_S if first else FOLLOWERS_S
-    each = spec.mesh.ranks // spec.island.machines
     while not is_asked():
         now = time.monotonic()
-        followers = tuple(server.followers().values())
-        connected = each * (1 + len(followers))
-        plan = history.plan(spec, plans or {}, most=connected)
-        if plans:
-            best = history.plan(spec, plans)
-            wanted = best.mesh if best is not None else None
-            possible = plan.mesh if plan is not None else None
-        else:
-            wanted, possible = history.shape(spec), history.shape(spec, most=connected)
-        enough = possible == wanted or (possible is not None and now >= began + patience_s)
-        if possible is not None and enough:
-            chosen = followers[: min(spec.island.machines, possible.ranks) - 1]
-            return Rendezvous(possible, server.meeting_address(), chosen, plan, followers)
+        late = now >= began + patience_s
+        found = with_those_here(server, spec, history, plans=plans, late=late)
+        if found is not None:
+            return found
         if now >= said + SAY_S:
             said = now
             log.info("waiting for %s", ", ".join(server.missing()))
@@ -104,3 +94,30 @@ def gather(
         except queue.Empty:
             continue
     return None
+
+
+def with_those_here(
+    server: RendezvousServer,
+    spec: JobSpec,
+    history: RestartHistory,
+    *,
+    plans: Mapping[int, PipelinePlan] | None = None,
+    late: bool = True,
+) -> Rendezvous | None:
+    """Return how an island starts with the hosts that are connected; None: it cannot, or waits.
+
+    It waits for better than what is possible unless it is `late`.
+    """
+    followers = tuple(server.followers().values())
+    connected = spec.mesh.ranks // spec.island.machines * (1 + len(followers))
+    plan = history.plan(spec, plans or {}, most=connected)
+    if plans:
+        best = history.plan(spec, plans)
+        wanted = best.mesh if best is not None else None
+        possible = plan.mesh if plan is not None else None
+    else:
+        wanted, possible = history.shape(spec), history.shape(spec, most=connected)
+    if possible is None or not (late or possible == wanted):
+        return None
+    chosen = followers[: min(spec.island.machines, possible.ranks) - 1]
+    return Rendezvous(possible, server.meeting_address(), chosen, plan, followers)

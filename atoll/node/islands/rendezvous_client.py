@@ -12,6 +12,7 @@ from atoll.config import WorkerEnvironment
 from atoll.errors import AtollError, AuthError, JobError
 from atoll.ids import member_of_follower
 from atoll.net.http.client import HubClient
+from atoll.net.member_tls import MemberTls
 from atoll.net.proxies import hub_address
 from atoll.node.islands.supervisor_link import Ready, SupervisorLink, greet
 from atoll.node.machine.interfaces import address_towards
@@ -71,7 +72,7 @@ class RendezvousClient:
         tried: list[str] = []
         for dial in address.dial.split():
             try:
-                link = self._dial(dial, secret=_key(address))
+                link = self._dial(dial, key=_key(address))
             except (OSError, ValueError, AtollError) as error:
                 tried.append(f"{dial} ({_words(error)})")
                 continue
@@ -97,11 +98,12 @@ class RendezvousClient:
         self._refused_since = None
         return address
 
-    def _dial(self, dial: str, *, secret: str) -> SupervisorLink:
+    def _dial(self, dial: str, *, key: str) -> SupervisorLink:
         place = hub_address(f"http://{dial}")
         sock = socket.create_connection((place.host, place.port), timeout=DIAL_S)
+        tls = MemberTls(key.encode(), name=self._environment.member)
         try:
-            link = greet(sock, secret=secret, name=self._environment.member)
+            link = greet(sock, tls=tls, leader=self._member)
             link.send(Ready(platform.node()))
             return link
         except BaseException:

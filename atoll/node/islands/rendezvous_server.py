@@ -19,6 +19,7 @@ from atoll.config import WorkerEnvironment
 from atoll.errors import AtollError, JobError, WireError
 from atoll.ids import follower_id, is_follower, member_of_follower, new_token, slot_of
 from atoll.net.endpoint import endpoint_of
+from atoll.net.member_tls import MemberTls
 from atoll.net.proxies import at_address
 from atoll.node.islands.supervisor_link import SupervisorLink, Word, receive
 from atoll.node.machine.interfaces import is_loopback, meeting_addresses
@@ -90,6 +91,7 @@ class RendezvousServer:
         self._parts = range(1, machines)
         self._on_news = on_news
         self._secret = new_token()
+        self._tls = MemberTls(self._secret.encode(), name=self._member)
         self._addresses: Sequence[str] = ()
         self._listener: socket.socket | None = None
         self._followers: dict[int, Follower] = {}
@@ -128,6 +130,12 @@ class RendezvousServer:
         """Return the connected follower hosts, by number."""
         with self._lock:
             return dict(sorted(self._followers.items()))
+
+    def dismiss(self, follower: Follower) -> None:
+        """Count a follower host as missing from now on; its connection stays until it leaves."""
+        with self._lock:
+            if self._followers.get(follower.part) is follower:
+                del self._followers[follower.part]
 
     def missing(self) -> list[str]:
         """Return the names of missing follower hosts."""
@@ -185,7 +193,7 @@ class RendezvousServer:
 
     def _receive(self, sock: socket.socket, address: tuple[str, int]) -> None:
         try:
-            name, machine, link = receive(sock, secret=self._secret)
+            name, machine, link = receive(sock, tls=self._tls)
             part = self._part_of(name)
         except (OSError, AtollError) as error:
             log.warning("a connection from %s was refused: %s", address[0], error)

@@ -1,37 +1,24 @@
-"""The TCP connection between two supervisors of one island.
+"""The encrypted connection between two supervisors of one island.
 
-Both know a secret that the hub sends only to processes of their job. Each proves it to the other
-first; every later message carries an HMAC over its content and number, so that it cannot be
-changed, repeated or added. Messages are not encrypted: they only say which ranks to start and how
-they ended. The job itself comes from the hub.
+Both know a secret that the hub sends only to processes of their member. From it they make keys and
+certificates as members do (:mod:`atoll.net.member_tls`): who does not know it can neither connect
+nor read, change, repeat or add a message. Messages say which ranks to start and how they ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
-import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 
-from atoll.errors import AuthError, FrameTooLarge, WireError
+from atoll.errors import AuthError, WireError
 from atoll.island.start_phase import RankPhase
+from atoll.net.member_tls import MemberTls, SecureLine
 from atoll.plan.pipelines import PipelinePlan
 from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, MAX_CONTROL_BYTES
-
-HANDSHAKE_S = 5.0
-"""Time for the other side to prove that it knows the secret."""
-STRANGER_BYTES = 1024
-"""Largest frame before that."""
-CODE_BYTES = hashlib.sha256().digest_size
-
-T = TypeVar("T")
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
@@ -61,6 +48,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     port: int
     plan: PipelinePlan | None = None
     """Of an elastic island that has been measured."""
+    planned: bool = False
+    """Ranks that live stay, and move after a round; see `MorphOrder`."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
@@ -69,6 +58,10 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
     """From the leader: kill the ranks."""
+
+
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """From the leader: the ranks end with their island, which goes on without them."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
@@ -92,37 +85,16 @@ class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
     """From a follower host: it was asked to leave; its ranks run until the leader ends them."""
 
 
-Word = Beat | Ready | Start | Finish | Kill | Ended | Phases | Leaving
-
-
-class _Hello(msgspec.Struct, frozen=True):
-    name: str
-    nonce: str
-
-
-class _Challenge(msgspec.Struct, frozen=True):
-    nonce: str
-    proof: str
-
-
-class _Proof(msgspec.Struct, frozen=True):
-    proof: str
+Word = Beat | Ready | Start | Finish | Kill | Release | Ended | Phases | Leaving
 
 
 class SupervisorLink:
-    """One authenticated connection. `send` and `close` are thread-safe."""
+    """One connection. `send` and `close` are thread-safe."""
 
-    def __init__(self, sock: socket.socket, *, key: bytes, leads: bool) -> None:
-        """Take ownership of a socket; see `greet` and `receive`.
-
-        `key` belongs to this connection alone; `leads` is True on the leader's side.
-        """
-        self._sock = sock
-        self._key = key
-        self._mine, self._theirs = (b"leader", b"follower") if leads else (b"follower", b"leader")
-        self._sent = self._received = 0
-        # Number, code and frame MUST go together: heartbeats are sent by another thread.
-        self._lock = threading.Lock()
+    def __init__(self, sock: socket.socket, line: SecureLine) -> None:
+        """Take ownership of a socket and its encrypted line; see `greet` and `receive`."""
+        self._sock, self._line = sock, line
+        self._sending = threading.Lock()  # heartbeats are sent by another thread
         self._closed = threading.Event()
         sock.settimeout(DEAD_AFTER_S)
 
@@ -142,25 +114,17 @@ class SupervisorLink:
 
     def send(self, word: Word) -> None:
         """Send a message; a broken connection is reported by the reading thread."""
-        body = msgspec.json.encode(word)
-        with self._lock, contextlib.suppress(OSError):
-            code = self._code(self._mine, self._sent, body)
-            self._sent += 1
-            _write(self._sock, code + body)
+        with self._sending, contextlib.suppress(OSError):
+            self._line.send(msgspec.json.encode(word))
 
     def receive(self) -> Word:
         """Return the next message; only before `run`.
 
         Raises:
-            WireError: it is not authentic, or malformed.
-            OSError: the connection is broken, or silent for too long.
+            WireError: it is malformed.
+            OSError: the connection is broken, a byte was changed, or it is silent for too long.
         """
-        frame = _read_frame(self._sock, most_bytes=MAX_CONTROL_BYTES)
-        code, body = frame[:CODE_BYTES], frame[CODE_BYTES:]
-        if not hmac.compare_digest(code, self._code(self._theirs, self._received, body)):
-            raise WireError("a message between supervisors has a wrong code")
-        self._received += 1
-        return _decoded(body, Word)  # type: ignore[arg-type]  # a union is no class for mypy
+        return decoded(self._line.receive(most=MAX_CONTROL_BYTES))
 
     def close(self) -> None:
         """Close the connection, without a call of `on_gone`."""
@@ -168,9 +132,6 @@ class SupervisorLink:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
-
-    def _code(self, side: bytes, number: int, body: bytes) -> bytes:
-        return hmac.digest(self._key, side + number.to_bytes(8, "big") + body, "sha256")
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
@@ -191,89 +152,44 @@ class SupervisorLink:
             on_gone(why)
 
 
-def greet(sock: socket.socket, *, secret: str, name: str) -> SupervisorLink:
-    """Authenticate to the leader as follower host `name`, e.g. `w0.1`; return the connection.
+def greet(sock: socket.socket, *, tls: MemberTls, leader: str) -> SupervisorLink:
+    """Return the connection with the first host of member `leader`, which this one has dialled.
 
     Raises:
         AuthError: the listening process does not know the secret.
-        WireError: its answer is malformed.
         OSError: it does not answer, or the connection is broken.
     """
-    deadline = time.monotonic() + HANDSHAKE_S
-    hello = _Hello(name, secrets.token_hex(16))
-    _write_message(sock, hello)
-    challenge = _read_message(sock, _Challenge, deadline=deadline)
-    transcript = f"{name} {hello.nonce} {challenge.nonce}"
-    if not hmac.compare_digest(challenge.proof, _proof(secret, "leader", transcript)):
-        raise AuthError("the process that listens there is not the first machine of this island")
-    _write_message(sock, _Proof(_proof(secret, "follower", transcript)))
-    return SupervisorLink(sock, key=bytes.fromhex(_proof(secret, "words", transcript)), leads=False)
+    try:
+        return SupervisorLink(sock, tls.dialling(sock, to=leader))
+    except AuthError as error:
+        raise AuthError(
+            "the process that listens there is not the first machine of this island",
+            given=error.given, expected=error.expected,
+        ) from error  # fmt: skip
 
 
-def receive(sock: socket.socket, *, secret: str) -> tuple[str, str, SupervisorLink]:
-    """Authenticate a connecting process; return its name, host and connection.
+def receive(sock: socket.socket, *, tls: MemberTls) -> tuple[str, str, SupervisorLink]:
+    """Return name, host and connection of a process that has dialled.
 
     Raises:
         AuthError: it does not know the secret.
         WireError: its messages are malformed.
         OSError: it does not answer, or the connection is broken.
     """
-    deadline = time.monotonic() + HANDSHAKE_S
-    hello = _read_message(sock, _Hello, deadline=deadline)
-    nonce = secrets.token_hex(16)
-    transcript = f"{hello.name} {hello.nonce} {nonce}"
-    _write_message(sock, _Challenge(nonce, _proof(secret, "leader", transcript)))
-    proof = _read_message(sock, _Proof, deadline=deadline)
-    if not hmac.compare_digest(proof.proof, _proof(secret, "follower", transcript)):
-        raise AuthError("a process that dialled is not a follower host of this island")
-    link = SupervisorLink(sock, key=bytes.fromhex(_proof(secret, "words", transcript)), leads=True)
+    line = tls.listening(sock)
+    link = SupervisorLink(sock, line)
     here = link.receive()
     if not isinstance(here, Ready):
         raise WireError(
             "a follower host begins with the name of its machine", given=type(here).__name__
         )
-    return hello.name, here.machine, link
+    return line.peer, here.machine, link
 
 
-def _proof(secret: str, side: str, transcript: str) -> str:
-    return hmac.new(
-        secret.encode(), f"atoll island {side} {transcript}".encode(), "sha256"
-    ).hexdigest()
-
-
-def _write_message(sock: socket.socket, message: msgspec.Struct) -> None:
-    _write(sock, msgspec.json.encode(message))
-
-
-def _read_message(sock: socket.socket, kind: type[T], *, deadline: float) -> T:
-    return _decoded(_read_frame(sock, most_bytes=STRANGER_BYTES, deadline=deadline), kind)
-
-
-def _decoded(body: bytes, kind: type[T]) -> T:
+def decoded(body: bytes) -> Word:
+    """Return a message; raises WireError if it is malformed."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        word: Word = msgspec.json.decode(body, type=Word)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WireError("a message between supervisors is malformed", given=str(error)) from error
-
-
-def _write(sock: socket.socket, body: bytes) -> None:
-    sock.sendall(len(body).to_bytes(4, "big") + body)
-
-
-def _read_frame(sock: socket.socket, *, most_bytes: int, deadline: float | None = None) -> bytes:
-    size = int.from_bytes(_read_exactly(sock, 4, deadline), "big")
-    if size > most_bytes:
-        raise FrameTooLarge("a frame between supervisors is too large", given=size)
-    return _read_exactly(sock, size, deadline)
-
-
-def _read_exactly(sock: socket.socket, size: int, deadline: float | None) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        if deadline is not None:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
-        block = sock.recv(size - len(data))
-        if not block:
-            raise ConnectionResetError("the other side has closed the connection")
-        data += block
-    return bytes(data)
+    return word

@@ -42,6 +42,9 @@ LAST_LINES_S = 5.0
 
 LINUX_KILL = 9
 
+CAUSE_TRIES, CAUSE_S = 5, 0.2
+"""How often the daemon is asked why a container was killed, and the pause between."""
+
 SIGNALS_FROM = 128
 """Exit statuses above this stand for signals."""
 
@@ -58,8 +61,6 @@ class _Started:
     stream: CancellableStream
     """Its output; to be closed."""
     image: ImageFacts
-    oom_kills: int
-    """The kernel's count of out-of-memory kills before the start."""
 
 
 class ContainerLauncher:
@@ -106,9 +107,8 @@ class ContainerLauncher:
             }
             options = container_options(order, facts, user=user, labels=labels)
             with describe_daemon("the container cannot be started", given=order.spec.launch.image):
-                oom_kills = system.count_oom_kills()
                 container, stream = _run(client, options, wanted)
-            return _Started(client, container, stream, facts, oom_kills)
+            return _Started(client, container, stream, facts)
         except BaseException:
             client.close()
             raise
@@ -147,7 +147,6 @@ class ContainerProcess:
         self._failure: AtollError | None = None
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._pid = _local_pid(container)
-        self._oom_kills = started.oom_kills
         loop = asyncio.get_running_loop()
         self._end: asyncio.Future[int | AtollError] = loop.create_future()
         self._read_all: asyncio.Future[None] = loop.create_future()
@@ -221,9 +220,8 @@ class ContainerProcess:
     ) -> None:
         try:
             with describe_daemon("the output of a container is lost", given=self.name):
-                read_output(
-                    _Blocks(stream), self._order.directory / "output.log", on_line, self._tail
-                )
+                path = self._order.directory / "output.log"
+                read_output(_Blocks(stream), path, on_line, self._tail, hide=self._order.hide)
         except AtollError as error:
             log.warning("%s %s: %s", *self._order.key, error)
         finally:
@@ -244,11 +242,12 @@ class ContainerProcess:
     async def _explain(self, code: int) -> AtollError | None:
         if code == 0:
             return None
-        # The daemon may learn of the exit before its cause, which the kernel's count shows.
-        oom_kills = system.count_oom_kills() - self._oom_kills if self._pid is not None else 0
-        killed_so = code == -LINUX_KILL and oom_kills > 0
-        if killed_so or await asyncio.to_thread(self._was_out_of_memory):
-            return self._out_of_memory()
+        # The daemon may learn of the exit before its cause.
+        pauses = [0.0, *[CAUSE_S] * CAUSE_TRIES] if code == -LINUX_KILL else [0.0]
+        for pause_s in pauses:
+            await asyncio.sleep(pause_s)
+            if await asyncio.to_thread(self._was_out_of_memory):
+                return self._out_of_memory()
         return explain(self._order, code, oom_kills=0)
 
     def _was_out_of_memory(self) -> bool:

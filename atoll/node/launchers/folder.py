@@ -14,11 +14,13 @@ from atoll.wire.messages import Launch
 
 
 def lay_out(
-    command: Launch, *, directory: Path, hub: str, endpoint: HubEndpoint, device: str = ""
-) -> dict[str, str]:
+    command: Launch, *, directory: Path, hub: str, endpoint: HubEndpoint, device: str = "",
+    hub_only: bool = False,
+) -> dict[str, str]:  # fmt: skip
     """Write the job file and the user's files; return ATOLL_* for the process.
 
-    `device` is where it is to compute; empty: as the job says.
+    `device` is where it is to compute; empty: as the job says. With `hub_only` it is told that it
+    reaches nothing but the hub.
 
     Raises:
         ConfigError: a file's name points outside the folder.
@@ -59,5 +61,6 @@ def lay_out(
         download_bps=endpoint.download_bps,
         device=device,
         pace=endpoint.pace,
+        hub_only=hub_only,
     )
     return config.worker_variables(worker)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from atoll.config import JobSpec
+from atoll.config.redaction import Redaction, variables_of
 from atoll.errors import AtollError, ConfigError, NotAllowed
 from atoll.ids import is_reducer
 from atoll.node.processes.output import LineHandler
@@ -107,6 +108,16 @@ class ResourceCaps:
     """The owner chose them: a job's own environment cannot show it others."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """Programs are kept apart from the rest of the machine; see `sandbox.py`."""
+
+    readable: tuple[str, ...] = ()
+    """Folders that the owner opens to all programs."""
+    network: str = "hub"
+    """`hub`: their hub is all that programs reach; `open`: no limit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """Everything that a launcher needs to know about one process."""
@@ -122,11 +133,20 @@ class Order:
     """ATOLL_* for its environment."""
     caps: ResourceCaps = field(default_factory=ResourceCaps)
     mounts: tuple[Mount, ...] = ()
+    sandbox: Sandbox | None = None
+    """Of a process; containers have their own."""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Values by the names of the secrets; in memory only."""
 
     @property
     def key(self) -> tuple[str, str]:
         """Job and member."""
         return self.command.job, self.command.member
+
+    @property
+    def hide(self) -> Redaction:
+        """Hides the values of the secrets in the output."""
+        return Redaction(self.secrets)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -135,7 +155,8 @@ class Order:
         own = dict(line.partition("=")[::2] for line in self.spec.launch.env)
         if is_reducer(self.command.member):  # our own program, on machines that allow nothing else
             own = {}
-        return {**threads, **own, **self.variables}
+        hidden = variables_of(self.spec.launch.secrets, self.secrets) if self.secrets else {}
+        return {**threads, **own, **hidden, **self.variables}
 
 
 THREADS = (

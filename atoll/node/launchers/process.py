@@ -21,7 +21,9 @@ from typing import cast
 from atoll import config, system
 from atoll.errors import AtollError, ConfigError, JobError, from_dict
 from atoll.ids import is_reducer
+from atoll.node.launchers.hub_network import HubGate
 from atoll.node.launchers.launcher import GONE_S, OOM_SCORE, Exit, Order
+from atoll.node.launchers.sandbox import Confinement, temporary
 from atoll.node.launchers.threads import tell
 from atoll.node.processes import process_tree
 from atoll.node.processes.exits import ERROR_FILE, explain_exit
@@ -51,7 +53,21 @@ class ProcessLauncher:
         await asyncio.to_thread(_end_former, order.directory)
         words = argv(order)
         environment = _environment(order)
+        before = system.before_program(
+            niceness=order.caps.nice, cpus=order.caps.cpus or (), oom_score=OOM_SCORE
+        )
+        apart: Confinement | None = None
+        gate: HubGate | None = None
+
+        def prepare() -> None:
+            if before is not None:
+                before()
+            if apart is not None:
+                apart.enter()
+
         try:
+            if order.sandbox is not None:
+                apart = await asyncio.to_thread(Confinement, order, order.sandbox)
             popen = subprocess.Popen(
                 words,
                 cwd=order.folder,
@@ -59,30 +75,38 @@ class ProcessLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                preexec_fn=system.before_program(
-                    niceness=order.caps.nice, cpus=order.caps.cpus or (), oom_score=OOM_SCORE
-                ),
+                preexec_fn=prepare if before is not None else None,
                 **system.apart(),
             )
-        except (OSError, ValueError) as error:
+            try:
+                gate = apart.serve() if apart is not None else None
+            except OSError:
+                system.kill_group(popen.pid)
+                popen.communicate()
+                raise
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise _not_started(words[0], error) from error
+        finally:
+            if apart is not None:
+                apart.close()
         _note(order.directory, popen.pid)
-        return ChildProcess(order, popen=popen, on_line=on_line)
+        return ChildProcess(order, popen=popen, on_line=on_line, gate=gate)
 
 
 class ChildProcess:
     """A running child, created by :class:`ProcessLauncher` on an event loop."""
 
     def __init__(
-        self, order: Order, *, popen: subprocess.Popen[bytes], on_line: LineHandler
-    ) -> None:
-        """Monitor a process that has just started.
+        self, order: Order, *, popen: subprocess.Popen[bytes], on_line: LineHandler,
+        gate: HubGate | None = None,
+    ) -> None:  # fmt: skip
+        """Monitor a process that has just started; `gate` is its way to the hub, if it has one.
 
         Two threads wait for its output and for its exit, because its descendants may hold the pipe
         open after its exit.
         """
         self._order = order
-        self._popen = popen
+        self._popen, self._gate = popen, gate
         self._failure: AtollError | None = None
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._oom_kills = system.count_oom_kills()
@@ -144,12 +168,16 @@ class ChildProcess:
         stdout = cast(io.BufferedReader, self._popen.stdout)
         try:
             with stdout:
-                read_output(stdout, self._order.directory / "output.log", on_line, self._tail)
+                path = self._order.directory / "output.log"
+                read_output(stdout, path, on_line, self._tail, hide=self._order.hide)
         finally:
             tell(loop, self._read_all, None)
 
     def _await_end(self, loop: asyncio.AbstractEventLoop) -> None:
-        tell(loop, self._code, self._popen.wait())
+        code = self._popen.wait()
+        if self._gate is not None:
+            self._gate.close()
+        tell(loop, self._code, code)
 
     def _explain(self, code: int) -> AtollError | None:
         if code == 0:
@@ -180,9 +208,12 @@ def argv(order: Order) -> list[str]:
     return [str(order.python), "-P", "-m", "atoll.node.worker"]
 
 
-def _not_started(program: str, error: OSError | ValueError) -> ConfigError | JobError:
+def _not_started(
+    program: str, error: OSError | ValueError | subprocess.SubprocessError
+) -> ConfigError | JobError:
     """Return the error of a program that did not start: the job's fault, or the machine's."""
-    if isinstance(error, ValueError) or error.errno in _NO_PROGRAM:
+    unusable = isinstance(error, OSError) and error.errno in _NO_PROGRAM
+    if unusable or isinstance(error, ValueError):
         return ConfigError(
             "a program of a job cannot be started",
             given=f"{program} ({error})",
@@ -209,6 +240,9 @@ def _environment(order: Order) -> dict[str, str]:
         environment["PATH"] = os.pathsep.join(paths)
     if str(order.python) != sys.executable:
         environment["VIRTUAL_ENV"] = str(order.python.parent.parent)
+    if order.sandbox is not None:
+        environment["TMPDIR"] = str(temporary(order))
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(temporary(order) / "torchinductor"))
     caps = order.caps
     own = "CUDA_VISIBLE_DEVICES" in order.environment and not caps.gpus_by_owner
     if caps.gpus is not None and not own:

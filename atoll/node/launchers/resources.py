@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from atoll import system
-from atoll.config import JobSpec, agreed_device
+from atoll.config import JobSpec, agreed_device, member_spec
 from atoll.config.constraints import AUTO_DEVICE, CPU_DEVICE
 from atoll.ids import is_reducer
 from atoll.node.launchers.launcher import ResourceCaps
@@ -36,7 +36,8 @@ class ResourceAllocator:
         The reducer is not a member, so `[needs]` do not apply to it.
         """
         needs = spec.needs if not is_reducer(member) else type(spec.needs)()
-        ranks = 1 if is_reducer(member) else spec.mesh.ranks // spec.island.machines
+        shape = member_spec(spec, member).mesh
+        ranks = 1 if is_reducer(member) else shape.ranks // spec.island.machines
         cores = needs.cores or (offer.cores / self._slots if offer.cores else 0.0)
         if offer.cores and cores > offer.cores:
             cores = offer.cores

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol
 
+from atoll.config.redaction import Redaction
 from atoll.wire.limits import MAX_LOG_LINE
 
 log = logging.getLogger(__name__)
@@ -30,21 +31,29 @@ class Readable(Protocol):
         ...
 
 
-def read_output(stream: Readable, path: Path, on_line: LineHandler, tail: deque[str]) -> None:
+def read_output(
+    stream: Readable, path: Path, on_line: LineHandler, tail: deque[str], *, hide: Redaction
+) -> None:
     """Pass on a process's output until the pipe is closed.
 
     Every line goes to `tail` and to `on_line`, on the calling thread; all bytes go to the file.
+    What `hide` hides goes nowhere; the file then gets whole lines.
     """
     with OutputFile(path) as output:
-        for line in read_lines(stream, on_block=output.write):
-            text = line.decode("utf-8", "replace")[:MAX_LOG_LINE]
+        for line in read_lines(stream, on_block=_drop if hide else output.write):
+            whole = hide(line.decode("utf-8", "replace"))
+            if hide:
+                output.write(f"{whole}\n".encode())
+            text = whole[:MAX_LOG_LINE]
             tail.append(text)
             on_line(text)
 
 
-def read_lines(
-    stream: Readable, *, on_block: Callable[[bytes], None] = lambda block: None
-) -> Iterator[bytes]:
+def _drop(block: bytes) -> None:
+    """Write no raw bytes."""
+
+
+def read_lines(stream: Readable, *, on_block: Callable[[bytes], None] = _drop) -> Iterator[bytes]:
     """Yield the lines of a process's output, until the pipe is closed.
 
     A carriage return also ends a line, or a progress bar would be one endless line. `on_block` gets

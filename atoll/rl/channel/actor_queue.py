@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.errors import AtollError, DataError, HubError
+from atoll.errors import AtollError, DataError, HubError, LeaseEnded
 from atoll.queues import Item, Queue
 from atoll.rl.channel.latest import WAIT_S, Background
 from atoll.rl.channel.names import LEASE_S
@@ -101,9 +101,7 @@ class ActorQueue:
             return
         try:
             self._queue.ack(items)
-        except HubError as error:
-            if not _is_about_leases(error):
-                raise
+        except LeaseEnded as error:
             log.warning("leases of %s had ended: %s", self._queue.name, error)
         with self._condition:
             self._held = [item for item in self._held if item not in items]
@@ -152,8 +150,3 @@ class ActorQueue:
             log.warning("%s: %s", self._queue.name, error)
             return Arrived(item, None, 0.0)
         return Arrived(item, value, sent_at)
-
-
-def _is_about_leases(error: HubError) -> bool:
-    """Return whether an error means lost leases, not an unreachable hub."""
-    return type(error) is HubError and "lease" in str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,10 +84,14 @@ class Parts(Protocol):
         """Whether `constrain` may change parameters; equal on all ranks."""
         ...
 
-    def constrain(self, *, loaded: bool = False) -> None:
-        """Restore what parameters have to satisfy; after every change of them.
+    def constrain(self) -> None:
+        """Restore what parameters have to satisfy, after others were loaded; collective."""
+        ...
 
-        After a step it is local; if others were `loaded`, collective.
+    def stepping(self) -> AbstractContextManager[None]:
+        """Surround an optimizer's step, which then keeps what parameters have to satisfy; local.
+
+        Inside, parameters and gradients may be expressed in other coordinates.
         """
         ...
 

@@ -22,6 +22,11 @@ LossOf = Callable[[nn.Module, Any], tuple[Tensor, int]]
 """Returns the mean loss of a batch, and its number of tokens."""
 
 
+def count_correct(outputs: Tensor, targets: Tensor) -> int:
+    """Return how many of the samples, with one class each, are classified correctly."""
+    return int((outputs.argmax(dim=-1) == targets).sum())
+
+
 class Local:
     """Forward, backward, clip, step, with the outer strategy's hooks in between.
 

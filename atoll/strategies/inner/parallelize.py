@@ -78,7 +78,8 @@ def apply_data(
         return module
     MetaInit(device).give_memory([module])
     module.to(device)
-    if replicas == 1 or later:
+    # A pipeline stage may have nothing to train, which torch refuses to average.
+    if replicas == 1 or later or not any(p.requires_grad for p in module.parameters()):
         return module
     return replicate(module, mesh.get_group("replicate"))
 

@@ -39,6 +39,11 @@ class RemoteOptimizer(Optimizer):
         self._ready = True
 
     @property
+    def kind(self) -> str:
+        """Name of the class of the ranks' optimizers."""
+        return type(self._whole).__name__
+
+    @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of the whole model's optimizer."""
         return self._whole.param_groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -74,8 +75,12 @@ class WholeParts:
         """See :meth:`Parts.constrained`."""
         return False
 
-    def constrain(self, *, loaded: bool = False) -> None:
+    def constrain(self) -> None:
         """See :meth:`Parts.constrain`: any parameters will do."""
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """See :meth:`Parts.stepping`."""
+        return nullcontext()
 
     def backward(
         self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0, summed: bool = True

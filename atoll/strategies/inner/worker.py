@@ -33,6 +33,7 @@ from atoll.strategies.inner.untrained_state import UntrainedState, untrained_sta
 
 if TYPE_CHECKING:
     from atoll.strategies.inner.pipeline.async_steps import AsyncSteps
+    from atoll.strategies.inner.pipeline.turning import Turning
 
 BUILD, STEP, LOSS, SEED = "build", "step", "loss", "seed"
 GRADIENTS, UPDATE, SCALE = "gradients", "update", "scale"
@@ -138,6 +139,7 @@ class Worker:
         del model
         parameters, buffers = self._parts.parameters(), self._parts.buffers()
         self._own = LocalShard(optimizer, parameters, groups=groups, state=state)
+        self._turning = _turning(self._parts, self._own, self._options)
         if self._streams:
             self._async = _async_steps(self._parts, self._own, self._options)
         self._norm, self.scaler = GradientNorm(self._parts), Scaler(self._options.precision)
@@ -163,7 +165,7 @@ class Worker:
         held = {**parts.parameters(), **parts.untrained(), **dict(model.named_buffers())}
         here = {name: tensor for name, tensor in held.items() if not tensor.is_meta}
         Transport(here, device=self._device, subgroups=self._subgroups).deal(self.host_tensors)
-        self._parts.constrain(loaded=True)
+        self._parts.constrain()
         trim_heap()
 
     def seed(self, *, seed: int) -> None:
@@ -205,6 +207,8 @@ class Worker:
             ConfigError: the rows cannot be divided evenly.
         """
         scaler = self.scaler
+        if self._turning is not None:
+            self._turning.begin()
         share = self._parts.backward(inputs, targets, scale=scaler.scale, summed=False)
         length = self._norm.measure(share)  # one sum over the ranks for norm and loss
         loss, norm = length.loss, length.value / scaler.scale
@@ -224,8 +228,10 @@ class Worker:
     def update(self, *, lr: Sequence[float]) -> None:
         """Clip the gradients by the norm of all, and step with one rate per optimizer group."""
         self._own.set_rates(lr)
-        self._own.step(factor=self._factor)
-        self._parts.constrain()
+        with self._parts.stepping():
+            self._own.step(factor=self._factor)
+        if self._turning is not None:
+            self._turning.stepped()
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch without dropout and gradients."""
@@ -250,7 +256,7 @@ class Worker:
         self._transport.deal(self.host_tensors)
         if self._untrained is not None:
             self._untrained.deal(self.host_tensors)
-        self._parts.constrain(loaded=True)
+        self._parts.constrain()
 
     def take(self) -> dict[str, dict[str, Tensor]]:
         """Return the optimizer's whole state on rank 0, and nothing on the others."""
@@ -269,6 +275,17 @@ class Worker:
         state, groups = self.offered if self.offered is not None else (None, None)
         self._optimizer_state.deal(state, groups)
         self.offered = None
+        if self._turning is not None:
+            self._turning.restored()
+
+
+def _turning(parts: Any, own: LocalShard, options: InnerOptions) -> Turning | None:
+    confined = getattr(parts, "confined", None) if options.refresh else None
+    if confined is None:
+        return None
+    from atoll.strategies.inner.pipeline.turning import Turning
+
+    return Turning(confined, own, every=options.refresh)
 
 
 def _async_steps(parts: Any, own: LocalShard, options: InnerOptions) -> AsyncSteps:

@@ -152,6 +152,10 @@ class PeriodicOuter(OuterDefaults, ABC):
         self._round_client.restart()
         self._plan(task)
 
+    def begin_now(self) -> None:
+        """Count the seconds of the period from now; see :meth:`RoundClient.begin_now`."""
+        self._round_client.begin_now()
+
     def _plan(self, task: Task) -> None:
         """Start the period until the next round."""
         self._next = self.next_due(task.step)
@@ -191,15 +195,32 @@ class PeriodicOuter(OuterDefaults, ABC):
             return nullcontext()  # it is there already
         return as_carrier(self._flat, self._start)
 
-    def _round(self, task: Task, *, last: bool = False) -> SyncResult:
-        """Run one round: the pseudo-gradient, join, reduce, commit, and the outer step."""
-        entered = self._clock.monotonic()
+    def contribution(self, task: Task) -> tuple[Tensor, float, float]:
+        """Return what this member contributes after its steps: pseudo-gradient, weight and norm.
+
+        The norm is that before `prepare`; the pseudo-gradient is in memory that the next call uses.
+
+        Raises:
+            LossNotFinite: the parameters are not finite.
+        """
         delta = pseudo_gradient(self._start, self._flat.read(self._scratch), out=self._scratch)
         # A NaN in one contribution would destroy the mean of all members: refuse it before sending.
         norm = finite_length(delta, task)
         self.prepare(delta)
+        return delta, self._weigher.weight(task), norm
+
+    def begin_at(self, task: Task, start: Tensor) -> None:
+        """Take `start` as the common state, and count tokens and steps from now."""
+        self._start.copy_(start)
+        self._settle(task)
+
+    def _round(self, task: Task, *, last: bool = False) -> SyncResult:
+        """Run one round: the pseudo-gradient, join, reduce, commit, and the outer step."""
+        entered = self._clock.monotonic()
+        delta, weight, norm = self.contribution(task)
+        if task.witness is not None:
+            task.witness.contributed(delta)
         number, prepare_s = task.round, self._clock.monotonic() - entered
-        weight = self._weigher.weight(task)
 
         def reduce(plan: RoundPlan) -> Reduced:
             # After an abort this is called again with another plan, and with the same delta: the

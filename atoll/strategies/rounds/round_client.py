@@ -118,6 +118,8 @@ class RoundClient:
             busy_s=self._clock.monotonic() - self._period_began,
             lease=Lease(*place) if place is not None else None,
             stats=self._stats(norm=norm, loss=task.losses.take()),
+            group=task.group,
+            commitment=task.witness.commitment() if task.witness is not None else None,
         )
 
     def renew(self, report: PeriodReport, task: Task, *, base: str) -> PeriodReport:
@@ -164,7 +166,12 @@ class RoundClient:
 
     def restart(self) -> None:
         """Restart the period, because this member recovered the state from others."""
-        self._period_began, self._phases = self._clock.monotonic(), {}
+        self._phases = {}
+        self.begin_now()
+
+    def begin_now(self) -> None:
+        """Count the seconds of the period from now: something else than its steps took time."""
+        self._period_began = self._clock.monotonic()
 
 
 def restore_mean(committed: CommittedMean, *, codec: Codec, key: str) -> CommittedMean:

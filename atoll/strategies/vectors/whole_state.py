@@ -8,7 +8,7 @@ member's own. So equality is checked over everything, tensor by tensor.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,12 +99,16 @@ def values(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def report(task: Task) -> dict[str, Any]:
-    """Return what members compare at the end of a run, as entries of their result.
+    """Return what members compare at the end of a run, as entries of their result."""
+    return report_on(whole_state(task), own={plain_name(name) for name in task.counts()})
+
+
+def report_on(state: Mapping[str, Tensor], *, own: Collection[str] = ()) -> dict[str, Any]:
+    """Return what members compare, of tensors by name.
 
     `digest` covers what is equal on all members of a round: parameters and inexact buffers.
-    `tensors` has a short digest by name of these, and `own_tensors` of counts.
+    `tensors` has a short digest by name of these, and `own_tensors` of those named in `own`.
     """
-    state, own = whole_state(task), {plain_name(name) for name in task.counts()}
     digests = {name: tensor_digest(tensor) for name, tensor in state.items()}
     common = {name: found for name, found in digests.items() if name not in own}
     return {

@@ -65,19 +65,36 @@ class Activations:
         return values
 
 
-def activation_codec(spec: str) -> Codec:
-    """Return the codec of activations; raises ConfigError for one that does not fit them."""
+def activation_codec(spec: str, *, remedy: str = 'activations = "int8" in [island]') -> Codec:
+    """Return the codec of activations that are sent as carriers.
+
+    Raises:
+        ConfigError: it keeps state, or the number of its bytes depends on what it encodes.
+    """
+    codec = stateless_codec(spec, remedy=remedy)
+    row = row_of(codec)
+    if codec.base is not codec or (row is not None and row.whole_vectors):
+        raise _refused(spec, "one that treats all vectors alike", remedy)
+    return codec
+
+
+def stateless_codec(spec: str, *, remedy: str) -> Codec:
+    """Return a codec; raises ConfigError for one that keeps state from one vector to the next.
+
+    Activations are no sequence: the next ones are not near the last ones.
+    """
     codec = make_codec(spec)
     row = row_of(codec)
-    remembers = codec.base is not codec or (row is not None and row.remembers)
-    if remembers or (row is not None and row.whole_vectors):
-        raise ConfigError(
-            "activations cannot be sent with this codec",
-            given=f"activations = {spec!r}",
-            expected="a codec without state, which treats all vectors alike",
-            remedy='activations = "int8" in [island]',
-        )
+    if row is not None and row.remembers:
+        raise _refused(spec, "a codec without state", remedy)
     return codec
+
+
+def _refused(spec: str, expected: str, remedy: str) -> ConfigError:
+    return ConfigError(
+        "activations cannot be sent with this codec",
+        given=repr(spec), expected=expected, remedy=remedy,
+    )  # fmt: skip
 
 
 def encoded(x: Tensor, codec: Codec) -> Tensor:

@@ -7,6 +7,9 @@ momentum will move them, so that a gradient that arrives some updates later fits
 and `SGD(nesterov=True)` do this within their step. No other state is needed, so checkpoints, rounds
 and recovery are those of an ordinary optimizer, and with one stage the step is that optimizer's.
 
+Replicas of a stage average their gradients of a batch before they step. All do so in the same
+order, so they wait for each other, but never in a circle.
+
 The loss and norm of a batch travel from stage to stage with its gradients. The first rank has them
 when the batch has come back; waiting for those of the batch just begun would empty the pipeline.
 """
@@ -20,9 +23,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atoll.strategies.inner.base import sum_over_data
 from atoll.strategies.inner.pipeline.lookahead import check_lookahead
 from atoll.strategies.inner.pipeline.pipeline import PipelineParts
 from atoll.strategies.inner.pipeline.stream import Batch
+from atoll.strategies.inner.replicate import average_changes
 from atoll.strategies.inner.sharded_optimizer import LocalShard, clip_factor
 
 SUMS = (((3,), torch.float64),)
@@ -59,6 +64,7 @@ class AsyncSteps:
         self._returned: list[Returned] = []
         self._reported = Returned(0.0, 0.0, finite=True)
         self._empty = True
+        self._keep_buffers()
 
     def step(self, inputs: Tensor, targets: Tensor, *, rates: Sequence[float]) -> Returned:
         """Start a batch, and do the updates that are due.
@@ -71,14 +77,23 @@ class AsyncSteps:
         if self._empty:
             # The first step has to return something; and so does that after every other drain,
             # because a job that resumes from a checkpoint MUST do what it would have done.
-            self._stream.drain(self._update)
+            self._drain()
             self._empty = False
         return self._report()
 
     def drain(self) -> None:
         """Finish all batches and their updates; the next step is drained, too."""
-        self._stream.drain(self._update)
+        self._drain()
         self._empty = True
+
+    def _drain(self) -> None:
+        self._stream.drain(self._update)
+        average_changes(self._parts.buffers().values(), self._before, mesh=self._parts.mesh)
+        self._keep_buffers()
+
+    def _keep_buffers(self) -> None:
+        """Replicas share the changes of their buffers whenever the pipeline is drained."""
+        self._before = [buffer.clone() for buffer in self._parts.buffers().values()]
 
     def _report(self) -> Returned:
         found, self._returned = self._returned, []
@@ -93,27 +108,33 @@ class AsyncSteps:
     def _update(self, batch: Batch) -> None:
         """Step with the gradient of a batch, unless it is not finite."""
         stream = self._stream
+        self._parts.average_gradients()
         self._parts.constrain_gradients()
         gradients = list(self._own.gradients().values())
         squares = sum(float(n) ** 2 for n in torch._foreach_norm(gradients)) if gradients else 0.0
         norm = math.sqrt(squares) if squares >= 0 else math.nan
-        finite = math.isfinite(norm) and math.isfinite(batch.loss)
+        device = gradients[0].device if gradients else batch.inputs[0].device
+        loss = batch.loss
+        if stream.last:  # replicas MUST decide alike
+            ranks = self._parts.mesh["replicate"].size()
+            mean = torch.tensor(loss / ranks, dtype=torch.float64, device=device)
+            loss = float(sum_over_data(mean, self._parts.mesh))
+        finite = math.isfinite(norm) and math.isfinite(loss)
         if finite:
             stream.protect()
             self._own.set_rates(batch.rates)
-            self._own.step(factor=clip_factor(norm, self._limit))
-            self._parts.constrain()
+            with self._parts.stepping():
+                self._own.step(factor=clip_factor(norm, self._limit))
         else:
             self._own.forget()
-        device = gradients[0].device if gradients else batch.inputs[0].device
         sums = torch.tensor(
-            [batch.loss, squares, 0.0 if finite else 1.0], dtype=torch.float64, device=device
+            [loss, squares, 0.0 if finite else 1.0], dtype=torch.float64, device=device
         )
         if not stream.last:
             sums += stream.neighbours.receive(SUMS, moving=-1)[0]
         if not stream.first:
             stream.neighbours.send([sums], to=-1)
             return
-        loss, total, refused = sums.tolist()
+        whole_loss, total, refused = sums.tolist()
         whole = math.sqrt(total) if total >= 0 else math.nan
-        self._returned.append(Returned(loss, whole, refused == 0))
+        self._returned.append(Returned(whole_loss, whole, refused == 0))

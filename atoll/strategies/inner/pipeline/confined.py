@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from atoll.strategies.inner.pipeline.subspace import (
+    SEED,
     Constraint,
     Subspace,
     TokenBoundary,
@@ -17,9 +19,6 @@ from atoll.strategies.inner.pipeline.subspace import (
 )
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
-
-SEED = 1
-"""Of the basis: the same in every job, so that members and later starts have the same subspace."""
 
 
 class Confined:
@@ -35,14 +34,20 @@ class Confined:
         embedding: Any = model.get_submodule(self._stream.embedding)
         tokens, width = embedding.weight.shape
         self._group = group
+        self.embedding = f"{self._stream.embedding}.weight"
+        """Name of the parameter from which the table follows."""
         drawn = Subspace.drawn(width, size, seed=SEED)
         self.subspace = Subspace(drawn.basis.to(device=device, dtype=embedding.weight.dtype))
         self._table = torch.zeros(tokens, width, dtype=embedding.weight.dtype, device=device)
         self.boundary = TokenBoundary(self.subspace, self._table)
         self._constraint = Constraint(self.subspace, [], None, self._table)
 
-    def hold(self, sending: Mapping[str, nn.Parameter]) -> None:
-        """Constrain the parameters of this rank's stages that send, by their names."""
+    def hold(self, sending: Mapping[str, nn.Parameter], *, ends: bool) -> None:
+        """Constrain the parameters of this rank's stages that send, by their names.
+
+        `ends`: this rank has the last stage, whose blocks may write anywhere.
+        """
+        self.boundary.measures = ends
         self._constraint = Constraint.of(sending, self._stream, self.subspace, self._table)
 
     @torch.no_grad()
@@ -59,9 +64,14 @@ class Confined:
         dist.broadcast(self._table, group_src=0, group=self._group)
         self._constraint.project()
 
-    def project(self) -> None:
-        """Project the parameters, after a step."""
-        self._constraint.project()
+    def turn(self, basis: Tensor) -> None:
+        """Go on with another basis, (d, K), the same on all ranks; collective over the row."""
+        self.subspace.basis.copy_(basis)
+        self.load()
+
+    def in_coordinates(self) -> AbstractContextManager[None]:
+        """Surround an optimizer's step; see :meth:`Constraint.in_coordinates`."""
+        return self._constraint.in_coordinates()
 
     def project_gradients(self) -> None:
         """Project their gradients, before one."""

@@ -5,6 +5,8 @@ All ranks have to use the same cuts: rank 0 measures and broadcasts the result.
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +18,12 @@ from torch import Tensor, nn
 from atoll.devices.choose import CPU
 from atoll.devices.runtime import synchronize
 from atoll.errors import ConfigError
-from atoll.strategies.inner.options import (
-    ASYNC,
-    ActivationFormat,
-    InnerOptions,
-    PipelineShape,
-)
+from atoll.strategies.inner.options import ASYNC, PipelineShape
 from atoll.strategies.inner.pipeline.balance import balanced
 from atoll.strategies.inner.precision import computing, widened
 
 REPEATS = 3
-"""Measurements per unit; the shortest counts."""
+"""Measurements per unit; the median counts, also over units that are alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +57,6 @@ def check_stages(units: int, shape: PipelineShape) -> None:
     )
 
 
-def check_axes(options: InnerOptions) -> None:
-    """Raise ConfigError if schedule or activations do not exist for the mesh or the precision."""
-    shape = options.shape
-    if options.schedule == ASYNC:
-        if shape.ranks > shape.pipeline:
-            raise ConfigError(
-                'schedule = "async" steps each stage by itself, without other axes',
-                given=f"mesh {shape}", expected="ranks along pipeline only",
-                remedy=f"mesh = {{pipeline = {shape.ranks}}}; or more members with an outer "
-                'method; or schedule = "1f1b"',
-            )  # fmt: skip
-        if options.precision == "fp16":
-            raise ConfigError(
-                'schedule = "async" has no common scale of the loss', given='precision = "fp16"',
-                expected="fp32 or bf16", remedy='precision = "bf16" in [train]',
-            )  # fmt: skip
-    form = ActivationFormat.of(options.activations)
-    if form.size and shape.tensor * shape.shard > 1:
-        raise ConfigError(
-            "a subspace needs whole matrices on each stage", given=f"mesh {shape}",
-            expected="ranks along pipeline and replicate only",
-            remedy='mesh = {pipeline = N}, or activations = "int8" in [island]',
-        )  # fmt: skip
-
-
 def check_ties(ties: Mapping[str, Sequence[int]], shape: PipelineShape) -> None:
     """Raise ConfigError if stages that step by themselves share weights."""
     if ties and shape.schedule == ASYNC:
@@ -111,7 +83,28 @@ def check_cuts(cuts: Sequence[int], *, units: int, stages: int) -> tuple[int, ..
 
 def cuts_by_size(units: Sequence[nn.Module], *, stages: int) -> tuple[int, ...]:
     """Return cuts by the number of weights, for a model that is not measured."""
-    return balanced(weights_of(units), stages=stages)
+    return cuts_by_cost(units, weights_of(units), stages=stages)
+
+
+def cuts_by_cost(
+    units: Sequence[nn.Module], costs: Sequence[float], *, stages: int,
+    speeds: Sequence[float] = (),
+) -> tuple[int, ...]:  # fmt: skip
+    """Return cuts by the costs of the units; `speeds` of the stages divide them.
+
+    Every stage gets a unit with weights, if there are enough: an optimizer without any is refused.
+    """
+    starts = trained_units(units)
+    if len(starts) < stages:
+        return balanced(costs, stages=stages, speeds=speeds)
+    edges = [0, *starts[1:], len(units)]
+    groups = [sum(costs[a:b]) for a, b in itertools.pairwise(edges)]
+    return tuple(starts[cut] for cut in balanced(groups, stages=stages, speeds=speeds))
+
+
+def trained_units(units: Sequence[nn.Module]) -> list[int]:
+    """Return the numbers of the units with trained weights."""
+    return [n for n, unit in enumerate(units) if any(p.requires_grad for p in unit.parameters())]
 
 
 def weights_of(units: Sequence[nn.Module]) -> list[float]:
@@ -139,18 +132,21 @@ def profile(
     *,
     device: torch.device,
     precision: str = "fp32",
+    repeats: int = REPEATS,
 ) -> list[UnitTime]:
     """Return the seconds of forward and backward pass of each unit.
 
-    Units of the same type, with weights and inputs of the same shapes, get their minimum, because
-    differences between them are noise. Units, in forward order, are moved to the device one at a
-    time, and back to main memory. Gradients, buffers and the random state are unchanged. `inputs`,
-    (rows, ...), and `targets` are one microbatch.
+    Units of the same type, with weights and inputs of the same shapes, get their median, because
+    differences between them are noise. (The shortest is that of a moment in which others left the
+    caches alone; of several sizes of microbatches the luckiest would be chosen.) Units, in forward
+    order, are moved to the device one at a time, and back to main memory. Gradients, buffers and
+    the random state are unchanged. `inputs`, (rows, ...), and `targets` are one microbatch.
     """
     values: tuple[Tensor, ...] = (inputs.to(device),)
     targets = targets.to(device)
-    found: list[UnitTime] = []
+    sent: list[int] = []
     kinds: list[object] = []
+    taken: dict[object, list[tuple[float, float]]] = {}
     devices = [] if device.type == CPU else [device]
     with torch.random.fork_rng(devices=devices, device_type=device.type):
         for number, unit in enumerate(units):
@@ -171,9 +167,10 @@ def profile(
 
             with torch.enable_grad():
                 outputs = once()[2]  # warm-up
-                times = min((once()[:2] for _ in range(REPEATS)), key=sum)
-            found.append(UnitTime(*times, sent_bytes=sum(v.nbytes for v in outputs)))
+                times = [once()[:2] for _ in range(repeats)]
             kinds.append(number if last else _kind(unit, values, number))
+            taken.setdefault(kinds[-1], []).extend(times)
+            sent.append(sum(v.nbytes for v in outputs))
             with torch.no_grad():
                 for name, buffer in unit.named_buffers():
                     buffer.copy_(saved[name])
@@ -182,10 +179,12 @@ def profile(
                 v.detach().requires_grad_(v.is_floating_point() and v.requires_grad)
                 for v in outputs
             )
-    least: dict[object, UnitTime] = {}
-    for kind, one in zip(kinds, found, strict=True):
-        least[kind] = min(one, least.get(kind, one), key=lambda one: one.total_s)
-    return [least[kind] for kind in kinds]
+    forward_s = {kind: statistics.median(f for f, _ in times) for kind, times in taken.items()}
+    backward_s = {kind: statistics.median(b for _, b in times) for kind, times in taken.items()}
+    return [
+        UnitTime(forward_s[kind], backward_s[kind], nbytes)
+        for kind, nbytes in zip(kinds, sent, strict=True)
+    ]
 
 
 def _kind(unit: nn.Module, values: tuple[Tensor, ...], number: int) -> object:
@@ -209,6 +208,11 @@ def _pull(unit: nn.Module, values: tuple[Tensor, ...], outputs: tuple[Tensor, ..
 
 
 def _now(device: torch.device) -> float:
-    """Return the time in seconds, after all queued work of the device."""
+    """Return the time in seconds, after all queued work of the device.
+
+    It is processor time where one thread computes: on a busy machine a long pass is interrupted,
+    and even the shortest of some would have the time of other programs in it.
+    """
     synchronize(device)
-    return time.perf_counter()
+    alone = device.type == CPU and torch.get_num_threads() == 1
+    return time.thread_time() if alone else time.perf_counter()

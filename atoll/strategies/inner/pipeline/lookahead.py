@@ -6,16 +6,26 @@ from torch.optim import SGD, NAdam, Optimizer
 
 from atoll.errors import ConfigError
 
+MUON = "ns_steps"
+"""An option that only the groups of Muon have."""
 
-def check_lookahead(optimizer: Optimizer) -> None:
-    """Raise ConfigError unless an optimizer steps ahead, which corrects the delay."""
-    nesterov = all(group.get("nesterov") for group in optimizer.param_groups)
-    if isinstance(optimizer, NAdam) or (isinstance(optimizer, SGD) and nesterov):
+
+def check_lookahead(optimizer: Optimizer, *, instead: str = "1f1b") -> None:
+    """Raise ConfigError unless an optimizer steps ahead, which corrects the delay.
+
+    The message names the schedule to use `instead`. Of Muon the hidden matrices do; embeddings and
+    vectors only with NAdam beside it.
+    """
+    groups = optimizer.param_groups
+    muon = [group for group in groups if MUON in group]
+    if isinstance(optimizer, NAdam) or any(group.get("nesterov") for group in muon):
+        return
+    if isinstance(optimizer, SGD) and all(group.get("nesterov") for group in groups):
         return
     raise ConfigError(
         'schedule = "async" needs an optimizer that looks ahead, because gradients are late',
         given=type(optimizer).__name__,
-        expected="NAdam, or SGD with nesterov = true",
-        remedy='optimizer = "torch:NAdam" in [train], with betas = [0.99, 0.999] and '
-        'decoupled_weight_decay = true in [train.options]; or schedule = "1f1b"',
+        expected="Muon, NAdam, or SGD with nesterov = true",
+        remedy='optimizer = "muon" in [train] with rest = "nadam" in [train.options], or '
+        f'"torch:NAdam"; or schedule = "{instead}"',
     )

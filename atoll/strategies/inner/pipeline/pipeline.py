@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,11 @@ from atoll.strategies.inner.options import (
     ASYNC,
     GPIPE,
     INTERLEAVED,
+    OPPORTUNISTIC,
     ActivationFormat,
     InnerOptions,
     PipelineShape,
+    check_axes,
     check_microbatches,
     microbatches_of,
 )
@@ -31,7 +34,8 @@ from atoll.strategies.inner.parallelize import parallelize
 from atoll.strategies.inner.pipeline.activations import Activations
 from atoll.strategies.inner.pipeline.agreed_cuts import agreed_cuts
 from atoll.strategies.inner.pipeline.confined import Confined
-from atoll.strategies.inner.pipeline.cuts import check_axes, check_stages, check_ties
+from atoll.strategies.inner.pipeline.cuts import check_stages, check_ties
+from atoll.strategies.inner.pipeline.opportunistic import Opportunistic
 from atoll.strategies.inner.pipeline.shapes import (
     Kinds,
     StageShapes,
@@ -51,7 +55,7 @@ from atoll.strategies.inner.pipeline.stages import (
 from atoll.strategies.inner.pipeline.stream import Batch, Neighbours, StashedWeights, Stream
 from atoll.strategies.inner.pipeline.timing import Watch, WatchedStage
 from atoll.strategies.inner.precision import widened
-from atoll.strategies.inner.replicate import average_changes
+from atoll.strategies.inner.replicate import average, average_changes
 from atoll.strategies.inner.untrained_state import untrained_state
 from atoll.strategies.inner.whole import criterion_of, saved_buffers
 
@@ -99,7 +103,7 @@ class PipelineParts:
         form = ActivationFormat.of(options.activations)
         check_axes(options)
         self._activations = Activations(form)
-        self._confined = (
+        self.confined = (
             Confined(model, form.size, group=self._group, device=device) if form.size else None
         )
         self.cuts = agreed_cuts(model, units, sure, options, self.shape, device, sample)
@@ -123,7 +127,13 @@ class PipelineParts:
         trains = [any(p.requires_grad for u in units for p in u.parameters()) for units in stages]
         self._modules = {
             number: parallelize(
-                stage, list(stage.chain), model=model, mesh=mesh, options=options, device=device
+                stage,
+                list(stage.chain),
+                model=model,
+                mesh=mesh,
+                options=options,
+                device=device,
+                later=self.shape.schedule == ASYNC,  # which averages when a batch is complete
             )
             for number, stage in own.items()
         }
@@ -146,14 +156,15 @@ class PipelineParts:
         if self.shape.schedule == ASYNC:
             self.stream = self._new_stream()
             self._parameters = self.stream.weights.newest
-        if self._confined is not None:
+        if self.confined is not None:
             last = own.get(self.shape.stages - 1)
             ended = set(last.trained()) if last is not None else set()
-            self._confined.hold({n: p for n, p in self._parameters.items() if n not in ended})
-            self._activations.boundary = self._confined.boundary
+            sending = {n: p for n, p in self._parameters.items() if n not in ended}
+            self.confined.hold(sending, ends=last is not None)
+            self._activations.boundary = self.confined.boundary
         # All ranks of a row MUST take part in a collective before neighbours exchange tensors.
         dist.all_reduce(torch.zeros(1, device=device), group=self._group)
-        self.constrain(loaded=True)
+        self.constrain()
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """See :meth:`Parts.parameters`."""
@@ -175,17 +186,26 @@ class PipelineParts:
     @property
     def constrained(self) -> bool:
         """See :meth:`Parts.constrained`."""
-        return self._confined is not None and not self._confined.subspace.whole
+        return self.confined is not None and not self.confined.subspace.whole
 
-    def constrain(self, *, loaded: bool = False) -> None:
+    def constrain(self) -> None:
         """See :meth:`Parts.constrain`."""
-        if self._confined is not None:
-            (self._confined.load if loaded else self._confined.project)()
+        if self.confined is not None:
+            self.confined.load()
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """See :meth:`Parts.stepping`."""
+        return nullcontext() if self.confined is None else self.confined.in_coordinates()
 
     def constrain_gradients(self) -> None:
         """Drop what a gradient would change against the constraint; local."""
-        if self._confined is not None:
-            self._confined.project_gradients()
+        if self.confined is not None:
+            self.confined.project_gradients()
+
+    def average_gradients(self) -> None:
+        """Average gradients of the same stage over its replicas, if they were not by backward."""
+        if self.shape.schedule == ASYNC and self._rows.ranks > 1:
+            average(list(self._parameters.values()), self.mesh.get_group("replicate"))
 
     def microbatches(self, rows: int) -> int:
         """Return the number of microbatches per accumulation step; raises as :meth:`Rows.check`."""
@@ -221,12 +241,15 @@ class PipelineParts:
             parameter.grad = None
         if self.stream is not None:
             batch = self.batch(inputs, targets, scale=scale)
+            before = [buffer.clone() for buffer in self._buffers.values()]
             with self.watch.passing(self._group):
                 self.stream.feed(batch, _ignored)
                 self.stream.drain(_ignored)
+            self.average_gradients()
             self.constrain_gradients()
+            average_changes(self._buffers.values(), before, mesh=self.mesh)
             total = torch.tensor(batch.loss, dtype=torch.float64, device=self._device) / scale
-            return self._data_mean(total) if summed else total
+            return self._data_mean(total) if summed else total / self._rows.ranks
         number, passes = self.microbatches(len(inputs)), self.passes(len(inputs))
         parts = self._options.accumulate
         runs = number * parts // passes
@@ -332,6 +355,8 @@ class PipelineParts:
         options: dict[str, Any] = {"loss_fn": self._scaled_loss, "scale_grads": False}
         if self.shape.schedule == INTERLEAVED:
             return ScheduleInterleaved1F1B(list(stages), microbatches, **options)
+        if self.shape.schedule == OPPORTUNISTIC:
+            return Opportunistic(stages[0], microbatches, shape=self.shape, **options)
         kind = ScheduleGPipe if self.shape.schedule == GPIPE else Schedule1F1B
         return kind(stages[0], microbatches, **options)
 

@@ -1,12 +1,13 @@
 """Simulates one batch in a pipeline, event by event. No torch.
 
 Unlike the closed forms of `options.py` it allows unequal stages, machines whose ranks share cores,
-transfers that take time and share a link, and the opportunistic order of Varuna (Athlur et al.,
-https://arxiv.org/abs/2111.04007): that of 1f1b, in which a stage recomputes activations before
-their gradient arrives, and meanwhile runs a forward pass that is ready.
+transfers that take time and share a link, and two parts of Varuna (Athlur et al.,
+https://arxiv.org/abs/2111.04007): the opportunistic order of passes, and, only here, `early`: a
+stage recomputes activations before their gradient arrives, and meanwhile runs a ready forward pass.
 
-Cores and links are shared fluidly: n passes on c cores run at min(1, c/n) of their speed, and k
-transfers over one link at 1/k of its bandwidth.
+Cores and links are shared fluidly: n passes on c cores run at min(1, c/n) of their speed, or at a
+measured one, and k transfers over one link at 1/k of its bandwidth. A transfer also costs both
+sides processor time, which is part of the passes before and after it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from atoll.errors import ConfigError
-from atoll.strategies.inner.options import ONE_EACH, PipelineShape, Work
+from atoll.strategies.inner.options import ONE_EACH, OPPORTUNISTIC, PipelineShape, Work
+from atoll.strategies.inner.pipeline.hosts import Hosts
+from atoll.strategies.inner.pipeline.order import next_pass
 
 
 class Kind(StrEnum):
@@ -37,42 +40,10 @@ class Task:
     stage: int
     microbatch: int
 
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What carries tensors away from a machine, or between the ranks of one."""
-
-    latency_s: float = 0.0
-    bytes_per_s: float = math.inf
-    concurrent: int = 4
-    """Most transfers at one time; further ones wait."""
-
-    def seconds(self, nbytes: float) -> float:
-        """Return the time of a transfer that has the link to itself."""
-        return self.latency_s + nbytes / self.bytes_per_s
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A machine as ranks see it."""
-
-    cores: float = math.inf
-    """Ranks that compute at full speed at one time; infinite if each has an accelerator."""
-    speed: float = 1.0
-    """Relative to the machine on which the stages were measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hosts:
-    """The machines of a pipeline, and the host of every rank, row after row."""
-
-    hosts: tuple[Host, ...] = (Host(),)
-    of_rank: tuple[int, ...] = ()
-    """Number of the host by rank; empty: one row on the first host."""
-    near: Link = Link()
-    """Between ranks of one host."""
-    far: Link = Link()
-    """Out of a host; its ranks share it."""
+    @property
+    def forward(self) -> bool:
+        """Whether it is a forward pass."""
+        return self.kind == Kind.FORWARD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,20 +97,22 @@ def simulate(
     *,
     microbatches: int,
     hosts: Hosts | None = None,
-    opportunistic: bool = False,
+    early: bool = False,
 ) -> Simulated:
     """Simulate one batch of all rows of a pipeline, without the all-reduce between rows.
 
+    With `early` a stage recomputes before the gradient arrives; real pipelines do not.
+
     Raises:
         ConfigError: the schedule does not exist for so many microbatches, or is not 1f1b although
-            `opportunistic`, or the ranks do not make whole rows.
+            `early`, or the ranks do not make whole rows.
     """
     hosts = hosts or Hosts()
     of_rank = hosts.of_rank or (0,) * shape.ranks
-    if opportunistic and shape.schedule != ONE_EACH:
+    if early and shape.schedule != ONE_EACH:
         raise ConfigError(
-            "only one schedule has an opportunistic order", given=f"schedule = {shape.schedule!r}",
-            expected=repr(ONE_EACH),
+            "only one schedule recomputes before the gradient arrives",
+            given=f"schedule = {shape.schedule!r}", expected=repr(ONE_EACH),
         )  # fmt: skip
     if not shape.works_with(microbatches) or len(of_rank) % shape.ranks:
         raise ConfigError(
@@ -148,7 +121,7 @@ def simulate(
             expected="whole rows, and as many microbatches as the schedule needs",
         )
     ranks = [
-        _Rank(shape, times, number % shape.ranks, microbatches, opportunistic=opportunistic)
+        _Rank(shape, times, number % shape.ranks, microbatches, early=early)
         for number in range(len(of_rank))
     ]
     run = _Run(shape, times, hosts, of_rank, ranks)
@@ -171,10 +144,13 @@ class _Rank:
         number: int,
         microbatches: int,
         *,
-        opportunistic: bool,
+        early: bool,
     ) -> None:
         self._last = shape.stages - 1
-        self._apart = opportunistic
+        greedy = shape.schedule == OPPORTUNISTIC
+        self._most = shape.held(number, microbatches=microbatches) if greedy else 0
+        """Inputs that an opportunistic rank may keep; 0: its order is fixed."""
+        self._apart = early
         """Recomputation is a task of its own, which needs no gradient."""
         self._recomputed = bool(times.recompute_s)
         self.left = deque(
@@ -208,6 +184,11 @@ class _Rank:
         """Return the task to begin now, and take it from what is left; None: wait."""
         if not self.left:
             return None
+        if self._most:
+            found = next_pass(self.left, ready=self.arrived, held=self.held, most=self._most)
+            if found is not None:
+                self.left.remove(found)
+            return found
         task = self.left[0]
         gradient = Task(Kind.BACKWARD, task.stage, task.microbatch)
         if self._apart and task.kind != Kind.FORWARD and gradient not in self.arrived:
@@ -294,7 +275,7 @@ class _Run:
         found = []
         for number, amount in self._passes.items():
             host = self._hosts.hosts[self._of_rank[number]]
-            amount.rate = host.speed * min(1.0, host.cores / computing[self._of_rank[number]])
+            amount.rate = host.rate(computing[self._of_rank[number]])
             found.append(amount)
         for (kind, _), moving in self._moving.items():
             link = self._hosts.near if kind == "near" else self._hosts.far
@@ -330,10 +311,26 @@ class _Run:
         elif task.kind == Kind.BACKWARD and stage:
             self._send(number, Task(Kind.BACKWARD, stage - 1, microbatch), boundary=stage - 1)
 
+    def _peer(self, number: int, stage: int) -> tuple[int, bool]:
+        """Return the rank with a stage of a rank's row, and whether it is on the same host."""
+        peer = number - number % self._shape.ranks + stage % self._shape.ranks
+        return peer, self._of_rank[number] == self._of_rank[peer]
+
+    def _transfers_s(self, number: int, task: Task) -> float:
+        """Return the processor time of what a task receives and sends."""
+        if task.kind == Kind.RECOMPUTE:
+            return 0.0
+        total = 0.0
+        for stage in (task.stage - 1, task.stage + 1):
+            if 0 <= stage < self._shape.stages:
+                peer, near = self._peer(number, stage)
+                link = self._hosts.near if near else self._hosts.far
+                nbytes = self._times.sent(min(stage, task.stage))
+                total += link.busy(nbytes) if peer != number else 0.0
+        return total
+
     def _send(self, sender: int, task: Task, *, boundary: int) -> None:
-        row = sender - sender % self._shape.ranks
-        receiver = row + task.stage % self._shape.ranks
-        near = self._of_rank[sender] == self._of_rank[receiver]
+        receiver, near = self._peer(sender, task.stage)
         link = self._hosts.near if near else self._hosts.far
         nbytes = self._times.sent(boundary) if link.bytes_per_s < math.inf else 0.0
         if receiver == sender or (nbytes == 0 and link.latency_s == 0):
@@ -351,7 +348,7 @@ class _Run:
             for number, rank in enumerate(self._ranks):
                 while rank.now is None and (task := rank.next()) is not None:
                     rank.now = task
-                    seconds = rank.takes_s(task, self._times)
+                    seconds = rank.takes_s(task, self._times) + self._transfers_s(number, task)
                     if seconds > 0:
                         self._passes[number] = _Amount(seconds)
                     else:

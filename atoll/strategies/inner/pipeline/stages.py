@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError
+from atoll.models.causal_lm import GPT2, ROTARY, CausalLM
 from atoll.strategies.inner.pipeline.activations import Activations
 from atoll.strategies.inner.pipeline.cuts import as_tuple
 from atoll.strategies.inner.precision import computing
@@ -43,8 +44,15 @@ def chain_of(model: nn.Module) -> tuple[list[nn.Module], bool]:
             "a pipeline cannot cut this model: some parameters are in none of its units",
             given=f"{type(model).__name__}, {len(units)} units, without {', '.join(left[:3])}",
             expected="units() that returns modules which, one after the other, are the model",
+            remedy=f"let units() return {_owners(left)}, too",
         )
     return units, sure
+
+
+def _owners(names: Sequence[str]) -> str:
+    """Return the modules that own these parameters, the first three of them, for people."""
+    owners = {name.rpartition(".")[0] or "a module that owns " + name: None for name in names}
+    return ", ".join(list(owners)[:3])
 
 
 def check_chain(model: nn.Module, units: Sequence[nn.Module], inputs: Tensor | None) -> None:
@@ -59,23 +67,47 @@ def check_chain(model: nn.Module, units: Sequence[nn.Module], inputs: Tensor | N
         model.eval()
         try:
             with torch.no_grad():
-                expected, values = as_tuple(model(inputs)), as_tuple(inputs)
-                for unit in units:
-                    values = as_tuple(unit(*values))
-            if all(torch.equal(a, b) for a, b in zip(expected, values, strict=True)):
-                return
-            reason = "the outputs differ from the model's"
-        except (RuntimeError, TypeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+                reason = _difference(model, units, inputs)
         finally:
             model.train(training)
+    if not reason:
+        return
     raise ConfigError(
         "a pipeline cannot cut this model: its children are not applied one after the other",
         given=f"{type(model).__name__} with {len(units)} children: {reason}",
         expected="an nn.Sequential, or a method units()",
-        remedy="give the model a method units() that returns modules which, one after the other, "
+        remedy=f"name one of {', '.join(sorted({*ROTARY, GPT2}))} in [model]"
+        if isinstance(model, CausalLM)
+        else "give the model a method units() that returns modules which, one after the other, "
         "are its forward pass",
     )
+
+
+def _difference(model: nn.Module, units: Sequence[nn.Module], inputs: Tensor) -> str:
+    """Return why the chained units are not the model, naming the first that does not fit."""
+    expected, values = as_tuple(model(inputs)), as_tuple(inputs)
+    names = {id(module): name for name, module in model.named_modules()}
+    before = "the inputs"
+    for unit in units:
+        name = f"{names[id(unit)]} ({type(unit).__name__})"
+        try:
+            values = as_tuple(unit(*values))
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            return f"{name} does not take {before}: {str(error).splitlines()[0]}"
+        before = f"the outputs of {name}"
+    same = len(expected) == len(values) and all(map(_equal, expected, values))
+    return "" if same else "the outputs differ from the model's"
+
+
+def _equal(a: object, b: object) -> bool:
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)
+
+
+def words_of(units: Sequence[nn.Module]) -> str:
+    """Return units for people, equal ones in a row together, e.g. `Embedding, 8 Block, Linear`."""
+    kinds = itertools.groupby(type(unit).__name__.lstrip("_") for unit in units)
+    counted = [(kind, len(list(group))) for kind, group in kinds]
+    return ", ".join(f"{count} {kind}" if count > 1 else kind for kind, count in counted)
 
 
 def _flat(module: nn.Module) -> list[nn.Module]:

@@ -1,13 +1,12 @@
 """One stage of a pipeline that is not flushed between batches, so that it is always busy.
 
 The order of work is 1F1B over the microbatches of all batches. A stage computes both passes of a
-batch with the weights that were newest when its first microbatch arrived (weight stashing), so a
-gradient is exact at these weights; meanwhile up to `PipelineShape.delay` updates happen.
+microbatch with the weights that were newest when it arrived (weight stashing), so its gradient is
+exact at these weights; meanwhile up to `PipelineShape.delay` updates happen. Only the first
+microbatches of a batch arrive before the update of the batch before: with m of them and p stages,
+p-1-k at stage k. So a batch's gradient lacks (p-1-k) / m updates in the mean, few with large m.
 Asynchronous pipelines: Narayanan et al., PipeDream (https://arxiv.org/abs/1806.03377); with a
 look-ahead against the delay: Ajanthan et al. (https://arxiv.org/abs/2505.01099).
-
-Differs from the papers: all microbatches of a batch have the same weights, so that the gradient of
-a batch is one at a single point. With as many microbatches as stages the delay is one update.
 """
 
 from __future__ import annotations
@@ -125,7 +124,8 @@ class Batch:
     """Of each microbatch's loss."""
     rates: Sequence[float]
     """Learning rate of each optimizer group in this batch's update."""
-    weights: Sequence[Tensor] = ()
+    weights: list[Sequence[Tensor]] = field(default_factory=list)
+    """Of the stage, by microbatch so far."""
     loss: float = 0.0
     """Sum over the microbatches so far, times `factor`; on the last stage."""
     left: int = field(init=False)
@@ -133,6 +133,16 @@ class Batch:
 
     def __post_init__(self) -> None:
         self.left = len(self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A microbatch between its two passes."""
+
+    batch: Batch
+    weights: Sequence[Tensor]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
 
 
 Done = Callable[[Batch], None]
@@ -163,7 +173,7 @@ class Stream:
         self._given, self._gives = learns[rank], learns[rank + 1]
         self._activations, self._watch = activations, watch
         self._ahead = shape.ranks - 1 - rank
-        self._flying: deque[tuple[Batch, tuple[Tensor, ...], tuple[Tensor, ...]]] = deque()
+        self._flying: deque[_Flight] = deque()
         self.most_versions = 1
         """Most versions of the weights kept at one time, the newest included."""
 
@@ -184,7 +194,6 @@ class Stream:
             self.drain(done)  # finding the shapes is collective
         kinds = [kinds_of((part,)), *self._shapes.kinds(part)][self.rank]
         self._activations.begin(batch.inputs)
-        batch.weights = self.weights.version()
         for number in range(len(batch.inputs)):
             self._forward(batch, number, kinds)
             if len(self._flying) > self._ahead:
@@ -197,13 +206,9 @@ class Stream:
         self.neighbours.flush()
         self.weights.show(self.weights.version())
 
-    def in_flight(self) -> list[Batch]:
-        """Return the unfinished batches."""
-        return list({id(batch): batch for batch, _, _ in self._flying}.values())
-
     def protect(self) -> None:
         """Let the newest weights change without changing those of batches in flight."""
-        versions = [batch.weights for batch in self.in_flight()]
+        versions = [flight.weights for flight in self._flying]
         self.most_versions = max(self.most_versions, self.weights.keep(versions) + 1)
 
     def _forward(self, batch: Batch, number: int, kinds: Kinds) -> None:
@@ -215,7 +220,9 @@ class Stream:
             values = tuple(
                 v.requires_grad_(self._given and v.is_floating_point()) for v in received
             )
-        self.weights.show(batch.weights)
+        weights = self.weights.version()
+        batch.weights.append(weights)
+        self.weights.show(weights)
         self._activations.enter(number)
         with self._watch.busy(self.rank, forward=True):
             outputs = as_tuple(self._stage(*values))
@@ -225,18 +232,19 @@ class Stream:
         self._watch.hold(1)
         if not self.last:
             self.neighbours.send(outputs, to=1)
-        self._flying.append((batch, values, outputs))
+        self._flying.append(_Flight(batch, weights, values, outputs))
 
     def _backward(self, done: Done) -> None:
-        batch, values, outputs = self._flying.popleft()
-        floating = [output for output in outputs if output.is_floating_point()]
+        flight = self._flying.popleft()
+        batch = flight.batch
+        floating = [output for output in flight.outputs if output.is_floating_point()]
         gradients: list[Tensor] = []
         if not self.last and self._gives:
             kinds = kinds_of(floating)
             gradients = self.neighbours.receive(kinds, moving=-1)
             if batch.left > 1:  # not beyond the batch, whose sums follow
                 self.neighbours.post(kinds, moving=-1)
-        self.weights.show(batch.weights)
+        self.weights.show(flight.weights)
         with self._watch.busy(self.rank, forward=False):
             if self.last:
                 gradients = [torch.ones_like(output) for output in floating]
@@ -246,7 +254,7 @@ class Stream:
                 torch.autograd.backward([e for e, _ in learned], [g for _, g in learned])
         self._watch.hold(-1)
         if not self.first and self._given:
-            passed = [v for v in values if v.is_floating_point()]
+            passed = [v for v in flight.inputs if v.is_floating_point()]
             self.neighbours.send(
                 [torch.zeros_like(v) if v.grad is None else v.grad for v in passed], to=-1
             )

@@ -7,23 +7,28 @@ frozen, and every stage has it as a table. Between stages a token is K numbers:
   send     z = (x - table[token]) U
   receive  x = z Uᵀ + table[token]
 
-The gradient of these lines is exact: what it drops would move weights out of the subspace, from
-where the projection after each step would bring them back.
+The gradient of these lines is exact: what it drops would move weights out of the subspace.
 
 Legend: d width, K numbers of a token, U basis (d, K) with UᵀU = I, V tokens.
 
 Differs from the paper:
   * The table is what the model's own embedding has outside of the subspace, not another random
-    one. The model is unchanged at the start, and the embedding stays one parameter: a checkpoint is
-    that of a plain model, from which the table can be read again.
-  * Weights are projected after each step, for any optimizer; the paper changes AdamW instead.
+    one. The embedding stays one parameter: a checkpoint is that of a plain model, from which the
+    table can be read again. Of a model that starts anew it is made as large as blocks write, as
+    theirs is; what the model was initialized with would be lost beside that, and each token would
+    take room inside the subspace.
+  * Any optimizer that treats elements one by one, or keeps the space of the columns as Muon does,
+    steps on the coordinates of the weights. The paper changes AdamW such that all rows share one
+    second moment; projecting after steps on the weights themselves loses most of such a step.
 
 Needs no process group: processes that each hold one stage use it alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
@@ -34,6 +39,15 @@ from torch import Tensor, nn
 from atoll.codec.seeds import mixed, random_words
 from atoll.errors import ConfigError
 from atoll.models.contract import ResidualStream
+
+SEED = 1
+"""Of the basis: the same in every job, so that members and later starts have the same subspace."""
+
+FAR = 1e-3
+"""Part of a weight outside the subspace, relative to its norm, that no rounding explains."""
+
+TABLE_STD = 0.4
+"""Of a new model's table, per dimension outside the subspace."""
 
 CAN = 'name = "gpt" or "llama" in [model], with tie = false and dropout = 0'
 
@@ -98,21 +112,21 @@ class Subspace:
         """Return rows from their coordinates, (..., K) -> (..., d)."""
         return z if self.whole else z @ self.of(z).mT
 
-    def refreshed(self, energy: Tensor, *, rate: float) -> Subspace:
+    def refreshed(self, drift: Tensor, *, total: Tensor, rate: float) -> Subspace:
         """Return a subspace turned towards the gradients that this one drops.
 
         One step on the Grassmannian against the gradients' energy outside. Weights and table MUST
         be projected anew with the result, on all stages at once.
 
         Args:
-            energy: Sum of gᵀg over the activation gradients g, (n, d), of a boundary: (d, d).
-            rate: Length of the step, after the energy is scaled to trace 1.
+            drift: Sum of gᵀg U over the activation gradients g, (n, d), of a boundary: (d, K).
+            total: Sum of their squares, a scalar.
+            rate: Length of the step, after `drift` is divided by `total`.
         """
         if self.whole:
             return self
         basis = self.basis.double()
-        scaled = energy.to(basis) / energy.trace().clamp_min(torch.finfo(torch.float64).tiny)
-        drift = scaled @ basis
+        drift = drift.to(basis) / total.to(basis).clamp_min(torch.finfo(torch.float64).tiny)
         drift = drift - basis @ (basis.mT @ drift)
         return Subspace(_orthonormal(basis + rate * drift).to(self.basis))
 
@@ -123,6 +137,24 @@ class TokenBoundary:
     def __init__(self, subspace: Subspace, table: Tensor) -> None:
         """Use an embedding's `table`, (V, d), equal on both sides; see :meth:`Subspace.outside`."""
         self.subspace, self.table = subspace, table
+        self._measured: Tensor | None = None
+        self.measures = True
+        """Whether this side of the boundary takes part in measuring."""
+
+    def measure(self, *, enabled: bool) -> None:
+        """Sum up the energy of the gradients that come back from now on, or no longer."""
+        width, size = self.subspace.basis.shape
+        self._measured = None
+        if enabled:
+            like = self.subspace.basis
+            self._measured = torch.zeros(width + 1, size, dtype=torch.float64, device=like.device)
+
+    def taken(self) -> Tensor:
+        """Return the sums, (d + 1, K), and end: gᵀg U, and the sum of squares in the last row."""
+        found, self._measured = self._measured, None
+        if found is None:
+            raise RuntimeError("`measure` comes first")
+        return found
 
     def pack(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Return what is sent of activations, (..., d), of tokens, (...): (..., K)."""
@@ -134,7 +166,16 @@ class TokenBoundary:
         """Return activations, (..., d), from what was sent, (..., K)."""
         if self.subspace.whole:
             return z
-        return self.subspace.restored(z) + self._of(tokens, z)
+        x = self.subspace.restored(z) + self._of(tokens, z)
+        if self._measured is not None and x.requires_grad and self.measures:
+            x.register_hook(self._note)  # type: ignore[no-untyped-call]
+        return x
+
+    def _note(self, gradient: Tensor) -> None:
+        if self._measured is not None:
+            g = gradient.detach().reshape(-1, gradient.shape[-1]).double()
+            self._measured[:-1] += g.mT @ (g @ self.subspace.basis.double())
+            self._measured[-1, 0] += g.square().sum()
 
     def _of(self, tokens: Tensor, like: Tensor) -> Tensor:
         return self.table[tokens].to(like.dtype)
@@ -180,6 +221,50 @@ class Constraint:
             self.embedding.copy_(inside + self.table)
 
     @torch.no_grad()
+    def settle(self) -> None:
+        """Project the parameters if one is outside by more than rounding; else keep every bit.
+
+        Copies of a stage that come from different members so stay equal.
+        """
+        outside = [weight - self.subspace.columns(weight) for weight in self.writers]
+        owned = list(self.writers)
+        if self.embedding is not None and self.table is not None:
+            outside.append(self.subspace.outside(self.embedding) - self.table)
+            owned.append(self.embedding)
+        far = (o.norm() > FAR * p.norm() for o, p in zip(outside, owned, strict=True))
+        if any(far):
+            self.project()
+
+    @contextmanager
+    def in_coordinates(self) -> Iterator[None]:
+        """Let an optimizer step on coordinates: K numbers per column of a writer, or per token.
+
+        Inside, the first K rows of a writer (columns of the embedding) and of its gradient hold
+        them, and the rest is zero. An optimizer that treats elements one by one leaves zeros alone,
+        so its step stays in the subspace, and its state is one of coordinates, in the usual shapes.
+        """
+        if self.subspace.whole:
+            yield
+            return
+        size = self.subspace.size
+        with torch.no_grad():
+            for weight in self.writers:
+                basis = self.subspace.of(weight)
+                for tensor in _with_gradient(weight):
+                    tensor[:size], tensor[size:] = basis.mT @ tensor, 0.0
+            if self.embedding is not None and self.table is not None:
+                self.embedding.sub_(self.table)
+                for tensor in _with_gradient(self.embedding):
+                    found = self.subspace.coordinates(tensor)
+                    tensor[:, :size], tensor[:, size:] = found, 0.0
+        yield
+        with torch.no_grad():
+            for weight in self.writers:
+                weight.copy_(self.subspace.of(weight) @ weight[:size])
+            if self.embedding is not None and self.table is not None:
+                self.embedding.copy_(self.subspace.restored(self.embedding[:, :size]) + self.table)
+
+    @torch.no_grad()
     def project_gradients(self) -> None:
         """Project the gradients of the parameters, in place: they do not depend on the cuts."""
         if self.subspace.whole:
@@ -189,6 +274,10 @@ class Constraint:
                 weight.grad.copy_(self.subspace.columns(weight.grad))
         if self.embedding is not None and self.embedding.grad is not None:
             self.embedding.grad.copy_(self.subspace.rows(self.embedding.grad))
+
+
+def _with_gradient(parameter: nn.Parameter) -> list[Tensor]:
+    return [parameter] if parameter.grad is None else [parameter, parameter.grad]
 
 
 def residual_stream(model: nn.Module) -> ResidualStream:
@@ -211,6 +300,23 @@ def residual_stream(model: nn.Module) -> ResidualStream:
     if any(name.endswith(".bias") for name in biases):
         raise _refused("biases leave the subspace", model)
     return stream
+
+
+@torch.no_grad()
+def enlarge_table(model: nn.Module, size: int) -> None:
+    """Scale what a new model's embedding has outside a subspace of `size` dimensions, in place.
+
+    Needed on every member that starts from the model's initial values; the whole space stays as it
+    is. Raises ConfigError as :func:`check_confined`.
+    """
+    weight = model.get_parameter(_weight(check_confined(model, size)))
+    tokens, width = weight.shape
+    if size == width or weight.is_meta:  # a rank's model without values gets them from the first
+        return
+    table = Subspace.drawn(width, size, seed=SEED).outside(weight)
+    deviation = float(table.norm()) / math.sqrt(tokens * (width - size))
+    if deviation > 0.0:
+        weight.add_(table, alpha=TABLE_STD / deviation - 1.0)
 
 
 def check_confined(model: nn.Module, size: int) -> ResidualStream:

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from atoll.codec.base import Buffer, Codec, Packet
-from atoll.codec.registry import make_codec, row_of
-from atoll.errors import AtollError, ConfigError, WireError
+from atoll.codec.registry import make_codec
+from atoll.errors import AtollError, WireError
+from atoll.strategies.inner.options import ActivationFormat
+from atoll.strategies.inner.pipeline.activations import stateless_codec
 
-DEFAULT = "int8"
+DEFAULT, PLAIN = "int8", "fp32"
 AS_IT_IS = ""
 """Codec name of a tensor that was not encoded."""
 MOST_ELEMENTS = 1 << 30
@@ -54,21 +56,15 @@ class ActivationCodec:
     """Encodes and decodes what passes between stages; for one thread."""
 
     def __init__(self, spec: str = DEFAULT) -> None:
-        """Use the codec of a spec.
+        """Use the codec of a spec, which may be in a subspace; the stages project by themselves.
 
         Raises:
             ConfigError: it is unknown, or keeps state from one vector to the next.
         """
-        codec = make_codec(spec)
-        row = row_of(codec)
-        if row is not None and row.remembers:
-            raise ConfigError(
-                "activations are not a sequence: a codec for them cannot remember the last ones",
-                given=repr(spec), expected="a codec without state",
-                remedy=f"activations = {codec.base.spec!r}",
-            )  # fmt: skip
+        form = ActivationFormat.of(spec)
+        codec = stateless_codec(form.codec or PLAIN, remedy=f'codec = "{DEFAULT}" in [swarm]')
         self.spec = codec.spec
-        self._unchanged = codec.spec == "fp32"
+        self._unchanged = codec.spec == PLAIN
         self._encoders: dict[tuple[int, ...], Codec] = {}
         self._decoders: dict[str, Codec] = {}
 

@@ -17,9 +17,9 @@ they count once the ledger, which sees all members, has attributed the microbatc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -32,6 +32,7 @@ from atoll.errors import LossNotFinite, PeerRefused
 from atoll.strategies.inner.pipeline.cuts import as_tuple
 from atoll.strategies.inner.precision import widened
 from atoll.strategies.inner.swarm.stage import ModelStage
+from atoll.strategies.inner.swarm.sums import Held, OlderWeights, Pending, Sums, check_gradients
 
 Gradients = tuple[Tensor | None, ...]
 """One per tensor between two stages; None for a tensor without gradient, e.g. of integers."""
@@ -54,38 +55,13 @@ class StepSum(NamedTuple):
     """Mean loss over these rows; 0 except on the last stage."""
 
 
-@dataclass(slots=True)
-class _Held:
-    inputs: tuple[Tensor, ...]
-    pending: _Pending | None = None
-
-
-@dataclass(slots=True)
-class _Pending:
-    gradients: list[Tensor | None]
-    changes: list[Tensor]
-    """Of the floating-point buffers."""
-    counts: list[Tensor]
-    """New values of the other buffers."""
-    rows: int
-    loss: float
-
-
-@dataclass(slots=True)
-class _Sums:
-    gradients: list[Tensor]
-    changes: list[Tensor]
-    counts: list[Tensor] = field(default_factory=list)
-    rows: int = 0
-    loss: float = 0.0
-
-
 class StageRunner:
     """Computes one stage; for one thread. See the module's docstring."""
 
-    def __init__(self, stage: ModelStage, *, seed: int, most: int = 64) -> None:
-        """Start with step 0; `most` microbatches are held at a time."""
-        self.stage, self._seed, self._most = stage, seed, most
+    def __init__(self, stage: ModelStage, *, seed: int, most: int = 64, early: int = 0) -> None:
+        """Start with step 0; `most` microbatches are held at a time, see `takes` for `early`."""
+        self.stage, self._seed, self._most, self.early = stage, seed, most, early
+        self._older: OlderWeights | None = None
         modules = list(stage.module.modules())
         # Such a layer would overwrite the inputs, which the backward pass needs again.
         self._overwrites = any(getattr(module, "inplace", False) for module in modules)
@@ -94,23 +70,83 @@ class StageRunner:
         frozen = {id(parameter) for parameter in stage.module.parameters()}
         self._counts = [b for b in stage.untrained().values() if id(b) not in frozen]
         self._sum_type = torch.float64 if has_float64(stage.device) else torch.float32
-        self._held: dict[MicrobatchKey, _Held] = {}
+        self._held: dict[MicrobatchKey, Held] = {}
         self.begin(0)
 
     def begin(self, step: int) -> None:
         """Start a step: forget all that is held, and take the buffers' values of now."""
-        self.step = step
         self._held.clear()
+        self._sums = self._none()
+        self._ahead: Sums | None = None
+        self._enter(step)
+
+    def go_on(self) -> None:
+        """Start the next step with what is held and folded of it; before, call :meth:`keep`."""
+        self._held = {key: held for key, held in self._held.items() if key.step > self.step}
+        self._sums, self._ahead = self._ahead or self._none(), None
+        self._enter(self.step + 1)
+
+    def keep(self) -> None:
+        """Keep the weights of now for the early part of the next step; then step the optimizer."""
+        if self.early and self._older is None:
+            self._older = OlderWeights(self.stage, self._parameters, self._all_buffers)
+        if self._older is not None:
+            self._older.renew(self._parameters, self._before)
+
+    def _enter(self, step: int) -> None:
+        self.step = step
         self._before = [b.detach().clone() for b in (*self._buffers, *self._counts)]
-        self._sums = _Sums(
-            [torch.zeros_like(p, dtype=self._sum_type) for p in self._parameters],
-            [torch.zeros_like(b, dtype=self._sum_type) for b in self._buffers],
-        )
+
+    def _none(self) -> Sums:
+        return Sums.over(self._parameters, self._buffers, self._sum_type)
+
+    def older(self) -> dict[str, Tensor]:
+        """Return the older parameters and buffers by their names in the whole model, if any."""
+        return {} if self._older is None else self._older.tensors()
+
+    def load_older(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what :meth:`older` returned; nothing: the weights of now are used."""
+        if tensors:
+            self.keep()
+            for name, tensor in self.older().items():
+                tensor.copy_(tensors.get(name, tensor))
+
+    def takes(self, step: int, index: int) -> bool:
+        """Return whether it has the weights on which this microbatch is computed.
+
+        For the first `early` ones of a step they are those of the step before.
+        """
+        return step == self.step or (step == self.step + 1 and index < self.early)
+
+    @property
+    def _all_buffers(self) -> tuple[Tensor, ...]:
+        return (*self._buffers, *self._counts)
+
+    def _version(self, key: MicrobatchKey) -> OlderWeights | None:
+        """Return the older weights if this microbatch is computed on them."""
+        return self._older if key.step == self.step and key.index < self.early else None
+
+    def steady_buffers(self) -> dict[str, Tensor]:
+        """Return the values of all saved buffers at the beginning of the step, by name.
+
+        Unlike the buffers themselves they do not change during a pass: other threads may read them.
+        """
+        values = {
+            id(buffer): before
+            for buffer, before in zip((*self._buffers, *self._counts), self._before, strict=True)
+        }
+        named = {**self.stage.buffers(), **self.stage.untrained()}
+        return {name: values.get(id(buffer), buffer) for name, buffer in named.items()}
 
     @property
     def held(self) -> tuple[MicrobatchKey, ...]:
         """The microbatches that are neither folded nor dropped."""
         return tuple(self._held)
+
+    @property
+    def shapes(self) -> list[torch.Size]:
+        """Shapes of the tensors in the vector of :meth:`gradient`."""
+        return [tensor.shape for tensor in (*self._parameters, *self._buffers)]
 
     @property
     def held_bytes(self) -> int:
@@ -133,7 +169,7 @@ class StageRunner:
         """
         kept = self._keep(key, inputs)
         with self._pass(key):
-            return self._outputs(kept)
+            return self._outputs(key, kept)
 
     def backward(
         self,
@@ -157,8 +193,8 @@ class StageRunner:
         kept = self._keep(key, inputs) if inputs is not None else self._kept(key)
         leaves = self._leaves(kept)
         with self._pass(key), torch.enable_grad():
-            outputs = self._outputs(leaves)
-            _check_gradients(outputs, gradients)
+            outputs = self._outputs(key, leaves)
+            check_gradients(outputs, gradients)
             pairs = [
                 (output, gradient.to(output))
                 for output, gradient in zip(outputs, gradients, strict=True)
@@ -180,7 +216,7 @@ class StageRunner:
             raise ValueError(f"stage {self.stage.number} is not the last one")
         leaves = self._leaves(self._keep(key, inputs))
         with self._pass(key), torch.enable_grad():
-            outputs = self._outputs(leaves)
+            outputs = self._outputs(key, leaves)
             outputs = tuple(widened(output, self.stage.cut.precision) for output in outputs)
             whole = outputs[0] if len(outputs) == 1 else outputs
             loss = criterion(whole, targets.to(self.stage.device))
@@ -196,9 +232,12 @@ class StageRunner:
             pairs = [(loss, torch.ones_like(loss))]
             return value, self._pull(key, leaves, pairs, counted=counted, loss=value)
 
-    def _outputs(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _outputs(self, key: MicrobatchKey, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if self._overwrites:
             values = [value.clone() for value in values]
+        older = self._version(key)
+        if older is not None:
+            return as_tuple(older.outputs(self.stage.module, values))
         return as_tuple(self.stage.module(*values))
 
     def _pull(
@@ -212,16 +251,19 @@ class StageRunner:
     ) -> Gradients:
         """Return the gradients of the leaves; those of the parameters become pending."""
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        sources = [*wanted, *(self._parameters if counted else ())]
+        older = self._version(key)
+        trained: Sequence[Tensor] = self._parameters if older is None else older.parameters
+        before = self._before if older is None else older.buffers
+        sources = [*wanted, *(trained if counted else ())]
         pairs = [pair for pair in pairs if pair[0].requires_grad]
         found: tuple[Tensor | None, ...] = (None,) * len(sources)
         if pairs and sources:
             ends, given = zip(*pairs, strict=True)
             found = torch.autograd.grad(ends, sources, given, allow_unused=True)
         if counted:
-            self._held[key].pending = _Pending(
+            self._held[key].pending = Pending(
                 [None if g is None else g.detach() for g in found[len(wanted) :]],
-                [b - a for b, a in zip(self._buffers, self._before, strict=False)],
+                [b - a for b, a in zip(self._buffers, before, strict=False)],
                 [count.clone() for count in self._counts],
                 len(leaves[0]), loss,
             )  # fmt: skip
@@ -235,21 +277,24 @@ class StageRunner:
         devices = [] if device.type == CPU else [device]
         with torch.random.fork_rng(devices=devices, device_type=device.type):
             torch.manual_seed(mixed("swarm", self._seed, key.step, key.index, self.stage.number))
+            older = self._version(key)
+            if older is not None:
+                self._set_buffers(older.buffers)
             try:
                 yield
             finally:
-                with torch.no_grad():
-                    now = (*self._buffers, *self._counts)
-                    for buffer, value in zip(now, self._before, strict=True):
-                        buffer.copy_(value)
+                self._set_buffers(self._before)
+
+    @torch.no_grad()
+    def _set_buffers(self, values: Sequence[Tensor]) -> None:
+        for buffer, value in zip(self._all_buffers, values, strict=True):
+            buffer.copy_(value)
 
     def _leaves(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple(t.detach().requires_grad_(t.is_floating_point()) for t in inputs)
 
-    # ------------------------------------------------------------------------ what is held
-
     def _keep(self, key: MicrobatchKey, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        if key.step != self.step:
+        if not self.takes(key.step, key.index):
             raise PeerRefused(
                 "this microbatch is of another step", given=key.step, expected=f"step {self.step}"
             )
@@ -265,7 +310,7 @@ class StageRunner:
                 "the inputs of a microbatch have no rows, or not the same number",
                 given=" and ".join(str(tuple(value.shape)) for value in kept) or "no tensor",
             )
-        self._held[key] = _Held(kept)
+        self._held[key] = Held(kept)
         return kept
 
     def _kept(self, key: MicrobatchKey) -> tuple[Tensor, ...]:
@@ -315,16 +360,17 @@ class StageRunner:
                 "a microbatch is to be counted that has no pending gradients here",
                 given=f"step {key.step}, microbatch {key.index}, stage {self.stage.number}",
             )
-        pending, sums = held.pending, self._sums
+        pending = held.pending
         self.drop_pending(key)
-        for total, gradient in zip(sums.gradients, pending.gradients, strict=True):
-            if gradient is not None:
-                total.add_(gradient, alpha=pending.rows)
-        for total, change in zip(sums.changes, pending.changes, strict=True):
-            total.add_(change, alpha=pending.rows)
-        sums.counts = pending.counts
-        sums.rows += pending.rows
-        sums.loss += pending.loss * pending.rows
+        sums = self._sums
+        if key.step > self.step:
+            sums = self._ahead = self._ahead or self._none()
+        sums.fold(pending, early=key.index < self.early)
+
+    @torch.no_grad()
+    def add(self, mean: Tensor, total: StepSum) -> None:
+        """Add what another member has folded, a mean of :meth:`gradient` over so many rows."""
+        self._sums.add(mean, rows=total.rows, loss=total.loss)
 
     @torch.no_grad()
     def gradient(self) -> tuple[Tensor, StepSum]:
@@ -334,10 +380,7 @@ class StageRunner:
         members of a stage average it with the rows as weights. Without a row it is zero.
         """
         sums = self._sums
-        rows = max(1, sums.rows)
-        parts = [(total / rows).flatten() for total in (*sums.gradients, *sums.changes)]
-        vector = torch.cat([part.to(CPU, torch.float32) for part in parts] or [torch.zeros(0)])
-        return vector, StepSum(sums.rows, sums.loss / rows)
+        return sums.mean(), StepSum(sums.rows, sums.loss / max(1, sums.rows))
 
     @torch.no_grad()
     def apply(self, mean: Tensor) -> None:
@@ -354,16 +397,3 @@ class StageRunner:
             buffer.copy_(before + parts.pop(0).view(buffer.shape).to(buffer))
         for count, value in zip(self._counts, sums.counts, strict=False):
             count.copy_(value)
-
-
-def _check_gradients(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    given = [None if g is None else tuple(g.shape) for g in gradients]
-    expected = [tuple(output.shape) for output in outputs]
-    fits = len(given) == len(expected) and all(
-        shape is None or shape == wanted for shape, wanted in zip(given, expected, strict=True)
-    )
-    if not fits:
-        raise PeerRefused(
-            "the gradients of a microbatch do not fit what the stage puts out",
-            given=given, expected=str(expected),
-        )  # fmt: skip

@@ -6,14 +6,17 @@ follow from the model and the job alone: from the job's `cuts`, else from the nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError
-from atoll.strategies.inner.pipeline.cuts import check_cuts, cuts_by_size
+from atoll.strategies.inner.options import ActivationFormat
+from atoll.strategies.inner.pipeline.activations import Activations
+from atoll.strategies.inner.pipeline.cuts import check_cuts, cuts_by_size, trained_units
 from atoll.strategies.inner.pipeline.stages import (
     Stage,
     chain_of,
@@ -22,12 +25,21 @@ from atoll.strategies.inner.pipeline.stages import (
     cut_up,
     names_of,
     shared,
+    words_of,
+)
+from atoll.strategies.inner.pipeline.subspace import (
+    SEED,
+    Constraint,
+    Subspace,
+    TokenBoundary,
+    check_confined,
 )
 from atoll.strategies.inner.precision import dtype_of
 from atoll.strategies.inner.untrained_state import untrained_state
 from atoll.strategies.inner.whole import Criterion, saved_buffers
 
 CPU = torch.device("cpu")
+ONE_STAGE = "stages = 1 in [swarm]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,24 +50,35 @@ class StageCut:
     cuts: tuple[int, ...] = ()
     """Units before which to cut; empty: by the number of weights."""
     precision: str = "fp32"
+    parts: str = "stages"
+    """What the parts are in messages: `stages` of a SWARM, or `levels` of modules."""
+    size: int = 0
+    """Dimensions of the subspace in which activations are sent; 0: whole."""
 
 
-def cuts_of(model: nn.Module, cut: StageCut, *, sample: Tensor | None = None) -> tuple[int, ...]:
+def cuts_of(
+    model: nn.Module, cut: StageCut, *, sample: Tensor | None = None, tried: bool = True
+) -> tuple[int, ...]:
     """Return the units before which to cut a model, the same on every member.
 
-    `sample` are a few rows of inputs, for a model whose units are a guess.
+    `sample` are a few rows of inputs, with which units are `tried` that are a guess.
 
     Raises:
         ConfigError: the model cannot be cut like that.
     """
     units, sure = chain_of(model)
-    if not 1 <= cut.stages <= len(units):
+    most = len(trained_units(units))
+    if not 1 <= cut.stages <= most:
+        levels = cut.parts == "levels"
         raise ConfigError(
-            "a swarm with more stages than the model has units",
-            given=f"{cut.stages} stages, {len(units)} units", expected=f"1 to {len(units)} stages",
-            remedy=f"stages = {len(units)}",
+            f"{'a model' if levels else 'a swarm'} with more {cut.parts} than the model has units "
+            "with weights",
+            given=f"{cut.stages} {cut.parts}, {most} such units ({words_of(units)})",
+            expected=f"1 to {most} {cut.parts}",
+            remedy=f"{most} numbers in modules of [dipaco], or fewer" if levels
+            else f"stages = {most} in [swarm]",
         )  # fmt: skip
-    if not sure:
+    if not sure and tried:
         check_chain(model, units, sample)
     if cut.cuts:
         return check_cuts(cut.cuts, units=len(units), stages=cut.stages)
@@ -77,8 +100,8 @@ class ModelStage:
         """Take stage `number`, from 0, out of a whole model in main memory, and move it.
 
         Raises:
-            ConfigError: the model cannot be cut like that, stages share a weight, or the precision
-                needs a loss scale.
+            ConfigError: the model cannot be cut or confined like that, stages share a weight, or
+                the precision needs a loss scale.
         """
         if dtype_of(cut.precision) is torch.float16:
             raise ConfigError(
@@ -90,12 +113,19 @@ class ModelStage:
         at = cuts_of(model, cut, sample=sample)
         units, names = chain_of(model)[0], names_of(model)
         stages = cut_up(units, at)
-        _refuse_shared(shared(stages, names), model)
+        refuse_shared(stages, model, parts=cut.parts)
         order = {name: place for place, name in enumerate(names.values())}
         saved, rest = saved_buffers(model), untrained_state(model)
         self.number, self.cut, self.cuts = number, cut, at
         self.device = device
-        self.module = Stage(stages[number], names=names, precision=cut.precision, device=device)
+        self._activations = Activations(ActivationFormat())
+        own = stages[number]
+        self._constraint = self._confine(model, own, names) if cut.size else None
+        self.module = Stage(
+            own, names=names, precision=cut.precision, device=device,
+            receives=None if self.first else self._activations,
+            sends=None if self.last else self._activations,
+        )  # fmt: skip
         self.module.to(device)
         self.criterion: Criterion | None = criterion if self.last else None
         found = self.module.trained()
@@ -125,16 +155,73 @@ class ModelStage:
         """Return frozen parameters and saved buffers that are not floating-point, by name."""
         return self._untrained
 
+    # ------------------------------------------------------------------------ subspace
 
-def _refuse_shared(ties: dict[str, list[int]], model: nn.Module) -> None:
+    def enter(self, tokens: Tensor) -> None:
+        """Name the model's inputs of the next pass, by which activations are packed.
+
+        Every member of a SWARM can compute them, so they are not sent.
+        """
+        if self.cut.size:
+            self._activations.begin([tokens.to(self.device)])
+            self._activations.enter(0)
+
+    def constrain(self) -> None:
+        """Bring weights back into the subspace that were loaded from a model outside of it."""
+        if self._constraint is not None:
+            self._constraint.settle()
+
+    def constrain_gradients(self) -> None:
+        """Drop what gradients would change against the subspace."""
+        if self._constraint is not None:
+            self._constraint.project_gradients()
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """Surround an optimizer's step; see :meth:`Constraint.in_coordinates`."""
+        return nullcontext() if self._constraint is None else self._constraint.in_coordinates()
+
+    def _confine(
+        self, model: nn.Module, own: Sequence[nn.Module], names: Mapping[int, str]
+    ) -> Constraint:
+        """Confine this stage like all others: everything follows from the initial weights."""
+        stream = check_confined(model, self.cut.size)
+        embedding = model.get_parameter(f"{stream.embedding}.weight").detach()
+        drawn = Subspace.drawn(embedding.shape[1], self.cut.size, seed=SEED)
+        table = drawn.outside(embedding).to(self.device)
+        subspace = Subspace(drawn.basis.to(table))
+        self._activations.boundary = TokenBoundary(subspace, table)
+        found = {names[id(p)]: p for unit in own for p in unit.parameters() if p.requires_grad}
+        constraint = Constraint.of({} if self.last else found, stream, subspace, table)
+        for unit in own:  # before the constraint holds on to tensors in main memory
+            unit.to(self.device)
+        constraint.project()
+        return constraint
+
+
+def refuse_shared(
+    stages: Sequence[Sequence[nn.Module]], model: nn.Module, *, parts: str = "stages"
+) -> None:
+    """Raise ConfigError if stages, each a list of units of the model, share a weight.
+
+    `parts` is what they are in messages, see `StageCut`.
+    """
+    ties = shared(stages, names_of(model))
     if not ties:
         return
     name, holders = next(iter(ties.items()))
-    tie = getattr(getattr(model, "config", None), "tie", None)
+    levels = parts == "levels"
+    options = getattr(model, "config", None)
+    remedy = "a model without shared weights"
+    if getattr(options, "tie", None) is not None:
+        remedy = "tie = false in [model]"
+    elif getattr(options, "config", None):  # of transformers, described in the job
+        remedy = "tie_word_embeddings = false in [model.config]"
+    what = "levels of a model with paths" if levels else "stages of a swarm"
     raise ConfigError(
-        "stages of a swarm cannot share a weight: their members meet in rounds of their own",
-        given=f"{name} on stages {_numbers(holders)}", expected="every weight on one stage",
-        remedy="tie = false in [model]" if tie is not None else "a model without shared weights",
+        f"{what} cannot share a weight: their members meet in rounds of their own",
+        given=f"{name} on {parts} {_numbers(holders)}",
+        expected=f"every weight on one {parts[:-1]}",
+        remedy=f"{remedy}, or {'one level in modules of [dipaco]' if levels else ONE_STAGE}",
     )  # fmt: skip
 
 

@@ -45,17 +45,25 @@ def new(
     uses: Annotated[int, typer.Option(min=0, help="Maximum number of uses; 0: unlimited.")] = 1,
     valid: Annotated[str, typer.Option(help="Validity, e.g. 30m, 2h, 7d; 0: unlimited.")] = "2h",
     name: Annotated[str, typer.Option(help="Note shown in the list of tickets.")] = "",
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(help="Limit for those who come with it, e.g. disk=10GB (repeatable)."),
+    ] = None,
     hub: HubOption = "",
 ) -> None:
     """Print a new ticket: by default for one use within two hours."""
+    from atoll.hub.quotas.limits import parse_quotas
+
+    quotas = parse_quotas(quota or ())
     if role not in ("node", "viewer", "operator"):
         from atoll.errors import unknown
 
         raise unknown("role", role, ["node", "viewer", "operator"])
     with _client(hub) as client:
         made = client.create_ticket(
-            role=role, uses=uses or None, valid_s=duration_s(valid) or None, name=name
-        )
+            role=role, uses=uses or None, valid_s=duration_s(valid) or None, name=name,
+            quotas=quotas,
+        )  # fmt: skip
     typer.echo(made)
 
 
@@ -77,7 +85,8 @@ def list_(hub: HubOption = "") -> None:
     with _client(hub) as client:
         tickets = client.tickets()
     table = Table(box=None, pad_edge=False)
-    for heading in ("id", "role", "state", "uses left", "ends", "for", "made by", "used by"):
+    headings = ("id", "role", "state", "uses left", "ends", "for", "made by", "used by", "limits")
+    for heading in headings:
         table.add_column(heading)
     for found in tickets:
         uses = "any" if found["uses_left"] is None else str(found["uses_left"])
@@ -87,6 +96,7 @@ def list_(hub: HubOption = "") -> None:
         table.add_row(
             found["id"], found["role"], found["state"], uses, ends, found["name"],
             found["made_by"], shown,
+            " ".join(f"{name}={limit}" for name, limit in found["quotas"].items()),
         )  # fmt: skip
     screen.output().print(table)
 
