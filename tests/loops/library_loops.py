@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from typing import Any
 
@@ -106,10 +107,9 @@ def _request_loaders_one_at_a_time() -> None:
 
     Lightning exchanges methods of the class `DataLoader` while it asks for a loader.
     """
-    from lightning.pytorch.loops import fit_loop
-
+    fit_loop: Any = importlib.import_module("lightning.pytorch.loops.fit_loop")
     with REQUESTS:
-        requested: Any = fit_loop._request_dataloader
+        requested = fit_loop._request_dataloader
         if not hasattr(requested, "one_at_a_time"):
 
             def request(source: Any) -> Any:
