@@ -81,6 +81,10 @@ class GroupedJobs:
         """A round of a group was committed."""
         self._of(job).committed(job, verdict, closing)
 
+    async def begin_again(self, job: str) -> None:
+        """An ended job is resumed."""
+        await self._of(job).begin_again(job)
+
     async def saved(self, job: str, round_: int) -> None:
         """A checkpoint of all stages or modules is complete."""
         if not self.stores.jobs.get(job).spec.dipaco.modules:

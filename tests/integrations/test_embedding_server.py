@@ -176,7 +176,7 @@ def test_a_server_whose_leases_end_goes_on(
 ) -> None:
     """A laptop that sleeps for longer than a lease."""
     monkeypatch.setattr(example, "LEASE_S", 0.01)
-    monkeypatch.setattr(example, "SAVE_S", 0.05)
+    monkeypatch.setattr(example, "SAVE_S", 0.0)
     save, late = example.Server.save, 0
 
     def slow(self: Any) -> None:

@@ -72,6 +72,13 @@ def layout_of(spec: JobSpec) -> PathLayout:
     return PathLayout.of(spec.dipaco.modules, copies=spec.dipaco.copies)
 
 
+def undealt(record: PathRecord) -> PathRecord:
+    """Return what of a job's paths outlives an end of the job."""
+    return msgspec.structs.replace(
+        record, dealt={}, lost=[], exported=[], processes={}, opened=False, last=False, over=False
+    )
+
+
 class PathService:
     """Handles the requests of members that train paths; decides who meets in a module's round."""
 
@@ -113,7 +120,8 @@ class PathService:
         if not known.spec.dipaco.modules:
             return None
         if runtime is None and job not in self._records:
-            self._records[job] = self._read(job)
+            found = self._read(job)
+            self._records[job] = None if found is None else undealt(found)
         record = self._records[job] if runtime is None else runtime.ledger.record()
         if record is None:
             return None
@@ -197,6 +205,15 @@ class PathService:
         if runtime is not None:
             runtime.ledger.committed(verdict.group, verdict.contributors)
 
+    async def begin_again(self, job: str) -> None:
+        """A resumed job's paths are dealt anew; its figures and its least losses so far hold."""
+        before = self._runtimes.get(job)
+        self._end(job)
+        async with before.lock if before is not None else asyncio.Lock():  # it may be writing
+            record = self._read(job)
+            if record is not None:
+                await self._files.write(job, RECORD_NAME, msgspec.json.encode(undealt(record)))
+
     def working(self, job: str) -> set[str]:
         """Return the members with paths, or that wait for some, or for the end."""
         ledger = self.find(job)
@@ -218,7 +235,7 @@ class PathService:
         for job, runtime in list(self._runtimes.items()):
             record = self._jobs.find(job)
             if record is None or record.state != JobState.RUNNING:
-                await self._end(runtime, record)
+                self._end(job)
                 continue
             ledger = runtime.ledger
             for member in sorted(ledger.awaited | ledger.unheard):
@@ -229,19 +246,16 @@ class PathService:
             if runtime.changes:
                 runtime.changes = 0
                 async with runtime.lock:
-                    await self._after(runtime, ledger.news)
+                    if self._runtimes.get(job) is runtime:
+                        await self._after(runtime, ledger.news)
             if ledger.waiting and not ledger.awaited:
                 runtime.wake()
 
-    async def _end(self, runtime: PathRuntime, record: Job | None) -> None:
-        """The job has ended: if it is resumed, its paths are dealt anew."""
-        self._runtimes.pop(runtime.job).wake()
-        if record is not None:
-            ended = self._records[runtime.job] = runtime.ledger.record()
-            ended.dealt, ended.exported, ended.processes = {}, [], {}
-            ended.opened = ended.last = ended.over = False
-            async with runtime.lock:
-                await self._files.write(runtime.job, RECORD_NAME, msgspec.json.encode(ended))
+    def _end(self, job: str) -> None:
+        runtime = self._runtimes.pop(job, None)
+        if runtime is not None:
+            self._records[job] = undealt(runtime.ledger.record())
+            runtime.wake()
 
     async def _after(self, runtime: PathRuntime, before: tuple[object, ...]) -> None:
         """Write what has changed, then tell everyone who waits, and people."""
@@ -302,8 +316,8 @@ class PathService:
             raise HubError(
                 "this job trains no paths", given=job, expected='a running job with inner = "paths"'
             )
-        if runtime is not None and (record.stopping or not runtime.ledger.stopping):
-            return runtime  # otherwise it was resumed since
+        if runtime is not None:
+            return runtime
         ledger = PathLedger(
             settings_of(record.spec, start_s=self._start_s), record.start_round,
             set(self._live(job)), self._clock.monotonic(),

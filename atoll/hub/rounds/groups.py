@@ -61,6 +61,10 @@ class Meetings(Protocol):
         """A round of a group was committed, in which members joined for this closing."""
         ...
 
+    async def begin_again(self, job: str) -> None:
+        """An ended job is resumed: what was decided of its groups before is over."""
+        ...
+
 
 class RoundObserver(Protocol):
     """Learns of attempts and verdicts of verified jobs; MUST NOT block."""
@@ -97,6 +101,9 @@ class AllTogether:
         """Nothing follows from it."""
 
     def committed(self, job: str, verdict: Verdict, closing: int) -> None:
+        """Nothing follows from it."""
+
+    async def begin_again(self, job: str) -> None:
         """Nothing follows from it."""
 
 

@@ -179,6 +179,7 @@ class Scheduler:
         """Let a job wait for places, to continue from a checkpoint."""
         job, round_ = record.job, checkpoint.round
         await self._checkpoints.begin(job, resume=checkpoint)
+        await self._rounds.runtimes.meetings.begin_again(job)
         start = max(0, round_)
         cursors = await self._rounds.store.cursors_at(job, start)
         self._jobs.members.reset(job)

@@ -75,11 +75,6 @@ class SwarmRuntime:
     """Stages that became the mean of their neighbours, with the step."""
     going_back: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def outdated(self, record: Job) -> bool:
-        """Return whether the job was resumed since."""
-        stopped = self.ledger.saves.stopping and not record.stopping
-        return stopped or self.ledger.settings.steps != record.spec.train.steps
-
     def wake(self) -> None:
         """Let waiting requests look again."""
         self.changed.set()
@@ -287,6 +282,15 @@ class SwarmService:
             runtime.ledger.agreed(verdict.group, verdict.round, members, now, closing=closing)
             runtime.wake()
 
+    async def begin_again(self, job: str) -> None:
+        """A resumed job gets a new ledger."""
+        self._forget(job)
+
+    def _forget(self, job: str) -> None:
+        runtime = self._runtimes.pop(job, None)
+        if runtime is not None:
+            runtime.wake()
+
     def working(self, job: str) -> set[str]:
         """Return nobody: members at work meet."""
         return set()
@@ -303,7 +307,7 @@ class SwarmService:
         for job, runtime in list(self._runtimes.items()):
             record = self._jobs.find(job)
             if record is None or record.state != JobState.RUNNING:
-                self._runtimes.pop(job).wake()
+                self._forget(job)
                 continue
             now, ledger = self._clock.monotonic(), runtime.ledger
             if record.stopping and not ledger.saves.stopping and not ledger.rebuilding(now):
@@ -370,7 +374,7 @@ class SwarmService:
 
     def _runtime(self, job: str) -> SwarmRuntime:
         record, runtime = self._jobs.get(job), self._runtimes.get(job)
-        if runtime is not None and not runtime.outdated(record):
+        if runtime is not None:
             return runtime
         if record.state != JobState.RUNNING or not record.spec.swarm.stages:
             raise HubError(
