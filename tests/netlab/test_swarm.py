@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Iterator
@@ -125,8 +126,8 @@ def stages_of(machines: Machines) -> list[list[dict[str, Any]]]:
     return [stage["peers"] for stage in swarm["stages"]] if swarm else []
 
 
-def nodes_of(machines: Machines) -> set[str]:
-    return {member["node"] for member in view_of(machines)["members"]}
+def is_member(machines: Machines, node: str) -> bool:
+    return node in {member["node"] for member in view_of(machines)["members"]}
 
 
 def curve_of(machines: Machines) -> dict[int, float]:
@@ -173,7 +174,8 @@ def test_two_lost_and_two_new_machines_at_50_ms(tmp_path: Path) -> None:
             wait_for_step(machines, step)
             lose(machines, stages_of(machines)[stage][0]["member"])
             machines.start_agent(new)
-            until(lambda new=new: f"n{new}" in nodes_of(machines), machines, timeout_s=PATIENCE_S)
+            name = f"n{new}"
+            until(functools.partial(is_member, machines, name), machines, timeout_s=PATIENCE_S)
         assert view_of(machines)["state"] == "running", machines.told()
         check_end(machines, untold=4)
 
