@@ -1,13 +1,12 @@
-"""How much memory the contributions of a job and of each member may take at its reducer."""
+"""How much memory what a job's members send may take at its reducer: of each, and of all."""
 
 from __future__ import annotations
 
-import collections
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from atoll.errors import LimitReached
 from atoll.reducer.phases import Phase
-from atoll.wire.chunks import ChunkHead
 
 MEMBER, JOB = "reducer_member", "reducer_job"
 """Names of the quotas, as the hub tells them."""
@@ -16,19 +15,24 @@ REPORTED = 8
 
 
 class MemoryQuota:
-    """Counts what the phases of a reducer hold, and refuses what is too much."""
+    """Counts what a reducer holds, and refuses what is too much."""
 
-    def __init__(self, limits: Callable[[], Mapping[str, int]]) -> None:
-        """Keep to `limits`, in bytes by the name of the quota; 0 or absent: none."""
-        self._limits = limits
-        self._refused: collections.Counter[str] = collections.Counter()
+    def __init__(
+        self, limits: Callable[[], Mapping[str, int]], *, held: Callable[[], Counter[str]]
+    ) -> None:
+        """Keep to `limits`, in bytes by the name of the quota; 0 or absent: none.
+
+        `held` returns the bytes held of every member; under an empty name what is of no member.
+        """
+        self._limits, self._held = limits, held
+        self._refused: Counter[str] = Counter()
         """By member; under an empty name because of the job's limit."""
 
-    def check(self, member: str, head: ChunkHead, phase: Phase, phases: Iterable[Phase]) -> None:
-        """Raise LimitReached if a member's contribution does not fit beside the others."""
-        if phase.assembly.started(member):
+    def check(self, member: str, more: int) -> None:
+        """Raise LimitReached if so many more bytes of a member do not fit beside the others."""
+        if more <= 0:
             return
-        limits, held, more = self._limits(), held_by_member(phases), max(0, head.total_bytes)
+        limits, held = self._limits(), self._held()
         for name, limit, used in (
             (member, limits.get(MEMBER, 0), held[member]),
             ("", limits.get(JOB, 0), held.total()),
@@ -45,11 +49,13 @@ class MemoryQuota:
                     "raise the limit",
                 )
 
-    def figures(self, phases: Iterable[Phase]) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """Return what a heartbeat says: bytes held and refusals, of the job and of members."""
-        held = held_by_member(phases)
+        held = self._held()
+        total = held.total()
+        del held[""]
         return {
-            "held_bytes": float(held.total()),
+            "held_bytes": float(total),
             "refused": float(self._refused[""]),
             **{f"held_bytes/{name}": float(size) for name, size in held.most_common(REPORTED)},
             **{
@@ -60,9 +66,9 @@ class MemoryQuota:
         }
 
 
-def held_by_member(phases: Iterable[Phase]) -> collections.Counter[str]:
+def held_by_member(phases: Iterable[Phase]) -> Counter[str]:
     """Return the bytes held of every member's contributions."""
-    held: collections.Counter[str] = collections.Counter()
+    held: Counter[str] = Counter()
     for phase in phases:
         held.update(phase.assembly.held())
     return held

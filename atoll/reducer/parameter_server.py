@@ -12,6 +12,7 @@ the first n - backups pushes of a clock are averaged in member order; later ones
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -77,6 +78,14 @@ class ParameterServer:
         if worker is not None and worker.state != WorkerState.LOST:
             worker.state, worker.waiting = WorkerState.LOST, None
         return self._released() + self._loader()
+
+    def held(self) -> Counter[str]:
+        """Return the bytes held of each member's pushes, and under an empty name the state."""
+        vectors = [self.theta, *self._rule.vectors.values()]
+        held = Counter({"": sum(vector.nbytes for vector in vectors)})
+        for member, (_, packet) in list(self._arrivals.items()):
+            held[member] += len(packet.data)
+        return held
 
     @property
     def computing(self) -> list[str]:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from atoll.clock import Clock, RealClock
 from atoll.codec.base import Packet
-from atoll.errors import AtollError, DeadlineExceeded, WireError
+from atoll.errors import AtollError, DeadlineExceeded, LimitReached, WireError
 from atoll.ids import session_id
 from atoll.net.dispatcher import Relayed
 from atoll.net.sync_link import SyncLink
+from atoll.reducer.memory import MemoryQuota
 from atoll.reducer.parameter_server import Answers, ParameterServer, expected_sizes
 from atoll.reducer.worker_clocks import WorkerState
 from atoll.wire.messages import Event, Undeliverable
@@ -67,8 +69,11 @@ class _Client:
 class ParameterServerEndpoint:
     """Serves one job's members over a session with the hub."""
 
-    def __init__(self, link: SyncLink, *, job: str, clock: Clock | None = None) -> None:
-        self._link, self._job = link, job
+    def __init__(
+        self, link: SyncLink, *, job: str, memory: MemoryQuota, clock: Clock | None = None
+    ) -> None:
+        """Subscribe to the asks of a job's members; `memory` refuses what is too much."""
+        self._link, self._job, self._memory = link, job, memory
         self._clock = clock if clock is not None else RealClock()
         self.server = ParameterServer()
         self._clients: dict[str, _Client] = {}
@@ -85,6 +90,14 @@ class ParameterServerEndpoint:
         self._stop.set()
         self._inbox.close()
         self._thread.join(timeout=5.0)
+
+    def held(self) -> Counter[str]:
+        """Return the bytes held of each member's asks, and under an empty name the state."""
+        held = self.server.held()
+        for member, client in list(self._clients.items()):
+            pieces = client.pieces
+            held[member] += pieces.total_bytes if pieces is not None else 0
+        return +held
 
     def _serve(self) -> None:
         ticked = self._clock.monotonic()
@@ -135,7 +148,15 @@ class ParameterServerEndpoint:
         if client.pieces is None or client.pieces.call != head.call:
             if head.index or (client.pieces is not None and client.pieces.call > head.call):
                 return  # only piece 0 has the ask's head; the answer to a `look` requests it
-            client.pieces = _new_pieces(head)
+            client.pieces = None  # an older ask, which nobody waits for any more
+            pieces = _new_pieces(head)
+            try:
+                self._memory.check(member, pieces.total_bytes)
+            except LimitReached as error:
+                client.taken = head.call
+                self._deliver([(member, Answer("refused", error=error.to_dict()), None)])
+                return
+            client.pieces = pieces
         if not client.pieces.put(head, piece) or not client.pieces.complete:
             return
         whole, client.pieces, client.taken = client.pieces, None, head.call

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,7 +27,7 @@ from atoll.reducer.assembly import MAX_CONTRIBUTION_BYTES
 from atoll.reducer.combine import NormHistory, combine
 from atoll.reducer.looks import Looks
 from atoll.reducer.mean import Mean, Share, minority, unreadable
-from atoll.reducer.memory import MemoryQuota
+from atoll.reducer.memory import MemoryQuota, held_by_member
 from atoll.reducer.parameter_server_endpoint import ParameterServerEndpoint
 from atoll.reducer.phases import Epoch, Phase
 from atoll.reducer.results import ExchangeOutcome, in_slot_order, received
@@ -61,10 +61,7 @@ class Reducer:
         clock: Clock | None = None,
         limits: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """Subscribe to the messages of session `job/reducer`; time limits are in seconds.
-
-        `limits` returns the quotas of memory, in bytes, see `MemoryQuota`.
-        """
+        """Serve as `job/reducer`; times are in seconds, and for `limits` see `MemoryQuota`."""
         self._link, self._job = link, job
         self._max_bytes, self._away_s = max_bytes, away_s
         self._clock = clock if clock is not None else RealClock()
@@ -77,7 +74,8 @@ class Reducer:
         """Member -> the newest epoch at the time of the last report of malformed pieces."""
         self._closed_epochs: deque[int] = deque(maxlen=_CLOSED_KEPT)
         self._norm_history, self._looks = NormHistory(), Looks()
-        self._memory = MemoryQuota(limits)
+        self._memory = MemoryQuota(limits, held=self._held)
+        self._server: ParameterServerEndpoint | None = None
         # One thread: `NormHistory` is not thread-safe.
         self._summing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reducer-sum")
         self._inbox = link.subscribe(notices=(RoundPlan, MemberLost, Verdict), reconnects=True)
@@ -89,8 +87,10 @@ class Reducer:
             AtollError: the link failed permanently (a refused token, a replaced session).
         """
         last_seen = self._clock.monotonic()
-        endpoint = ParameterServerEndpoint(self._link, job=self._job, clock=self._clock)
-        endpoint.start()
+        self._server = ParameterServerEndpoint(
+            self._link, job=self._job, memory=self._memory, clock=self._clock
+        )
+        self._server.start()
         try:
             while not stop.is_set():
                 now = self._clock.monotonic()
@@ -105,17 +105,18 @@ class Reducer:
                     continue
                 self._handle(item)
         finally:
-            endpoint.close()
+            self._server.close()
             self._inbox.close()
             self._summing.shutdown(wait=False, cancel_futures=True)
 
     def figures(self) -> dict[str, float]:
         """Return the figures of a heartbeat; called on the link's event loop."""
-        return self._memory.figures(self._phases())
+        return self._memory.figures()
 
-    def _phases(self) -> list[Phase]:
+    def _held(self) -> Counter[str]:
         with self._lock:
-            return [p for epoch in self._epochs.values() for p in list(epoch.phases.values())]
+            phases = [p for epoch in self._epochs.values() for p in list(epoch.phases.values())]
+        return held_by_member(phases) + (self._server.held() if self._server else Counter())
 
     # ---------------------------------------------------------------------- intake
 
@@ -197,7 +198,7 @@ class Reducer:
                     f"the contribution of {member} belongs to another round",
                     given=f"round {head.round}", expected=f"round {epoch.plan.round}",
                 )  # fmt: skip
-            self._memory.check(member, head, phase, self._phases())
+            self._memory.check(member, 0 if phase.assembly.started(member) else head.total_bytes)
             complete = phase.assembly.add(member, head, piece)
         except AtollError as error:
             self._refuse(epoch, phase, member, error)

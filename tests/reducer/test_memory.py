@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from concurrent.futures import Future
+from typing import Any, cast
 
 import pytest
 import torch
 
+from atoll.codec.registry import make_codec
+from atoll.net.dispatcher import Relayed
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.memory import JOB as JOB_LIMIT
-from atoll.reducer.memory import MEMBER
+from atoll.reducer.memory import MEMBER, MemoryQuota
+from atoll.reducer.parameter_server_endpoint import ParameterServerEndpoint
 from atoll.reducer.server import Reducer
-from tests.reducer.test_bad_input import BAD, ELEMENTS, HEALTHY, JOB, Bench, plan_of
+from atoll.wire.parameter_server_frames import frames, unpack_frame
+from atoll.wire.parameter_server_messages import (
+    Answer,
+    Ask,
+    Attach,
+    Load,
+    Push,
+    Setup,
+    pack_message,
+    unpack_answer,
+)
+from tests.reducer.test_bad_input import BAD, ELEMENTS, HEALTHY, JOB, Bench, Desk, plan_of
 
 SIZE = 4 * ELEMENTS
 
@@ -85,3 +100,78 @@ def test_a_limit_that_is_lowered_meanwhile_keeps_what_has_begun(benches: list[Li
     bench.limits = {MEMBER: 1}
     bench.contribute(HEALTHY[0], vector(1.0))  # the same pieces again
     assert not bench.refused(HEALTHY[0])
+
+
+class ServerDesk(Desk):
+    """Keeps the answers of a parameter server, by member."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: dict[str, list[Answer]] = {}
+
+    def relay_later(self, to: str, parts: Iterator[Any], *, deadline: float) -> Future[int]:
+        for head, piece in parts:
+            told, _ = unpack_frame(memoryview(bytes(head) + bytes(piece)))
+            if told.index == 0:
+                member = to.rpartition("/")[2]
+                self.answers.setdefault(member, []).append(unpack_answer(told.body))
+        done: Future[int] = Future()
+        done.set_result(0)
+        return done
+
+
+class Servers:
+    """A parameter server whose memory is limited."""
+
+    def __init__(self, **limits: int) -> None:
+        self.desk, self.limits = ServerDesk(), limits
+        memory = MemoryQuota(lambda: self.limits, held=lambda: self.endpoint.held())
+        self.memory = memory
+        self.endpoint = ParameterServerEndpoint(
+            cast(SyncLink, self.desk), job=JOB, memory=memory
+        )  # fmt: skip
+        self._calls = 0
+
+    def ask(self, member: str, ask: Ask, elements: int) -> Answer | None:
+        """Send an ask with that many elements; return its answer, if there is one by now."""
+        self._calls += 1
+        data = make_codec("fp32").encode(torch.ones(elements)).data if elements else b""
+        told = len(self.desk.answers.get(member, []))
+        for head, piece in frames("ask", self._calls, pack_message(ask), data):
+            payload = memoryview(bytes(head) + bytes(piece))
+            self.endpoint._receive(Relayed(f"{JOB}/{member}", payload))
+        answers = self.desk.answers.get(member, [])
+        return answers[-1] if len(answers) > told else None
+
+
+def test_a_push_that_does_not_fit_is_refused_and_others_go_on() -> None:
+    servers, members = Servers(), ["w0", "w1"]
+    setup = Setup(parameters=8, mode="synchronous")
+    for member in members:
+        servers.ask(member, Attach(1, members, want=False), 0)
+    load = Load(1, members, setup, 8)
+    assert servers.ask("w0", load, 8) is not None
+    assert servers.endpoint.held() == {"": 32}
+    servers.limits = {MEMBER: 32, JOB_LIMIT: 0}
+    assert servers.ask("w1", Push(1, 0, 0, "fp32", [8]), 8) is None  # it waits for w0's
+    assert servers.endpoint.held() == {"": 32, "w1": 32}
+    assert servers.memory.figures()["held_bytes"] == 64
+    servers.limits = {MEMBER: 32, JOB_LIMIT: 64}
+    refused = servers.ask("w0", Push(1, 0, 0, "fp32", [8]), 8)
+    assert refused is not None
+    assert refused.kind == "refused"
+    assert refused.error["kind"] == "LimitReached"
+    assert "this job's members" in refused.error["what"]
+    servers.limits = {MEMBER: 31, JOB_LIMIT: 0}
+    refused = servers.ask("w0", Push(1, 0, 0, "fp32", [8]), 8)
+    assert refused is not None
+    assert "of w0" in refused.error["what"]
+    servers.limits = {}
+    answer = servers.ask("w0", Push(1, 0, 0, "fp32", [8]), 8)
+    assert answer is not None
+    assert answer.accepted
+    assert answer.version == 1
+    assert servers.desk.answers["w1"][-1].version == 1
+    assert servers.memory.figures() == {
+        "held_bytes": 32.0, "refused": 1.0, "refused/w0": 1.0,
+    }  # fmt: skip

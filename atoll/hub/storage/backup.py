@@ -22,6 +22,7 @@ import msgspec
 from atoll import __version__
 from atoll.clock import Clock
 from atoll.errors import CheckpointCorrupt, ConfigError, HubError, StorageFull, WireError
+from atoll.hub.quotas.limits import FILE as QUOTAS
 from atoll.hub.security.certificates import FILES
 from atoll.hub.security.certificates import FOLDER as CERTIFICATES
 from atoll.hub.storage.backup_files import (
@@ -153,6 +154,8 @@ def _take(
         copying = _Copying(work, before)
         copying.database(data / DATABASE)
         copying.file(data / SECRETS, f"data/{SECRETS}", private=True)
+        if (data / QUOTAS).is_file():
+            copying.file(data / QUOTAS, f"data/{QUOTAS}")
         for path in (data / CERTIFICATES / name for name in FILES):
             if path.is_file():  # without them every node would have to join again
                 copying.file(path, f"data/{CERTIFICATES}/{path.name}", private=True)

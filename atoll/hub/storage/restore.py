@@ -18,6 +18,7 @@ import msgspec
 
 from atoll.clock import Clock
 from atoll.errors import CheckpointCorrupt, ConfigError, HubError
+from atoll.hub.quotas.limits import FILE as QUOTAS
 from atoll.hub.security.certificates import FOLDER as CERTIFICATES
 from atoll.hub.security.certificates import write_secret
 from atoll.hub.storage.backup import DATABASE, SECRETS
@@ -165,6 +166,8 @@ def _put_data(backup: Path, listing: Listing, data: Path, *, jobs: Path, now: fl
         name = entry.name.removeprefix("data/")
         if name == SECRETS or name.startswith(f"{CERTIFICATES}/"):
             write_secret(data / name, (backup / entry.name).read_bytes())
+        elif name == QUOTAS:
+            write_synced(data / name, (backup / entry.name).read_bytes())
     origin = Origin(listing.id, listing.taken, now)
     write_synced(data / RESTORED, msgspec.json.encode(origin))
     for stale in data.glob(f"{DATABASE}-*"):

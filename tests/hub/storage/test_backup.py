@@ -16,6 +16,7 @@ import pytest
 from atoll.clock import RealClock, VirtualClock
 from atoll.errors import CheckpointCorrupt, ConfigError, HubError
 from atoll.hub.app import HubOptions
+from atoll.hub.quotas.limits import read_quotas
 from atoll.hub.server import HubServer
 from atoll.hub.storage import backup, backup_files
 from atoll.hub.storage.backup import BackupResult, take
@@ -125,6 +126,7 @@ def test_backup_has_files_and_complete_checkpoints(hub: HubServer, tmp_path: Pat
     (folder / checkpoint_folder(5)).mkdir()
     (folder / checkpoint_folder(5) / "w0.safetensors").write_bytes(b"under way")
     (folder / "metrics.jsonl").write_bytes(b'{"a":1}\n{"half')
+    (tmp_path / "first" / "data" / "quotas.toml").write_text('job_disk = "5GB"\n')
     taken = copy(hub, tmp_path)
     assert len(taken.left_out) == 1
     assert "round-000004" in taken.left_out[0]
@@ -136,6 +138,7 @@ def test_backup_has_files_and_complete_checkpoints(hub: HubServer, tmp_path: Pat
     assert not (made / checkpoint_folder(4)).exists()
     assert (made / "metrics.jsonl").read_bytes() == b'{"a":1}\n'
     assert (tmp_path / "d" / "secrets.json").stat().st_mode & 0o077 == 0
+    assert read_quotas(tmp_path / "d" / "quotas.toml").job_disk == 5 * 10**9
 
 
 def test_backup_takes_newer_checkpoint_if_one_vanishes(
