@@ -22,7 +22,8 @@ from atoll.net.endpoint import parse_ticket
 from atoll.node.launchers import landlock
 from atoll.node.launchers.sandbox import has_own_network, level
 from bench.attack.attacks import NotTried, Suite, hold
-from bench.attack.site import WAIT_S, Site, until
+from bench.attack.session import WAIT_S, until
+from bench.attack.site import Site
 
 suite = Suite()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from atoll.net.endpoint import parse_ticket
 from bench.attack.attacks import NotTried, Suite, hold
-from bench.attack.site import HONEST, Site, trainer_job, until
+from bench.attack.session import until
+from bench.attack.site import HONEST, Site, trainer_job
 from bench.kit.cluster import Cluster
 
 suite = Suite()

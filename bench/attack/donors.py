@@ -25,7 +25,8 @@ from atoll.wire.recovery_messages import (
 )
 from bench.attack.attacks import NotTried, Suite, hold
 from bench.attack.members import Member, json_of, member_of
-from bench.attack.site import WAIT_S, Site, until
+from bench.attack.session import WAIT_S, until
+from bench.attack.site import Site
 
 suite = Suite()
 

@@ -16,7 +16,8 @@ import psutil
 from atoll.errors import AtollError
 from atoll.wire.job_messages import LogLines
 from bench.attack.attacks import Suite, hold
-from bench.attack.site import SPEC, Session, Site
+from bench.attack.session import Session
+from bench.attack.site import SPEC, Site
 from bench.kit.cluster import ROOT
 
 suite = Suite()

@@ -14,7 +14,8 @@ from atoll.errors import AtollError
 from atoll.net.member_tls import MemberTls
 from bench.attack.attacks import Suite, hold
 from bench.attack.members import member_of
-from bench.attack.site import WAIT_S, Site, trainer_job, until
+from bench.attack.session import WAIT_S, until
+from bench.attack.site import Site, trainer_job
 
 suite = Suite()
 

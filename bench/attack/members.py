@@ -36,7 +36,8 @@ from atoll.wire.messages import (
 from atoll.wire.recovery_messages import OFFER, OK, StateAsk, pack_ask, unpack_answer
 from atoll.wire.states import ProcessPhase
 from bench.attack.attacks import Suite, hold
-from bench.attack.site import EVIL, MODEL, Session, Site
+from bench.attack.session import Session
+from bench.attack.site import EVIL, MODEL, Site
 
 suite = Suite()
 

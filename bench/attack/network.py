@@ -19,7 +19,8 @@ from atoll.clock import RealClock
 from atoll.hub.security.certificates import Authority
 from atoll.net.endpoint import parse_ticket
 from bench.attack.attacks import NotTried, Suite, hold
-from bench.attack.site import Session, Site, until
+from bench.attack.session import Session, until
+from bench.attack.site import Site
 from bench.chaos.proxy import Proxy
 from bench.kit.cluster import ROOT
 

@@ -10,7 +10,8 @@ from atoll.errors import AtollError
 from atoll.wire.messages import Failure, Launch, Stop, pack_command
 from atoll.wire.queue_messages import QueuePut
 from bench.attack.attacks import Suite, hold
-from bench.attack.site import LENT, Session, Site, trainer_job, until
+from bench.attack.session import Session, until
+from bench.attack.site import LENT, Site, trainer_job
 
 suite = Suite()
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from atoll.wire.messages import Failure, Launch, QueueAck, QueueClaim, QueueItems, unpack_command
 from atoll.wire.queue_messages import QueuePut, QueuePutDone
 from bench.attack.attacks import NotTried, Suite, hold
-from bench.attack.site import WAIT_S, Session, Site, until
+from bench.attack.session import WAIT_S, Session, until
+from bench.attack.site import Site
 from bench.kit.cluster import Cluster, free_port
 
 suite = Suite()

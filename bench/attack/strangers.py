@@ -17,7 +17,8 @@ from atoll.wire.frames import HEADER
 from atoll.wire.limits import PROTOCOL
 from atoll.wire.messages import Failure, Hello, QueueClaim, Welcome, pack
 from bench.attack.attacks import NotTried, Suite, hold
-from bench.attack.site import INFO, Site, own_address, said_and_closed
+from bench.attack.session import INFO, said_and_closed
+from bench.attack.site import Site, own_address
 
 suite = Suite()
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from atoll.node.launchers import landlock
-from bench.attack.site import Site, trainer_job, until
+from bench.attack.session import until
+from bench.attack.site import Site, trainer_job
 from bench.kit.cluster import Cluster
 
 pytestmark = [

@@ -7,120 +7,43 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from atoll.config import (
-    IslandTable,
-    JobSpec,
-    MeshShape,
-    StrategyTable,
-    TrainTable,
-    WorkerEnvironment,
-    split_ranks,
-)
 from atoll.errors import AuthError, JobError, WireError
 from atoll.group.routes.rendezvous_store import split_host_port
 from atoll.net.member_tls import MemberTls
-from atoll.node.islands import rendezvous, rendezvous_client, supervisor_link
-from atoll.node.islands.rendezvous import NewsQueue, Rendezvous, gather
+from atoll.node.islands import rendezvous_client, supervisor_link
 from atoll.node.islands.rendezvous_client import RendezvousClient
 from atoll.node.islands.rendezvous_server import Joined, Left, Received, RendezvousServer
-from atoll.node.islands.restart_history import RestartHistory
 from atoll.node.islands.supervisor_link import (
     Ended,
     Kill,
     Phases,
     Ready,
-    Start,
     SupervisorLink,
     Word,
     decoded,
     greet,
 )
 from atoll.node.machine import bandwidth, interfaces
-from atoll.plan.pipelines import PipelinePlan
 from atoll.wire.messages import RendezvousAddress
 from tests.group.man_in_the_middle import Middle
-from tests.node.islands.island_machines import RendezvousHub, rendezvous_hub
+from tests.node.islands.island_machines import RendezvousHub
+from tests.node.islands.rendezvous_servers import (
+    Opened,
+    environment_of,
+    hub,
+    next_of,
+    opened,
+    start,
+    told,
+)
 from tests.patience import PATIENCE_S
 
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[RendezvousHub]:
-    with rendezvous_hub(tmp_path / "hub") as made:
-        yield made
-
-
-@dataclass
-class Opened:
-    """A rendezvous server, its events, and the hub where it is published."""
-
-    server: RendezvousServer
-    news: NewsQueue
-    hub: RendezvousHub
-
-    def dial(self) -> socket.socket:
-        with self.hub.as_process("w1.1") as client:
-            found = told(client.find_rendezvous, self.hub.job, "w1")
-        host, _, port = found.dial.split()[0].rpartition(":")
-        return socket.create_connection((host, int(port)), timeout=5)
-
-    def secret(self) -> str:
-        with self.hub.as_process("w1.1") as client:
-            return str(told(client.find_rendezvous, self.hub.job, "w1").secret.partition(".")[0])
-
-    def tls(self, name: str) -> MemberTls:
-        return MemberTls(self.secret().encode(), name=name)
-
-    def come(self, name: str = "w1.1") -> SupervisorLink:
-        link = greet(self.dial(), tls=self.tls(name), leader="w1")
-        link.send(Ready("far"))
-        return link
-
-
-def told(ask: Any, *arguments: str) -> RendezvousAddress:
-    """Wait until the hub knows of a rendezvous server."""
-    deadline = time.monotonic() + 10
-    while (found := ask(*arguments)) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert isinstance(found, RendezvousAddress)
-    return found
-
-
-def environment_of(hub: RendezvousHub, member: str, folder: Path) -> WorkerEnvironment:
-    return WorkerEnvironment(
-        hub=hub.url, token=hub.token(member), job=hub.job, member=member, directory=folder,
-        spec=folder / "job.toml",
-    )  # fmt: skip
-
-
-@pytest.fixture
-def opened(hub: RendezvousHub, tmp_path: Path) -> Iterator[Opened]:
-    news: NewsQueue = queue.SimpleQueue()
-    with RendezvousServer(
-        environment_of(hub, "w1", tmp_path), machines=3, on_news=news.put
-    ) as server:
-        yield Opened(server, news, hub)
-
-
-def start(count: int = 1) -> Start:
-    return Start(
-        number=0, mesh=(1, 2, 1, 1), first=1, count=count, machine=1, machines=2, address="h",
-        port=1,
-    )  # fmt: skip
-
-
-def next_of(news: Any, kind: type) -> Any:
-    found = news.get(timeout=10)
-    assert isinstance(found, kind), found
-    return found
+__all__ = ["hub", "opened"]
 
 
 # ------------------------------------------------------------------------------- getting in
@@ -314,110 +237,6 @@ def test_the_address_of_a_leader_that_is_gone_is_ignored(opened: Opened, tmp_pat
         again.close()
         search.pass_by(search.key)
         assert search.look() is None
-
-
-# ------------------------------------------------------------------------------- who starts
-
-
-def job(*, on_loss: str = "shrink", inner: str = "fsdp", ranks: int = 6, **mesh: int) -> JobSpec:
-    return JobSpec(
-        strategy=StrategyTable(inner=inner),
-        island=IslandTable(ranks=ranks, mesh=mesh, machines=3, on_loss=on_loss),
-        train=TrainTable(batch=12),
-    )
-
-
-def formed(
-    opened: Opened, spec: JobSpec, *, row: int = 0, first: bool = False
-) -> Rendezvous | None:
-    return gather(
-        opened.server,
-        spec,
-        RestartHistory(row),
-        first=first,
-        news=opened.news,
-        is_asked=lambda: False,
-    )
-
-
-def test_an_island_starts_with_the_machines_that_are_in_time(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rendezvous, "FOLLOWERS_S", 0.3)
-    links = [opened.come("w1.2")]
-    next_of(opened.news, Joined)
-    two = formed(opened, job())
-    assert two is not None
-    assert (two.shape, two.runs) == (MeshShape(shard=4), [range(2), range(2, 4)])
-    assert [follower.part for follower in two.followers] == [2]
-    assert two.address == "127.0.0.1"
-    links.append(opened.come("w1.1"))
-    next_of(opened.news, Joined)
-    all_ = formed(opened, job(on_loss="wait"), first=True)
-    assert all_ is not None
-    assert all_.runs == [range(2), range(2, 4), range(4, 6)]
-    assert [follower.part for follower in all_.followers] == [1, 2]
-    fewer = formed(opened, job(), row=3)  # ranks were lost again and again, machines were not
-    assert fewer is not None
-    assert fewer.runs == [range(2), range(2, 3), range(3, 4)]  # 5 would not divide the rows
-    least = formed(opened, job(ranks=3), row=9)
-    assert least is not None
-    assert (least.runs, least.followers) == ([range(1)], ())
-    for link in links:
-        link.close()
-
-
-def test_an_elastic_island_starts_by_the_plan_of_its_machines(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rendezvous, "FOLLOWERS_S", 0.3)
-    spec = JobSpec(
-        strategy=StrategyTable(inner="pipeline"),
-        island=IslandTable(ranks=3, machines=3, elastic=True),
-    )
-    plans = {
-        ranks: PipelinePlan(
-            stages=ranks, replicas=1, rows=1, microbatches=4, cuts=(), predicted_s=1.0,
-            reduce_s=0.0, worst_bytes=0,
-        )
-        for ranks in (2, 3)
-    }  # fmt: skip
-    link = opened.come("w1.2")
-    next_of(opened.news, Joined)
-    found = gather(
-        opened.server, spec, RestartHistory(), first=False, news=opened.news,
-        is_asked=lambda: False, plans=plans,
-    )  # fmt: skip
-    assert found is not None
-    assert (found.plan, found.shape, found.runs) == (
-        plans[2], MeshShape(pipeline=2), [range(1), range(1, 2)],
-    )  # fmt: skip
-    assert [follower.part for follower in found.known] == [2]
-    link.close()
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [job(on_loss="wait"), job(inner="pipeline", ranks=0, pipeline=3), job()],
-    ids=["wait", "whole model", "first"],
-)
-def test_island_waits_while_it_may_not_or_cannot_start_with_less(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, spec: JobSpec
-) -> None:
-    monkeypatch.setattr(rendezvous, "FOLLOWERS_S", 0.0)
-    deadline = time.monotonic() + 0.5
-    first = spec == job()
-    found = gather(
-        opened.server, spec, RestartHistory(), first=first, news=opened.news,
-        is_asked=lambda: time.monotonic() > deadline,
-    )  # fmt: skip
-    assert found is None
-
-
-def test_ranks_are_dealt_in_runs_as_evenly_as_can_be() -> None:
-    assert split_ranks(4, machines=2) == [range(2), range(2, 4)]
-    assert split_ranks(5, machines=3) == [range(2), range(2, 4), range(4, 5)]
-    assert split_ranks(3, machines=1) == [range(3)]
 
 
 # ---------------------------------------------------------------------------------- addresses
