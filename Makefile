@@ -8,7 +8,7 @@ has = $(or $(wildcard $(DEV)),$(VENV)/.$1)
 RL := rl,box2d
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo rl-demo test quick docs check system lint types dist try bench attack sbom pins clean
+.PHONY: help install demo rl-demo test test-all quick docs check system lint types dist try bench attack sbom pins clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -28,10 +28,10 @@ $(VENV)/.%: pyproject.toml constraints.txt
 
 install: $(DEV)  ## make .venv and install Atoll into it, with all that development needs
 
-demo: $(call has,train)  ## four nodes on this machine train one small GPT, about 2 minutes
+demo: $(call has,train)  ## four nodes on this machine train one small GPT, about two minutes
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/atoll demo
 
-rl-demo: $(call has,$(RL))  ## four policies in four environments and one pooled critic, a minute or two
+rl-demo: $(call has,$(RL))  ## four policies in four environments and one pooled critic, about a minute on two cores
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/atoll run examples/pooled_critic.toml --local 5
 
 dist: $(DEV)  ## build sdist and wheel into dist/
@@ -42,7 +42,8 @@ try: dist  ## install the wheel into an empty environment and try it there, with
 	$(PYTHON) -m bench.first_run --quick
 
 system:  ## Debian packages that the browser, network and container tests use (needs root)
-	apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium iproute2 util-linux docker.io nginx-light
+	apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq --no-install-recommends chromium iproute2 util-linux docker.io nginx-light \
+		munge slurmctld slurmd slurm-client openssh-client openssh-server curl golang-go
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -53,17 +54,33 @@ types: $(DEV)
 
 check: lint types  ## ruff, format check, mypy strict
 
-# Long files first (tests/order.py). Many tests wait for others more than they compute, so three of
+# Long files first (tests/order.py). Many tests wait for others more than they compute, so five of
 # them keep two cores busy.
-WORKERS ?= 3
-test: $(DEV)  ## the whole suite, three files at a time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+WORKERS ?= 5
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Every worker loads all tests. In a fresh clone each of them would compile the same 3,000 modules,
+# 20 s of processor time per worker: two processes do that first, once per clone. What cannot be
+# loaded is shown by the tests.
+COMPILED := $(VENV)/.compiled
+$(COMPILED): $(DEV)
+	@echo "compiling the tests and what they load ..."
+	@find tests -name 'test_*.py' | sort | PYTHONDONTWRITEBYTECODE= xargs -P 2 -n 330 \
+		$(BIN)/python -m pytest -q --collect-only >/dev/null || true
+	@touch $@
+
+test: $(COMPILED)  ## every promise, ten minutes on two cores: all tests but the long ones
+	$(PYTEST) -m "not long" $(PYTEST_OPTIONS)
+
+test-all: $(COMPILED)  ## all tests, the long ones too: sweeps, networks, containers (half an hour)
+	$(PYTEST) --hypothesis-profile=whole $(PYTEST_OPTIONS)
 
 quick: $(DEV)  ## the quickest files of every room, for every save
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS) $$($(BIN)/python -m tests.order quick)
+	$(PYTEST) -q -m "not long" $(PYTEST_OPTIONS) $$($(BIN)/python -m tests.order quick)
 
-docs: $(DEV)  ## check the documentation: links, paths, named tests, public names
+docs: $(DEV)  ## check the documentation and build its site into dist/docs
 	$(BIN)/python -m pytest -q tests/test_documents.py tests/test_public_names.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+	@echo "$(BIN)/python -m http.server -d dist/docs shows it"
 
 bench: $(DEV)  ## every benchmark, quick form
 	@for name in loop reduce hub queue relay page diloco methods rl.collect rl.queue pooled; do $(BIN)/python -m bench.$$name --quick || exit 1; done

@@ -40,11 +40,13 @@ _PLACES = {
     "SlowMo": "atoll.methods.periodic",
     "Sparta": "atoll.methods.every_step",
     "Streaming": "atoll.methods.overlapped",
+    "connect": "atoll.client",
     "join": "atoll.run",
 }
 """Public name -> module that defines it."""
 
 if TYPE_CHECKING:
+    from atoll.client import connect
     from atoll.errors import AtollError
     from atoll.group.in_process.groups import MemoryGroups
     from atoll.methods.decentralized import Gossip, NoLoCo, Pairwise
@@ -85,6 +87,7 @@ __all__ = [
     "Sparta",
     "Streaming",
     "__version__",
+    "connect",
     "join",
 ]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import Counter
+from collections.abc import Mapping
 from typing import NewType
 
 from atoll.errors import ConfigError
@@ -21,7 +23,15 @@ REDUCER = "reducer"
 """Name of the process that sums up what members send."""
 
 _REDUCER = re.compile(rf"{REDUCER}-[0-9]{{1,6}}")
+_JOB = re.compile(r".+-[0-9]{8}-[0-9]{6}(-[0-9]+)*")
+_MEMBER = re.compile(r"\bw\d+\b")
+_NUMBERED = re.compile(r"(\D*)(\d*)")
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+def is_job_id(name: str) -> bool:
+    """Return whether a name is like those that a hub gives to jobs: the name, date and time."""
+    return _JOB.fullmatch(name) is not None
 
 
 def member_id(slot: int) -> MemberId:
@@ -63,6 +73,46 @@ def is_reducer(member: str) -> bool:
 def session_id(job: str, member: str) -> str:
     """Return the hub address of a member or reducer: ``job/member``."""
     return f"{job}/{member}"
+
+
+def machine_names(nodes: Mapping[str, str]) -> dict[str, str]:
+    """Return the name of each member for people: its machine's.
+
+    The member is added where its machine has several, `lap3 (w2)`, and stands alone where the
+    machine is unknown.
+
+    Args:
+        nodes: The machine of each member; an empty one is unknown.
+    """
+    several = Counter(nodes.values())
+    told = {m: f"{node} ({m})" if several[node] > 1 else node for m, node in nodes.items()}
+    return {member: told[member] if node else member for member, node in nodes.items()}
+
+
+def by_number(name: str) -> list[tuple[str, int]]:
+    """Return the key that sorts names as people do: lap9 before lap10."""
+    return [(letters, int(digits or 0)) for letters, digits in _NUMBERED.findall(name)]
+
+
+def spoken(text: str, nodes: Mapping[str, str], *, member: str = "") -> str:
+    """Return a sentence with the names of :func:`machine_names` in the place of members.
+
+    A member stays where the sentence names its machine, too.
+
+    Args:
+        text: The sentence.
+        nodes: The machine of each member.
+        member: Whose sentence it is; empty: nobody's. It is put first if the text does not name it.
+    """
+    names = machine_names(nodes)
+
+    def name(found: re.Match[str]) -> str:
+        one = found[0]
+        return one if nodes.get(one, one) in text else names.get(one, one)
+
+    said = _MEMBER.sub(name, text)
+    subject = names.get(member, member)
+    return f"{subject}: {said}" if subject and nodes.get(member, member) not in said else said
 
 
 def check_name(kind: str, name: str) -> str:

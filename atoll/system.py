@@ -33,6 +33,17 @@ _CAPABILITIES = 64
 _NO_CAPABILITIES = struct.pack("=Ii", 0x20080522, 0), bytes(24)
 """Arguments of capset(2): its third version, for this process; no sets."""
 
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+
+
+def congestion_control() -> str:
+    """Return TCP's congestion control of this machine, e.g. `cubic`; empty: not known."""
+    try:
+        return CONGESTION.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
 # -------------------------------------------------------------------------------------- memory
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from atoll.digest import Digest
 from atoll.gate import Gate
 
 
@@ -47,6 +47,10 @@ class DataStretch(Protocol):
 
     def place(self) -> tuple[int, dict[str, int]] | None:
         """Return the slot and its cursor; None while the member reads data that is not its own."""
+        ...
+
+    def place_after(self, steps: int) -> tuple[int, dict[str, int]] | None:
+        """Return what :meth:`place` will return so many own steps later; None: not known."""
         ...
 
     def move(self, slot: int, cursor: Mapping[str, int]) -> None:
@@ -211,6 +215,8 @@ class Task:
     """Sets the strategy up for other parameters, by name; None: they never change."""
     exchanged: tuple[str, ...] = ()
     """Names of the parameters that members exchange, if they have changed during the run."""
+    base_digest: tuple[tuple[tuple[int, int], ...], str] = field(default=((), ""), repr=False)
+    """Of a frozen base: versions of its tensors, and their digest."""
     _parameters: list[nn.Parameter] = field(init=False, repr=False, default_factory=list)
 
     def begin_period(self, due: int, *, together: bool = False) -> None:
@@ -286,7 +292,7 @@ class Task:
         if not self.exchanged:
             return base
         text = " ".join([base, *self.exchanged])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return Digest(text.encode()).hexdigest()
 
     def buffers(self) -> list[Tensor]:
         """Return the saved inexact (real or complex) buffers, e.g. running means of BatchNorm."""

@@ -113,6 +113,8 @@ class Place:
         The build of torch is this machine's, as the README says it; where that cannot be had, it is
         the package index's.
         """
+        if shutil.which("uv") is None:
+            raise Failed("uv is not on the path: pip install uv")
         uvx = ["uv", "tool", "run", "-q", "--python", self._python]
         uvx += ["-c", str(ROOT / "constraints.txt"), "--from", f"{self._wheel}[train]"]
         ask = ["python", "-c", "import sys; print(sys.prefix)"]

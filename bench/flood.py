@@ -5,14 +5,18 @@ this process. Beside them a process with the token of another job's member does 
 for a while, as fast as it can; for `connections` and `joins` it needs no token.
 
 round_ratio     median of the rounds' seconds during the attack, by that of the time before it
+against_control the same by that beside the control: a process of the same priority that uses as
+                much of the processors as the attacker did, and leaves the hub alone. What is above
+                1 is the hub's; the rest of `round_ratio` is that all share the processors
 healthz_p99_s   99 of 100 requests to /healthz, ten per second, were answered in this time; those
                 whose connection was dropped are asked again, and the time goes on
 cpu_ratio       the hub's processor time per second during the attack, by that before
 rss_growth_mb   the hub's memory at the end of the attack, less that before it
 sent            frames, requests or connections of the attacker
 
-All share the processors of this machine. The attacker has a lower priority there, as it stands for
-another machine; what it takes of memory and caches is a part of `round_ratio`.
+Every attack is made in turns of quiet, attack and control, so that what else happens on the machine
+meets all three. All share the processors of this machine. The attacker has a lower priority there,
+as it stands for another machine; `sent` tells whether it came to its limits.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +51,6 @@ from atoll.group.hub import HubGroup
 from atoll.group.period import PeriodReport
 from atoll.ids import session_id
 from atoll.net.handshake import make_hello
-from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from atoll.wire.frames import encode_relay
 from atoll.wire.messages import (
@@ -129,6 +133,16 @@ def flood_session(
                 opened.send(frame_of(kind, next(numbers), job=job))
                 count += 1
     return count
+
+
+def keep_busy(share: float, seconds: float) -> None:
+    """Use this share of a processor for a while, in slices as short as those of the attacks."""
+    began, used, end = time.monotonic(), time.process_time(), time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        if time.process_time() - used < share * (now - began):
+            sum(range(2_000))
+        else:
+            time.sleep(0.001)
 
 
 def flood_joins(url: str, end: float) -> int:
@@ -214,55 +228,103 @@ class Rounds:
         self._over.set()
 
 
-def watch_health(url: str, over: threading.Event) -> list[float]:
-    """Ask /healthz ten times a second until it is over; return how long each took."""
-    found: list[float] = []
+def watch_health(url: str, found: list[tuple[float, float]], over: threading.Event) -> None:
+    """Ask /healthz ten times a second until it is over; note when, and how long each took."""
     while not over.wait(0.1):
-        began = time.perf_counter()
+        began = time.monotonic()
         for _ in range(100):
-            with contextlib.suppress(AtollError), HubClient(url, timeout_s=30.0) as client:
-                client.health()
+            connection = http.client.HTTPConnection(url.rpartition("/")[2], timeout=30.0)
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                connection.request("GET", "/healthz")
+                connection.getresponse().read()
                 break
-        found.append(time.perf_counter() - began)
-    return found
+            connection.close()
+        connection.close()
+        found.append((time.monotonic(), time.monotonic() - began))
 
 
-def measure(
-    kind: str, rounds: Rounds, hub: dict[str, str], process: psutil.Process, node: Node,
-    seconds: float,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the row of an attack, with the token of a new job: one that ends is launched anew."""
-    clock = Clock(process)
-    calm = statistics.median(rounds.during(seconds))
-    calm_cpu = clock.rate()
-    before = process.memory_info().rss
-    over, health = threading.Event(), list[float]()
-    watcher = threading.Thread(target=lambda: health.extend(watch_health(hub["url"], over)))
-    job, tokens = node.submit(nodes=2, route="relay")
-    command = [sys.executable, "-m", "bench.flood", "--attack", kind, hub["url"], job]
-    attacker = subprocess.Popen(
-        [*command, str(seconds), f"--token={tokens['w0']}"], stdout=subprocess.PIPE, text=True,
-        env=single_threaded(),
-    )  # fmt: skip
-    assert attacker.stdout is not None
-    attacker.stdout.readline()  # it is ready: what its start takes is no attack
-    clock.rate()
-    watcher.start()
-    busy = statistics.median(rounds.during(seconds))
-    busy_cpu = clock.rate()
-    growth = process.memory_info().rss - before
-    sent = attacker.communicate(timeout=120)[0].split()
-    over.set()
-    watcher.join()
-    return {
-        "attack": kind,
-        "round_ratio": round(busy / calm, 2),
-        "healthz_p99_s": round(sorted(health)[int(0.99 * len(health))], 3),
-        "cpu_ratio": round(busy_cpu / calm_cpu, 2),
-        "rss_growth_mb": round(growth / 1e6, 1),
-        "round_ms": round(1e3 * calm, 1),
-        "sent": int(sent[-1]) if sent else 0,
-    }
+@dataclass
+class Seen:
+    """What was seen in one kind of turns."""
+
+    seconds: list[float] = field(default_factory=list)
+    health: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    @property
+    def round_s(self) -> float:
+        """Return the median of a round's seconds."""
+        return statistics.median(self.seconds)
+
+
+class Bench:
+    """The hub, the members' rounds and the requests to /healthz that are measured."""
+
+    def __init__(
+        self, rounds: Rounds, hub: dict[str, str], process: psutil.Process, node: Node
+    ) -> None:
+        """Begin to ask for /healthz, attack or not: that takes time of the processors, too."""
+        self.rounds, self.hub, self.process, self.node = rounds, hub, process, node
+        self.health: list[tuple[float, float]] = []
+        self.over = threading.Event()
+        self._watcher = threading.Thread(
+            target=watch_health, args=(hub["url"], self.health, self.over)
+        )
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Stop to ask."""
+        self.over.set()
+        self._watcher.join()
+
+    def during(self, seconds: float, seen: Seen) -> None:
+        """Watch for so many seconds."""
+        clock, began = Clock(self.process), time.monotonic()
+        seen.seconds += self.rounds.during(seconds)
+        seen.cpu.append(clock.rate())
+        # A request that was not answered yet counts with what it has waited.
+        late = [time.monotonic() - self.health[-1][0]] if self.health else []
+        seen.health += [took for at, took in self.health if at >= began] + late
+
+    def beside(self, arguments: list[str], seconds: float, seen: Seen) -> list[str]:
+        """Watch while a process of this module does something; return what it says at its end."""
+        beside = subprocess.Popen(
+            [sys.executable, "-m", "bench.flood", *arguments], stdout=subprocess.PIPE, text=True,
+            env=single_threaded(), stdin=subprocess.PIPE,
+        )  # fmt: skip
+        assert beside.stdout is not None
+        beside.stdout.readline()  # it is ready: what its start takes is no attack
+        time.sleep(0.5)  # the rounds are as before
+        assert beside.stdin is not None
+        beside.stdin.write("go\n")
+        beside.stdin.flush()
+        self.during(seconds, seen)
+        return beside.communicate(timeout=120)[0].split()
+
+    def measure(self, kind: str, *, turns: int, seconds: float) -> dict[str, Any]:
+        """Return the row of an attack."""
+        quiet, attacked, control = Seen(), Seen(), Seen()
+        sent, growth = 0, 0
+        for _ in range(turns):
+            self.during(seconds, quiet)
+            # A new job for every turn: one that ends is launched anew, with other tokens.
+            job, tokens = self.node.submit(nodes=2, route="relay")
+            before = self.process.memory_info().rss
+            command = ["--attack", kind, self.hub["url"], job, str(seconds)]
+            count, share = self.beside([*command, f"--token={tokens['w0']}"], seconds, attacked)
+            growth = max(growth, self.process.memory_info().rss - before)
+            sent += int(count)
+            self.beside(["--busy", share, str(seconds)], seconds, control)
+        return {
+            "attack": kind,
+            "round_ratio": round(attacked.round_s / quiet.round_s, 2),
+            "against_control": round(attacked.round_s / control.round_s, 2),
+            "healthz_p99_s": round(sorted(attacked.health)[int(0.99 * len(attacked.health))], 3),
+            "cpu_ratio": round(sum(attacked.cpu) / sum(quiet.cpu), 2),
+            "rss_growth_mb": round(growth / 1e6, 1),
+            "round_ms": round(1e3 * quiet.round_s, 1),
+            "sent": sent,
+        }
 
 
 class Clock:
@@ -286,18 +348,14 @@ class Clock:
 def main() -> int:
     """Measure, or be an attacker."""
     parser = argparse.ArgumentParser(prog="python -m bench.flood", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="five seconds of each, not fifteen")
+    parser.add_argument("--quick", action="store_true", help="one turn of each, not four")
     parser.add_argument("--only", default="", help="one attack")
     parser.add_argument("--attack", nargs=4, metavar=("KIND", "URL", "JOB", "SECONDS"))
+    parser.add_argument("--busy", nargs=2, metavar=("SHARE", "SECONDS"), help=argparse.SUPPRESS)
     parser.add_argument("--token", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.attack:
-        kind, url, job, seconds = options.attack
-        os.nice(10)  # it stands for another machine
-        logging.getLogger("websockets").setLevel(logging.CRITICAL)
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
-        sys.stdout.write(f"{attack(kind, url, options.token, job, float(seconds))}\n")
+    if options.attack or options.busy:
+        be_beside(options)
         return 0
     torch.set_num_threads(1)
     rows = []
@@ -308,14 +366,33 @@ def main() -> int:
         node = Node(hub)
         rounds = Rounds(hub, *node.submit(nodes=2, route="relay"))
         rounds.during(2.0)
+        bench = Bench(rounds, hub, process, node)
         for kind in [options.only] if options.only else ATTACKS:
-            seconds = 5.0 if options.quick else 15.0
-            rows.append(measure(kind, rounds, hub, process, node, seconds))
+            rows.append(bench.measure(kind, turns=1 if options.quick else 4, seconds=5.0))
             sys.stderr.write(f"{rows[-1]}\n")
+        bench.close()
         rounds.stop()
         node.close()
     emit({"rows": rows}, rows)
     os._exit(0)  # the members wait for a hub that has ended
+
+
+def be_beside(options: argparse.Namespace) -> None:
+    """Attack, or be the control; say how much was sent and which share of a processor it took."""
+    os.nice(10)  # it stands for another machine
+    logging.getLogger("websockets").setLevel(logging.CRITICAL)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    began, used, sent = time.monotonic(), time.process_time(), 0
+    if options.busy:
+        share, seconds = map(float, options.busy)
+        keep_busy(share, seconds)
+    else:
+        kind, url, job, length = options.attack
+        sent = attack(kind, url, options.token, job, float(length))
+    share = (time.process_time() - used) / (time.monotonic() - began)
+    sys.stdout.write(f"{sent} {share:.4f}\n")
 
 
 if __name__ == "__main__":

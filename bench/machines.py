@@ -24,9 +24,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from atoll.config import RankPlace, rank_environment, rank_place
+from atoll.netlab.lab import Lab
 from bench.island.kinds import KINDS, Kind
 from bench.kit.report import emit
-from bench.netlab.lab import Lab
 
 CHOSEN = ("ddp", "fsdp", "tensor", "pipeline, 1f1b")
 PORTS = {"one": 29_501, "two": 29_502}

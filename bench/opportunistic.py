@@ -29,8 +29,8 @@ from atoll.config import (
     rank_environment,
     rank_place,
 )
+from atoll.netlab.lab import Lab
 from bench.kit.report import emit
-from bench.netlab.lab import Lab
 
 ORDERS = ("1f1b", "opportunistic")
 PORT, STAGES, ROWS, WARM_UP = 29_507, 2, 1, 2

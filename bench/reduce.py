@@ -44,6 +44,7 @@ from atoll.net.endpoint import parse_ticket
 from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
+from atoll.netlab.lab import Lab
 from atoll.wire.messages import (
     Finished,
     Launch,
@@ -54,7 +55,6 @@ from atoll.wire.messages import (
     unpack_command,
 )
 from bench.kit.report import emit
-from bench.netlab.lab import Lab
 
 ELEMENTS = 10_000_000
 CODECS = ["fp32", "bf16", "int8"]

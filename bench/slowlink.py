@@ -37,12 +37,12 @@ import torch
 
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.netlab.lab import Lab
+from atoll.netlab.shape import Shape
 from atoll.run import Run
 from atoll.run.place import Membership
 from bench.kit.cluster import ROOT
 from bench.kit.report import emit
-from bench.netlab.lab import Lab
-from bench.netlab.shape import Shape
 from bench.reduce import single_threaded
 from bench.slowlink_member import MEMBERS, METHODS, SEED, make_data, make_model, train
 
@@ -109,13 +109,13 @@ class Site:
         with (self.folder / f"host{host}.log").open("a", encoding="utf-8") as log:
             process = self.lab.popen(
                 host, [sys.executable, "-m", "atoll.cli", *words], cwd=self.folder,
-                env=self._environment(host), stdout=subprocess.PIPE if words[0] == "hub" else log,
+                env=self.environment(host), stdout=subprocess.PIPE if words[0] == "hub" else log,
                 stderr=log, text=True, start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)
         return process
 
-    def gather(self) -> None:
+    def gather(self, members: int = MEMBERS) -> None:
         """Start the hub and the nodes.
 
         Raises:
@@ -128,15 +128,16 @@ class Site:
             if not line:
                 raise RuntimeError(f"the hub did not start: see {self.folder}/host0.log")
             ticket = next((word for word in line.split() if word.startswith("atoll://")), "")
-        for host in range(1, MEMBERS + 1):
+        for host in range(1, members + 1):
             self.start(host, "join", ticket, "--name", f"n{host}")
 
     def stop_jobs(self) -> None:
         """Ask what runs to end after its present round."""
         command = [sys.executable, "-c", STOP]
-        self.lab.run(HUB, command, env=self._environment(HUB), check=True, timeout=END_S)
+        self.lab.run(HUB, command, env=self.environment(HUB), check=True, timeout=END_S)
 
-    def _environment(self, host: int) -> dict[str, str]:
+    def environment(self, host: int) -> dict[str, str]:
+        """Return the environment of the processes of a host."""
         return single_threaded() | {
             "ATOLL_HOME": str(self.folder / f"home{host}"), "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1", "COLUMNS": "200",

@@ -11,7 +11,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-from tests import order
+from tests import order, tiers
 
 # Hundreds of processes load the same modules: each is compiled once, whatever the shell says.
 # Without its compiled modules a worker takes 2.6 s of processor time to start, with them 1.5.
@@ -19,15 +19,24 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # How long an example takes says more about what else the machine does than about the code. The
-# examples are the same in every run: `--hypothesis-profile=explore` draws others.
-settings.register_profile("atoll", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None)
+# examples are the same in every run: `--hypothesis-profile=explore` draws others. They are the
+# first of those of `--hypothesis-profile=whole`, which `make test-all` takes.
+settings.register_profile("atoll", deadline=None, derandomize=True, max_examples=tiers.WHOLE // 3)
+settings.register_profile("whole", deadline=None, derandomize=True, max_examples=tiers.WHOLE)
+settings.register_profile("explore", deadline=None, max_examples=tiers.WHOLE)
 settings.load_profile("atoll")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--regenerate`: write golden files anew instead of comparing with them."""
+    """Add `--regenerate` (write golden files instead of comparing with them) and `--measure`."""
     parser.addoption("--regenerate", action="store_true", help="write golden files anew")
+    parser.addoption("--measure", action="store_true", help="write what each file took")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure in the process that hears of every test."""
+    if config.getoption("--measure") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(order.Measure())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,9 +54,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
     """Put long files first: at the end no worker waits for another's last one."""
+    tiers.thin(items)
+    result = yield  # tests are deselected
     items[:] = order.ordered(items)
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)

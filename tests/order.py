@@ -1,15 +1,17 @@
 """What each file of the suite takes: the order in which they run, and which are quick.
 
-python -m tests.order measure LOG   write the table anew, from a run with `--durations=0`
-python -m tests.order quick         print the files that `make quick` runs
+python -m tests.order quick   print the files that `make quick` runs
+python -m tests.order sum     print the seconds of `make test`, and of the long tests
+
+A run with `--measure` writes what its tests took into the table, tests/file_seconds.txt.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -24,6 +26,7 @@ QUICK_S = 60.0
 ALWAYS = (
     "tests/test_layers.py",
     "tests/test_names.py",
+    "tests/test_sizes.py",
     "tests/test_startup.py",
     "tests/test_documents.py",
 )
@@ -35,10 +38,17 @@ SLOW_ROOMS = frozenset(
 """Each of their files starts processes, a browser or networks."""
 
 
-def seconds() -> dict[str, float]:
+class Taken(NamedTuple):
+    """Seconds of a file: of the tests that `make test` runs, and of its long ones."""
+
+    usual_s: float = UNKNOWN_S
+    long_s: float = 0.0
+
+
+def seconds() -> dict[str, Taken]:
     """Return how long each file takes, as far as it is known."""
     rows = (line.split() for line in TABLE.read_text().splitlines())
-    return {path: float(taken_s) for taken_s, path in rows}
+    return {path: Taken(float(usual_s), float(long_s)) for usual_s, long_s, path in rows}
 
 
 def ordered(items: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -50,20 +60,27 @@ def ordered(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     files: dict[str, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    known = seconds()
+    taken = {name: _taken_s(own, known.get(name, Taken())) for name, own in files.items()}
     clusters = {name for name, own in files.items() if own[0].get_closest_marker("e2e")}
-    placed = {**places(clusters), **places(files.keys() - clusters)}
+    placed = {**places(taken, clusters), **places(taken, files.keys() - clusters)}
     return [item for name in sorted(files, key=lambda name: placed[name]) for item in files[name]]
 
 
-def places(names: Iterable[str]) -> dict[str, tuple[float, str]]:
+def _taken_s(items: Sequence[pytest.Item], known: Taken) -> float:
+    """Return how long these tests of a file take."""
+    long = {item.get_closest_marker("long") is not None for item in items}
+    return (known.usual_s if False in long else 0.0) + (known.long_s if True in long else 0.0)
+
+
+def places(taken: dict[str, float], names: Iterable[str]) -> dict[str, tuple[float, str]]:
     """Return where files stand between 0 and 1, the longest first, each by what comes before it."""
-    known = seconds()
-    queue = sorted(names, key=lambda name: (-known.get(name, UNKNOWN_S), name))
-    whole_s = sum(known.get(name, UNKNOWN_S) for name in queue)
+    queue = sorted(names, key=lambda name: (-taken[name], name))
+    whole_s = sum(taken[name] for name in queue) or 1.0
     found, before_s = {}, 0.0
     for name in queue:
         found[name] = (before_s / whole_s, name)
-        before_s += known.get(name, UNKNOWN_S)
+        before_s += taken[name]
     return found
 
 
@@ -72,7 +89,7 @@ def quick() -> list[str]:
 
     Rooms take turns, each with its next quickest file, so none is left out.
     """
-    known = seconds()
+    known = {path: taken.usual_s for path, taken in seconds().items()}
     rooms: dict[str, list[tuple[float, str]]] = {}
     for path in ROOT.glob("tests/**/test_*.py"):
         name = path.relative_to(ROOT).as_posix()
@@ -93,12 +110,27 @@ def quick() -> list[str]:
     return found
 
 
-def measured(log: str) -> dict[str, float]:
-    """Return the sum of a log's durations by file."""
-    found: dict[str, float] = {}
-    for taken_s, path in re.findall(r"(?m)^([\d.]+)s (?:call|setup|teardown) +([^:]+)::", log):
-        found[path] = found.get(path, 0.0) + float(taken_s)
-    return found
+class Measure:
+    """A plugin that writes what the tests of a run took; other files keep what they have."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, bool], float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add one part of a test: its setup, its call or what is done after it."""
+        key = (report.nodeid.partition("::")[0], "long" in report.keywords)
+        self._found[key] = self._found.get(key, 0.0) + report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the table, without files that are gone."""
+        known = seconds()
+        for path, long in self._found:
+            taken = known.get(path, Taken(0.0))
+            new_s = self._found[path, long]
+            known[path] = taken._replace(**{"long_s" if long else "usual_s": new_s})
+        there = {path: taken for path, taken in known.items() if (ROOT / path).exists()}
+        rows = [(-taken.usual_s, -taken.long_s, path) for path, taken in there.items()]
+        TABLE.write_text("".join(f"{-u:.1f} {-s:.1f} {path}\n" for u, s, path in sorted(rows)))
 
 
 def main() -> int:
@@ -106,10 +138,9 @@ def main() -> int:
     match sys.argv[1:]:
         case ["quick"]:
             print("\n".join(quick()))
-        case ["measure", log]:
-            found = measured(Path(log).read_text())
-            rows = sorted(((taken_s, path) for path, taken_s in found.items()), reverse=True)
-            TABLE.write_text("".join(f"{t:.1f} {path}\n" for t, path in rows))
+        case ["sum"]:
+            taken = seconds().values()
+            print(f"{sum(t.usual_s for t in taken):.0f} {sum(t.long_s for t in taken):.0f}")
         case _:
             sys.stderr.write(f"{__doc__}\n")
             return 2

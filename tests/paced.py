@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Dropout
 
 from atoll.models import GPT, GPTConfig
 
@@ -25,15 +26,27 @@ CALM_PAUSE_S = 0.05
 
 
 class PacedGPT(GPT):
-    """A GPT whose forward passes take at least `pause_s` in training."""
+    """A GPT whose forward passes take at least `pause_s` in training, also cut into stages."""
 
     pause_s = PAUSE_S
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return logits as a GPT does."""
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        self.dropout = _PacedDropout(config.dropout, self.pause_s)
+
+
+class _PacedDropout(Dropout):
+    """What every forward pass comes through once: it pauses."""
+
+    def __init__(self, p: float, pause_s: float) -> None:
+        super().__init__(p)
+        self.pause_s = pause_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what a dropout does."""
         if self.training:
             time.sleep(self.pause_s)
-        return super().forward(ids)
+        return super().forward(x)
 
 
 def gpt(vocab_size: int, **sizes: Any) -> PacedGPT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import html
 import re
 from pathlib import Path
 
@@ -81,3 +82,39 @@ def test_the_index_links_every_page_that_a_reader_may_want() -> None:
     linked = set(re.findall(r"\]\(([^)#]+\.md)[^)]*\)", text))
     own_index = {page for page in PAGES if page.startswith(("methods/", "decisions/"))}
     assert set(PAGES) - own_index - {"README.md"} <= linked
+
+
+def test_readme_fits_what_it_says_on_its_first_screen() -> None:
+    """One sentence, three commands, a small picture, three figures, six rows."""
+    first = (ROOT / "README.md").read_text(encoding="utf-8").partition("## ")[0]
+    blocks = [block.strip() for block in first.split("\n\n")]
+    assert blocks[1].count(". ") == 0
+    assert len(re.findall(r"(?m)^    atoll \w+", first)) == 3
+    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", first)
+    assert (ROOT / picture).stat().st_size < 200_000
+    rows = [line for line in first.splitlines() if line.startswith("| ") and line != "| | |"]
+    assert sum(line.startswith("| **") for line in rows) == 3
+    assert sum(line.startswith("| [") for line in rows) == 6
+
+
+@pytest.mark.parametrize("place", ["README.md", "Makefile", "atoll/cli/commands/demo.py"])
+def test_all_say_the_same_of_how_long_the_demo_takes(place: str) -> None:
+    assert "about two minutes" in (ROOT / place).read_text(encoding="utf-8")
+    assert "three minutes" not in (ROOT / place).read_text(encoding="utf-8")
+
+
+def test_example_says_where_it_may_be_submitted() -> None:
+    """A node may not submit jobs: its login is a node's."""
+    head = (ROOT / "examples" / "gpt.toml").read_text(encoding="utf-8").partition("[job]")[0]
+    assert "on the hub's machine, or where an operator has logged in" in head
+    assert "on any of them" not in head
+
+
+@pytest.mark.parametrize("name", ["demo", "rl"])
+def test_pictures_of_terminals_have_no_spaced_letters(name: str) -> None:
+    drawn = (DOCS / "guide" / f"{name}.svg").read_text(encoding="utf-8")
+    lines = re.findall(r'textLength="([\d.]+)"[^>]*>([^<]*)<', drawn)
+    assert lines
+    for width, text in lines:
+        assert float(width) <= 12.3 * len(html.unescape(text)), text
+    assert "?token" not in drawn

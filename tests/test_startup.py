@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 TORCH = {"torch", "numpy", "safetensors", "transformers", "tokenizers"}
 OPTIONAL = {
-    "cryptography", "docker", "gymnasium", "nats", "opentelemetry", "plotly", "zeroconf",
+    "cryptography", "docker", "gymnasium", "nats", "opentelemetry", "zeroconf",
 }  # fmt: skip
 """What only some jobs, places and verbs need."""
 SERVING = {"uvicorn", "starlette"}
@@ -43,13 +43,15 @@ STARTS = {
         ["atoll.checkpoint.background.writer"],
         TORCH | OPTIONAL | SERVING,
     ),
-    "a member by itself, a script, a policy or a reducer": (
+    "a member without ranks, a script, a policy or a reducer": (
         [
             "atoll.train.join_job",
             "atoll.train.trainer",
             "atoll.run",
             "atoll.rl.run",
             "atoll.reducer.server",
+            "atoll.train.swarm.run",
+            "atoll.train.paths.trainer",
         ],
         PARALLEL | OPTIONAL | SERVING | {"transformers", "tokenizers"},
     ),

@@ -28,6 +28,7 @@ _PLACES = {
     "adopt": "state.outer_state",
     "collect": "state.capture",
     "describe": "format.weights",
+    "kept_state": "state.frozen",
     "load_weights": "format.weights",
     "member_part": "format.part",
     "restore": "state.capture",
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         restore,
         resume,
     )
+    from atoll.checkpoint.state.frozen import kept_state
     from atoll.checkpoint.state.outer_state import adopt
     from atoll.checkpoint.stores.hub_store import HubStore
     from atoll.checkpoint.stores.store import DirectoryStore, SavePoint, Store
@@ -72,6 +74,7 @@ __all__ = [
     "adopt",
     "collect",
     "describe",
+    "kept_state",
     "load_weights",
     "member_part",
     "restore",

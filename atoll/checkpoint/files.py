@@ -106,7 +106,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         if error.errno not in _FULL:
             raise
         raise StorageFull(
-            "the disk is full, so a checkpoint was not written; older ones are still valid",
+            "the disk is full, so a checkpoint was not written",
             given=f"{path}: {error.strerror}",
             remedy="free some disk space, or keep fewer with keep in [checkpoint]",
         ) from error

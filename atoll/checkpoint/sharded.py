@@ -28,8 +28,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from atoll.checkpoint.files import Buffer, Written, write_file
-from atoll.checkpoint.format.dcp_storage import PieceReader, Pieces, PieceWriter
+from atoll.checkpoint.format.dcp_storage import PieceReader, PieceWriter
 from atoll.checkpoint.format.layout import lay_out
+from atoll.checkpoint.format.pieces import Pieces, entry
+from atoll.checkpoint.format.pieces import ShardedInfo as ShardedInfo
 from atoll.checkpoint.format.weights import MODEL_PREFIX
 from atoll.checkpoint.state.ranks import RankGroup, storage_error
 from atoll.checkpoint.state.same_model import check_same_model, check_same_optimizer
@@ -50,19 +52,6 @@ from atoll.wire.manifest import (
 )
 from atoll.wire.part_check import check_part
 from atoll.wire.retention import Keep
-
-
-class ShardedInfo(msgspec.Struct, frozen=True):
-    """Metadata of a sharded checkpoint."""
-
-    step: int
-    """Step of the schedule."""
-    texts: dict[str, str] = {}
-    """Text metadata, e.g. from `describe`."""
-    numbers: dict[str, float] = {}
-    ties: dict[str, str] = {}
-    """Other names of a tensor -> the name under which it is saved, see `ties_of`; found
-    automatically in a whole model."""
 
 
 class ShardedSave:
@@ -133,11 +122,6 @@ class ShardedSave:
         write_file(place / MANIFEST_NAME, [encode_manifest(manifest)])
         self._files.settle(self._round)
         return manifest
-
-
-def entry(name: str, member: str, written: Written) -> ManifestPart:
-    """Return the entry of a written file in a manifest."""
-    return ManifestPart(name=name, member=member, sha256=written.sha256, nbytes=written.nbytes)
 
 
 def save_sharded(

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from atoll.checkpoint.files import write_file
-from atoll.checkpoint.format.dcp_storage import PIECES, Pieces
 from atoll.checkpoint.format.part import Part, part_blocks
+from atoll.checkpoint.format.pieces import PIECES, Pieces, ShardedInfo, entry
 from atoll.checkpoint.format.weights import MODEL_PREFIX
-from atoll.checkpoint.sharded import ShardedInfo, entry
 from atoll.checkpoint.state.same_model import check_same_model, check_same_optimizer
 from atoll.checkpoint.state.sharded_state import OPTIMIZER_PREFIX, Trained
 from atoll.checkpoint.stores.folder import Folder

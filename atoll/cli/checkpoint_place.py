@@ -9,7 +9,8 @@ from atoll.checkpoint.stores.folder import Folder, missing
 from atoll.checkpoint.stores.remote import Remote, locate
 from atoll.cli import hub_access
 from atoll.cli.hub_access import KnownHub
-from atoll.errors import CheckpointMissing, ConfigError, HubError
+from atoll.cli.jobs.names import job_named, local_run
+from atoll.errors import CheckpointMissing, ConfigError, HubError, JobError
 from atoll.wire.manifest import MANIFEST_NAME, Manifest, checkpoint_folder, round_of
 from atoll.wire.part_check import check_part, open_manifest
 
@@ -117,15 +118,16 @@ def find(where: str, *, runs: Path, hub: str) -> Place:
     if "://" in where:
         return RemotePlace(locate(where), name=where)
     if not hub:
-        for folder in (Path(where), runs / where):
-            if (folder / "checkpoints").is_dir():
-                return LocalPlace(folder)
+        folder = next((f for f in (Path(where), runs / where) if _has_checkpoints(f)), None)
+        folder = folder or local_run(where, runs)
+        if folder is not None and _has_checkpoints(folder):
+            return LocalPlace(folder)
     looked = f"{where} and {runs / where}"
     try:
         known = hub_access.find(hub)
         with known.client() as client:
-            client.job(where)
-    except (HubError, ConfigError) as error:
+            where = job_named(client, where)
+    except (HubError, ConfigError, JobError) as error:
         if hub:
             raise
         raise CheckpointMissing(
@@ -135,6 +137,10 @@ def find(where: str, *, runs: Path, hub: str) -> Place:
             remedy=f"looked in {looked}, and asked the hub: {error.what}",
         ) from error
     return HubPlace(known, where)
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    return (folder / "checkpoints").is_dir()
 
 
 def choose(place: Place, round_: int) -> Manifest:

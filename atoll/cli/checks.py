@@ -13,8 +13,12 @@ from pathlib import Path
 
 from atoll.cli import hub_access
 from atoll.cli.hub_access import KnownHub
+from atoll.cli.planning.lines_of_hub import links_between
 from atoll.cli.views import screen
-from atoll.errors import AtollError
+from atoll.errors import AtollError, ConfigError
+from atoll.fleet.fleet import Fleet, few
+from atoll.fleet.measured import fleet_of_nodes
+from atoll.fleet.reading import unmeasured
 from atoll.node.launchers import landlock, sandbox
 from atoll.node.machine import probe
 from atoll.node.machine.accelerators import computes_on, why_idle
@@ -27,6 +31,9 @@ MAX_CLOCK_OFFSET_S = 5.0
 
 SLOW_BPS = 1e6
 """Below this a round of a small model takes minutes."""
+
+SLOW_GFLOPS = 1.0
+"""One core of a laptop of 2015 does 20 or more; below this something else takes it."""
 
 TRIAL_BYTES = 4 * 2**20
 
@@ -61,6 +68,7 @@ def run_checks(where: str, *, home: Path, port: int) -> Iterator[Check]:
     yield found
     if hub is not None:
         yield from check_hub(hub)
+        yield from check_lines(hub)
     compute = probe.measure_compute()
     yield check_matmul(compute)
     yield check_device(compute)
@@ -157,12 +165,66 @@ def check_hub(hub: KnownHub) -> Iterator[Check]:
             yield Check(name, speed >= SLOW_BPS, text, remedy, needed=False)
 
 
+def check_lines(hub: KnownHub) -> Iterator[Check]:
+    """Look at what a plan needs of all machines at the hub, and name the weakest hop."""
+    with hub.client() as client:
+        rows = client.nodes()
+    try:
+        fleet = fleet_of_nodes(rows, links=links_between(hub.url, rows))
+    except ConfigError:
+        return  # no machine is online: nothing to compare
+    yield from check_fleet_figures(fleet)
+
+
+def check_fleet_figures(fleet: Fleet) -> Iterator[Check]:
+    """Name the slowest hop of a fleet, the farthest, and what was not measured."""
+    for what, names in unmeasured(fleet).items():
+        text = f"{few(names)}: {what} was not measured yet"
+        yield Check("plan", None, text, UNMEASURED[what], needed=False)
+    hops = [*_hub_hops(fleet), *_node_hops(fleet)]
+    if len(fleet) > 1 and not fleet.links:
+        text = "lines between the machines were not measured: plans take the relay for them"
+        yield Check("lines", None, text, "atoll plan fleet --lines 0.5", needed=False)
+    if not hops:
+        return
+    rate, name = min(hops)
+    text = f"the weakest hop of {len(hops)}: {name}, {rate:.1f} Mbit/s"
+    far_ms, far = max((machine.latency_ms, machine.name) for machine in fleet.machines)
+    text += f"; the farthest machine: {far}, {far_ms:.0f} ms" if far_ms else ""
+    good = rate * 1e6 >= SLOW_BPS
+    yield Check("lines", good, text, "a plan without it: atoll plan JOB.toml", needed=False)
+
+
+UNMEASURED = {
+    "the speed": "install torch there (pip install 'atoll[train]') and start `atoll join` again",
+    "the line to the hub": "it is, a minute after the start",
+    "the memory": "say it in a file of machines: atoll plan fleet > fleet.toml",
+}
+
+
+def _hub_hops(fleet: Fleet) -> Iterator[tuple[float, str]]:
+    for machine in fleet.machines:
+        if machine.up_mbps and machine.down_mbps:
+            yield machine.up_mbps, f"{machine.name} to the hub"
+            yield machine.down_mbps, f"the hub to {machine.name}"
+
+
+def _node_hops(fleet: Fleet) -> Iterator[tuple[float, str]]:
+    for link in fleet.links:
+        if link.mbps:
+            yield link.mbps, f"{link.ends[0]} to {link.ends[1]}"
+
+
 def check_matmul(found: Compute) -> Check:
     """Show the speed of matrix multiplication, measured in a separate process."""
     if found.error:
         return Check("matmul", None, found.error, "see torch above", needed=False)
     gpu = f", {found.gpu}" if found.gpu else ""
-    return Check("matmul", True, f"{found.gflops:.0f} GFLOP/s in fp32{gpu}", needed=False)
+    fast = found.gflops >= SLOW_GFLOPS
+    text = f"{screen.gflops(found.gflops)} in fp32{gpu}"
+    text += "" if fast else ": very slow, the machine is probably busy"
+    remedy = "end what else computes here, then run atoll doctor again"
+    return Check("matmul", True if fast else None, text, remedy, needed=False)
 
 
 def check_device(found: Compute) -> Check:

@@ -23,6 +23,9 @@ HOW_TO_LOG_IN = (
 )
 
 
+ALONE = "use --local N for a run on this machine alone"
+
+
 @dataclass(frozen=True, slots=True)
 class KnownHub:
     """A hub for which this user has a token."""
@@ -59,12 +62,13 @@ def forget(hub: KnownHub, *, home: Path | None = None) -> None:
     _keep(path, [known for known in _load(path).values() if known.url != hub.url])
 
 
-def find(where: str = "", *, home: Path | None = None) -> KnownHub:
+def find(where: str = "", *, home: Path | None = None, without: str = "") -> KnownHub:
     """Return the hub to use.
 
     Args:
         where: A join ticket, a URL, or empty for the hub used last on this machine.
         home: Where hubs are remembered; None: :func:`atoll.config.home`.
+        without: What else the command can do, without a hub, for the error.
 
     Raises:
         ConfigError: no hub is known.
@@ -93,8 +97,8 @@ def find(where: str = "", *, home: Path | None = None) -> KnownHub:
         raise ConfigError(
             "no hub is known on this machine",
             expected="a hub that was started here, or a login (a node that joined has none)",
-            remedy=f"start one with `atoll hub`; {HOW_TO_LOG_IN}; or use --local N for a run on "
-            "this machine alone",
+            remedy=f"start one with `atoll hub`; {HOW_TO_LOG_IN}"
+            + (f"; or {without}" if without else ""),
         )
     return list(hubs.values())[-1]
 
@@ -119,6 +123,12 @@ def log_in(
     ca = tls_identity.pin(ticket, home=folder, proxy=through)
     with HubClient(ticket.url, endpoint=HubEndpoint(ca=ca, proxy=through)) as client:
         login = client.log_in(ticket.secret, name=safe_name(name or _who_is_here()))
+    if login.role == "program":
+        raise AuthError(
+            "this ticket is for a program", given="its login can use queues only",
+            remedy="use it with `atoll.connect`; `atoll ticket new --role operator` prints one "
+            "for people",
+        )  # fmt: skip
     operator = login.role == "operator"
     kept = "" if proxy == DIRECT else proxy
     hub = KnownHub(ticket.url, login.token, operator=operator, ca=ca, proxy=kept)
@@ -146,17 +156,3 @@ def _load(path: Path) -> dict[str, KnownHub]:
         return {entry["url"]: KnownHub(**entry) for entry in entries}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
-
-
-def newest_job(client: HubClient) -> str:
-    """Return the job submitted last.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    jobs = client.jobs()
-    if not jobs:
-        raise ConfigError(
-            "the hub has no job", expected="a job", remedy="submit one with `atoll run`"
-        )
-    return str(jobs[0]["job"])

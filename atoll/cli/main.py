@@ -26,7 +26,6 @@ from atoll.cli.commands import (
     logs,
     methods,
     paths,
-    plan,
     policy,
     queue,
     resume,
@@ -39,6 +38,10 @@ from atoll.cli.commands import (
     status,
 )
 from atoll.cli.jobs.interrupts import remembering_interrupts
+from atoll.cli.nodes import slurm
+from atoll.cli.planning import plan, rehearse, simulate
+from atoll.cli.trained import chat, evaluate, export
+from atoll.cli.tuning import tune
 
 app = typer.Typer(
     name="atoll",
@@ -52,9 +55,16 @@ app.command("demo")(remembering_interrupts(demo.demo))
 app.command("up")(remembering_interrupts(hub.up))
 app.add_typer(hub.app, name="hub")
 app.command("join")(join.join)
+app.add_typer(slurm.app, name="nodes")
 app.command("policy")(policy.policy)
 app.command("run")(remembering_interrupts(run.run))
+app.command("tune")(remembering_interrupts(tune.tune))
+app.command("chat")(chat.chat)
+app.command("evaluate")(evaluate.evaluate)
+app.command("export")(export.export)
+app.command("push")(export.push)
 app.command("status")(status.status)
+app.command("watch")(remembering_interrupts(status.watch))
 app.command("logs")(logs.logs)
 app.command("scale")(scale.scale)
 app.command("collect")(logs.collect)
@@ -73,6 +83,8 @@ app.command("report")(generate.report)
 app.add_typer(paths.app, name="paths")
 app.command("methods")(methods.methods)
 app.add_typer(plan.app, name="plan")
+app.command("rehearse")(remembering_interrupts(rehearse.rehearse))
+app.command("simulate")(simulate.simulate)
 app.add_typer(scaling.app, name="scaling")
 app.add_typer(ticket.app, name="ticket")
 app.command("login")(login.login)
@@ -154,6 +166,12 @@ def _run(words: list[str], *, debug: bool) -> int:
             return _interrupted()  # Python wraps what is raised while a class is created
         if debug:
             screen.show_traceback()
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            from atoll.cli.jobs.precheck import needs_torch
+
+            without = needs_torch()
+            screen.show_error(without)
+            return without.exit_code
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             full = StorageFull(
                 "the disk of this machine has no room",

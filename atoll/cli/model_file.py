@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from atoll.cli.jobs.names import local_run
 from atoll.cli.jobs.results import newest_checkpoint
 from atoll.errors import ConfigError
 
@@ -16,6 +17,7 @@ def find_model(where: Path) -> Path:
     """
     if where.is_file():
         return where
+    where = local_run(str(where), Path("runs")) or where
     final = where / "model.safetensors"
     if final.exists():
         return final

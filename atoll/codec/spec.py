@@ -33,11 +33,11 @@ class Arguments:
                 f"codec {self.name} {wanted}", given=repr(self.spec), expected=self.example
             )
 
-    def whole(self, default: int) -> int:
-        """Return the first argument as an integer."""
-        if not self.values:
+    def whole(self, default: int, *, place: int = 0) -> int:
+        """Return an argument, by default the first, as an integer."""
+        if len(self.values) <= place:
             return default
-        text = self.values[0]
+        text = self.values[place]
         if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
             raise self.wrong()
         return int(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from atoll.config.constraints import agreed_device as agreed_device
 from atoll.config.dipaco_tables import DiPaCoTable as DiPaCoTable
+from atoll.config.environment import LEAST_STEP_VARIABLE as LEAST_STEP_VARIABLE
 from atoll.config.environment import NO_DISPLAY as NO_DISPLAY
 from atoll.config.environment import TICKET_VARIABLE as TICKET_VARIABLE
 from atoll.config.environment import WorkerEnvironment as WorkerEnvironment
@@ -18,6 +19,7 @@ from atoll.config.environment import container_hosts as container_hosts
 from atoll.config.environment import extended_environment as extended_environment
 from atoll.config.environment import has_display as has_display
 from atoll.config.environment import home as home
+from atoll.config.environment import least_step_s as least_step_s
 from atoll.config.environment import proxy_for as proxy_for
 from atoll.config.environment import read_worker_environment as read_worker_environment
 from atoll.config.environment import set_home as set_home
@@ -26,6 +28,7 @@ from atoll.config.environment import take_ticket as take_ticket
 from atoll.config.environment import worker_environment as worker_environment
 from atoll.config.environment import worker_variables as worker_variables
 from atoll.config.island_tables import IslandTable as IslandTable
+from atoll.config.log_table import LogTable as LogTable
 from atoll.config.mesh import AXES as AXES
 from atoll.config.mesh import MeshShape as MeshShape
 from atoll.config.mesh import shrunk as shrunk
@@ -53,4 +56,7 @@ from atoll.config.tables import ModelTable as ModelTable
 from atoll.config.tables import NeedsTable as NeedsTable
 from atoll.config.tables import StrategyTable as StrategyTable
 from atoll.config.tables import TrainTable as TrainTable
+from atoll.config.tune_tables import TuneTable as TuneTable
+from atoll.config.tune_tables import sent_hashes as sent_hashes
 from atoll.config.writing import dump_spec as dump_spec
+from atoll.config.writing import dump_tables as dump_tables

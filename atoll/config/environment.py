@@ -105,9 +105,14 @@ def worker_variables(worker: WorkerEnvironment) -> dict[str, str]:
     }
 
 
+LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Lets torch ask Linux for pages of 2 MB: the vectors of a round are mapped anew in every round,
+and 4 kB at a time that costs more than the arithmetic on them (`python -m bench.round_parts`)."""
+
+
 def child_environment(worker: WorkerEnvironment, *, threads: int) -> dict[str, str]:
     """Return this process's environment plus the worker's variables."""
-    environment = extended_environment(worker_variables(worker))
+    environment = extended_environment({**LARGE_PAGES, **worker_variables(worker)})
     if threads:
         environment.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     return environment
@@ -210,6 +215,20 @@ CODE_VARIABLE = "ATOLL_CODE"
 def take_code() -> str:
     """Return the pairing code from the environment and remove it, as `take_ticket` does."""
     return os.environ.pop(CODE_VARIABLE, "")
+
+
+LEAST_STEP_VARIABLE = "ATOLL_LEAST_STEP_S"
+"""Passes to the processes of one machine of a rehearsal how long its step lasts."""
+
+
+def least_step_s() -> float:
+    """Return the seconds that a step of the trainer takes at least; 0: it is not slowed down."""
+    return max(0.0, float(os.environ.get(LEAST_STEP_VARIABLE) or 0.0))
+
+
+def program_ticket() -> str:
+    """Return the ticket of `atoll.connect`; empty: none is set."""
+    return os.environ.get("ATOLL_TICKET", "")
 
 
 def home() -> Path:

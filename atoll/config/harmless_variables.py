@@ -21,6 +21,7 @@ NAMES = frozenset(
         "PYTHONHASHSEED",
         "PYTORCH_CUDA_ALLOC_CONF",
         "PYTORCH_ENABLE_MPS_FALLBACK",
+        "THP_MEM_ALLOC_ENABLE",
         "TOKENIZERS_PARALLELISM",
         "TZ",
         "VECLIB_MAXIMUM_THREADS",

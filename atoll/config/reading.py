@@ -18,6 +18,7 @@ from atoll.config.constraints import CHOICES, EXPECTED
 from atoll.config.dipaco_tables import check_paths, with_paths
 from atoll.config.environment import WorkerEnvironment
 from atoll.config.island_checks import check_island
+from atoll.config.log_table import check_log, with_log
 from atoll.config.reading_rl import with_members, with_own_agreement
 from atoll.config.redaction import SECRET
 from atoll.config.swarm_tables import (
@@ -29,6 +30,7 @@ from atoll.config.swarm_tables import (
 )
 from atoll.config.tables import CheckpointTable, JobSpec, LaunchTable
 from atoll.config.train_checks import check_train
+from atoll.config.tune_tables import check_tune, with_tune
 from atoll.errors import ConfigError, unknown
 from atoll.ids import check_name
 
@@ -135,7 +137,7 @@ def read_spec(tables: Mapping[str, Any]) -> JobSpec:
         values["launch"] = _with_references(values["launch"])
     spec = JobSpec(**values)
     given = "nodes" in tables.get("job", {})
-    spec = with_paths(with_swarm(spec, given=given), given=given)
+    spec = with_log(with_tune(with_paths(with_swarm(spec, given=given), given=given)))
     if "rl" in tables:
         spec = with_members(spec, given=given)
         if "strategy" not in tables:
@@ -165,6 +167,8 @@ def _check_together(spec: JobSpec) -> None:
     check_swarm(spec)
     check_paths(spec)
     check_train(spec)
+    check_tune(spec)
+    check_log(spec)
     if not 0 <= spec.job.min_nodes <= spec.job.nodes:
         raise ConfigError(
             "min_nodes in [job] is out of range",

@@ -76,6 +76,14 @@ def _check_together(rl: RlTable) -> None:
             given=f"c_clip = {rl.c_clip}, rho_clip = {rl.rho_clip}",
             expected="c_clip of at most rho_clip",
         )
+    for policy in rl.policies:
+        if policy.samplers and not policy.env.startswith("text:"):
+            raise ConfigError(
+                "samplers write completions of language models",
+                given=f"samplers = {policy.samplers}, env = {policy.env!r}",
+                expected='env = "text:TASK", or samplers = 0',
+                remedy='several actors of one policy: actors, with algorithm = "impala"',
+            )
     if rl.algorithm != "impala" and any(policy.actors > 1 for policy in rl.policies):
         raise ConfigError(
             "several actors of one policy need a learner",

@@ -33,6 +33,10 @@ class PolicyTable:
     """Policies with the same word solve the same task; empty: defined by env and options."""
     actors: Positive = 1
     """Its actors; more than one only with `impala`."""
+    samplers: NotNegative = 0
+    """Further members that only write its completions (language models with `grpo`); 0: its trainer
+    writes them itself.
+    """
     steps: int = 0
     """Its environment steps; 0: as in [rl]."""
 
@@ -150,5 +154,6 @@ class RlTable:
 
     @property
     def members(self) -> int:
-        """Number of members: actors, plus the critic if it is in this job."""
-        return sum(policy.actors for policy in self.policies) + int(self.has_critic)
+        """Number of members: actors and samplers, plus the critic if it is in this job."""
+        each = sum(policy.actors + policy.samplers for policy in self.policies)
+        return each + int(self.has_critic)

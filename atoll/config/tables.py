@@ -13,14 +13,17 @@ from atoll.config.constraints import (
     NotNegativeFloat,
     Positive,
     PositiveFloat,
+    Share,
     one_of,
 )
 from atoll.config.dipaco_tables import DiPaCoTable
 from atoll.config.harmless_variables import is_harmless
 from atoll.config.island_tables import IslandTable
+from atoll.config.log_table import LogTable
 from atoll.config.mesh import MeshShape, mesh_of
 from atoll.config.rl_tables import RlTable
 from atoll.config.swarm_tables import LOCAL, SwarmTable
+from atoll.config.tune_tables import TuneTable
 
 if TYPE_CHECKING:
     from atoll.methods.method import Method
@@ -36,10 +39,16 @@ class JobTable:
     """Number of members; `nodes = {min = 2, max = 8}` makes the job elastic."""
     min_nodes: int = 0
     """The run pauses below this number; 0: all are needed to start, one to continue."""
+    quorum: Share = 0.0
+    """Share of the members whose joins suffice for a round; the others are waited for only as long
+    as that costs less than their work. 0: rounds wait for all."""
     seed: int = 7
     """Seed of model, data order and all other randomness."""
     route: Annotated[str, one_of("auto", "direct", "relay")] = "auto"
     """Route of tensors: `auto`, `direct` (between members) or `relay` (through the hub)."""
+    planned: list[str] = dataclasses.field(default_factory=list)
+    """Keys of `[strategy]` that the hub plans again when members or their lines change by more than
+    20 %: `every`, `collective`. `atoll run` writes those that it has answered."""
     encryption: Annotated[str, one_of("on", "off")] = "on"
     """Of what members send each other directly; `off`: only for a switch that you trust."""
     script: str = ""
@@ -125,7 +134,7 @@ class DataTable:
 
     corpus: str = "stdlib"
     """`stdlib` (sources of Python's standard library) or `files:GLOB`; for classifiers
-    `fashion-mnist`, `idx:FOLDER` or `segments` (generated digits, nothing to install).
+    `folder:FOLDER`, `shards:GLOB`, `fashion-mnist`, `idx:FOLDER` or `segments` (generated digits).
     """
     tokenizer: str = "bytes"
     """`bytes`, `bpe:SIZE` (trained on the corpus), or `model` (that of a pretrained model)."""
@@ -254,6 +263,8 @@ class JobSpec:
     island: IslandTable = dataclasses.field(default_factory=IslandTable)
     swarm: SwarmTable = dataclasses.field(default_factory=SwarmTable)
     dipaco: DiPaCoTable = dataclasses.field(default_factory=DiPaCoTable)
+    tune: TuneTable = dataclasses.field(default_factory=TuneTable)
+    log: LogTable = dataclasses.field(default_factory=LogTable)
     rl: RlTable = dataclasses.field(default_factory=RlTable)
 
     @property
@@ -288,6 +299,20 @@ class JobSpec:
         """Whether members combine the gradients of every step."""
         method = self._method()
         return method is not None and method().uses_gradients
+
+    @property
+    def planned_again(self) -> list[str]:
+        """The keys of `planned` that can change while this job runs."""
+        if self.kind != "trainer" or self.job.trust == "audit":
+            return []
+        if self.swarm.stages or self.dipaco.modules:
+            return []
+        method, table = self._method(), self.strategy
+        may = {
+            "every": method is not None and method.interval_may_change,
+            "collective": table.aggregate == "mean" and table.codec != "auto",
+        }
+        return [key for key in self.job.planned if may.get(key)]
 
     def _method(self) -> type[Method] | None:
         # Imported lazily: 18 dataclasses cost every command 20 ms, and few need them.

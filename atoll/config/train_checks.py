@@ -6,8 +6,10 @@ import re
 
 from atoll.config.swarm_tables import largest_member
 from atoll.config.tables import JobSpec
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, unknown
 
+PLANNED = ("every", "collective")
+"""Keys of `[strategy]` that may be planned again while a job runs."""
 RECOMPUTE = ("none", "full", "matmul", "every:N")
 """Nothing; whole units; all of a unit except matrix products; every N-th unit."""
 
@@ -15,6 +17,18 @@ RECOMPUTE = ("none", "full", "matmul", "every:N")
 def check_train(spec: JobSpec) -> None:
     """Validate the options of the built-in trainer; raises ConfigError."""
     recomputed_every(spec.train.recompute)
+    for key in spec.job.planned:
+        if key not in PLANNED:
+            raise unknown("key in planned of [job]", key, PLANNED)
+    if spec.job.quorum and spec.meets_every_step:
+        method = spec.strategy.outer or spec.strategy.preset
+        raise ConfigError(
+            "a quorum is for methods whose members train between rounds",
+            given=f"quorum = {spec.job.quorum:g} with {method}",
+            expected="a method with an outer step, e.g. diloco: a member that is left out has to "
+            "take over the whole state, which costs more than one step",
+            remedy="leave quorum out of [job]",
+        )  # fmt: skip
     if spec.job.script or spec.job.command or spec.rl.active:
         return
     if spec.swarm.stages:

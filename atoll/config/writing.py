@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.config.dipaco_tables import DiPaCoTable
+from atoll.config.log_table import LogTable
 from atoll.config.reading import OPEN_TABLES, parse_spec
 from atoll.config.redaction import SECRET
 from atoll.config.swarm_tables import SwarmTable
 from atoll.config.tables import JobSpec
+from atoll.config.tune_tables import TuneTable
 from atoll.errors import ConfigError
 
 
@@ -23,7 +25,7 @@ def dump_spec(spec: JobSpec) -> str:
         table = getattr(spec, field.name)
         if field.name == "rl" and not spec.rl.active:
             continue
-        if table in (SwarmTable(), DiPaCoTable()):
+        if table in (SwarmTable(), DiPaCoTable(), TuneTable(), LogTable()):
             continue
         lines.append(f"[{field.name}]")
         for entry in dataclasses.fields(table):
@@ -34,6 +36,14 @@ def dump_spec(spec: JobSpec) -> str:
                 lines.append(f"{entry.name} = {_toml(value)}")
         lines.append("")
     return "\n".join(lines)
+
+
+def dump_tables(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return tables of a job file as TOML, and nothing else."""
+    return "\n".join(
+        "\n".join([f"[{name}]", *(f"{_key(key)} = {_toml(v)}" for key, v in table.items()), ""])
+        for name, table in tables.items()
+    )
 
 
 HIDDEN = "(hidden)"

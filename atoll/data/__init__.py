@@ -23,6 +23,10 @@ from atoll.data.split import Split, split_text
 from atoll.data.stream import BatchStream, Deal
 from atoll.data.streamed import stream_dataset
 from atoll.data.tokens import ByteTokenizer, Tokenizer, make_tokenizer, tokenizer_from_json
+from atoll.data.tuning.dataset import ExampleSet, ExampleShards
+
+TrainingData = Dataset | ImageDataset | ExampleSet
+"""What a job is trained on."""
 
 __all__ = [
     "CORPORA",
@@ -37,6 +41,8 @@ __all__ = [
     "Deal",
     "Document",
     "Documents",
+    "ExampleSet",
+    "ExampleShards",
     "HeldOut",
     "HeldOutBatches",
     "ImageDataset",
@@ -47,6 +53,7 @@ __all__ = [
     "Shards",
     "Split",
     "Tokenizer",
+    "TrainingData",
     "all_documents",
     "held_out_documents",
     "is_images",

@@ -18,8 +18,10 @@ from atoll.errors import DataError, unknown
 
 CORPORA = ("files:GLOB", "stdlib")
 
-IMAGE_CORPORA = ("fashion-mnist", "idx:FOLDER", "segments")
-"""See `atoll.data.images`."""
+IMAGE_CORPORA = (
+    "fashion-mnist", "folder:FOLDER", "idx:FOLDER", "segments", "shards:GLOB",
+)  # fmt: skip
+"""See `atoll.data.images` and `atoll.data.pictures`."""
 
 _SKIPPED_FOLDERS = frozenset(
     # Installed packages differ between machines.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +13,7 @@ from torch import Tensor
 from atoll.data.corpora import load_corpus
 from atoll.data.split import HELD_OUT_CAP_BYTES, split_text
 from atoll.data.tokens import Tokenizer, make_tokenizer
+from atoll.digest import Digest
 from atoll.errors import DataError
 
 
@@ -136,14 +136,14 @@ def load_dataset(
 
 def digest_of(train: Tensor, held_out: Tensor) -> str:
     """Return the hash of all tokens of a dataset."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = Digest()
     for tokens in (train, held_out):
         digest.update(len(tokens).to_bytes(8, "little"))
         update_with(digest, tokens)
     return digest.hexdigest()
 
 
-def update_with(digest: hashlib.blake2b, tokens: Tensor) -> None:
+def update_with(digest: Digest, tokens: Tensor) -> None:
     """Hash tokens in blocks, since they may be in a file that memory does not hold."""
     ids = tokens.numpy()
     for start in range(0, len(ids), HASHED_TOKENS):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.data.images import Images
 from atoll.data.order import permutation
+from atoll.data.pictures import Pictures
 from atoll.data.shards import ORDERS
 from atoll.errors import ConfigError, DataError, unknown
 
@@ -21,7 +22,9 @@ _ORDER_KEY = 0x696D6773
 class ImageShards:
     """The images of every slot; a pure function of its arguments, the same on every member."""
 
-    def __init__(self, images: Images, *, slots: int, seed: int, order: str = "shuffled") -> None:
+    def __init__(
+        self, images: Images | Pictures, *, slots: int, seed: int, order: str = "shuffled"
+    ) -> None:
         """Assign `images` (not copied) to `slots`, usually the members at the start.
 
         `order` is `shuffled` (random, so that shards are alike) or `contiguous` (sorted by class

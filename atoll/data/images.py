@@ -5,13 +5,13 @@
     idx:FOLDER      train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
                     t10k-labels-idx1-ubyte, plain or .gz, of any square grey images
     segments        drawn digits, see `atoll.data.segments`
+    folder:, shards:    pictures in files, see `atoll.data.pictures`
 
 A set brings its own held-out part, so that accuracies can be compared with published ones.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.data.idx import read_idx
+from atoll.data.pictures import FOLDER, SHARDS, Pictures, load_pictures
 from atoll.data.segments import draw
+from atoll.digest import Digest
 from atoll.errors import DataError
 
 FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -48,6 +50,16 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def channels(self) -> int:
+        """Colours of an image."""
+        return 1
+
+    @property
+    def side(self) -> int:
+        """Pixels of a side."""
+        return int(self.pixels.shape[1])
+
     @cached_property
     def _tensors(self) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(self.pixels.copy()), torch.from_numpy(self.labels.copy())
@@ -64,8 +76,8 @@ class ImageDataset:
     """Images to train and evaluate on (disjoint); `digest` is a hash of all the data."""
 
     corpus: str
-    train: Images
-    held_out: Images
+    train: Images | Pictures
+    held_out: Images | Pictures
     digest: str
 
     @property
@@ -76,7 +88,9 @@ class ImageDataset:
     @property
     def model_options(self) -> Mapping[str, object]:
         """Model options that depend on the images."""
-        return {"channels": 1, "image": self.train.pixels.shape[1], "classes": self.classes}
+        return {
+            "channels": self.train.channels, "image": self.train.side, "classes": self.classes,
+        }  # fmt: skip
 
     def batches(
         self, *, batch: int, limit_tokens: int | None = None, first: int = 0
@@ -95,13 +109,18 @@ class ImageDataset:
 
 
 def load_images(spec: str) -> ImageDataset:
-    """Load `fashion-mnist`, `idx:FOLDER` or `segments`, the same on every member.
+    """Load images by the name of their corpus, the same on every member.
 
-    Raises DataError if files are missing, damaged, not square or inconsistent.
+    Raises:
+        ConfigError: a library is missing.
+        DataError: files are missing, damaged, not square or inconsistent.
     """
     if spec == "segments":
         return _dataset(spec, draw(_DRAWN, key=0), draw(_DRAWN_HELD_OUT, key=1))
     kind, _, argument = spec.partition(":")
+    if kind in (FOLDER, SHARDS):
+        parts = load_pictures(spec)
+        return ImageDataset(spec, parts.train, parts.held_out, parts.digest)
     folder = Path(argument).expanduser() if kind == "idx" else FASHION_FOLDER
     if not folder.is_dir():
         raise DataError(
@@ -139,7 +158,7 @@ def _dataset(
     mean = int((counts * values).sum()) / train[0].size
     squares = int((counts * values * values).sum()) / train[0].size
     std = max(1.0, (squares - mean * mean) ** 0.5)
-    digest = hashlib.blake2b(digest_size=16)
+    digest = Digest()
     for array in (*train, *held_out):
         digest.update(repr(array.shape).encode())
         digest.update(array.tobytes())

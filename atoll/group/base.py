@@ -251,6 +251,14 @@ class Group(Protocol):
         """
         ...
 
+    def announce(self, report: PeriodReport) -> None:
+        """Ask for the plan of a round while this member computes its last steps before it.
+
+        :meth:`join` then finds the plan, and :meth:`commit` tells the numbers of its report instead
+        of these. Returns at once.
+        """
+        ...
+
     def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
         """Wait for the plan of a round.
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.config import WorkerEnvironment
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, StorageFull
 from atoll.group.hub import HubGroup
 from atoll.ids import session_id
 from atoll.net.endpoint import endpoint_of
 from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink, connect
-from atoll.wire.messages import Finished, Registered
+from atoll.wire.job_messages import FOUND_ROOM, WAITS_FOR_ROOM
+from atoll.wire.messages import Event, Finished, Registered
 
 CONNECT_TIMEOUT_S = 60.0
 """Limit of the first connection: the hub may be restarting when a worker starts."""
+
+
+ROOM_POLL_S = 5.0
+"""Time between two tries to store a file at a hub without room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +36,55 @@ class Connection:
     registered: Registered
 
     def publish(self, path: Path, name: str) -> None:
-        """Upload a file of this member atomically.
+        """Upload a file of this member atomically; while the hub's disk is full, wait for room.
+
+        What was trained would be lost otherwise. A stop ends the wait: the process is killed when
+        its grace period is over.
 
         Raises:
-            StorageFull: the hub's disk is full.
             HubUnreachable: the hub does not answer.
+            LimitReached: the job has used up its quota.
         """
         environment = self.environment
         endpoint = endpoint_of(environment)
         with HubClient(environment.hub, environment.token, endpoint=endpoint) as client:
-            client.put_file(self.environment.job, name, path)
+            when_there_is_room(
+                lambda: client.put_file(environment.job, name, path),
+                tell=lambda kind, text: self.link.notify(Event(kind, f"{name} {text}")),
+            )
 
     def close(self, finished: Finished | None = None) -> None:
         """Leave the group, report the result, and close the session."""
         self.group.close()
         self.link.close(finished)
+
+
+def when_there_is_room(
+    put: Callable[[], object],
+    *,
+    tell: Callable[[str, str], object],
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Store something at the hub, again until its disk has room for it.
+
+    Args:
+        put: Stores it; raises StorageFull while there is no room.
+        tell: Gets the kind of an event and its text: at every try, since a hub that was restarted
+            meanwhile knows nothing of the wait.
+        sleep: Waits.
+    """
+    waited = False
+    while True:
+        try:
+            put()
+        except StorageFull:
+            tell(WAITS_FOR_ROOM, "waits for room on the hub's disk: free some space there")
+            waited = True
+            sleep(ROOM_POLL_S)
+            continue
+        if waited:
+            tell(FOUND_ROOM, "is stored: there is room again")
+        return
 
 
 def connect_group(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
+from functools import partial
 
 from torch import Tensor
 
@@ -18,8 +19,8 @@ from atoll.errors import (
     GroupLeft,
     LeftBehind,
     PeerLost,
-    PeerRefused,
 )
+from atoll.group.announced import AnnouncedJoin
 from atoll.group.base import (
     AllToAllResult,
     Decidable,
@@ -35,17 +36,17 @@ from atoll.group.in_process.servers import ServerRequest
 from atoll.group.parameter_server_client import ParameterServerCalls
 from atoll.group.period import PeriodReport
 from atoll.group.policy import GroupPolicy
+from atoll.group.reachable import ReachablePeers
 from atoll.group.routes.allgather_mean import AllgatherMean
 from atoll.group.routes.exchange_queue import ExchangeQueue, QueuedExchange
 from atoll.group.routes.member_lines import MemberLines
-from atoll.group.routes.rendezvous_store import own_address, probe_peers
+from atoll.group.routes.rendezvous_store import own_address
 from atoll.group.routes.requests import AllToAllRequest, ReduceRequest
 from atoll.group.routes.routes import Routes
 from atoll.group.single import own_packets, own_values
 from atoll.net.sync_link import SyncLink
 from atoll.wire.messages import (
     Done,
-    Event,
     Lease,
     Leaving,
     MemberLost,
@@ -54,7 +55,6 @@ from atoll.wire.messages import (
     Register,
     Registered,
     Roster,
-    RosterReply,
     RoundJoin,
     RoundPlan,
     RoundVote,
@@ -94,8 +94,7 @@ class HubGroup:
     ) -> None:
         """Create the group of one member, with `route` `auto`, `direct` or `relay`.
 
-        Peers connect to the local address of the route to `hub`. An unreachable hub is waited for
-        up to `patience_s`, including its restarts.
+        Peers connect to the local address of the route to `hub`, which may be away `patience_s`.
         """
         self.me = member
         self.members: tuple[str, ...] = ()
@@ -115,9 +114,9 @@ class HubGroup:
             link, job=job, me=member, address=own_address(hub) if route != "relay" else "",
             is_lost=self._is_lost,
         )  # fmt: skip
-        self._reachable: list[str] = []
-        self._asked_with: tuple[str, ...] | None = None
+        self._peers = ReachablePeers(self._requests, me=member)
         self._plan: RoundPlan | None = None
+        self._announced = AnnouncedJoin()
         self._codecs: list[Codec] = []
         """Codecs of the current plan's reduces, each once."""
         # The link's thread (`_on_notice`) and `leave` use `_plan`, `_lost` and `leaving`, too.
@@ -127,8 +126,9 @@ class HubGroup:
         """Whether this member contributed a weight above 0 to the current plan."""
         self._calls = ParameterServerCalls(link, job=job)
         self._exchanges = ExchangeQueue(
-            self._routes, me=member, is_lost=self._is_lost, trouble=self._tell
-        )
+            self._routes, me=member, is_lost=self._is_lost,
+            trouble=partial(self._requests.tell, me=member),
+        )  # fmt: skip
         self._decided = threading.Event()
         """Set while no attempt with this member is open."""
         self._decided.set()
@@ -158,15 +158,18 @@ class HubGroup:
         ask = Register(dial=routes.dial, state=list(state), identity=routes.identity)
         reply = self._requests.ask(ask, Registered)
         self.registered = reply
-        self.lines = routes.trust(reply.key, encrypted=reply.encrypted, identities=asked)
+        self.lines = routes.trust(reply, identities=asked)
         self.committed_round, self.stopping = reply.committed_round, reply.stopping
+        if reply.first_epoch and self.lines is not None:
+            self._peers.look_early(reply.num_slots, then=routes.prepare)
         return reply
 
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
         """See :meth:`Group.recover`."""
         sources = self._requests.ask(Recover(failed=list(failed), ready=ready), Sources)
         self.committed_round = sources.round
-        self._asked_with = None
+        self._announced.forget()
+        self._peers.forget()
         return sources
 
     def standing(
@@ -204,10 +207,17 @@ class HubGroup:
 
     # --------------------------------------------------------------------- rounds
 
+    def announce(self, report: PeriodReport) -> None:
+        """See :meth:`Group.announce`."""
+        self._announced.ask(report.round, lambda: self._plan_for(report, None))
+
+    def _plan_for(self, report: PeriodReport, deadline: float | None) -> RoundPlan:
+        request = report.as_join(reachable=self._look_around(), lines=self._routes.lines)
+        return self._requests.ask(request, RoundPlan, deadline=deadline)
+
     def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
         """See :meth:`Group.join`."""
-        request = report.as_join(reachable=self._look_around())
-        plan = self._requests.ask(request, RoundPlan, deadline=deadline)
+        plan = self._announced.take(report) or self._plan_for(report, deadline)
         # In one step: `leave` must either prevent this attempt or see that it is open.
         with self._lock:
             self._lost = {entry for entry in self._lost if entry[0] >= plan.epoch}
@@ -231,7 +241,7 @@ class HubGroup:
     ) -> Work[Reduced]:
         """See :meth:`Group.reduce`."""
         plan = self._joined()
-        policy = self.policy
+        policy = self.policy.planned(plan.collective, codec=codec.spec)
         if plan.route == "alone":
             policy.check_members(1)
             return Work.of(own_values(xs, me=self.me, weight=weight))
@@ -295,13 +305,6 @@ class HubGroup:
         self._scratch = flatten(xs, out=self._scratch)
         return self._scratch
 
-    def _tell(self, plan: RoundPlan, error: BaseException) -> None:
-        """Raise an event if another member's data was unusable."""
-        if isinstance(error, PeerRefused):
-            fields = {"member": self.me, "round": str(plan.round), "route": plan.route}
-            with suppress(AtollError):
-                self._link.notify(Event(kind="result-refused", text=str(error), fields=fields))
-
     def ask_server(
         self, ask: Ask, packet: Packet | None = None, *, server: int = 0
     ) -> Work[ServerRequest]:
@@ -324,7 +327,7 @@ class HubGroup:
             round=plan.round, epoch=plan.epoch, ok=ok, reason="" if ok else reason or "no result",
             digest=reduced.digest if reduced is not None else "",
             contributors=list(reduced.contributors) if reduced is not None else [],
-            lease=lease,
+            lease=lease, report=self._announced.report,
         )  # fmt: skip
         committed = counted = False
         try:
@@ -354,7 +357,7 @@ class HubGroup:
             self._exchanges.renew()  # frees the round's result
         else:
             self._routes.drop()
-            self._asked_with = None
+            self._peers.forget()
         if self._scratch is not None and self._scratch.nbytes > KEPT_BYTES:
             self._scratch = None
         self._decided.set()
@@ -362,17 +365,13 @@ class HubGroup:
     # -------------------------------------------------------------------- members
 
     def _look_around(self) -> list[str]:
-        """Return the members that accept connections; probes only if the members have changed.
+        """Return the members that accept connections.
 
         Empty with a robust policy, which needs one place that sees all contributions.
         """
         if not self._routes.dial or self.policy.robust:
             return []  # a member that sums a part could falsify it
-        if self._asked_with != self.members:
-            peers = self._requests.ask(Roster(), RosterReply).peers
-            self._reachable = probe_peers({p.member: p.dial for p in peers if p.member != self.me})
-            self._asked_with = self.members
-        return self._reachable
+        return self._peers.look(self.members)
 
     def _is_lost(self, plan: RoundPlan, member: str) -> bool:
         with self._lock:
@@ -388,6 +387,7 @@ class HubGroup:
                 lost = PeerLost("the hub lost a member", given=notice.member)
                 self._exchanges.fail(lost, needed=notice.member)
         elif isinstance(notice, Verdict) and not notice.committed:
+            self._announced.aborted(notice.epoch)
             with self._lock:
                 plan = self._plan
             if plan is not None and plan.epoch == notice.epoch:

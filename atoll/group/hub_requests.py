@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import TypeVar
 
 from atoll.clock import RealClock
-from atoll.errors import AtollError, DeadlineExceeded, HubError, WireError
+from atoll.errors import AtollError, DeadlineExceeded, HubError, PeerRefused, WireError
 from atoll.net.sync_link import SLACK_S, SyncLink
-from atoll.wire.messages import Message, Roster, RosterReply
+from atoll.wire.messages import Event, Message, Roster, RosterReply, RoundPlan
 
 M = TypeVar("M", bound=Message)
 
@@ -60,6 +61,13 @@ class HubRequests:
         deadline = RealClock().monotonic() + IDENTITIES_S
         peers = self.ask(Roster(), RosterReply, deadline=deadline).peers
         return {peer.member: peer.identity for peer in peers if peer.identity}
+
+    def tell(self, plan: RoundPlan, error: BaseException, *, me: str) -> None:
+        """Raise an event if another member's data was unusable for the member `me`."""
+        if isinstance(error, PeerRefused):
+            fields = {"member": me, "round": str(plan.round), "route": plan.route}
+            with suppress(AtollError):
+                self._link.notify(Event(kind="result-refused", text=str(error), fields=fields))
 
     def end(self, error: AtollError, *kinds: type[Message]) -> None:
         """Make pending and later requests of these kinds raise `error`."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from atoll.wire.messages import Commitment, Lease, MemberStats, RoundJoin
+
+NO_LINES: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,15 @@ class PeriodReport:
     commitment: Commitment | None = None
     """What this member computed, where others may compute it again."""
 
-    def as_join(self, *, reachable: Sequence[str] = ()) -> RoundJoin:
-        """Return the message that asks for a plan; `reachable`: members that accept connections."""
+    def as_join(
+        self, *, reachable: Sequence[str] = (), lines: Mapping[str, tuple[float, float]] = NO_LINES
+    ) -> RoundJoin:
+        """Return the message that asks for a plan.
+
+        `reachable`: members that accept connections; `lines`: as in `RoundJoin`.
+        """
         return RoundJoin(
-            round=self.round, base=self.base, reachable=list(reachable), tokens=self.tokens,
-            steps=self.steps, busy_s=self.busy_s, stats=self.stats, lease=self.lease,
-            group=self.group, closing=self.closing, commitment=self.commitment,
+            round=self.round, base=self.base, reachable=list(reachable), lines=dict(lines),
+            tokens=self.tokens, steps=self.steps, busy_s=self.busy_s, stats=self.stats,
+            lease=self.lease, group=self.group, closing=self.closing, commitment=self.commitment,
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -92,6 +92,12 @@ class GroupPolicy:
     def spec(self, key: str) -> str:
         """Return the text sent with contributions to vector `key`; empty for a plain mean."""
         return AggregationPolicy(self.rule, self._admission, key).spec
+
+    def planned(self, collective: str, *, codec: str) -> GroupPolicy:
+        """Return this policy with the collective of a plan, where partial sums are possible."""
+        if not collective or self.aggregate != "mean" or self.robust or codec != "fp32":
+            return self
+        return replace(self, collective=collective)
 
     def check_direct(self) -> None:
         """Raise ConfigError if a rule needs the reducer."""

@@ -55,6 +55,9 @@ class SingleGroup:
         """Let every later join raise GroupLeft."""
         self.leaving = True
 
+    def announce(self, report: PeriodReport) -> None:
+        """Do nothing: a plan is made at once, without a way to a hub."""
+
     def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
         """Return the plan of a round of one; see :meth:`Group.join`."""
         if self.leaving:
@@ -98,7 +101,7 @@ class SingleGroup:
         verdict = Verdict(
             round=self.committed_round, epoch=self.epoch, committed=committed, reason=reason,
             digest=ALONE_DIGEST, contributors=[self.me] if committed else [],
-            leases={self.me: lease} if committed and lease is not None else {},
+            leases={self.me: lease} if committed and lease is not None else {}, delay=1,
         )  # fmt: skip
         self.committed_round += committed
         return verdict

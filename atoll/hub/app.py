@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 
@@ -18,7 +17,7 @@ from atoll.hub.alarms.collect import FactCollector
 from atoll.hub.alarms.notify import Notifier
 from atoll.hub.alarms.notify_config import load_targets
 from atoll.hub.alarms.watch import AlarmWatch
-from atoll.hub.discovery import MdnsAnnouncement, MdnsRegistration
+from atoll.hub.discovery import MdnsAnnouncement, announcement_of
 from atoll.hub.grouped import GroupedJobs
 from atoll.hub.http.live import HubLive
 from atoll.hub.jobs import deletion as deletion_rows_module
@@ -29,7 +28,11 @@ from atoll.hub.nodes.membership import Membership
 from atoll.hub.nodes.meters import SessionMeters
 from atoll.hub.nodes.sampler import HubSampler, node_stats
 from atoll.hub.nodes.services import JobServices
+from atoll.hub.nodes.token_meters import TokenMeters
 from atoll.hub.options import HubOptions as HubOptions
+from atoll.hub.planning.planner import Planner
+from atoll.hub.planning.replanning import Replanner
+from atoll.hub.queues import json_socket
 from atoll.hub.rounds import checkpoints as checkpoints_module
 from atoll.hub.rounds import store as round_book_module
 from atoll.hub.rounds.checkpoints import Checkpoints
@@ -43,6 +46,7 @@ from atoll.hub.scheduler.scheduler import Scheduler
 from atoll.hub.security import audit as audit_module
 from atoll.hub.security import node_certificates as node_certificates_module
 from atoll.hub.security.audit import Audit
+from atoll.hub.security.auth import PROGRAM
 from atoll.hub.security.certificates import make_secret_folder
 from atoll.hub.security.connection_limits import ConnectionLimiter, is_loopback
 from atoll.hub.security.forwarded import TrustedProxies, forwarded_address, without_prefix
@@ -93,13 +97,10 @@ class Hub:
         self.tls: TlsFiles | None = None
         """Set by :meth:`start`; None without TLS."""
         self.sessions = Sessions(
-            auth=stores.auth,
-            clock=clock,
-            tasks=self.tasks,
-            hello_timeout_s=options.hello_timeout_s,
+            auth=stores.auth, clock=clock, tasks=self.tasks,
+            hello_timeout_s=options.hello_timeout_s, dead_after_s=options.dead_after_s,
             reconnect_grace_s=options.reconnect_grace_s,
-            dead_after_s=options.dead_after_s,
-        )
+        )  # fmt: skip
         SessionMeters(stores.ledger, self.sessions, clock=clock)
         round_store = RoundStore(database=stores.database, jobs=stores.jobs, clock=clock)
         self.rounds = RoundService(
@@ -122,6 +123,7 @@ class Hub:
             stores, clock=clock, tasks=self.tasks, live=self.membership.live,
             fail=self.membership.fail,
         )  # fmt: skip
+        self.planner = Planner(data=options.data, torch=torch_is_here())
         self.reducers: ReducerProcesses | None = None
         if options.reducers and torch_is_here():
             folder = options.data / "reducers"
@@ -130,16 +132,10 @@ class Hub:
                 folder=folder,
             )  # fmt: skip
         services = JobServices(
-            stores=stores,
-            sessions=self.sessions,
-            membership=self.membership,
-            rounds=self.rounds,
-            checkpoints=self.checkpoints,
-            swarm=self.grouped.swarm,
-            paths=self.grouped.paths,
-            verification=self.verification,
-            clock=clock,
-        )
+            stores=stores, sessions=self.sessions, membership=self.membership,
+            rounds=self.rounds, checkpoints=self.checkpoints, swarm=self.grouped.swarm,
+            paths=self.grouped.paths, verification=self.verification, clock=clock,
+        )  # fmt: skip
         self.scheduler = Scheduler(
             services, reducers=self.reducers, kill_grace_s=options.kill_grace_s
         )
@@ -156,6 +152,9 @@ class Hub:
             tasks=self.tasks,
         )  # fmt: skip
         self.live = HubLive(services, self.scheduler)
+        self.replanner = Replanner(
+            services, planner=self.planner, nodes=self.live.nodes, clock=clock, hub=url
+        )
         self.sampler = HubSampler(stores, clock=clock)
         self.deletions = Deletions(
             stores=stores, stop_work=self.checkpoints.forget, settled=self.scheduler.schedule,
@@ -170,7 +169,11 @@ class Hub:
             intervals=options.alarm_intervals,
         )  # fmt: skip
         self.sessions.listener = self
+        self.meters = TokenMeters(stores.ledger, self.sessions, clock=clock)
         self._web: Application | None = None
+        self._json_sockets = json_socket.JsonSockets(
+            self.router.queues, auth=stores.auth, sessions=self.sessions
+        )
 
     async def start(self) -> None:
         """Restore the state of the last run and start the background tasks."""
@@ -190,21 +193,12 @@ class Hub:
         if self.tls is not None:
             self.tls.on_switch = make_ticket
         context = Context(
-            stores=self.stores,
-            live=self.live,
-            clock=self.clock,
-            version=__version__,
-            started=self.clock.wall(),
-            ticket_of=lambda: self.ticket,
-            tell=self.sessions.notify,
-            access=access,
-            audit=self.audit,
-            deletions=self.deletions,
-            limits=self.options.limits,
-            rendezvous=self.scheduler.followers.rendezvous,
-            pairing=Pairing(self.clock),
-            verification=self.verification,
-        )
+            stores=self.stores, live=self.live, clock=self.clock, version=__version__,
+            started=self.clock.wall(), ticket_of=lambda: self.ticket, tell=self.sessions.notify,
+            access=access, audit=self.audit, deletions=self.deletions, limits=self.options.limits,
+            rendezvous=self.scheduler.followers.rendezvous, pairing=Pairing(self.clock),
+            verification=self.verification, planner=self.planner, url=self.url,
+        )  # fmt: skip
         await asyncio.to_thread(self._save_folder)
         await self._announce()
         if self.options.otlp:
@@ -217,17 +211,15 @@ class Hub:
         self.tasks.start(self._housekeeping(), name="housekeeping")
         await self._start_notifier()
         self.tasks.start(self.watch.run(), name="alarms")
+        self.tasks.start(self.replanner.run(), name="planning again")
 
     async def _announce(self) -> None:
         """Announce the hub by mDNS, unless it listens on loopback only."""
         host, wanted = self.options.host, self.options.announce
         if wanted or (wanted is None and not is_loopback(host)):
-            parsed = urlsplit(self.url)
-            registration = MdnsRegistration(
-                host=host, port=parsed.port or 0, prefix=self.prefix,
-                secure=parsed.scheme == "https", fingerprint=self.fingerprint,
-            )  # fmt: skip
-            self.announcement = MdnsAnnouncement(registration)
+            self.announcement = announcement_of(
+                self.url, host=host, prefix=self.prefix, fingerprint=self.fingerprint
+            )
             announcing = self.announcement.start(needed=bool(wanted))
             if wanted:
                 await announcing
@@ -259,7 +251,7 @@ class Hub:
         )  # fmt: skip
         return Access(
             stores=stores, sessions=self.sessions, certificates=certificates, limiter=self.limiter,
-            tls=tls,
+            tls=tls, meters=self.meters,
         )  # fmt: skip
 
     @property
@@ -290,12 +282,14 @@ class Hub:
         await self.stores.close()
 
     async def asgi(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serve WebSockets at `/ws`, everything else as the web application."""
+        """Serve WebSockets at `/ws` and those of JSON, everything else as the web application."""
         scope = without_prefix(scope, self.prefix)
         self.proxies.look_behind(scope)
         if scope["type"] == "websocket":
             if scope["path"] == "/ws":
                 await self.sessions.serve(scope, receive, send)
+            elif scope["path"] == json_socket.PATH:
+                await self._json_sockets.serve(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008})
         elif self._web is not None:
@@ -306,7 +300,8 @@ class Hub:
     def opened(self, session: Session, *, resumed: bool) -> None:
         """Register a connected process with membership or rounds."""
         self.watch.opened(session.address, session.incarnation)
-        if not session.job and session.identity.role == "operator" and session.info is None:
+        silent = not session.job and session.identity.role == "operator" and session.info is None
+        if silent or session.identity.role == PROGRAM:
             return
         if not session.job:
             work = self.membership.node_opened(session)
@@ -320,6 +315,8 @@ class Hub:
 
     def lost(self, session: Session) -> None:
         """Handle the final end of a session."""
+        if session.identity.role == PROGRAM:
+            return
         if not session.job:
             work = self.membership.node_lost(session)
         elif is_reducer(session.member):

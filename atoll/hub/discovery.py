@@ -14,6 +14,7 @@ import platform
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -114,3 +115,13 @@ def addresses_of(host: str) -> list[str]:
     }
     outside = sorted(text for text in own if not ipaddress.ip_address(text).is_loopback)
     return outside or sorted(own)
+
+
+def announcement_of(url: str, *, host: str, prefix: str, fingerprint: str) -> MdnsAnnouncement:
+    """Return the announcement of a hub at `url` that listens on `host`."""
+    parsed = urlsplit(url)
+    registration = MdnsRegistration(
+        host=host, port=parsed.port or 0, prefix=prefix, secure=parsed.scheme == "https",
+        fingerprint=fingerprint,
+    )  # fmt: skip
+    return MdnsAnnouncement(registration)

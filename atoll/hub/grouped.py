@@ -45,9 +45,8 @@ class GroupedJobs:
             live=membership.live, rounds=rounds.runtimes, metrics=stores.metrics,
         )  # fmt: skip
         paths = PathService(
-            jobs=stores.jobs, files=stores.files, events=stores.events, checkpoints=checkpoints,
-            clock=clock, live=membership.live, unheard_s=unheard_s, rounds=rounds.runtimes,
-            start_s=start_s,
+            stores, checkpoints=checkpoints, clock=clock, rounds=rounds.runtimes,
+            live=membership.live, unheard_s=unheard_s, start_s=start_s,
         )  # fmt: skip
         found = cls(stores, swarm, paths)
         rounds.runtimes.meetings, checkpoints.stages_saved = found, found.saved

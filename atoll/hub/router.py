@@ -18,10 +18,12 @@ from atoll.hub.nodes.services import JobServices
 from atoll.hub.queues.handlers import QueueAccess, QueueHandlers
 from atoll.hub.rounds.recovery import RecoveryCoordinator
 from atoll.hub.scheduler.scheduler import Scheduler
+from atoll.hub.security.auth import PROGRAM
 from atoll.hub.sessions.rejections import RejectionCounts
 from atoll.hub.sessions.session import Session
 from atoll.hub.tasks import Tasks
 from atoll.ids import REDUCER, is_reducer
+from atoll.wire.job_messages import FOUND_ROOM, WAITS_FOR_ROOM
 from atoll.wire.messages import (
     Acked,
     Beat,
@@ -95,16 +97,14 @@ class Router:
         self._stores = stores = services.stores
         self._jobs = stores.jobs
         self._membership = services.membership
-        self._rounds = services.rounds
-        self._checkpoints = services.checkpoints
-        self._swarm = services.swarm
-        self._paths = services.paths
+        self._rounds, self._checkpoints = services.rounds, services.checkpoints
+        self._swarm, self._paths = services.swarm, services.paths
         self._verification = services.verification
         self._scheduler = scheduler
         self._recovery = recovery
         self._rejections = rejections
         self._tasks = tasks
-        queues = QueueHandlers(stores.queue, access=QueueAccess(stores.jobs))
+        queues = self.queues = QueueHandlers(stores.queue, access=QueueAccess(stores.jobs))
         # The most frequent messages of a busy hub: creating a task costs more than handling them.
         self._immediate: dict[type[Message], Immediate] = {
             QueuePut: queues.put_now,
@@ -153,14 +153,15 @@ class Router:
         handler = self._handlers.get(type(body))
         if handler is None or envelope.reply:
             raise WireError("a hub takes no such message", given=type(body).__name__)
+        if session.identity.role == PROGRAM and type(body) not in self._cancelled:
+            raise WireError("a program uses queues only", given=type(body).__name__)
         if id and id in session.requests:
             return
         if not id and type(body) not in NOTICES:
             raise WireError(
-                "a request without a number",
-                given=f"{type(body).__name__}, id 0",
+                "a request without a number", given=f"{type(body).__name__}, id 0",
                 expected="an id above 0, by which its answer is found",
-            )
+            )  # fmt: skip
         if len(session.requests) + session.notices >= MAX_REQUESTS:
             raise WireError("too many open requests", expected=f"at most {MAX_REQUESTS}")
         immediate = self._immediate.get(type(body))
@@ -254,15 +255,26 @@ class Router:
 
     async def _metrics(self, session: Session, body: Metrics, id: int) -> Message:
         job, member = _member(session)
-        self._jobs.get(job)
+        record = self._jobs.get(job).process(member)
         seq = await self._stores.metrics.add(
-            job, member, incarnation=body.incarnation, seq=body.seq, points=body.points
+            job,
+            member,
+            incarnation=body.incarnation,
+            seq=body.seq,
+            points=body.points,
+            node=record.node if record is not None else "",
         )
         return Acked(seq)
 
     async def _event(self, session: Session, body: Event, id: int) -> Message:
         if session.job:
-            self._jobs.get(session.job)
+            record = self._jobs.get(session.job)
+            if body.kind == WAITS_FOR_ROOM:
+                if session.member in record.without_room:
+                    return Done()  # it says so at every try
+                record.without_room.add(session.member)
+            elif body.kind == FOUND_ROOM:
+                record.without_room.discard(session.member)
         await self._stores.events.add(
             session.job,
             body.kind,

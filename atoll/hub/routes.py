@@ -18,6 +18,7 @@ from atoll.hub.http import (
     keys,
     limits,
     pairing,
+    plans,
     prometheus,
     queues,
     secrets,
@@ -44,6 +45,8 @@ def routes(context: Context) -> list[BaseRoute]:
     operator: Roles = ("operator",)
     own_job: Roles = ("operator", "job")
     everyone: Roles = ("operator", "node", "job")
+    queued: Roles = (*everyone, "program")
+    own_queue: Roles = (*own_job, "program")
     viewer: Role = "viewer"
 
     def at(
@@ -83,7 +86,7 @@ def routes(context: Context) -> list[BaseRoute]:
         open_at("/api/pair", post=pairing.start),
         open_at("/api/pair/finish", post=pairing.finish),
         at("/api/pairing", operator, audited=False, get=pairing.show, post=pairing.renew),
-        at("/api/logout", operator, writes=("viewer",), post=access.log_out),
+        at("/api/logout", operator, writes=("viewer", "program"), post=access.log_out),
         at("/api/renew", ("node",), post=access.renew),
         at("/api/tickets", operator, get=access.list_tickets, post=access.make_ticket),
         at("/api/tickets/{ticket}/revoke", operator, post=access.revoke_ticket),
@@ -112,6 +115,9 @@ def routes(context: Context) -> list[BaseRoute]:
         at(f"{job}/rounds", own_job, viewer, get=jobs.read_rounds),
         at(f"{job}/worth", own_job, viewer, get=rest_alarms.show_node_value),
         at(f"{job}/logs", own_job, viewer, get=jobs.read_logs),
+        # What the page shows; nothing changes, but a process works for some seconds.
+        at("/api/plan", operator, audited=False, post=plans.of_text),
+        at(f"{job}/plan", operator, viewer, get=plans.of_job),
         at(f"{job}/stop", operator, post=jobs.stop),
         at(f"{job}/resume", operator, post=jobs.resume),
         at(f"{job}/nodes", operator, post=jobs.scale),
@@ -124,24 +130,24 @@ def routes(context: Context) -> list[BaseRoute]:
            get=verification.give_state, put=verification.take_state),
         at(f"{job}/rendezvous/{{member}}", ("job",), audited=False, get=hub.find_rendezvous,
            put=hub.publish_rendezvous),
-        at("/api/blobs/{sha256}", everyone, audited=False, get=files.get_blob,
+        at("/api/blobs/{sha256}", queued, audited=False, get=files.get_blob,
            put=files.put_blob),
         at("/api/alarms", operator, viewer, get=rest_alarms.show),
         at("/api/alarms/{alarm}/silence", operator, post=rest_alarms.silence),
         at("/api/queues", operator, viewer, get=queues.show_queues),
-        at("/api/queues/dead", everyone, viewer, get=queues.show_dead),
+        at("/api/queues/dead", queued, viewer, get=queues.show_dead),
         at("/api/queues/requeue", operator, post=queues.requeue),
         at("/api/queues/discard", operator, post=queues.discard),
-        at("/api/queues/open", own_job, audited=False, post=queues.declare),
-        at("/api/queues/put", everyone, audited=False, post=queues.put),
-        at("/api/queues/put_many", everyone, audited=False, post=queues.put_many),
-        at("/api/queues/ack_many", everyone, audited=False, post=queues.ack_many),
-        at("/api/topics/publish", own_job, audited=False, post=queues.publish),
-        at("/api/topics/read", own_job, audited=False, post=queues.read),
-        at("/api/topics/ack", own_job, audited=False, post=queues.acknowledge),
-        at("/api/queues/claim", everyone, audited=False, post=queues.claim),
-        at("/api/queues/ack", everyone, audited=False, post=queues.ack),
-        at("/api/queues/extend", everyone, audited=False, post=queues.extend),
-        at("/api/queues/release", everyone, audited=False, post=queues.release),
+        at("/api/queues/open", own_queue, audited=False, post=queues.declare),
+        at("/api/queues/put", queued, audited=False, post=queues.put),
+        at("/api/queues/put_many", queued, audited=False, post=queues.put_many),
+        at("/api/queues/ack_many", queued, audited=False, post=queues.ack_many),
+        at("/api/topics/publish", own_queue, audited=False, post=queues.publish),
+        at("/api/topics/read", own_queue, audited=False, post=queues.read),
+        at("/api/topics/ack", own_queue, audited=False, post=queues.acknowledge),
+        at("/api/queues/claim", queued, audited=False, post=queues.claim),
+        at("/api/queues/ack", queued, audited=False, post=queues.ack),
+        at("/api/queues/extend", queued, audited=False, post=queues.extend),
+        at("/api/queues/release", queued, audited=False, post=queues.release),
         Route("/{path:path}", anybody),
     ]  # fmt: skip

@@ -82,6 +82,13 @@ def reachable_url(host: str, port: int, *, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+ACCEPTED_AT_ONCE = 64
+"""Connections that are accepted before the others have their turn: 2 ms, not 60."""
+
+BACKLOG = 2_048
+"""Connections that may wait to be accepted, e.g. when a hub is back after a restart."""
+
+
 class _Uvicorn(uvicorn.Server):
     """uvicorn without signal handling, with a callback when it accepts connections."""
 
@@ -97,6 +104,8 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start accepting, then call `on_ready`."""
         await super().startup(sockets=sockets)
+        for one in sockets or ():
+            one.listen(BACKLOG)  # the event loop accepts no more at once, but more may wait
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -223,6 +232,7 @@ def _config(hub: Hub) -> uvicorn.Config:
     return uvicorn.Config(
         hub.asgi,
         interface="asgi3",
+        backlog=ACCEPTED_AT_ONCE,
         proxy_headers=False,
         ws=WebSocketProtocol,
         http=factory,

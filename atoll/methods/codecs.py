@@ -152,6 +152,22 @@ CODECS: Mapping[str, CodecRow] = MappingProxyType(
                 decode_bytes_per_s=6e9,
             ),
             CodecRow(
+                name="mean2",
+                implementation="atoll.codec.quantized.mean2:Mean2",
+                example="mean2",
+                line="2 bits: sign and large or small, decoded to the mean of its kind",
+                good_for="values that topk has chosen",
+                papers=(
+                    arxiv(
+                        "2508.15706",
+                        "Communication Efficient LLM Pre-training with SparseLoCo",
+                        2025,
+                    ),
+                ),
+                encode_bytes_per_s=0.3e9,
+                decode_bytes_per_s=0.7e9,
+            ),
+            CodecRow(
                 name="e3m0",
                 implementation="atoll.codec.quantized.exponents:E3M0",
                 example="e3m0:256",

@@ -49,6 +49,10 @@ class Preset:
     """Options that differ from the defaults of the outer strategy."""
     optimizer: str = ""
     """Inner optimizer, if not the usual one."""
+    by_rounds: bool = False
+    """Whether the outer rate and momentum follow from the number of rounds, where that is known."""
+    loss: str = ""
+    """Held-out loss against that of `diloco` at equal steps (`python -m bench.tuning held-out`)."""
     outer: str = ""
     """Outer strategy; like `page`, set by the table."""
     page: str = ""
@@ -108,6 +112,9 @@ class Method:
     """
     exchanges: ClassVar[bool] = True
     """False: each member trains its own model."""
+
+    interval_may_change: ClassVar[bool] = False
+    """Whether the hub may change `every` in a running job."""
 
     per_stage: ClassVar[bool] = False
     """Whether the members of one stage of a SWARM can use it among themselves."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from atoll.errors import ConfigError
 from atoll.methods.method import Method, Preset, arxiv, option
@@ -19,6 +20,9 @@ class Streaming(Method):
         Preset(
             name="streaming-diloco",
             codec="feedback(e3m0)",
+            options={"shared_steps": 170},
+            by_rounds=True,
+            loss="as `diloco`, within 4 %",
             line="DiLoCo one fragment of the model at a time, sent during training",
             good_for="slow links, where sending the whole model at once blocks training",
             papers=(
@@ -38,17 +42,18 @@ class Streaming(Method):
         "strided",
         "How layers are assigned to fragments: `strided`, or `sequential` for runs of neighbours.",
     )
-    delay: int = option(
-        1,
-        "Steps between the start of a round and applying its result (tau); below H / F.",
+    delay: int | Literal["auto"] = option(
+        "auto",
+        "Steps between the start of a round and applying its result (tau), below H / F; `auto`: as "
+        "many as a round takes on the members' links, by measured times.",
     )
     mix: float = option(
-        0.5,
+        0.0,
         "Share of a member's own parameters in an applied result (alpha): 0 to 1.",
     )
-    outer_lr: float = option(0.4, "Learning rate of the outer optimizer.")
+    outer_lr: float = option(0.7, "Learning rate of the outer optimizer.")
     outer_momentum: float = option(
-        0.9,
+        0.5,
         "Nesterov momentum of the outer optimizer, one velocity per fragment; 0: plain SGD.",
     )
     shared_steps: int = option(
@@ -72,7 +77,8 @@ class Streaming(Method):
 
     def check(self, *, nodes: int, min_nodes: int, optimizer: str) -> None:
         """Refuse overlapping rounds of fragments."""
-        every, fragments, delay = self.every, self.fragments, self.delay
+        every, fragments = self.every, self.fragments
+        delay = 0 if self.delay == "auto" else self.delay
         if every < fragments:
             raise ConfigError(
                 "there are more fragments than steps between their rounds",
@@ -101,6 +107,8 @@ class Eager(Method):
         Preset(
             name="eager-diloco",
             codec="feedback(e3m0)",
+            options={"shared_steps": 170},
+            loss="5 to 11 % worse than `diloco`",
             line="DiLoCo with rounds of a whole interval: others' updates arrive one late",
             good_for="links so slow that a round lasts as long as its interval",
             papers=(
@@ -118,11 +126,11 @@ class Eager(Method):
         "Optimizer steps between two rounds (H), also the time for a round.",
     )
     outer_lr: float = option(
-        0.2,
-        "Learning rate of the outer optimizer. With momentum 0.9 a mean that is one period late is "
-        "stable up to about 0.25, for any number of members.",
+        0.7,
+        "Learning rate of the outer optimizer. A mean that is one period late bears less than "
+        "DiLoCo's: with momentum 0.9 about 0.25, for any number of members.",
     )
-    outer_momentum: float = option(0.9, "Nesterov momentum of the outer optimizer; 0: plain SGD.")
+    outer_momentum: float = option(0.0, "Nesterov momentum of the outer optimizer; 0: plain SGD.")
     shared_steps: int = option(
         0,
         "First steps that every member computes on the same data, so that they need no traffic "
@@ -137,3 +145,69 @@ class Eager(Method):
     def later_vectors(self) -> float:
         """The own gradient in flight, and momentum of the shared and the own state."""
         return 1.0 + 2.0 * (self.outer_momentum > 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoupled(Streaming):
+    """Options of Decoupled DiLoCo."""
+
+    name = "decoupled"
+    implementation = "atoll.strategies.outer.decoupled:DecoupledOuter"
+    presets = (
+        Preset(
+            name="decoupled-diloco",
+            codec="feedback(int4)",
+            options={"shared_steps": 170},
+            loss="as `diloco`, within 4 %",
+            line="fragments that no member waits for; directions and lengths averaged apart",
+            good_for="members of different speed that must not stop each other",
+            papers=(
+                arxiv(
+                    "2604.21428",
+                    "Decoupled DiLoCo for Resilient Distributed Pre-training",
+                    2026,
+                ),
+            ),
+        ),
+    )
+
+    delay: int | Literal["auto"] = option(
+        1,
+        "Steps between the start of a round and the first at which its result may be applied.",
+    )
+    mix: float = option(
+        0.0,
+        "Share of a member's own parameters in an applied result (alpha): 0 to 1.",
+    )
+    grace: int = option(
+        5,
+        "Steps that a member goes on beyond `delay` if the round is not over; then it waits.",
+    )
+    merge: str = option(
+        "radial",
+        "How updates become one: `radial` (mean direction times mean length of every tensor) or "
+        "`mean`.",
+    )
+    outer_lr: float = option(0.5, "Learning rate of the outer optimizer.")
+    outer_momentum: float = option(
+        0.5,
+        "Nesterov momentum of the outer optimizer, one velocity per fragment; 0: plain SGD.",
+    )
+    weight: str = option(
+        "rate",
+        "Weight of a member's values: `rate` (tokens times tokens per step), `tokens` or `equal`.",
+    )
+
+    def check(self, *, nodes: int, min_nodes: int, optimizer: str) -> None:
+        """Refuse overlapping rounds of fragments, and a grace that lasts into the next round."""
+        super().check(nodes=nodes, min_nodes=min_nodes, optimizer=optimizer)
+        gap = self.every // self.fragments if self.staggered else self.every
+        delay = 0 if self.delay == "auto" else self.delay
+        if delay + self.grace >= gap:
+            raise ConfigError(
+                "a member would go on into the next fragment's round",
+                given=f"delay = {self.delay}, grace = {self.grace}, every = {self.every}, "
+                f"fragments = {self.fragments}",
+                expected=f"delay + grace below every / fragments, {gap} here",
+                remedy=f"grace = {gap - 1 - delay}",
+            )

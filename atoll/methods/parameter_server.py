@@ -27,6 +27,7 @@ class Asynchronous(Method):
         Preset(
             name="async-diloco",
             codec="feedback(int8)",
+            loss="8 % worse to 8 % better than `diloco`",
             line="members push updates when they are ready; delayed Nesterov on the server",
             good_for="machines of different speed that should never wait",
             papers=(
@@ -42,7 +43,7 @@ class Asynchronous(Method):
         "`nesterov`, `momentum` or `sgd`.",
     )
     outer_lr: float = option(0.7, "Its rate.")
-    outer_momentum: float = option(0.9, "Its momentum; `sgd` has none.")
+    outer_momentum: float = option(0.5, "Its momentum; `sgd` has none.")
     buffer: int = option(
         0,
         "Pushes per step of delayed Nesterov's momentum (N); 0: as many as there are members.",

@@ -16,8 +16,9 @@ from atoll.methods.every_step import (
     SignMajority,
     Sparta,
 )
+from atoll.methods.local_moments import MTDAO, DesLoc
 from atoll.methods.method import Method, Preset
-from atoll.methods.overlapped import Eager, Streaming
+from atoll.methods.overlapped import Decoupled, Eager, Streaming
 from atoll.methods.parameter_server import Asynchronous, Server
 from atoll.methods.periodic import Average, DiLoCo, NoSync, SlowMo
 
@@ -30,8 +31,11 @@ METHODS: Mapping[str, type[Method]] = MappingProxyType(
             Average,
             DiLoCo,
             Streaming,
+            Decoupled,
             Eager,
             SlowMo,
+            DesLoc,
+            MTDAO,
             Gossip,
             Pairwise,
             NoLoCo,

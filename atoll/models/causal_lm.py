@@ -48,6 +48,12 @@ def build_causal_lm(config: CausalLMConfig, *, weights: bool = True) -> Language
     """
     theirs = make_pretrained(config, weights=weights)
     _check(config, theirs.config)
+    if config.adapter:
+        from atoll.models.adapted import DPO, TunedLM, with_adapters
+        from atoll.models.preferring import PreferringLM
+
+        kind = PreferringLM if config.adapter.get("objective") == DPO else TunedLM
+        return kind(config, with_adapters(config, theirs))
     if theirs.config.model_type == GPT2 and not theirs.config.add_cross_attention:
         return LayeredGPT2(config, theirs)
     if _has_units(config, theirs.config):
@@ -73,6 +79,11 @@ class CausalLM(LanguageModel):
         """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``."""
         self.check_length(ids.shape[1])
         return cast(Tensor, self._theirs[0](input_ids=ids, use_cache=False).logits)
+
+    @property
+    def library_model(self) -> Any:
+        """The library's model, with adapters in it if there are any."""
+        return self._theirs[0]
 
     def tensor_plan(self) -> Mapping[str, str]:
         """Return the library's tensor-parallel plan; raises ConfigError for unknown words."""

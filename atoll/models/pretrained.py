@@ -17,6 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from atoll.errors import ConfigError, DataError
+from atoll.models.named import check_named
 from atoll.models.sizes import check_positive
 
 PACKAGE = "package:"
@@ -40,6 +41,8 @@ class CausalLMConfig:
     """Training sequence length in tokens."""
     vocab_size: int = 0
     """Distinct tokens of the data, given by the tokenizer; the model may have more."""
+    adapter: Mapping[str, Any] = field(default_factory=dict)
+    """Set by `[tune]`: how the model is fine-tuned, see `atoll.models.adapted`."""
 
     def __post_init__(self) -> None:
         """Validate; raises ConfigError."""
@@ -114,7 +117,7 @@ def make_pretrained(config: CausalLMConfig, *, weights: bool = True) -> Any:
             remedy='for example source = "/models/SmolLM2-135M"',
         )
     transformers = library()
-    settings = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    settings: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
     with _translated_errors(config):
         if config.config:
             given = {"vocab_size": config.vocab_size, **config.config}
@@ -122,13 +125,31 @@ def make_pretrained(config: CausalLMConfig, *, weights: bool = True) -> Any:
                 del given["vocab_size"]
             described = transformers.AutoConfig.for_model(given.pop("model_type", ""), **given)
             return transformers.AutoModelForCausalLM.from_config(described, **settings)
-        place = place_of(config.source)
-        where = {"gguf_file": config.gguf} if config.gguf else {}
+        place, where = _found(config)
         if not weights or torch.get_default_device().type == "meta":
             described = transformers.AutoConfig.from_pretrained(place, **where)
             return transformers.AutoModelForCausalLM.from_config(described, **settings)
+        if config.adapter.get("method") == "qlora":
+            settings |= {"quantization_config": _four_bits(transformers)}
         with _quiet(transformers):
             return transformers.AutoModelForCausalLM.from_pretrained(place, **where, **settings)
+
+
+def _four_bits(transformers: Any) -> Any:
+    """Return the settings of QLoRA's base: 4-bit NormalFloat, its constants quantized again.
+
+    QLoRA (https://arxiv.org/abs/2305.14314), section 3. Raises ConfigError without `bitsandbytes`.
+    """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "a base in 4 bits needs a library that is not installed", given="no bitsandbytes",
+            expected="bitsandbytes 0.46 or later", remedy="pip install bitsandbytes, or "
+            'method = "lora" in [tune]',
+        )  # fmt: skip
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )  # fmt: skip
 
 
 def weight_files(config: CausalLMConfig) -> dict[str, Path] | None:
@@ -164,9 +185,21 @@ def load_tokenizer(config: CausalLMConfig) -> Any:
             given="a model without source",
             expected="source in [model], or another tokenizer in [data]",
         )
-    where = {"gguf_file": config.gguf} if config.gguf else {}
     with _translated_errors(config):
-        return library().AutoTokenizer.from_pretrained(place_of(config.source), **where)
+        place, where = _found(config)
+        return library().AutoTokenizer.from_pretrained(place, **where)
+
+
+def _found(config: CausalLMConfig) -> tuple[str, dict[str, str]]:
+    """Return a source's folder or name, and the option of its GGUF file.
+
+    Raises DataError: it is not here and cannot be had.
+    """
+    library()
+    place = place_of(config.source)
+    if not Path(place).is_dir():
+        check_named(place, file=config.gguf or "config.json")
+    return place, {"gguf_file": config.gguf} if config.gguf else {}
 
 
 @contextmanager

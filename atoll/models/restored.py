@@ -8,6 +8,7 @@ from typing import cast
 from torch import Tensor
 
 from atoll.errors import CheckpointError, ConfigError
+from atoll.models.adapted import TunedLM
 from atoll.models.custom import is_custom
 from atoll.models.language import LanguageModel
 from atoll.models.registry import TEXT, build_model, model_row
@@ -42,7 +43,10 @@ def restored(
         )
     model = build_model(name, **options)
     try:
-        model.load_state_dict(state)
+        if isinstance(model, TunedLM):
+            model.load_adapters(state)
+        else:
+            model.load_state_dict(state)
     except RuntimeError as error:
         raise CheckpointError(
             "the weights do not fit the model that the file names",

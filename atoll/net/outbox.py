@@ -53,8 +53,8 @@ class Outbox(Generic[T]):
         capacity: int = CAPACITY,
         batch: int = BATCH,
         thin: Callable[[list[T]], list[T]] = keep_every_second,
-        retry: Callable[[], Iterator[float]] = backoff,
         first: int = 1,
+        gather_s: float = 0.0,
     ) -> None:
         """Create an outbox on a started link; nothing is sent before `start`.
 
@@ -65,15 +65,17 @@ class Outbox(Generic[T]):
             capacity: Items that may wait before they are thinned.
             batch: Most items per message.
             thin: Returns fewer items than it was given.
-            retry: Waits after a failed request.
             first: Number of the first item; above 1 it continues another outbox.
+            gather_s: Pause after a message that was not full: what comes meanwhile goes together.
         """
         self._link = link
         self._make_message = make_message
         self._capacity = capacity
         self._batch = batch
         self._thin = thin
-        self._retry = retry
+        self.retry: Callable[[], Iterator[float]] = backoff
+        """Pauses after failed requests."""
+        self._gather_s = gather_s
         self._lock = threading.Lock()  # producers are threads, shipping runs on the event loop
         self._waiting: list[T] = []
         self._flight: list[T] = []
@@ -132,7 +134,7 @@ class Outbox(Generic[T]):
         self._wake.set()
 
     async def _ship(self) -> None:
-        waits = self._retry()
+        waits = self.retry()
         while True:
             if not self._load():
                 self._idle.set()
@@ -151,8 +153,11 @@ class Outbox(Generic[T]):
                 logger.warning("%s: the hub did not take a batch: %s", self._link.session, error)
                 await asyncio.sleep(next(waits))
                 continue
+            full = len(self._flight) >= self._batch
             if isinstance(answer, Acked) and self._acked(answer.seq):
-                waits = self._retry()
+                waits = self.retry()
+                if self._gather_s and not full:
+                    await asyncio.sleep(self._gather_s)
             else:
                 await asyncio.sleep(next(waits))
 

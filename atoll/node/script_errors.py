@@ -9,19 +9,17 @@ from types import TracebackType
 from atoll.errors import AtollError, OutOfMemory, ScriptError
 
 
-def describe(
-    error: BaseException, *, where: str, place: str = "", trace: TracebackType | None = None
-) -> AtollError:
+def describe(error: BaseException, *, where: str, trace: TracebackType | None = None) -> AtollError:
     """Return the error for an exception of a library or of a user's script.
 
-    `where` is its source, e.g. the script's name, `place` member and machine, `trace` the traceback
-    from the script's first frame.
+    `where` is its source, e.g. the script's name, `trace` the traceback from the script's first
+    frame. Which machine it was is known to the hub.
     """
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     if is_out_of_memory(error):
         return OutOfMemory(
             f"{where} ran out of memory",
-            given=" ".join([text.splitlines()[0], place]).strip(),
+            given=text.splitlines()[0],
             expected="a model and batch that fit",
             remedy="make batch or the model smaller, or run fewer workers on this machine",
         )
@@ -29,7 +27,7 @@ def describe(
     line = f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
     return ScriptError(
         f"{where} raised {text}",
-        given=", ".join(part for part in (line, place) if part) or None,
+        given=line or None,
         remedy="its traceback is in the log: atoll logs",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +11,6 @@ import msgspec
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
 from atoll.island.morph_orders import MorphOrder, Moved, Orders
 from atoll.island.start_phase import StartReport
-from atoll.net.outbox import SyncOutbox
 from atoll.net.sync_link import SyncLink
 from atoll.node.islands.moved import moved
 from atoll.train.join_job import JoinedJob
@@ -47,6 +46,10 @@ def train(
     with the state of the other members, or of the newest checkpoint. When it is ordered to another
     mesh and nothing is lost, it takes its own state along, after a round.
     """
+    if spec.tune.active:
+        from atoll.train.tuning_data import with_examples
+
+        spec = with_examples(spec, environment)
     if spec.swarm.stages:
         from atoll.train.swarm.run import train_member
 
@@ -65,7 +68,7 @@ def train(
         return paths.train_member(
             enrolled, environment, spec, should_stop=lambda: leave.asked or enrolled.replaced
         )
-    with _metrics(enrolled.connection.link) as metrics:
+    with _metrics(enrolled.connection.link, spec, environment) as metrics:
         member = _Member(enrolled, environment, leave, metrics)
         if place is None or orders is None:
             return member.train(None, spec, enrolled.connection.registered)
@@ -111,15 +114,22 @@ def _lead(
 
 
 @contextlib.contextmanager
-def _metrics(link: SyncLink) -> Iterator[SyncOutbox[Point]]:
-    """Send a member's measurements inside."""
+def _metrics(
+    link: SyncLink, spec: JobSpec, environment: WorkerEnvironment
+) -> Iterator[Callable[[Point], None]]:
+    """Send a member's measurements inside, to the hub and to the job's loggers."""
+    from atoll.train.results.loggers import open_loggers
     from atoll.train.results.metrics import metrics_outbox
 
+    loggers = open_loggers(
+        spec.log, environment.directory, job=environment.job, member=environment.member
+    )
     metrics = metrics_outbox(link)
     try:
-        yield metrics
+        yield loggers.before(metrics.add)
     finally:
         metrics.close(timeout_s=FLUSH_TIMEOUT_S)
+        loggers.close()
 
 
 class _Member:
@@ -130,7 +140,7 @@ class _Member:
         enrolled: JoinedJob,
         environment: WorkerEnvironment,
         leave: LeaveRequested,
-        metrics: SyncOutbox[Point],
+        metrics: Callable[[Point], None],
     ) -> None:
         self.enrolled, self.environment, self.leave = enrolled, environment, leave
         self._metrics = metrics
@@ -157,7 +167,7 @@ class _Member:
                 spec,
                 group=connection.group,
                 outputs=Outputs(
-                    self.environment.directory, self._metrics.add, connection.link.notify,
+                    self.environment.directory, self._metrics, connection.link.notify,
                     connection.publish,
                 ),
                 saving=Saving(store, saver, carried),

@@ -17,7 +17,6 @@ import faulthandler
 import json
 import logging
 import os
-import platform
 import runpy
 import signal
 import sys
@@ -253,8 +252,7 @@ def run_script(
         if leaving.code not in (None, 0):
             raise ScriptError(
                 f"{script.name} left with exit status {leaving.code}",
-                given=f"{environment.member} on {platform.node()}",
-                expected="0",
+                expected="exit status 0",
                 remedy="see what it printed: atoll logs",
             ) from leaving
     except BaseException as error:
@@ -267,8 +265,7 @@ def run_script(
         traceback.print_exception(error.with_traceback(trace or error.__traceback__))
         if isinstance(error, AtollError):
             raise
-        where = f"{environment.member} on {platform.node()}"
-        raise describe(error, where=script.name, place=where, trace=trace) from error
+        raise describe(error, where=script.name, trace=trace) from error
     finally:
         _end_quietly()
     return 0
@@ -293,8 +290,7 @@ def run_roles(environment: WorkerEnvironment, spec: JobSpec) -> int:
         raise
     except BaseException as error:
         traceback.print_exc()
-        place = f"{environment.member} on {platform.node()}"
-        raise describe(error, where="reinforcement learning", place=place) from error
+        raise describe(error, where="reinforcement learning") from error
     finally:
         _end_quietly()
     return 0

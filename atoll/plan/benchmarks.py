@@ -30,11 +30,11 @@ from atoll.plan.memory import plan_memory, sample, sizes_of
 from atoll.plan.pipelines import Memory, PipelinePlan, with_plan
 from atoll.plan.reductions import reductions
 from atoll.plan.timed import LARGE, SMALL, fitted, shortest
+from atoll.strategies.inner.model_facts import criterion_of
 from atoll.strategies.inner.pipeline.cuts import UnitTime, profile
 from atoll.strategies.inner.pipeline.hosts import Link
 from atoll.strategies.inner.pipeline.stages import chain_of, check_chain
 from atoll.strategies.inner.precision import precision_on
-from atoll.strategies.inner.whole import criterion_of
 from atoll.train.build import whole_model
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here

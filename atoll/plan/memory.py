@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atoll.config import JobSpec
-from atoll.data import Dataset, ImageDataset, is_images
+from atoll.data import ImageDataset, TrainingData, is_images
 from atoll.devices.choose import AUTO, accelerator, choose
 from atoll.errors import ConfigError
 from atoll.plan.cutting import faked
@@ -92,7 +92,7 @@ class MemoryPlan:
         return max(count(rank) for rank in self.ranks)
 
 
-def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) -> MemoryPlan:
+def plan_memory(spec: JobSpec, *, data: TrainingData | None = None) -> MemoryPlan:
     """Predict the memory of every rank of a member; `data` is the result of `sizes_of`.
 
     Raises:
@@ -137,7 +137,7 @@ def _image(only: RankMemory, *, model_bytes: int, outer: int) -> int:
 
 
 def _ranks(
-    spec: JobSpec, options: InnerOptions, dataset: Dataset | ImageDataset | None, model: Any
+    spec: JobSpec, options: InnerOptions, dataset: TrainingData | None, model: Any
 ) -> tuple[list[RankMemory], Cut, int, int, int]:
     whole = {id(t): t for t in (*model.parameters(), *model.buffers())}
     model_bytes = sum(t.numel() * t.element_size() for t in whole.values())
@@ -166,7 +166,7 @@ def _ranks(
     return found, cut, max(each.held for each in places), elements, model_bytes
 
 
-def sizes_of(spec: JobSpec) -> Dataset | ImageDataset | None:
+def sizes_of(spec: JobSpec) -> TrainingData | None:
     """Return a job's data if the size of its model depends on them; None: nothing is read.
 
     Raises:
@@ -178,11 +178,11 @@ def sizes_of(spec: JobSpec) -> Dataset | ImageDataset | None:
     return load_data(spec) if needs_data else None
 
 
-def sample(data: Dataset | ImageDataset | None, model: Any, *, rows: int) -> tuple[Tensor, Tensor]:
+def sample(data: TrainingData | None, model: Any, *, rows: int) -> tuple[Tensor, Tensor]:
     """Return dummy inputs and targets with `rows` rows."""
     if isinstance(data, ImageDataset):
-        side = data.train.pixels.shape[1]
-        return torch.zeros(rows, 1, side, side), torch.zeros(rows, dtype=torch.int64)
+        shape = (data.train.channels, data.train.side, data.train.side)
+        return torch.zeros(rows, *shape), torch.zeros(rows, dtype=torch.int64)
     ids = torch.zeros(rows, model.config.context, dtype=torch.int64)
     return ids, torch.zeros_like(ids)
 

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atoll.config import JobSpec
 from atoll.config.swarm_tables import with_swarm
-from atoll.data import Dataset, ImageDataset
+from atoll.data import TrainingData
 from atoll.plan.costs import swarm_cuts, unit_flops, work_of
 from atoll.plan.cutting import faked
 from atoll.plan.leader import FLOAT_BYTES, leader_memory
@@ -153,7 +153,7 @@ class SwarmPlan:
         return self.needs_bytes(self.stages[self.worst])
 
 
-def plan_swarm(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) -> SwarmPlan:
+def plan_swarm(spec: JobSpec, *, data: TrainingData | None = None) -> SwarmPlan:
     """Predict the memory of every stage; `data` is the result of `sizes_of`.
 
     Raises:
@@ -205,7 +205,7 @@ def plan_swarm(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) -> 
 
 
 def fewest_stages(
-    spec: JobSpec, *, limit_bytes: int, data: Dataset | ImageDataset | None = None
+    spec: JobSpec, *, limit_bytes: int, data: TrainingData | None = None
 ) -> SwarmPlan | None:
     """Return the plan with the fewest stages of which each fits; None: none does.
 

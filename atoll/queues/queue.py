@@ -14,6 +14,7 @@ from atoll.ids import new_token
 from atoll.queues import serialization
 from atoll.queues.channel import Channel
 from atoll.queues.outbox import BATCH_ITEMS, Outbox
+from atoll.wire.message import MOST_ITEMS, Message
 from atoll.wire.messages import (
     QueueAckMany,
     QueueClaim,
@@ -203,17 +204,17 @@ class Queue:
             yield from self.claim(wait_s=LONGEST_WAIT_S)
 
     def ack(self, items: Sequence[Item]) -> None:
-        """Acknowledge items with one message.
+        """Acknowledge items, a thousand with one message.
 
         Raises:
             LeaseEnded: some leases had ended and other consumers may have these items; the rest
                 is done.
         """
-        self._held(QueueAckMany(self.name, [item.lease for item in items]))
+        self._held(items, lambda leases: QueueAckMany(self.name, leases))
 
     def extend(self, items: Sequence[Item], *, lease_s: float) -> None:
-        """Extend leases to `lease_s` from now, with one message; raises as `ack` does."""
-        self._held(QueueExtendMany(self.name, [item.lease for item in items], lease_s))
+        """Extend leases to `lease_s` from now, as `ack` does; raises as it does."""
+        self._held(items, lambda leases: QueueExtendMany(self.name, leases, lease_s))
 
     def release(self, item: Item, *, reason: str = "") -> None:
         """Release an item; after too many releases it becomes a dead letter."""
@@ -226,12 +227,15 @@ class Queue:
     def _item(self, item: QueueItem) -> Item:
         return Item(item.key, item.attempt, item.seq, item.lease, self, item.payload, item.blob)
 
-    def _held(self, ask: QueueAckMany | QueueExtendMany) -> None:
-        answer = self._channel.ask(ask, timeout_s=ASK_S)
-        if isinstance(answer, QueueLost) and answer.leases:
+    def _held(self, items: Sequence[Item], ask: Callable[[list[str]], Message]) -> None:
+        leases, lost = [item.lease for item in items], 0
+        for at in range(0, len(leases), MOST_ITEMS):
+            answer = self._channel.ask(ask(leases[at : at + MOST_ITEMS]), timeout_s=ASK_S)
+            lost += len(answer.leases) if isinstance(answer, QueueLost) else 0
+        if lost:
             raise LeaseEnded(
                 "these leases are not held any more",
-                given=f"{len(answer.leases)} of {len(ask.leases)} of queue {self.name!r}",
+                given=f"{lost} of {len(leases)} of queue {self.name!r}",
                 expected="leases whose time has not ended",
                 remedy="claim with a longer lease_s, or extend in time",
             )

@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 
 from atoll.errors import ConfigError, DataError
+from atoll.wire.queue_messages import PAYLOAD_MAGIC
 
-MAGIC = b"ATQ\x01"
+MAGIC = PAYLOAD_MAGIC
 _HEAD = len(MAGIC) + 1
 
 Parts = Sequence[bytes | memoryview]

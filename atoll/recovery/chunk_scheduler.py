@@ -263,7 +263,12 @@ class ChunkScheduler:
         return not any(entry.identical for entry in self._entries.values())
 
     def _choose_image(self) -> None:
-        """Choose the shared image of most donors; on a tie that of the lowest slot."""
+        """Choose the shared image of most donors; on a tie that of the lowest slot.
+
+        Not after the end: donors that leave then do not change what was fetched.
+        """
+        if self.finished:
+            return
         roots = Counter(entry.root for entry in self._entries.values())
         selected = self.shared.root if self.shared is not None else ""
         if roots and not (self._settled and roots[selected]):

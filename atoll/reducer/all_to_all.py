@@ -8,7 +8,6 @@ sent, equal for all. On direct routes members send such tables to each other.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from atoll.codec.base import Packet
+from atoll.digest import Digest
 from atoll.errors import GroupError, WireError
 from atoll.reducer.mean import is_weight, result_digest
 from atoll.wire.frames import Buffer
@@ -109,7 +109,7 @@ class Outgoing:
             if to:
                 outward.append(PeerMessage(to, message.packet))
         gift = cls(member, tuple(outward), weight, b"")
-        digest = hashlib.blake2b(digest_size=16)
+        digest = Digest()
         for part in gift.parts():
             digest.update(part)
         return cls(member, tuple(outward), weight, digest.digest())
@@ -217,7 +217,7 @@ def open_outgoing(
                 given=", ".join(header.names), expected=f"some of {', '.join(sorted(others))}",
             )  # fmt: skip
         messages.append(PeerMessage(tuple(header.names), packet))
-    digest = hashlib.blake2b(data, digest_size=16).digest()
+    digest = Digest(data).digest()
     return Outgoing(member, tuple(messages), weight, digest)
 
 

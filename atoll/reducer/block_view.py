@@ -5,7 +5,6 @@ Legend: n rows (contributions), P columns (elements of a vector), w columns of a
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from atoll.codec.base import Codec, Packet
 from atoll.codec.quantized.cast import STRIP
+from atoll.digest import Digest
 from atoll.errors import WireError
 from atoll.reducer.mean import Share
 
@@ -73,9 +73,7 @@ class BlockView:
 
     def digests(self) -> list[bytes]:
         """Return digests of the encoded rows, with which equal scores are ordered."""
-        return [
-            hashlib.blake2b(share.packet.data, digest_size=16).digest() for share in self.shares
-        ]
+        return [Digest(share.packet.data).digest() for share in self.shares]
 
     def norms(self) -> list[float]:
         """Return the L2 norm of every row; not finite for NaN, infinite or malformed values."""

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from atoll.digest import Digest
 from atoll.reducer.block_view import BlockView
 
 
@@ -66,6 +67,6 @@ class Bucketed:
         """Return digests of the buckets, independent of the order of the rows."""
         rows = self._rows.digests()
         return [
-            hashlib.blake2b(b"".join(sorted(rows[place] for place in bucket))).digest()
+            Digest(b"".join(sorted(rows[place] for place in bucket))).digest()
             for bucket in self._buckets
         ]

@@ -6,19 +6,20 @@ The divisor is the weight received, never the number of members of the job.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from atoll.codec.base import Codec, Packet
+from atoll.digest import Digest
 from atoll.errors import AtollError, GroupError, LossNotFinite, WireError
 from atoll.wire.frames import Buffer
+from atoll.wire.messages import RoundPlan
 
 MAX_WEIGHT = 1e15
 """Largest weight of a contribution (weights count tokens); keeps sums far from overflow."""
@@ -144,6 +145,19 @@ def average(shares: Sequence[Share], *, codec: Codec) -> Averaged:
         vector = _weighted_sum(usable, codec)
     names = tuple(name for share in usable for name in share.names)
     return Averaged(vector, names, total, left_out)
+
+
+def weighed(shares: Sequence[Share], plan: RoundPlan, *, refused: Container[str]) -> list[Share]:
+    """Return the contributions that are not refused; those of unweighted members weigh nothing.
+
+    If all others are refused, there is nothing to compare with, and they weigh what they say.
+    """
+    left = [share for share in shares if share.member not in refused]
+    if all(share.member in plan.unweighted for share in left):
+        return left
+    return [
+        replace(share, weight=0.0) if share.member in plan.unweighted else share for share in left
+    ]
 
 
 def total_weight(shares: Sequence[Share], left_out: dict[str, AtollError]) -> float:
@@ -278,7 +292,7 @@ def _largest(share: Share, codec: Codec) -> float:
 
 def result_digest(data: Buffer | Iterable[Buffer], contributors: Sequence[str]) -> str:
     """Return 32 hex digits over result and names, compared by members before they commit."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = Digest()
     for part in [data] if isinstance(data, bytes | bytearray | memoryview) else data:
         digest.update(part)
     digest.update("\0".join(contributors).encode())

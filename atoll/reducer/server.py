@@ -26,7 +26,7 @@ from atoll.reducer.all_to_all import AllToAllMessages, Outgoing, open_outgoing
 from atoll.reducer.assembly import MAX_CONTRIBUTION_BYTES
 from atoll.reducer.combine import NormHistory, combine
 from atoll.reducer.looks import Looks
-from atoll.reducer.mean import Mean, Share, minority, unreadable
+from atoll.reducer.mean import Mean, Share, minority, unreadable, weighed
 from atoll.reducer.memory import MemoryQuota, held_by_member
 from atoll.reducer.parameter_server_endpoint import ParameterServerEndpoint
 from atoll.reducer.phases import Epoch, Phase
@@ -272,7 +272,7 @@ class Reducer:
             self._link.notify(received(plan, shares, self._looks.of(shares)))
         for member, error in minority(shares).items():
             self._refuse(epoch, phase, member, error)
-        shares = [share for share in shares if share.member not in phase.refused]
+        shares = weighed(shares, plan, refused=phase.refused)
         if not shares:
             raise GroupError("there is nothing to average", given="all were refused")
         if shares[0].packet.codec == ALL_TO_ALL:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from atoll.errors import EpochChanged, GroupError
+from atoll.ids import slot_of
 from atoll.rounds.effects import MemberDropped
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote
 
@@ -19,19 +20,33 @@ class Attempt:
 
     plan: RoundPlan
     planned_at: float
-    joins: Mapping[str, RoundJoin] = field(default_factory=dict)
-    """Reports of its members at their join; empty after a restart of the hub."""
+    joins: dict[str, RoundJoin] = field(default_factory=dict)
+    """Reports of its members, at their join or newer; empty after a restart of the hub."""
     votes: dict[str, RoundVote] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
     """Members that are no longer waited for, whether or not they voted."""
+    against: set[str] = field(default_factory=set)
+    """Members whose vote is against it."""
+
+    def __post_init__(self) -> None:
+        # Each vote of thousands must not look at all members again.
+        self.members = frozenset(self.plan.members)
+        self._missing = set(self.members) - self.left - self.votes.keys()
+        self._named: list[str] = self.plan.members
+        """Contributors of the last vote, all of them members."""
 
     def attends(self, member: str) -> bool:
         """Return whether a member takes part and is still waited for."""
-        return member in self.plan.members and member not in self.left
+        return member in self.members and member not in self.left
+
+    @property
+    def waits(self) -> bool:
+        """Whether a member still has to vote."""
+        return bool(self._missing)
 
     def missing(self) -> list[str]:
-        """Return the members that still have to vote."""
-        return [m for m in self.plan.members if m not in self.left and m not in self.votes]
+        """Return the members that still have to vote, in slot order."""
+        return sorted(self._missing, key=slot_of)
 
     def hopeless(self, voted_against: Container[str]) -> bool:
         """Return whether no missing vote can prevent its abort.
@@ -40,7 +55,7 @@ class Attempt:
         until the time limit. One that also voted against the last attempt does not decide alone: it
         could otherwise block the others forever.
         """
-        return any(not v.ok and m not in voted_against for m, v in self.counted().items())
+        return any(m not in voted_against for m in self.against - self.left)
 
     def overdue(self, now: float) -> bool:
         """Return whether the time for votes is over."""
@@ -48,7 +63,8 @@ class Attempt:
 
     def counted(self) -> dict[str, RoundVote]:
         """Return the votes that count, in slot order."""
-        return {m: self.votes[m] for m in self.plan.members if m in self.votes.keys() - self.left}
+        here = self.votes.keys() - self.left
+        return {m: self.votes[m] for m in self.plan.members if m in here}
 
     def take(self, member: str, vote: RoundVote) -> None:
         """Record a member's first vote, even if the member was considered lost.
@@ -57,20 +73,29 @@ class Attempt:
             GroupError: the vote contradicts the plan.
         """
         plan = self.plan
-        if vote.round != plan.round or not set(vote.contributors) <= set(plan.members):
+        # Nearly all votes name the same members, which are not looked up again.
+        if not any(vote.contributors is one for one in (plan.members, self._named)):
+            known = vote.contributors == self._named or self.members.issuperset(vote.contributors)
+            self._named = vote.contributors if known else self._named
+        else:
+            known = True
+        if vote.round != plan.round or not known:
             raise GroupError(
                 "this vote does not belong to its attempt",
                 given=f"round {vote.round} with {', '.join(vote.contributors) or 'no members'}",
                 expected=f"round {plan.round} with members of {', '.join(plan.members)}",
             )
         self.left.discard(member)
-        self.votes.setdefault(member, vote)
+        self._missing.discard(member)
+        if not self.votes.setdefault(member, vote).ok:
+            self.against.add(member)
 
     def leave(self, member: str, *, tell_members: bool = True) -> list[MemberDropped]:
         """Stop waiting for a member; return the notice for the others."""
         if not self.attends(member):
             return []
         self.left.add(member)
+        self._missing.discard(member)
         return [MemberDropped(self.plan, member, tell_members)]
 
 

@@ -11,7 +11,12 @@ from atoll.ids import slot_of
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote, Verdict
 
 DIFFERENT = "members hold different results"
+BEHIND = "the group continued without this member"
 ODD = "its result differs from that of the others"
+
+LONGEST_REASON = 500
+"""Characters of a member's reason to vote against a round. They become a part of the verdict, which
+goes to all members: one that did not fit into a frame would end the round for nobody."""
 
 
 def majority_base(bases: Mapping[str, str]) -> str:
@@ -27,11 +32,31 @@ def outliers(votes: Mapping[str, RoundVote]) -> list[str]:
     They are left out and have to recover. Without a majority no member is an outlier, and the
     attempt is aborted.
     """
-    results = {m: (v.digest, tuple(v.contributors)) for m, v in votes.items() if v.ok}
+    results = _results({m: vote for m, vote in votes.items() if vote.ok})
     if not results:
         return []
     result, count = Counter(results.values()).most_common(1)[0]
     return [m for m in results if results[m] != result] if 2 * count > len(results) else []
+
+
+def _results(votes: Mapping[str, RoundVote]) -> dict[str, int]:
+    """Return the number of each voter's result: equal digests and contributors are one result.
+
+    Contributors are compared only with those of other results, not hashed: with n members they are
+    n lists of n names.
+    """
+    kinds: list[RoundVote] = []
+    found: dict[str, int] = {}
+    for member, vote in votes.items():
+        for number, kind in enumerate(kinds):
+            same = vote.contributors is kind.contributors or vote.contributors == kind.contributors
+            if vote.digest == kind.digest and same:
+                found[member] = number
+                break
+        else:
+            found[member] = len(kinds)
+            kinds.append(vote)
+    return found
 
 
 def minority(votes: Mapping[str, RoundVote], voted_against: Container[str]) -> dict[str, str]:
@@ -43,7 +68,7 @@ def minority(votes: Mapping[str, RoundVote], voted_against: Container[str]) -> d
     out: dict[str, str] = {}
     if any(vote.ok for vote in votes.values()):
         again = [m for m, vote in votes.items() if not vote.ok and m in voted_against]
-        out = {m: votes[m].reason or "not ok twice" for m in again}
+        out = {m: votes[m].reason[:LONGEST_REASON] or "not ok twice" for m in again}
     return out | dict.fromkeys(outliers(votes), ODD)
 
 
@@ -60,13 +85,17 @@ def tally(
     Votes of members in `left` do not count. With fewer than `least` members nothing is committed,
     and the run pauses. `whole`: nor is it if a member of the plan contributed nothing.
     """
-    counted = {m: votes[m] for m in plan.members if m in votes and m not in set(left)}
-    against = [f"{m}: {vote.reason or 'not ok'}" for m, vote in counted.items() if not vote.ok]
-    results = {(vote.digest, tuple(vote.contributors)) for vote in counted.values()}
+    gone = set(left)
+    counted = {m: votes[m] for m in plan.members if m in votes and m not in gone}
+    against = [
+        f"{m}: {vote.reason[:LONGEST_REASON] or 'not ok'}"
+        for m, vote in counted.items() if not vote.ok
+    ]  # fmt: skip
+    results = set(_results(counted).values())
     if not counted:
         reason = "every member was lost before it voted"
     elif against:
-        reason = "; ".join(against)
+        reason = "; ".join(against)[: 10 * LONGEST_REASON]
     elif len(results) > 1:
         reason = f"{DIFFERENT}: " + ", ".join(
             f"{m} {vote.digest[:8]}" for m, vote in counted.items()
@@ -74,7 +103,7 @@ def tally(
     else:
         first = next(iter(counted.values()))
         there = max(len(counted), len(first.contributors))
-        missing = [m for m in plan.members if m not in first.contributors] if whole else []
+        missing = sorted(set(plan.members) - set(first.contributors), key=slot_of) if whole else []
         if there >= least and not missing:
             return Verdict(
                 plan.round, plan.epoch, True, first.digest, first.contributors, group=plan.group
@@ -128,7 +157,7 @@ def is_behind(round_: int, committed_round: int) -> LeftBehind:
     """Return the error for a join of another round than the next one."""
     late = round_ < committed_round
     return LeftBehind(
-        "the group continued without this member" if late else "this round is not the next one",
+        BEHIND if late else "this round is not the next one",
         given=f"round {round_}",
         expected=f"committed round {committed_round}",
         remedy="take over the committed state and join again",

@@ -1,13 +1,14 @@
 """Effects of a commit besides the round count: data leases, pace, time limits and the route.
 
 The pace is each member's share of the steps in a period, chosen so that all finish together. It
-follows measured speed (DyLU, Liu et al. 2024, arXiv:2401.09135) relative to the fastest member,
-with a minimum of a quarter and a dead band against measurement noise.
+follows measured speed (DyLU, Liu et al. 2024, arXiv:2401.09135), with a minimum of a quarter. All
+members within a dead band of the fastest, which is measurement noise, do all steps; the others do
+as many as they can until the slowest of those is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.ids import slot_of
@@ -23,10 +24,11 @@ SLOWEST = 0.25
 """Smallest share of a period's steps."""
 MOST = 4.0
 """Largest share, of a guest."""
-DEAD_BAND = 0.2
-"""Relative speed differences below this are treated as noise."""
-GRAIN = 32
-"""Shares are multiples of one over this."""
+DEAD_BAND = 0.1
+"""Relative speed differences below this are treated as noise. With 0.2 the fastest of a mixed fleet
+waited for the slowest of the band: 2 % of everybody's time (`python -m bench.simulate`)."""
+GRAIN = 256
+"""Shares are multiples of one over this; with 32 the rounding cost 1 % of everybody's time."""
 SURE_REPORTS, SURE_S = 5, 5.0
 """Reports, and seconds of work, after which a member's speed is considered known."""
 LEAST_LEFT = 0.1
@@ -43,14 +45,21 @@ def learn_steps(timings: RoundTimings, joins: Mapping[str, RoundJoin]) -> None:
             timings.busy_s[member] = timings.busy_s.get(member, 0.0) + join.busy_s
 
 
-def share_of(own_s: float, fastest_s: float) -> float:
-    """Return the share of a period's steps for a member that needs `own_s` for one step."""
-    if not own_s > 0 or not fastest_s > 0:
+def base_step_s(step_s: Iterable[float]) -> float:
+    """Return the seconds of a step that make a period: the slowest in the dead band; 0: none."""
+    known = [seconds for seconds in step_s if seconds > 0]
+    fastest = min(known, default=0.0)
+    return max((s for s in known if fastest >= s * (1.0 - DEAD_BAND)), default=0.0)
+
+
+def share_of(own_s: float, base_s: float) -> float:
+    """Return the share of a period's steps for a member that needs `own_s` for one step.
+
+    `base_s`: see `base_step_s`.
+    """
+    if not own_s > 0 or not base_s > 0:
         return 1.0
-    share = fastest_s / own_s
-    if share >= 1.0 - DEAD_BAND:
-        return 1.0
-    return max(SLOWEST, round(share * GRAIN) / GRAIN)
+    return min(1.0, max(SLOWEST, round(base_s / own_s * GRAIN) / GRAIN))
 
 
 def guest_share(own_s: float, others_s: float) -> float:
@@ -73,8 +82,8 @@ def assign_steps(
     if len(hosts) < len(known):
         found = {m: guest_share(s, max(hosts, default=s)) for m, s in known.items() if m in guests}
         return {member: share for member, share in found.items() if share != 1.0}
-    fastest = min(known.values(), default=0.0)
-    shares = {member: share_of(own, fastest) for member, own in known.items()}
+    base_s = base_step_s(known.values())
+    shares = {member: share_of(own, base_s) for member, own in known.items()}
     return {member: share for member, share in shares.items() if share < 1.0}
 
 
@@ -107,7 +116,9 @@ FAST_ROUTES = frozenset({"direct", "hierarchical"})
 MAX_RELAY_ROUNDS = 64
 """Most rounds for which a failed route is avoided; doubled with each failure up to this."""
 
-MAX_PATIENCE = 8.0  # time limits grow at most by this factor after aborts
+MAX_PATIENCE = 64.0
+"""Time limits grow at most by this factor after aborts: two hours for a route never measured. A
+dead member is noticed long before, by its silence; a slow line may need them."""
 
 
 @dataclass
@@ -118,9 +129,13 @@ class CommitLog:
     data_slots: DataSlots = field(default_factory=lambda: DataSlots(0))
     paced: bool = True
     """Whether slower members do fewer steps."""
+    every: int = 0
+    """Steps between two rounds as planned while the job runs; 0: as its file says."""
     committed_at: float | None = None
     """Start of the current period; None: unknown."""
     patience: float = 1.0
+    _base_s: float = 0.0
+    """See `base_step_s`, of the members of this period; 0: not known."""
     _relay_rounds: int = 0
     _relay_until: int = 0
     _reported_slow: set[str] = field(default_factory=set)
@@ -147,6 +162,9 @@ class CommitLog:
         if route in FAST_ROUTES:
             self._relay_rounds = 0
         learn_steps(timings, attempt.joins)
+        if any(join.steps for join in attempt.joins.values()):  # not the exchange of the start
+            patience.learn_round(timings, seconds + _way_in_s(attempt))
+        self._base_s = base_step_s(timings.step_s[m] for m in trainers if m in timings.step_s)
         reached = _reached(attempt, verdict)
         notes = self._take_cursors(reached)
         decided = Verdict(
@@ -157,6 +175,8 @@ class CommitLog:
             verdict.contributors,
             leases=self.data_slots.renew(trainers) if reached else {},
             pace=assign_steps(timings.step_s, trainers, guests=guests) if self.paced else {},
+            delay=patience.hiding_steps(timings, step_s=_step_s(timings, trainers)),
+            every=self.every,
             group=verdict.group,
         )
         return decided, notes + self._note_slow(trainers)
@@ -178,14 +198,20 @@ class CommitLog:
         """Return the time limit of a reduce."""
         return patience.timeout_s(self.timings, route, patience=self.patience)
 
-    def newcomer_pace(self, member: str, trainers: list[str], *, now: float, whole: bool) -> float:
+    def newcomer_pace(
+        self, member: str, trainers: Callable[[], list[str]], *, now: float, whole: bool
+    ) -> float:
         """Return the share of a period's steps for a member that starts now.
 
-        `whole` means that the period starts with it.
+        `whole` means that the period starts with it. `trainers` is asked only if no round has been
+        committed since the start: each newcomer of thousands must not look at all members.
         """
-        everyone = {*trainers, member}
-        shares = assign_steps(self.timings.step_s, everyone) if self.paced else {}
-        share = shares.get(member, 1.0)
+        own, share = self.timings.step_s.get(member), 1.0
+        if self.paced and own is not None:
+            if not self._base_s:
+                known = [self.timings.step_s[m] for m in trainers() if m in self.timings.step_s]
+                self._base_s = base_step_s(known)
+            share = share_of(own, self._base_s or own)
         if whole:
             return share
         if self.committed_at is None:
@@ -221,6 +247,20 @@ class CommitLog:
         ]
 
 
+def _step_s(timings: RoundTimings, trainers: Iterable[str]) -> float:
+    """Return the seconds of a step of the schedule: those of the fastest member; 0: unknown."""
+    return min((timings.step_s[m] for m in trainers if m in timings.step_s), default=0.0)
+
+
+def _way_in_s(attempt: Attempt) -> float:
+    """Return how long the last member to join had waited for its plan, the round before.
+
+    Others also waited for that member, which no delay can hide.
+    """
+    stats = [join.stats for join in attempt.joins.values() if join.stats is not None]
+    return min((one.phases.get("wait", 0.0) for one in stats), default=0.0)
+
+
 def _reached(attempt: Attempt, verdict: Verdict) -> dict[str, Lease]:
     """Return the position of each contributor in its data.
 
@@ -228,4 +268,5 @@ def _reached(attempt: Attempt, verdict: Verdict) -> dict[str, Lease]:
     """
     leases = {m: join.lease for m, join in attempt.joins.items()}
     leases |= {m: vote.lease for m, vote in attempt.votes.items() if vote.ok and vote.lease}
-    return {m: lease for m, lease in leases.items() if lease and m in verdict.contributors}
+    contributors = frozenset(verdict.contributors)
+    return {m: lease for m, lease in leases.items() if lease and m in contributors}

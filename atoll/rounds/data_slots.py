@@ -34,21 +34,22 @@ def assign(
     else takes its own number, else the least read of the rest.
     """
     takers = sorted(members, key=slot_of)
-    holders = {slot: member for member, slot in held.items() if member in takers}
+    here, own = set(takers), {slot_of(member) for member in takers}
+    holders = {slot: member for member, slot in held.items() if member in here}
 
     def order(slot: int) -> tuple[tuple[int, int], bool, bool, int]:
-        own = any(slot_of(member) == slot for member in takers)
-        return progress(cursors.get(slot, {})), slot not in holders, not own, slot
+        return progress(cursors.get(slot, {})), slot not in holders, slot not in own, slot
 
     chosen = sorted(range(slots), key=order)[: len(takers)]
     assigned = {holders[slot]: slot for slot in chosen if slot in holders}
-    free = [slot for slot in chosen if slot not in holders]
+    free = dict.fromkeys(slot for slot in chosen if slot not in holders)
     without = [member for member in takers if member not in assigned]
     for member in [m for m in without if slot_of(m) in free]:
         assigned[member] = slot_of(member)
-        free.remove(slot_of(member))
+        del free[slot_of(member)]
+    left = iter(free)
     for member in [m for m in without if m not in assigned]:
-        assigned[member] = free.pop(0)
+        assigned[member] = next(left)
     return assigned
 
 
@@ -59,26 +60,46 @@ class DataSlots:
     slots: int
     cursors: dict[int, Cursor] = field(default_factory=dict)
     """Committed position of each slot."""
-    held: dict[str, int] = field(default_factory=dict)
+    _held: dict[str, int] = field(default_factory=dict)
+    _holders: dict[int, str] = field(default_factory=dict)
+    """The same by slot: every join of thousands asks who holds one."""
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """The slot of each member that holds one."""
+        return self._held
+
+    def hold(self, member: str, slot: int) -> None:
+        """Record that a member holds a slot, and no other one."""
+        before = self._held.get(member)
+        if before is not None and self._holders.get(before) == member:
+            del self._holders[before]
+        self._held[member] = slot
+        self._holders.setdefault(slot, member)
+
+    def hold_only(self, held: Mapping[str, int]) -> None:
+        """Record who holds which slot; nobody else holds any."""
+        self._held, self._holders = {}, {}
+        for member, slot in held.items():
+            self.hold(member, slot)
 
     def lease(self, member: str) -> Lease:
         """Return a member's lease; assigns a free slot if it has none."""
-        if member not in self.held:
-            others = set(self.held.values())
-            free = [slot for slot in range(self.slots) if slot not in others]
+        if member not in self._held:
+            free = [slot for slot in range(self.slots) if slot not in self._holders]
             own = slot_of(member)
-            self.held[member] = min(
-                free, key=lambda s: (progress(self.cursors.get(s, {})), s != own, s)
+            self.hold(
+                member, min(free, key=lambda s: (progress(self.cursors.get(s, {})), s != own, s))
             )
-        slot = self.held[member]
+        slot = self._held[member]
         return Lease(slot, dict(self.cursors.get(slot, {})))
 
     def wrong(self, member: str, lease: Lease) -> str:
         """Return why a lease cannot be this member's, or an empty text."""
-        holder = next((m for m, slot in self.held.items() if slot == lease.slot), member)
+        holder = self._holders.get(lease.slot, member)
         if not 0 <= lease.slot < self.slots:
             return f"slot {lease.slot} does not exist, there are {self.slots}"
-        if self.held.get(member, lease.slot) != lease.slot or holder != member:
+        if self._held.get(member, lease.slot) != lease.slot or holder != member:
             return f"slot {lease.slot} is not its own"
         if progress(lease.cursor) < progress(self.cursors.get(lease.slot, {})):
             return f"the cursor of slot {lease.slot} moves back"
@@ -86,15 +107,15 @@ class DataSlots:
 
     def take_over(self, member: str, lease: Lease) -> None:
         """Record a contributor's position, already checked with `wrong`."""
-        self.held[member] = lease.slot
+        self.hold(member, lease.slot)
         self.cursors[lease.slot] = dict(lease.cursor)
 
     def renew(self, members: Iterable[str]) -> dict[str, Lease]:
         """Assign the slots for the next period; members not named lose theirs."""
-        self.held = assign(members, slots=self.slots, cursors=self.cursors, held=self.held)
-        return {member: self.lease(member) for member in self.held}
+        self.hold_only(assign(members, slots=self.slots, cursors=self.cursors, held=self._held))
+        return {member: self.lease(member) for member in self._held}
 
     def set_back(self, cursors: Mapping[int, Cursor]) -> None:
         """Return to earlier cursors; no slot is held."""
         self.cursors = {slot: dict(cursor) for slot, cursor in cursors.items()}
-        self.held = {}
+        self.hold_only({})

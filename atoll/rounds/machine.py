@@ -31,15 +31,15 @@ from atoll.rounds.checks import (
     differs,
     diverged_history,
     is_behind,
-    majority_base,
     minority,
     tally,
     wrong_lease,
 )
+from atoll.rounds.commit import learn_steps
 from atoll.rounds.data_slots import Cursor
 from atoll.rounds.effects import Decided, Effect, EventRaised, Refused
+from atoll.rounds.member_states import RoundMemberState
 from atoll.rounds.quorum import Quorum
-from atoll.rounds.state import RoundMemberState
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote, Verdict
 
 RETURNED = (RoundMemberState.LIVE, RoundMemberState.RECOVERING, RoundMemberState.AWAY)
@@ -103,12 +103,18 @@ class RoundMachine(Quorum):
                 return []
             effects += self.attempt.leave(member)
         self.members.states[member] = RoundMemberState.LIVE
+        self.lines.learn(member, body.lines)
         if body.round == self.committed_round:  # `quorum.py` decides about later rounds
             self.proved(member, body.base)
             if body.lease is not None:
-                self.commit_log.data_slots.held.setdefault(member, body.lease.slot)
+                self._hold(member, body.lease.slot)
         self.pending.enter(member, body, now)
         return effects + self.settle(now)
+
+    def _hold(self, member: str, slot: int) -> None:
+        slots = self.commit_log.data_slots
+        if member not in slots.held:
+            slots.hold(member, slot)
 
     def _check_join(self, member: str, body: RoundJoin, now: float) -> None:
         if member in self.aside:
@@ -117,6 +123,8 @@ class RoundMachine(Quorum):
             raise GroupError(LEAVING, given=member)
         self.pending.learn_late(member, body.round, now, self.commit_log.timings)
         late, early = body.round < self.committed_round, body.round > self.committed_round
+        if late:  # else a slow member is never given fewer steps, and misses every round
+            learn_steps(self.commit_log.timings, {member: body})
         error: GroupError | None = None
         if late or (early and not self.unproved):
             error = is_behind(body.round, self.committed_round)
@@ -142,9 +150,11 @@ class RoundMachine(Quorum):
         attempt = self.attempt
         if attempt is None or body.epoch != attempt.plan.epoch:
             raise not_open(body.epoch, attempt)
-        if member not in attempt.plan.members:
+        if member not in attempt.members:
             raise not_open(body.epoch, None)
         attempt.take(member, body)
+        if body.report is not None and member in attempt.joins:
+            attempt.joins[member] = body.report
         self.members.states[member] = RoundMemberState.LIVE
         return self.settle(now)
 
@@ -189,8 +199,7 @@ class RoundMachine(Quorum):
 
     def newcomer(self, member: str, now: float, *, whole: bool) -> float:
         """Return the share of a period's steps that a member does before its first join."""
-        trainers = self.members.trainers()
-        pace = self.commit_log.newcomer_pace(member, trainers, now=now, whole=whole)
+        pace = self.commit_log.newcomer_pace(member, self.members.trainers, now=now, whole=whole)
         self.members.busy_s[member] = pace * (self.commit_log.timings.period_s or 0.0)
         return pace
 
@@ -202,9 +211,9 @@ class RoundMachine(Quorum):
         """
         if round_ != self.committed_round:
             raise is_behind(round_, self.committed_round)
-        others = {m: digest for m, digest in self.members.bases.items() if m != member}
-        if others and majority_base(others) != base:
-            raise differs(base, majority_base(others), round_)
+        usual = self.members.bases.majority_without(member)
+        if usual not in ("", base):
+            raise differs(base, usual, round_)
         self.proved(member, base)
         ready_s = LEAST_READY_S + self.members.busy_s.get(member, 0.0)
         self.members.recovered(member, now + min(self.hold_s(), ready_s))
@@ -247,7 +256,7 @@ class RoundMachine(Quorum):
         self, plan: RoundPlan, now: float, joins: Mapping[str, RoundJoin] | None = None
     ) -> None:
         """Resume an attempt that was open when the hub stopped."""
-        self.attempt = Attempt(plan, now, joins or {})
+        self.attempt = Attempt(plan, now, dict(joins or {}))
 
     def _decide(self, now: float) -> list[Effect]:
         attempt = self.attempt
@@ -256,7 +265,7 @@ class RoundMachine(Quorum):
         effects: list[Effect] = []
         # One vote against decides at once, so that the others do not finish a useless reduce.
         if not attempt.hopeless(self.voted_against):
-            if attempt.missing() and not attempt.overdue(now):
+            if attempt.waits and not attempt.overdue(now):
                 return []
             for member in attempt.missing():
                 effects += self.leave_out(member, "it did not vote in time")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import msgspec
+from dataclasses import dataclass, field
 
 from atoll.rounds import timing as patience
 from atoll.rounds.attempt import Attempt
+from atoll.rounds.bases import Bases
 from atoll.rounds.checks import AheadOfHub, ahead_of, differs, majority_base, shortage, wrong_lease
 from atoll.rounds.effects import Effect, EventRaised, Paused, Planned, Refused, StateAdopted
-from atoll.rounds.routing import Route, choose_route, make_plan
-from atoll.rounds.state import JobState, RoundMemberState, present
+from atoll.rounds.member_states import RoundMemberState, present
+from atoll.rounds.routing import Route, choose_route
+from atoll.rounds.state import JobState
+from atoll.wire.messages import RoundPlan
 
 EPOCH_LEAP = 1_000_000
 """Epochs skipped when a round is adopted: those already assigned by the lost record are unknown."""
@@ -24,12 +25,19 @@ EMPTY_S = 2.0
 class Quorum(JobState):
     """Decides when enough members wait, which of them take part, and the route."""
 
+    _awaited: list[str] = field(default_factory=list)
+    """Members that the last look at all of them found to be waited for."""
+    _present: int = 0
+    """How many they were, with those that had joined."""
+
     def gather(self, now: float) -> list[Effect]:
         """Return the next plan if it is due, and the effects before it."""
         if self.attempt is not None:
             return []
         if not self.joins:
             return self._see_if_empty(now)
+        if self._waits_still(now):
+            return []
         effects = self._settle_ahead(now)
         if not self.joins or any(j.round > self.committed_round for j in self.joins.values()):
             return effects
@@ -40,10 +48,10 @@ class Quorum(JobState):
         if self.joins.keys() <= self.guests:  # they cannot meet: nobody is late for them
             self.pending.not_before = now
             return effects
-        until = self.awaited_until()
-        if any(now < deadline for deadline in until.values()) or self._too_few_to_start(now):
+        late = self._late(now)
+        if late is None or self._too_few_to_start(now):
             return effects
-        for member in until:
+        for member in late:
             effects += self._give_up_waiting(member)
         effects += self._refuse_different()
         short = shortage(len(self.joins), self.min_nodes)
@@ -59,6 +67,52 @@ class Quorum(JobState):
         return [*effects, self._make_plan(route, now)]
 
     # --------------------------------------------------------------------------- waiting
+
+    def _late(self, now: float) -> list[str] | None:
+        """Return the members that the next plan waits for no longer; None: it waits still."""
+        until = self.awaited_until()
+        self._awaited = [member for member, deadline in until.items() if now < deadline]
+        self._present = len(self.joins) + len(self._awaited)
+        if self._awaited and not self._is_quorum(now, missing=len(self._awaited)):
+            return None
+        # Whoever recovers in time is not late: the others only go on without it.
+        states = self.members.states
+        return [
+            member
+            for member, deadline in until.items()
+            if now >= deadline or states[member] != RoundMemberState.RECOVERING
+        ]
+
+    def _is_quorum(self, now: float, *, missing: int) -> bool:
+        """Return whether those that wait go on without `missing` others."""
+        waiting = len(self.joins)
+        if not self.quorum or self.starting or waiting < self.quorum * (waiting + missing):
+            return False
+        if self.pending.enough_at is None:
+            self.pending.enough_at = now
+        timings = self.commit_log.timings
+        grace_s = patience.quorum_grace_s(timings, waiting=waiting, missing=missing)
+        since = max(self.pending.enough_at, self.pending.not_before)
+        return grace_s is not None and now >= since + grace_s
+
+    def _waits_still(self, now: float) -> bool:
+        """Return whether one member is known for which the plan waits: nothing else is to be done.
+
+        Each join of thousands must not look at all members again. `_awaited` are those for which
+        the last look found that they are waited for.
+        """
+        least = max(1, self.min_nodes)
+        usual = not (self.paused or self.guests or self.pending.highest > self.committed_round)
+        if not usual or len(self.joins) < least:
+            return False
+        if self._is_quorum(now, missing=self._present - len(self.joins)):
+            return False
+        while self._awaited:
+            deadline = self.deadline_of(self._awaited[-1])
+            if deadline is not None and now < deadline:
+                return True
+            self._awaited.pop()
+        return False
 
     def _see_if_empty(self, now: float) -> list[Effect]:
         """Pause if no member is left and the job is not just ending."""
@@ -106,7 +160,7 @@ class Quorum(JobState):
         if ahead is None:
             return []
         claims = [m for m, j in self.joins.items() if j.round > self.committed_round]
-        if len(claims) < len(self.joins) or self.members.up_to_date - set(claims):
+        if len(claims) < len(self.joins) or self.members.up_to_date.keys() - set(claims):
             self.unproved = False
             return [effect for member in claims for effect in self.refuse(member)]
         missing = set(self.members.awaited()) - set(claims)
@@ -123,8 +177,8 @@ class Quorum(JobState):
         self.committed_round, self.unproved, self.starting = ahead.round, False, False
         self.epoch += EPOCH_LEAP * self.groups
         self.members.committed(ahead.members)
-        self.members.bases = dict.fromkeys(ahead.members, ahead.base)
-        self.commit_log.data_slots.held = {}
+        self.members.bases = Bases.of(dict.fromkeys(ahead.members, ahead.base))
+        self.commit_log.data_slots.hold_only({})
         odd = [m for m, join in self.joins.items() if join.round != ahead.round]
         refused = [effect for member in odd for effect in self.refuse(member)]
         for member in ahead.members:
@@ -141,7 +195,7 @@ class Quorum(JobState):
                 *self.step_aside(member, RoundMemberState.AWAY),
             ]
         if lease is not None:
-            leases.held[member] = lease.slot
+            leases.hold(member, lease.slot)
         return []
 
     def _refuse_different(self) -> list[Effect]:
@@ -177,17 +231,25 @@ class Quorum(JobState):
         patience.learn_spread(self.commit_log.timings, spread_s)
         self.epoch += self.groups
         self.starting = False
-        plan = make_plan(
-            route,
+        members = self.pending.members()
+        plan = RoundPlan(
             job=self.job,
-            round_=self.committed_round,
+            round=self.committed_round,
             epoch=self.epoch,
-            members=self.pending.members(),
+            members=members,
+            route=route.name,
+            reducer=route.reducer(self.job),
+            store=route.store,
             timeout_s=self.timeout_s(route.name),
             stopping=self.stopping,
             saving=self.saving,
             verified=self.verified,
+            unweighted=[name for name in members if name in self.unweighted],
+            sites=route.sites,
+            stores=route.stores,
+            group=self.group,
+            ring=self.lines.ring(members) if route.name == "direct" else [],
+            collective=self.collective if route.name == "direct" else "",
         )
-        plan = msgspec.structs.replace(plan, group=self.group)
         self.attempt = Attempt(plan, now, self.pending.leave_for(plan.round))
         return Planned(plan, self.attempt.joins)

@@ -7,11 +7,11 @@ of Jia et al. 2018, arXiv:1807.11205, with the hub's reducer as the upper level)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.ids import session_id, slot_of
-from atoll.wire.messages import RoundJoin, RoundPlan
+from atoll.wire.messages import RoundJoin
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,9 @@ class Route:
         """Whether it requires the job's reducer."""
         return self.name in ("relay", "hierarchical")
 
-
-def reach_each_other(a: str, b: str, reachable: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether two members can dial each other."""
-    return b in reachable.get(a, ()) and a in reachable.get(b, ())
+    def reducer(self, job: str) -> str:
+        """Return the session of the job's reducer; empty: the route needs none."""
+        return session_id(job, "reducer") if self.needs_reducer else ""
 
 
 def all_reachable(joins: Mapping[str, RoundJoin]) -> bool:
@@ -40,19 +39,28 @@ def all_reachable(joins: Mapping[str, RoundJoin]) -> bool:
     return all(set(join.reachable) | {me} >= joins.keys() for me, join in joins.items())
 
 
-def find_sites(members: Sequence[str], reachable: Mapping[str, Sequence[str]]) -> list[list[str]]:
+def find_sites(members: Sequence[str], reachable: Mapping[str, Collection[str]]) -> list[list[str]]:
     """Return groups of members that all reach each other, in slot order, ordered by first member.
 
     Greedy: each member joins the first group in which it reaches every member.
     """
+    reach = {member: frozenset(reachable.get(member, ())) for member in members}
     sites: list[list[str]] = []
+    common: list[frozenset[str]] = []
+    """Of each site, whom all of its members reach."""
+    firsts: dict[str, int] = {}
+    """Numbers of the sites by their first members: a member of a site reaches that one."""
     for member in sorted(members, key=slot_of):
-        for site in sites:
-            if all(reach_each_other(member, other, reachable) for other in site):
+        for number in sorted(firsts[first] for first in firsts.keys() & reach[member]):
+            site = sites[number]
+            if member in common[number] and reach[member].issuperset(site):
                 site.append(member)
+                common[number] &= reach[member]
                 break
         else:
+            firsts[member] = len(sites)
             sites.append([member])
+            common.append(reach[member])
     return sites
 
 
@@ -72,44 +80,13 @@ def choose_route(
     if preference == "direct" or all_reachable(joins):
         dial = _dial(dials, members[0])
         return Route("direct", store=dial) if dial else Route("relay")
-    dialable = {
-        m: [other for other in join.reachable if _dial(dials, other)] for m, join in joins.items()
-    }
+    listening = frozenset(member for member in members if _dial(dials, member))
+    dialable = {m: listening.intersection(join.reachable) for m, join in joins.items()}
     sites = find_sites(members, dialable)
     stores = [_dial(dials, site[0]) if len(site) > 1 else "" for site in sites]
     if any(stores) and len(sites) > 1:
         return Route("hierarchical", sites=sites, stores=stores)
     return Route("relay")
-
-
-def make_plan(
-    route: Route,
-    *,
-    job: str,
-    round_: int,
-    epoch: int,
-    members: list[str],
-    timeout_s: float,
-    stopping: bool,
-    saving: bool,
-    verified: bool = False,
-) -> RoundPlan:
-    """Return the plan of an attempt."""
-    return RoundPlan(
-        job=job,
-        round=round_,
-        epoch=epoch,
-        members=members,
-        route=route.name,
-        reducer=session_id(job, "reducer") if route.needs_reducer else "",
-        store=route.store,
-        timeout_s=timeout_s,
-        stopping=stopping,
-        saving=saving,
-        verified=verified,
-        sites=route.sites,
-        stores=route.stores,
-    )
 
 
 def _dial(dials: Mapping[str, Sequence[str]], member: str) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from atoll.ids import slot_of
 from atoll.rounds import timing as patience
@@ -12,6 +10,8 @@ from atoll.rounds.attempt import Attempt
 from atoll.rounds.checks import is_behind
 from atoll.rounds.commit import CommitLog
 from atoll.rounds.effects import Effect, EventRaised, Refused
+from atoll.rounds.member_states import AWAITED, MemberStates, RoundMemberState
+from atoll.rounds.ring_order import MeasuredLines
 from atoll.rounds.timing import FixedWaits, RoundTimings, learn_spread
 from atoll.wire.messages import RoundJoin, RoundPlan
 
@@ -25,13 +25,19 @@ class PendingJoins:
     """Waiting time before this moment does not count: the run was paused, or only guests waited."""
     late: set[str] = field(default_factory=set)
     """Members that the last plan left out because they did not join in time."""
+    highest: int = -1
+    """The highest round that a join of these named."""
+    enough_at: float | None = None
+    """Since when there are joins for a quorum."""
     _came: dict[str, float] = field(default_factory=dict)
+    """When each member joined, in this order."""
     _last: tuple[int, float] = (-1, 0.0)
     """The round of the last plan, and when its first member joined."""
 
     def enter(self, member: str, join: RoundJoin, now: float) -> None:
         """Add a join; a repeated one replaces the first and keeps its time."""
         self.joins[member] = join
+        self.highest = max(self.highest, join.round)
         self._came.setdefault(member, now)
 
     def leave(self, member: str) -> None:
@@ -45,7 +51,7 @@ class PendingJoins:
 
     def since(self) -> float:
         """Return when the waiting members began to wait for the others."""
-        return max(min(self._came.values()), self.not_before)
+        return max(next(iter(self._came.values())), self.not_before)
 
     def spread_s(self, *, starting: bool) -> float:
         """Return the seconds between the first and the last join.
@@ -63,6 +69,7 @@ class PendingJoins:
         """Remove and return all joins: their members have the plan of this round."""
         self._last = (round_, self.since())
         joins, self.joins, self._came = self.joins, {}, {}
+        self.highest, self.enough_at = -1, None
         return joins
 
     def learn_late(self, member: str, round_: int, now: float, timings: RoundTimings) -> None:
@@ -73,155 +80,6 @@ class PendingJoins:
         if member in self.late and round_ == self._last[0]:
             learn_spread(timings, now - self._last[1])
         self.late.discard(member)
-
-
-class RoundMemberState(StrEnum):
-    """State of a member as far as rounds are concerned."""
-
-    EXPECTED = "expected"
-    """Its process starts with the job; rounds wait for it."""
-    LAUNCHED = "launched"
-    """A newcomer that has not asked for the committed state; rounds do not wait for it."""
-    RECOVERING = "recovering"
-    """It recovers the committed state; rounds wait for a bounded time."""
-    LIVE = "live"
-    """It trains, or waits in a join."""
-    AWAY = "away"
-    """Its process runs, but was silent or late, or fell behind; rounds do not wait for it."""
-    GONE = "gone"
-    """Its process has ended, or it is leaving."""
-
-
-AWAITED = frozenset({RoundMemberState.EXPECTED, RoundMemberState.LIVE})
-OUTSIDE = frozenset({RoundMemberState.LIVE, RoundMemberState.AWAY, RoundMemberState.GONE})
-"""States of members that keep their own history when the run is reset."""
-
-MOST_SKIPPED = 6
-"""Exponent: a member that never recovers in time is awaited in one of 2**6 rounds."""
-
-
-@dataclass
-class MemberStates:
-    """The members of one job."""
-
-    states: dict[str, RoundMemberState] = field(default_factory=dict)
-    up_to_date: set[str] = field(default_factory=set)
-    """Members known to hold the committed state."""
-    recorded: set[str] = field(default_factory=set)
-    """Members that hold it according to the record of a previous hub process, not yet confirmed."""
-    bases: dict[str, str] = field(default_factory=dict)
-    """Digests of the committed state that members have reported."""
-    leaving: set[str] = field(default_factory=set)
-    outsiders: set[str] = field(default_factory=set)
-    """Members with a process from before the run was reset, not heard of since."""
-    asked_at: dict[str, float] = field(default_factory=dict)
-    """When each member last asked for donors."""
-    ready_at: dict[str, float] = field(default_factory=dict)
-    """Deadline for the first join of a member that has just recovered."""
-    busy_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of work before a member's first join."""
-    finished: bool = False
-    """A member has completed its work: the job is about to end."""
-    _slow: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """How often a member did not recover in time, and the first round that waits for it again."""
-
-    def begin(self, member: str, state: RoundMemberState) -> None:
-        """Record a new process of a member."""
-        self.forget(member)
-        self.leaving.discard(member)
-        self.outsiders.discard(member)
-        self.states[member] = state
-
-    def knows(self, member: str) -> bool:
-        """Return whether a member holds the committed state, confirmed or by the record."""
-        return member in self.up_to_date or member in self.recorded
-
-    def proved(self, member: str, base: str) -> None:
-        """Record that a member holds the committed state."""
-        self.up_to_date.add(member)
-        self.bases[member] = base
-        self.states[member] = RoundMemberState.LIVE
-
-    def forget(self, member: str) -> None:
-        """Record that a member does not hold the committed state."""
-        self.up_to_date.discard(member)
-        self.recorded.discard(member)
-        self.bases.pop(member, None)
-
-    def committed(self, members: Iterable[str]) -> None:
-        """A round was committed; these members have its state."""
-        self.up_to_date, self.recorded, self.bases = set(members), set(), {}
-        self.ready_at = {}
-
-    def awaited(self) -> list[str]:
-        """Return the members that every round waits for."""
-        return [m for m, s in self.states.items() if s in AWAITED]
-
-    def recovering(self, round_: int) -> list[str]:
-        """Return the recovering members that a round waits for."""
-        return [
-            m
-            for m, s in self.states.items()
-            if s == RoundMemberState.RECOVERING and round_ >= self._slow.get(m, (0, 0))[1]
-        ]
-
-    def trainers(self) -> list[str]:
-        """Return the members that train in the next period, in slot order."""
-        found = [
-            m
-            for m, s in self.states.items()
-            if s in (RoundMemberState.LIVE, RoundMemberState.RECOVERING)
-        ]
-        return sorted(found, key=slot_of)
-
-    def all_gone(self) -> bool:
-        """Return whether no member is left although the work is not done."""
-        everybody_gone = all(s == RoundMemberState.GONE for s in self.states.values())
-        return bool(self.states) and everybody_gone and not self.finished
-
-    def too_slow(self, member: str, round_: int) -> None:
-        """A member did not recover in time: double the number of rounds that do not wait for it."""
-        times = self._slow.get(member, (0, 0))[0] + 1
-        self._slow[member] = (times, round_ + 2 ** min(times, MOST_SKIPPED))
-
-    def recovered(self, member: str, ready_at: float) -> None:
-        """A member recovered, and joins by `ready_at`."""
-        self._slow.pop(member, None)
-        self.outsiders.discard(member)
-        self.ready_at[member] = ready_at
-
-    def holders(self, asker: str, failed: Iterable[str]) -> list[str]:
-        """Return the donors of the committed state, in slot order.
-
-        Members that respond come before those that were silent or late; those that failed the asker
-        come last.
-        """
-        there = [m for m, s in self.states.items() if s != RoundMemberState.GONE and self.knows(m)]
-        others = [m for m in there if m != asker]
-        near = [m for m in others if self.states[m] != RoundMemberState.AWAY]
-        for choice in (near, others):
-            usable = [m for m in choice if m not in set(failed)]
-            if usable:
-                return sorted(usable, key=slot_of)
-        return sorted(others, key=slot_of)
-
-    def missed(self) -> list[str]:
-        """Return the members that held the committed state when they were lost."""
-        return [m for m, s in self.states.items() if s == RoundMemberState.GONE and self.knows(m)]
-
-    def set_back(self) -> None:
-        """Reset: no member holds the committed state.
-
-        Members that return from before have another history than those that continue.
-        """
-        self.outsiders = {m for m, s in self.states.items() if s in OUTSIDE}
-        self.committed(())
-        self._slow = {}
-
-
-def present(members: MemberStates, joins: Mapping[str, object]) -> set[str]:
-    """Return the members that train or wait for the next round."""
-    return set(members.awaited()) | set(joins)
 
 
 @dataclass
@@ -235,6 +93,10 @@ class JobState:
     group: int = 0
     groups: int = 1
     """Groups of this job that meet in rounds of their own; each has every `groups`-th epoch."""
+    quorum: float = 0.0
+    collective: str = ""
+    """Of the direct route, planned while the job runs; empty: as its file says."""
+    """Share of the members whose joins suffice for a plan; 0: it waits for all."""
     whole: bool = False
     """A round commits only with the contribution of every member of its plan."""
     required: frozenset[str] = frozenset()
@@ -261,6 +123,8 @@ class JobState:
     stopping: bool = False
     verified: bool = False
     """Whether members' work is computed again by others; see `verification`."""
+    unweighted: frozenset[str] = frozenset()
+    """Members whose contributions have no weight, see `RoundPlan`."""
     saving: bool = False
     """The next plan asks the members to save the state."""
     reducer_ready: bool = False
@@ -271,6 +135,7 @@ class JobState:
     commit_log: CommitLog = field(default_factory=CommitLog)
     members: MemberStates = field(default_factory=MemberStates)
     dials: dict[str, list[str]] = field(default_factory=dict)
+    lines: MeasuredLines = field(default_factory=MeasuredLines)
     attempt: Attempt | None = None
     pending: PendingJoins = field(default_factory=PendingJoins)
     aborted: Attempt | None = None
@@ -297,6 +162,11 @@ class JobState:
         """Whether a newcomer recovers the committed state instead of starting afresh."""
         return self.committed_round > self.start_round
 
+    @property
+    def first_epoch(self) -> int:
+        """Epoch of the job's first plan while that can be foreseen; else 0."""
+        return self.epoch + 1 if self.starting and self.groups == 1 else 0
+
     def attends(self, member: str) -> bool:
         """Return whether a member is in the open plan and still counts."""
         return self.attempt is not None and self.attempt.attends(member)
@@ -320,15 +190,22 @@ class JobState:
 
         Recovering members, and those that have just recovered, have their own deadlines.
         """
-        since, hold_s = self.pending.since(), self.hold_s()
-        until: dict[str, float] = {}
-        for member in self.members.awaited():
+        waited_for = [*self.members.awaited(), *self.members.recovering(self.committed_round)]
+        found = {member: self.deadline_of(member) for member in waited_for}
+        return {member: deadline for member, deadline in found.items() if deadline is not None}
+
+    def deadline_of(self, member: str) -> float | None:
+        """Return until when the next plan waits for a member; None: not at all."""
+        if member in self.joins:
+            return None
+        state, since, hold_s = self.members.states.get(member), self.pending.since(), self.hold_s()
+        if state in AWAITED:
             ready_at = min(self.members.ready_at.get(member, 0.0), since + hold_s)
-            until[member] = max(since + self.grace_s(), ready_at)
-        for member in self.members.recovering(self.committed_round):
+            return max(since + self.grace_s(), ready_at)
+        if self.members.is_recovering(member, self.committed_round):
             asked_at = self.members.asked_at.get(member, since)
-            until[member] = min(asked_at + hold_s, since + 1.5 * hold_s)
-        return {m: deadline for m, deadline in until.items() if m not in self.joins}
+            return min(asked_at + hold_s, since + 1.5 * hold_s)
+        return None
 
     def waits_for(self) -> list[str]:
         """Return the members, heard of before, that currently block progress."""

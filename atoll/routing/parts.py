@@ -6,7 +6,6 @@ queue (`together.py`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from atoll.data import Documents, Tokenizer
 from atoll.data.dataset import update_with
+from atoll.digest import Digest
 from atoll.routing.features import FeatureModel, Features
 
 SIZE = 512
@@ -50,7 +50,7 @@ class Work:
 
     def name(self) -> str:
         """Return a hash of the small model, the documents and the parts: other work, other name."""
-        digest = hashlib.blake2b(digest_size=12)
+        digest = Digest()
         digest.update(f"{self.size} {self.reader.prefix} {self.tokenizer.to_json()}".encode())
         digest.update(self.documents.bounds.tobytes())
         update_with(digest, self.documents.tokens)

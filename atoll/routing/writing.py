@@ -37,15 +37,26 @@ def choose_path(paths: PathFolder, ids: Tensor) -> int:
     return int(paths.router.choose(seen)[0])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a modular model writes."""
+
+    tokens: int
+    """Number of tokens to add."""
+    temperature: float = 0.8
+    """As in :meth:`LanguageModel.generate`."""
+    seed: int = 0
+    every: int | None = None
+    """Tokens after which a path is chosen again, from the text so far; None: once."""
+    path: int | None = None
+    """Use this path instead of the router's."""
+
+
 def continue_text(
     paths: PathFolder,
     ids: Tensor,
+    wish: Sampling,
     *,
-    tokens: int,
-    temperature: float = 0.8,
-    seed: int = 0,
-    every: int | None = None,
-    path: int | None = None,
     prepare: Callable[[LanguageModel], LanguageModel] = lambda model: model,
 ) -> Written:
     """Continue a prompt.
@@ -53,31 +64,28 @@ def continue_text(
     Args:
         paths: The modular model.
         ids: The prompt, 1-D.
-        tokens: Number of tokens to add.
-        temperature: As in :meth:`LanguageModel.generate`.
-        seed: Of sampling.
-        every: Tokens after which a path is chosen again, from the text so far; None: once.
-        path: Use this path instead of the router's.
+        wish: How.
         prepare: Moves a loaded path to its device.
 
     Raises:
         CheckpointError: the file of a path is missing or damaged.
         ConfigError: the prompt is empty, or there is no such path.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(wish.seed)
     reader, router = paths.reader(), paths.router
     text = ids.long()
-    number = choose_path(paths, ids) if path is None else path
+    number = choose_path(paths, ids) if wish.path is None else wish.path
     taken, models = [number], {number: prepare(paths.load(number))}
-    left = tokens
+    left = wish.tokens
     while True:
-        step = left if every is None or path is not None else min(every, left)
+        step = left if wish.every is None or wish.path is not None else min(wish.every, left)
         model = models[taken[-1]]
         device = next(model.parameters()).device
         with torch.inference_mode():
             text = model.generate(
-                text[None].to(device), tokens=step, temperature=temperature, generator=generator
-            )[0].cpu()
+                text[None].to(device), tokens=step, temperature=wish.temperature,
+                generator=generator,
+            )[0].cpu()  # fmt: skip
         left -= step
         if not left:
             return Written(text, tuple(taken))

@@ -80,6 +80,7 @@ def _enter(environment: WorkerEnvironment, spec: JobSpec, ranks: ScriptRanks) ->
     membership = Membership(
         environment.directory, spec.job.seed, environment.job,
         slot=registered.slot, num_slots=registered.num_slots,
+        log=spec.log,
     )  # fmt: skip
     return Run(
         enrolled.connection.group, membership, enrolled=enrolled, asked=asked,

@@ -19,9 +19,9 @@ from atoll.config import CheckpointTable
 from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.base import Group
 from atoll.island.peer_failure import is_peer_failure
+from atoll.run.collectives import CollectiveSession
 from atoll.run.place import Membership
 from atoll.run.placement import watch_placement
-from atoll.run.session import Session
 from atoll.strategies.base import SyncResult, extend_history_hash
 from atoll.strategies.several_optimizers import PartOptimizer, as_list, joint, one_model
 from atoll.strategies.vectors.whole_state import plain_state, report
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 FLUSH_TIMEOUT_S = 10.0
 
 
-class Run(Session):
+class Run(CollectiveSession):
     """One process's connection to the job; made by :func:`join`.
 
     If several processes form one member, each has one; some calls must then be made by all of them.

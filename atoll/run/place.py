@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from atoll.config import LogTable
 from atoll.run.rank_state import RankState
 from atoll.train.island.script_ranks import ScriptRanks
 from atoll.train.sharding import deal
@@ -29,6 +30,8 @@ class Membership:
     job: str = "alone"
     slot: int = 0
     num_slots: int = 1
+    log: LogTable = field(default_factory=LogTable)
+    """Where its measurements go besides the hub."""
 
 
 class JobPlace:

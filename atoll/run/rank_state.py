@@ -85,6 +85,10 @@ class RankState:
 
     # ----------------------------------------------------------------- rounds: the data slot
 
+    def place_after(self, steps: int) -> tuple[int, dict[str, int]] | None:
+        """Return None: what a script will have read by then is its own business."""
+        return None
+
     def place(self) -> tuple[int, dict[str, int]] | None:
         """Return the data slot and the positions in the shares that are trained on.
 

@@ -13,6 +13,7 @@ from atoll.run.place import JobPlace, Membership
 from atoll.train.island.script_ranks import ScriptRanks
 from atoll.train.join_job import JoinedJob
 from atoll.train.queues import open_queues
+from atoll.train.results.loggers import open_loggers
 from atoll.train.results.script_meter import ScriptMeter
 
 
@@ -35,7 +36,8 @@ class Session(JobPlace):
         self._connection = enrolled.connection if enrolled is not None else None
         self._clock: Clock = clock if clock is not None else RealClock()
         self._asked = asked if asked is not None else threading.Event()
-        self._meter = ScriptMeter(group, self._clock)
+        loggers = open_loggers(membership.log, self.directory, job=membership.job, member=group.me)
+        self._meter = ScriptMeter(group, self._clock, loggers=loggers)
         self._shelf = open_queues(enrolled, member=self.member, stopping=lambda: self.stopping)
 
     @property

@@ -73,9 +73,7 @@ def loss_chart(fit: Fit, predictions: Sequence[Prediction] = ()) -> Chart:
         }  # fmt: skip
         traces += [measured, curve]
     traces += [_predicted(one, axis) for one in predictions]
-    look = layout(axis, "held-out loss, nats")
-    look["xaxis"] |= {"type": "log"}
-    look["yaxis"] |= {"type": "log"}
+    look = layout(axis, "held-out loss, nats", log_x=True, log_y=True)
     about = "Dots: runs. Dotted lines: the law, drawn to ten times the largest run."
     return "Loss", about, traces, look
 

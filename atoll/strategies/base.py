@@ -10,7 +10,6 @@ numbers, so a fraction means that some member's gradients overflowed.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from atoll.codec.base import Codec
+from atoll.digest import Digest
 from atoll.group.base import Group
 from atoll.task import Task
 
@@ -252,5 +252,5 @@ def extend_history_hash(task: Task, sync: SyncResult | None) -> SyncResult | Non
     """
     if sync is not None and sync.digest:
         text = f"{task.past} {sync.round} {sync.digest}"
-        task.past = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        task.past = Digest(text.encode()).hexdigest()
     return sync

@@ -135,6 +135,7 @@ def _words(entry: Entry | CodecRow | Preset) -> Row:
         "name": entry.name,
         "line": entry.line,
         "good_for": entry.good_for,
+        "loss": entry.loss if isinstance(entry, Preset) else "",
         "papers": [
             {"title": paper.title, "year": paper.year, "url": paper.url} for paper in entry.papers
         ],

@@ -51,6 +51,10 @@ def _reasons(spec: JobSpec, resolved: Resolved) -> Iterator[tuple[str, str]]:
     needs = [
         (spec.kind == "trainer" and not job.code, f"kind {spec.kind}", "the trainer without code"),
         (
+            not spec.tune.active, "a model that is tuned",
+            "[model] and [data] without [tune], whose examples the checkers do not have",
+        ),
+        (
             job.route == "relay", f"route = {job.route!r}",
             'route = "relay", where the reducer sees every packet',
         ),

@@ -100,6 +100,16 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
             return None
         return cursor.slot, cursor.to_dict()
 
+    def place_after(self, steps: int) -> tuple[int, dict[str, int]] | None:
+        """See :class:`atoll.task.DataStretch`; not known while all members share slot 0."""
+        if self._left:
+            return None
+        cursor = self._stream.cursor
+        size = self._shards.num_windows(cursor.slot)
+        passes, offset = divmod(cursor.offset + steps * self._batch, size)
+        there = Cursor(cursor.slot, cursor.data_pass + passes, offset)
+        return cursor.slot, there.to_dict()
+
     def move(self, slot: int, cursor: Mapping[str, int]) -> None:
         """Continue with `slot` at `cursor`; does nothing while all members share slot 0.
 

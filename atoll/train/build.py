@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +17,9 @@ from atoll.codec.base import Codec
 from atoll.config import JobSpec
 from atoll.data import (
     ByteTokenizer,
-    Dataset,
     Deal,
+    ExampleSet,
+    ExampleShards,
     HeldOut,
     HeldOutBatches,
     ImageDataset,
@@ -25,10 +27,12 @@ from atoll.data import (
     PretrainedTokenizer,
     Shards,
     Tokenizer,
+    TrainingData,
     is_images,
     load_dataset,
     load_images,
 )
+from atoll.data.tuning.dataset import ExampleOptions, load_examples
 from atoll.devices.facts import check_dtypes
 from atoll.errors import ConfigError
 from atoll.group.policy import GroupPolicy
@@ -44,6 +48,7 @@ from atoll.models import (
     is_custom,
     model_row,
 )
+from atoll.models.adapted import Adapter
 from atoll.models.causal_lm import build_causal_lm
 from atoll.models.pretrained import load_tokenizer
 from atoll.strategies.base import Outer
@@ -92,7 +97,7 @@ class Built:
 
     model: Any
     """The whole model, a `Trainable`."""
-    dataset: Dataset | ImageDataset
+    dataset: TrainingData
     shards: Deal
     held_out: HeldOutBatches
     """The evaluation batches, in the form this model takes."""
@@ -161,7 +166,9 @@ def check_data(spec: JobSpec) -> None:
         ConfigError: the model is unknown, or a text model is paired with images or the reverse.
     """
     name, corpus = spec.model.name, spec.data.corpus
-    if is_custom(name):  # it is called with the data, which shows whether it takes them
+    if (
+        is_custom(name) or spec.tune.active
+    ):  # it is called with the data, which shows whether it takes them
         return
     given = IMAGES if is_images(corpus) else TEXT
     if model_row(name).data == given:
@@ -175,7 +182,7 @@ def check_data(spec: JobSpec) -> None:
     )
 
 
-def load_data(spec: JobSpec) -> Dataset | ImageDataset:
+def load_data(spec: JobSpec) -> TrainingData:
     """Return the data that a job trains and evaluates on.
 
     Raises:
@@ -184,6 +191,8 @@ def load_data(spec: JobSpec) -> Dataset | ImageDataset:
     """
     check_data(spec)
     data = spec.data
+    if spec.tune.active:
+        return load_examples(example_options(spec), model_tokenizer(spec))
     if is_images(data.corpus):
         return load_images(data.corpus)
     return load_dataset(
@@ -215,19 +224,44 @@ def _of_the_model(spec: JobSpec) -> PretrainedTokenizer:
             given=f"model {spec.model.name!r}",
             expected='name = "transformers" and source in [model], or another tokenizer in [data]',
         )
+    return PretrainedTokenizer(model_tokenizer(spec).backend_tokenizer)
+
+
+def model_tokenizer(spec: JobSpec) -> Any:
+    """Return the library's tokenizer of the job's pretrained model.
+
+    Raises:
+        ConfigError: the model has no tokenizer, or a slow one.
+        DataError: the tokenizer is not on this machine.
+    """
     found = load_tokenizer(CausalLMConfig(**spec.model.options))
-    fast = getattr(found, "backend_tokenizer", None)
-    if fast is None:
+    if getattr(found, "backend_tokenizer", None) is None:
         raise ConfigError(
             "the tokenizer of this model is none of the tokenizers library",
             given=type(found).__name__,
             expected="a tokenizer.json beside the model",
         )
-    return PretrainedTokenizer(fast)
+    return found
+
+
+def example_options(spec: JobSpec) -> ExampleOptions:
+    """Return which examples a job is fine-tuned on."""
+    tune, names = spec.tune, {field.name for field in dataclasses.fields(ExampleOptions)}
+    same = {f.name: getattr(tune, f.name) for f in dataclasses.fields(tune) if f.name in names}
+    context = int(spec.model.options.get("context", CausalLMConfig().context))
+    return ExampleOptions(context=context, seed=spec.job.seed, held_out=spec.data.held_out, **same)
+
+
+def _adapter(spec: JobSpec) -> dict[str, Any]:
+    """Return the option `adapter` of the model of a job that fine-tunes."""
+    if not spec.tune.active:
+        return {}
+    names = [field.name for field in dataclasses.fields(Adapter)]
+    return {"adapter": {name: getattr(spec.tune, name) for name in names}}
 
 
 def whole_model(
-    spec: JobSpec, dataset: Dataset | ImageDataset | None = None, *, complete: bool = True
+    spec: JobSpec, dataset: TrainingData | None = None, *, complete: bool = True
 ) -> Any:
     """Return a job's model with its initial weights, the same in every process; seeds torch.
 
@@ -277,17 +311,21 @@ def _options(spec: JobSpec, from_data: Mapping[str, object]) -> dict[str, Any]:
         return dict(spec.model.options)
     known = model_row(spec.model.name).options
     fitting = {name: value for name, value in from_data.items() if name in known}
-    return {**fitting, **spec.model.options}
+    return {**fitting, **spec.model.options, **_adapter(spec)}
 
 
 def dealt(
-    spec: JobSpec, dataset: Dataset | ImageDataset, model: Any, *, slots: int
+    spec: JobSpec, dataset: TrainingData, model: Any, *, slots: int
 ) -> tuple[Deal, HeldOutBatches]:
     """Return the samples of every slot and the held-out samples, in the form the model takes."""
     seed, order = spec.job.seed, spec.data.order
     if isinstance(dataset, ImageDataset):
         return ImageShards(dataset.train, slots=slots, seed=seed, order=order), dataset.batches
     context = model.config.context
+    if isinstance(dataset, ExampleSet):
+        rows = max(1, MOST_LOGITS // (context * dataset.tokenizer.vocab_size))
+        deal = ExampleShards(dataset.train, slots=slots, seed=seed, order=order)
+        return deal, partial(_few_rows, dataset, rows=rows)
     shards = Shards(dataset.train, slots=slots, context=context, seed=seed, order=order)
     rows = max(1, MOST_LOGITS // (context * dataset.tokenizer.vocab_size))
     return shards, partial(_held_out, dataset.held_out, context=context, rows=rows)
@@ -303,9 +341,19 @@ def _held_out(
     )
 
 
-def about_model(spec: JobSpec, dataset: Dataset | ImageDataset, model: Any) -> dict[str, str]:
+def _few_rows(
+    dataset: ExampleSet, *, rows: int, batch: int, limit_tokens: int | None = None, first: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield held-out rows of examples, at most `rows` at a time."""
+    return dataset.batches(batch=min(batch, rows), limit_tokens=limit_tokens, first=first)
+
+
+def about_model(spec: JobSpec, dataset: TrainingData, model: Any) -> dict[str, str]:
     """Return the metadata of a weights file: enough to rebuild the model and read its inputs."""
     options = _options(spec, dataset.model_options)
     if isinstance(model, CausalLM):
         options = model.portable_options()
-    return describe(spec.model.name, options=options, tokenizer=dataset.to_json())
+    about = describe(spec.model.name, options=options, tokenizer=dataset.to_json())
+    if spec.tune.active:
+        about["template"] = spec.tune.template
+    return about

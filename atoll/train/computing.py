@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from atoll.config import JobSpec
+from atoll.config import JobSpec, least_step_s
 from atoll.devices.choose import why_idle
 from atoll.devices.facts import name_of
 from atoll.strategies.inner.options import InnerOptions
@@ -30,7 +30,7 @@ def options_on(spec: JobSpec, device: torch.device, *, island: bool = False) -> 
         fits = torch.tensor(float(precision == "bf16"))
         dist.all_reduce(fits, op=dist.ReduceOp.MIN)
         precision = "bf16" if fits else "fp32"
-    options = replace(options, precision=precision)
+    options = replace(options, precision=precision, least_step_s=least_step_s())
     idle = why_idle(spec.job.device) if device.type == "cpu" else ""
     log.info(
         "computes on %s (%s) in %s%s", device, name_of(device), options.precision,

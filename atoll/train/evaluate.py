@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll.data import HeldOutBatches
 from atoll.devices.choose import device_of_model
 from atoll.devices.transfer import placed
-from atoll.strategies.inner.local import count_correct
+from atoll.strategies.inner.local import count_correct, count_targets
 
 EVALUATION_BATCH = 64
 """Samples per forward pass; larger batches leave a small core's cache."""
@@ -74,7 +74,8 @@ def evaluate(
     ):
         if index % shares != share:
             continue
-        tokens += targets.numel()
+        counted = count_targets(targets)
+        tokens += counted
         if loss_of is None:
             inputs, targets = placed((inputs, targets), device)
         if loss_of is None and targets.dim() == 1:
@@ -83,6 +84,6 @@ def evaluate(
             correct = (correct or 0) + count_correct(outputs, targets)
         else:
             loss = (loss_of or model.loss)(inputs, targets)
-        loss_sum += float(loss) * targets.numel()
+        loss_sum += float(loss) * counted
     model.train(was_training)
     return Evaluation(loss_sum, tokens, correct)

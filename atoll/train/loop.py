@@ -152,8 +152,8 @@ class Loop:
                 "recovery_s": totals.recovery_s,
                 "wasted_steps": totals.wasted_steps,
                 "pace": self.task.pace,
-                "sent_bytes": totals.sent_bytes,
-                "received_bytes": totals.received_bytes,
+                "sent_bytes": self.group.sent_bytes,  # of this process: the hub adds them up
+                "received_bytes": self.group.received_bytes,
             }
         )
 

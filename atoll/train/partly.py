@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.config import JobSpec
-from atoll.data import Dataset, ImageDataset
+from atoll.data import TrainingData
 from atoll.models import CausalLMConfig
 from atoll.models.partial import NotPartly, Partly, Survey, build_partly, tensors_in, tensors_of
 from atoll.models.pretrained import read_weights, weight_files
@@ -30,9 +30,7 @@ GUESSED = (
 )
 
 
-def stage_model(
-    spec: JobSpec, dataset: Dataset | ImageDataset, stage: int, cut: StageCut
-) -> Partly:
+def stage_model(spec: JobSpec, dataset: TrainingData, stage: int, cut: StageCut) -> Partly:
     """Return a job's model with the initial values of one stage, as `whole_model` has them.
 
     Raises:
@@ -58,7 +56,7 @@ def stage_model(
 
 
 def building_bytes(
-    spec: JobSpec, dataset: Dataset | ImageDataset | None, cut: StageCut, *, whole_bytes: int
+    spec: JobSpec, dataset: TrainingData | None, cut: StageCut, *, whole_bytes: int
 ) -> tuple[str, list[int]]:
     """Return the most memory that building each stage takes; nothing is allocated.
 

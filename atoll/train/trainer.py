@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from atoll.checkpoint import Extras, adopt, resume, save_weights
+from atoll.checkpoint import Extras, adopt, kept_state, resume, save_weights
 from atoll.clock import RealClock
 from atoll.config import JobSpec
 from atoll.data import Cursor
@@ -38,6 +38,7 @@ from atoll.train.computing import options_on
 from atoll.train.evaluate import Evaluation, evaluate
 from atoll.train.loop import LEFT, Loop
 from atoll.train.out_of_memory import memory_errors
+from atoll.train.results.data_preview import publish_preview
 from atoll.train.results.metrics import Recorder, Totals
 from atoll.train.results.result import final_evaluation, member_result
 from atoll.train.state.committed import CommittedState
@@ -202,8 +203,7 @@ class Trainer:
         self.first = Evaluation(*(float(value) for value in sums))  # type: ignore[arg-type]
         self._saved_round = round_
         if int(restored.counters.get("num_slots", len(self.task.leases))) != self.start.num_slots:
-            # With another number of slots the data is divided anew: saved positions are invalid.
-            self.task.leases.clear()
+            self.task.leases.clear()  # the data is divided anew: saved positions are invalid
             return None
         place = restored.cursor
         if place is None:
@@ -211,7 +211,7 @@ class Trainer:
         return Cursor.from_dict(place) if place else None
 
     def run(self, should_stop: Callable[[], bool]) -> dict[str, Any]:
-        """Train with the parts that `prepare` built; return this member's part of the summary."""
+        """Train with the parts that `prepare` built; return the member's part of the summary."""
         self.start_s = self.clock.monotonic() - self.began
         self.recorder.point({"parameters": self.task.num_parameters, "start_s": self.start_s})
         self.recorder.process_began(self.totals)
@@ -257,6 +257,8 @@ class Trainer:
 
     def _begin(self) -> None:
         """Give all members the same initial weights, and evaluate before the first step."""
+        if self.start.slot == 0:
+            publish_preview(self.built.dataset, self.outputs.directory, self.outputs.publish)
         extend_history_hash(self.task, self.outer.begin(self.task))
         self.first = self._evaluate_share()
 
@@ -271,13 +273,12 @@ class Trainer:
             raise error or LeftBehind(
                 "the run is under way", expected="a connection to the other members"
             )
-        # Members train models of their own: only the round number is needed.
-        if not self.outer.inherits:
+        if not self.outer.inherits:  # models of their own: only the round number is needed
             self.recovery.catch_up(self.task, self.outer)
             self.outer.rejoin(self.task)
             return
         taken = self.recovery.take(self.task, self.outer)
-        # The learning rate and the data follow the step, which the recovered state has changed.
+        # Learning rate and data follow the recovered step.
         self.built.schedule.load_state_dict({"step": self.task.step})
         self.stream.rejoin(self.task.step)
         if self.witness is not None:
@@ -297,20 +298,19 @@ class Trainer:
         # A member that left between two rounds has no common model to publish; the others do that.
         left = reason == LEFT and not isinstance(self.group, SingleGroup)
         if self._is_first and not left:
-            # A single member stopped within a period publishes its newest weights, not the last
-            # round's.
+            # A single member may have newer weights than those of the last round.
             halfway = reason and isinstance(self.group, SingleGroup)
             with nullcontext() if halfway else self.outer.evaluating(self.task):
                 result |= self._hand_over(finished=not reason)
-        path = self.outputs.directory / "result.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8", newline="\n")
+        text = json.dumps(result, indent=2) + "\n"
+        (self.outputs.directory / "result.json").write_text(text, encoding="utf-8", newline="\n")
         return result
 
     def _hand_over(self, *, finished: bool) -> dict[str, Any]:
         """Write and publish the weights; if `finished`, evaluate them on all held-out data."""
         self.task.pull()
         path = self.outputs.directory / "model.safetensors"
-        save_weights(path, self.built.model.state_dict(), about=self._about())
+        save_weights(path, kept_state(self.task), about=self._about())
         if self.outputs.publish is not None:
             self.outputs.publish(path, path.name)
         if not finished:

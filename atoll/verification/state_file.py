@@ -7,12 +7,11 @@ its tensors (see `train/verification/own_part.py`).
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
+from atoll.digest import Digest
 from atoll.errors import WireError
-from atoll.verification.trace import DIGEST_BYTES
 
 LINE_BYTES = 4096
 CHUNK_BYTES = 1 << 20
@@ -41,7 +40,7 @@ def digests_of(path: Path) -> tuple[str, str]:
         WireError: it is no state, or is cut off within the model.
         OSError: it cannot be read.
     """
-    model, own = (hashlib.blake2b(digest_size=DIGEST_BYTES) for _ in range(2))
+    model, own = (Digest() for _ in range(2))
     with path.open("rb") as file:
         left = read_heading(file.readline(LINE_BYTES))
         while left:

@@ -17,16 +17,15 @@ Differs from the paper:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DIGEST_BYTES = 16
+from atoll.digest import Digest
 
 EMPTY = b"[]\n"
 """The own part of a member that has taken no step: it has no tensors."""
 
-FRESH = hashlib.blake2b(EMPTY, digest_size=DIGEST_BYTES).hexdigest()
+FRESH = Digest(EMPTY).hexdigest()
 """Digest of the own part of a member that has taken no step."""
 
 MARKS = 4
@@ -40,7 +39,7 @@ def mark_positions(steps: int, *, marks: int = MARKS) -> tuple[int, ...]:
 
 def state_digest(model: str, own: str) -> str:
     """Return the digest of a state from those of its model and of its own part."""
-    return hashlib.blake2b(f"{model} {own}".encode(), digest_size=DIGEST_BYTES).hexdigest()
+    return Digest(f"{model} {own}".encode()).hexdigest()
 
 
 def planned_steps(length: int, pace: float) -> int:
@@ -85,6 +84,6 @@ class Outcome:
 
 def packet_digest(codec: str, weight: float, data: bytes | bytearray | memoryview) -> str:
     """Return the digest of an encoded contribution and its weight."""
-    found = hashlib.blake2b(f"{codec} {weight!r}\n".encode(), digest_size=DIGEST_BYTES)
+    found = Digest(f"{codec} {weight!r}\n".encode())
     found.update(data)
     return found.hexdigest()

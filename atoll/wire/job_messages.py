@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from atoll.wire.message import Message, Number, WallTime
+from atoll.wire.message import MOST_ITEMS, Message, Name, Number, WallTime
 from atoll.wire.states import ProcessPhase
 
 
@@ -49,8 +49,8 @@ class RendezvousAddress(msgspec.Struct, frozen=True):
 class ProcessState(Message, frozen=True):
     """Notice of a node: a process of a job changed its state."""
 
-    job: str
-    member: str
+    job: Name
+    member: Name
     state: ProcessPhase
     exit_code: int | None = None
     error: dict[str, str] | None = None
@@ -65,10 +65,10 @@ class ProcessState(Message, frozen=True):
 class LogLines(Message, frozen=True):
     """Lines that a process printed; `seq` numbers the first one, from 1."""
 
-    job: str
-    member: str
+    job: Name
+    member: Name
     seq: Number
-    lines: list[str]
+    lines: Annotated[list[str], msgspec.Meta(max_length=MOST_ITEMS)]
 
 
 class Acked(Message, frozen=True):
@@ -89,9 +89,13 @@ class Point(Message, frozen=True):
 class Metrics(Message, frozen=True):
     """Measurements of a member; `seq` numbers the first point, from 1 per incarnation."""
 
-    incarnation: str
+    incarnation: Name
     seq: Number
-    points: list[Point]
+    points: Annotated[list[Point], msgspec.Meta(max_length=MOST_ITEMS)]
+
+
+WAITS_FOR_ROOM, FOUND_ROOM = "waits-for-room", "found-room"
+"""Kinds of events: a member waits until the hub's disk has room for what it trained; it has."""
 
 
 class Event(Message, frozen=True):

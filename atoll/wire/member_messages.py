@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from atoll.wire.message import Message
+from typing import Annotated
+
+import msgspec
+
+from atoll.wire.message import Digest, Message, Name
+
+MOST_ADDRESSES, MOST_PLACES = 64, 256
+"""Addresses of one member, and parts of its position in the data: the hub tells them to all members
+in one message."""
+
+Addresses = Annotated[list[Name], msgspec.Meta(max_length=MOST_ADDRESSES)]
+ShortName = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Register(Message, frozen=True):
     """A member enters its job; `dial`: host:port at which its store listens, or empty."""
 
-    dial: list[str] = []
-    state: list[str] = []
+    dial: Addresses = []
+    state: Addresses = []
     """host:port at which it serves the committed state; empty: only through the hub."""
-    identity: str = ""
+    identity: Digest = ""
     """SHA-256 of the public key with which it meets other members, hexadecimal; empty: none."""
 
 
@@ -22,7 +33,7 @@ class Lease(Message, frozen=True):
     """
 
     slot: int
-    cursor: dict[str, int] = {}
+    cursor: Annotated[dict[ShortName, int], msgspec.Meta(max_length=MOST_PLACES)] = {}
 
 
 class Registered(Message, frozen=True):
@@ -43,6 +54,8 @@ class Registered(Message, frozen=True):
     """Secret of the job's members, by which they recognise each other on direct connections."""
     encrypted: bool = True
     """Whether these are encrypted, by `encryption` in `[job]`."""
+    first_epoch: int = 0
+    """Epoch of the run's first plan, for which members connect before it is made; 0: unknown."""
 
 
 class Recover(Message, frozen=True):
@@ -105,3 +118,5 @@ class Drain(Message, frozen=True):
 
     draining: bool = True
     reason: str = ""
+    leaving: bool = False
+    """Its agent ends now: the end of its connection is no loss."""

@@ -6,13 +6,20 @@ every item to every subscription; each named subscription has its own position.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from atoll.wire.message import Message
+from atoll.wire.message import MOST_ITEMS, Message
+
+PAYLOAD_MAGIC = b"ATQ\x01"
+"""First bytes of a payload that is not plain bytes; a letter and the value follow."""
+JSON_PAYLOAD = PAYLOAD_MAGIC + b"j"
+"""The same of a JSON value."""
 
 Overflow = Literal["reject", "drop-oldest", "wait"]
+
+Leases = Annotated[list[str], msgspec.Meta(max_length=MOST_ITEMS)]
 
 
 class QueueOptions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -125,7 +132,7 @@ class QueueAckMany(Message, frozen=True):
     """Ask: these items are done; answered by `QueueLost`."""
 
     queue: str
-    leases: list[str]
+    leases: Leases
 
 
 class QueueExtend(Message, frozen=True):
@@ -140,7 +147,7 @@ class QueueExtendMany(Message, frozen=True):
     """Ask: extend these leases to `lease_s` from now; answered by `QueueLost`."""
 
     queue: str
-    leases: list[str]
+    leases: Leases
     lease_s: float
 
 

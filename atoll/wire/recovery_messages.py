@@ -12,11 +12,11 @@ The first byte distinguishes them from tensor chunks: as a head length it would 
 
 from __future__ import annotations
 
-import hashlib
 import struct
 
 import msgspec
 
+from atoll.digest import DIGEST_BYTES, Digest
 from atoll.errors import FrameTooLarge, WireError
 from atoll.wire.frames import Buffer
 from atoll.wire.limits import CHUNK_BYTES
@@ -34,7 +34,6 @@ OFFER, MANIFEST, CHUNK = "offer", "manifest", "chunk"
 OK, WAIT, GONE, REFUSED = "ok", "wait", "gone", "refused"
 """Outcomes. `wait`: ask again soon; `gone`: the donor holds another round."""
 
-DIGEST_BYTES = 16
 MAX_MANIFEST_BYTES = 16 * 2**20
 """Of one encoded manifest: the digests of an image of 256 GiB."""
 
@@ -55,12 +54,12 @@ class StateManifest(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
     chunk_bytes: int
     digests: bytes
-    """BLAKE2b of every chunk, 16 bytes each, concatenated."""
+    """Digest of every chunk, `DIGEST_BYTES` each, concatenated."""
 
     @property
     def root(self) -> str:
         """Digest of the manifest: equal for equal images of the same round and job."""
-        return hashlib.blake2b(encode_state_manifest(self), digest_size=DIGEST_BYTES).hexdigest()
+        return Digest(encode_state_manifest(self)).hexdigest()
 
     @property
     def count(self) -> int:
@@ -129,8 +128,8 @@ _manifests = msgspec.msgpack.Decoder(StateManifest)
 
 
 def chunk_digest(chunk: Buffer) -> bytes:
-    """Return the BLAKE2b digest of a chunk."""
-    return hashlib.blake2b(chunk, digest_size=DIGEST_BYTES).digest()
+    """Return the digest of a chunk."""
+    return Digest(chunk).digest()
 
 
 def count_chunks(nbytes: int) -> int:

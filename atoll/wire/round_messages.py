@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.wire.member_messages import Lease
-from atoll.wire.message import Message, Number
+from atoll.wire.message import Digest, Message, Name, Number
 
 
 class Roster(Message, frozen=True):
@@ -37,6 +37,8 @@ class MemberStats(Message, frozen=True):
     """L2 norm of its contribution, before encoding."""
     loss: float | None = None
     """Mean loss over its steps since the last round, nats per token."""
+    sent_bytes: float | None = None
+    """What it sent in its previous round, on any route."""
 
 
 class Commitment(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -71,10 +73,12 @@ class RoundJoin(Message, frozen=True):
     """Ask to take part in a round; answered by `RoundPlan` on quorum or deadline."""
 
     round: int
-    base: str
+    base: Digest
     """Digest of the committed state that this member holds."""
     reachable: list[str] = []
     """Members that accepted a connection at `dial`; empty if only the relay is allowed."""
+    lines: dict[str, tuple[float, float]] = {}
+    """Member -> what was measured from it to this one: round trip in seconds, bytes per second."""
     tokens: int = 0
     """Tokens trained in total, for the record."""
     steps: int = 0
@@ -115,10 +119,16 @@ class RoundPlan(Message, frozen=True):
     """Members save the state after this round, if it commits."""
     verified: bool = False
     """The reducer reports the digests of what it gets, see `Received`."""
+    unweighted: list[str] = []
+    """Members with a strike: they take part, but what they contribute has no weight."""
     sites: list[list[str]] = []
     """Hierarchical route: groups of members that reach each other; the first of each relays."""
     stores: list[str] = []
     """Hierarchical route: host:port of the store of each site; empty for a site of one member."""
+    ring: list[str] = []
+    """Direct route: the members in the order of rings and trees; empty: as in `members`."""
+    collective: str = ""
+    """Direct route: the collective of plain values, planned again; empty: as the job file says."""
     group: int = 0
     """Members of a job may meet in several groups at once, e.g. one per stage of a SWARM; epochs
     are unique in the job."""
@@ -130,11 +140,13 @@ class RoundVote(Message, frozen=True):
     round: int
     epoch: int
     ok: bool
-    digest: str = ""
-    contributors: list[str] = []
+    digest: Digest = ""
+    contributors: list[Name] = []
     reason: str = ""
     lease: Lease | None = None
     """Current position in the data; recorded if the round commits with this member."""
+    report: RoundJoin | None = None
+    """What took the place of the join's report since: its member joined before its last steps."""
 
 
 class Verdict(Message, frozen=True):
@@ -150,6 +162,10 @@ class Verdict(Message, frozen=True):
     """Data that each member trains on until the next verdict."""
     pace: dict[str, float] = {}
     """Share of a period's steps per member, by measured speed; 1.0 if not named."""
+    delay: int = 0
+    """Steps that hide a round which runs beside training, by measured times; 0: unknown."""
+    every: int = 0
+    """Steps between two rounds from now on, planned again; 0: as the job file says."""
     group: int = 0
     """As in the plan."""
 

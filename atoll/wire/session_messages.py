@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from atoll.wire.message import Message, WallTime
+from atoll.wire.message import MOST_ITEMS, Message, Name, WallTime
 
 KINDS = ("trainer", "rl", "script", "command", "container")
 
@@ -17,7 +19,7 @@ class Hello(Message, frozen=True):
     session: str
     """Own address: a node id, `job/w3` for a member, `job/reducer`."""
     token: str
-    incarnation: str
+    incarnation: Name
     """Random per process; a new one under the same session replaces the old process."""
     info: NodeInfo | None = None
 
@@ -47,7 +49,7 @@ class Done(Message, frozen=True):
 class Beat(Message, frozen=True):
     """Heartbeat with figures for the dashboard (cpu, memory, sent_bytes, ...)."""
 
-    stats: dict[str, float] = {}
+    stats: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_ITEMS)] = {}
     time: WallTime = 0.0
     """The sender's wall clock, seconds since 1970; 0: not given."""
 

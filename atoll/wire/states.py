@@ -51,7 +51,16 @@ class ProcessPhase(StrEnum):
 
 
 class NodeState(StrEnum):
-    """Whether a node is connected to the hub."""
+    """State of a node: whether it is connected to the hub, and for people also what it does."""
 
     ONLINE = "online"
     LOST = "lost"
+    """Its connection ended without a word."""
+    LEFT = "left"
+    """Its agent was ended in order."""
+    PAUSED = "paused"
+    """Connected; its owner's policy takes no work now."""
+    DRAINING = "draining"
+    """Connected; it gives back what it runs."""
+    DRAINED = "drained"
+    """Connected; it runs nothing and takes no work."""

@@ -11,19 +11,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+from websockets.exceptions import ConnectionClosed
 
 from atoll.models.registry import build_model
 from atoll.node.identity.identity import Identity
 from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk
 from atoll.wire.frames import encode_relay
 from atoll.wire.job_messages import Launch, ProcessState
-from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.limits import CHUNK_BYTES, MAX_CONTROL_BYTES
 from atoll.wire.member_messages import Recover, Register, Registered, Sources, Standing
 from atoll.wire.messages import (
     Beat,
     Done,
     Failure,
+    LogLines,
+    Metrics,
+    Point,
     QueueAck,
+    QueueAckMany,
     QueueClaim,
     QueueItems,
     RoundJoin,
@@ -259,9 +264,9 @@ def vote_for_a_digest_that_is_a_lie(site: Site) -> str:
 def vote_against_every_round(site: Site) -> str:
     member = member_of(site)
     with _watched(site) as told:
-        for _ in range(4):
+        for reason in ("I do not like it", "", "x" * (MAX_CONTROL_BYTES - 500), "\x1b[2J"):
             plan = member.plan()
-            member.vote(plan, ok=False, reason="I do not like it")
+            member.vote(plan, ok=False, reason=reason)
             with contextlib.suppress(TimeoutError):
                 member.recover()
         return told()
@@ -304,6 +309,36 @@ def replay_old_epochs(site: Site) -> str:
 def replace_plan(plan: RoundPlan, **changes: Any) -> RoundPlan:
     """Return a plan with changes."""
     return msgspec.structs.replace(plan, **changes)
+
+
+@suite.attack("one message is not the work of a thousand")
+def keep_the_hub_busy_with_one_frame(site: Site) -> str:
+    """What others do in a transaction would wait for each of these for seconds."""
+    member, job = member_of(site), site.job
+    site.evil = None
+    member.close()
+    frames = {
+        "lines": LogLines(job, member.launch.member, 1, [""] * 3_000_000),
+        "a long name": LogLines(job, "m" * 3_000_000, 1, ["x"] * 300),
+        "points": Metrics("i", 1, [Point(0.0, 1, 0, {})] * 80_000),
+        "leases": QueueAckMany(f"{job}/q", [f"{n}.x" for n in range(300_000)]),
+        "figures": Beat(stats={str(n): 0.0 for n in range(200_000)}),
+    }
+    address, longest = f"{job}/{member.launch.member}", 0.0
+    for number, (what, body) in enumerate(frames.items()):
+        with site.session(
+            address, member.launch.token, me=member.me, incarnation=f"busy-{number}"
+        ) as session:
+            hold(session.welcome, "no session")
+            session.opened.send(pack(body, id=2))
+            began = time.monotonic()
+            site.operator.create_ticket(role="viewer", uses=1, valid_s=60.0)
+            longest = max(longest, time.monotonic() - began)
+            with contextlib.suppress(ConnectionClosed, TimeoutError):
+                session.hear(lambda: False, wait_s=60.0)
+            hold(session.opened.close_code is not None, f"a frame was taken: {what}")
+    rounds = site.await_rounds(1)
+    return f"{len(frames)} frames: refused, another's write took {longest:.1f} s (round {rounds})"
 
 
 @suite.attack("a relayed frame names its true sender")

@@ -11,7 +11,7 @@ first round on; every way with another choice of members and other draws (`--see
                     member-rounds that are all computed again
     overhead        seconds of the processor for digests, looks and checks, by those of the steps,
                     in a run without cheats with the interval and the batch of the preset; `later`:
-                    without the checks of newcomers, as in the rounds after the first ten
+                    without the checks of newcomers, as in the rounds after the first five
     loss_gap        the most by which the held-out loss at the end of a run with cheats is above
                     that of an honest run, relative; `unverified`: if nobody is checked;
                     `six_members`: of an honest run of those that are left
@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from bench.audit.honest import honest
 from bench.audit.members import CHEATS, cheats_of, names
 from bench.audit.simulation import MEMBERS, Outcome, Simulation, job
 from bench.kit.report import emit
@@ -104,15 +105,6 @@ def overhead(simulation: Simulation, *, rounds: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def honest(simulation: Simulation, *, member_rounds: int) -> dict[str, int]:
-    """Return the strikes in so many honest member-rounds that are all computed again."""
-    found = simulation.run(member_rounds // MEMBERS, share=1.0, seed=2, looked_at=False)
-    return {
-        "member_rounds": found.member_rounds, "checked": found.checked,
-        "strikes": sum(map(len, found.struck.values())),
-    }  # fmt: skip
-
-
 def main() -> None:
     """Measure, and write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -123,6 +115,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=20, help="of a run with cheats, or for costs")
     parser.add_argument("--honest", type=int, default=10_000, help="honest member-rounds")
+    parser.add_argument("--processes", type=int, default=2, help="honest runs at a time")
     parser.add_argument("--long", type=int, default=LOSS_ROUNDS, help="rounds of a run for losses")
     parser.add_argument("--out", type=Path, help="write the result to this file, too")
     given = parser.parse_args()
@@ -150,8 +143,7 @@ def main() -> None:
         result["loss_gap"] = max(gaps)
     if given.part in ("all", "honest"):
         count = 200 if quick else given.honest
-        with Simulation(job(every=2, rounds=count // MEMBERS, width=16, batch=2)) as tiny:
-            result["honest"] = honest(tiny, member_rounds=count)
+        result["honest"] = honest(member_rounds=count, processes=1 if quick else given.processes)
         result["false"] = result.get("false", 0) + result["honest"]["strikes"]
     if given.part in ("all", "cost"):
         with Simulation(job(every=35, rounds=rounds, width=64, batch=16)) as large:

@@ -185,7 +185,7 @@ class SimulatedMember:
     def take(self, mean: Tensor) -> None:
         """Apply a round's mean, as :class:`PeriodicOuter` does after the verdict."""
         outer, task = self.outer, self.task
-        outer._apply(mean.clone(), task.step, alone=False)
+        outer._apply(task, mean.clone(), alone=False)
         self.flat.write(outer._start)
         outer._settle(task)
         task.round += 1

@@ -20,16 +20,16 @@ from torch import Tensor
 from atoll.config import JobSpec, parse_spec
 from atoll.reducer.combine import NormHistory, combine
 from atoll.reducer.looks import Looks
-from atoll.reducer.mean import Share
+from atoll.reducer.mean import Share, weighed
 from atoll.train.evaluate import evaluate
 from atoll.train.verification.kept_state import KeptState
 from atoll.train.verification.recomputation import Recomputation
 from atoll.verification.challenge import Stage
-from atoll.verification.draw import Draw
+from atoll.verification.draw import FIRST_ROUNDS, Draw
 from atoll.verification.ledger import MemberRound, Notice, VerificationLedger
 from atoll.verification.state_file import digests_of
 from atoll.verification.trace import state_digest
-from atoll.wire.messages import Look, VerificationTask
+from atoll.wire.messages import Look, RoundPlan, VerificationTask
 from bench.audit.members import SimulatedMember, corrupted, names
 
 MEMBERS = 8
@@ -37,13 +37,14 @@ LATE = 1000.0
 """Seconds after which whoever was asked is late."""
 
 
-def job(*, every: int, rounds: int, width: int, batch: int) -> JobSpec:
+def job(*, every: int, rounds: int, width: int, batch: int, seed: int = 7) -> JobSpec:
     """Return the job of a simulation: a small GPT on the default corpus, DiLoCo with int8."""
     return parse_spec(
         f"""
         [job]
         nodes = {MEMBERS}
         device = "cpu"
+        seed = {seed}
         [model]
         name = "gpt"
         layers = 2
@@ -123,7 +124,9 @@ class Simulation:
 
         Unless `verified`, nobody is checked. Only the first `members` take part.
         """
-        draw = Draw(random.Random(seed), share=share, first_rounds=10 if verified else 1 << 40)
+        draw = Draw(
+            random.Random(seed), share=share, first_rounds=FIRST_ROUNDS if verified else 1 << 40
+        )
         run = _Run(self, VerificationLedger(draw), looked_at=looked_at, members=members)
         for name, member in self.members.items():
             member.reset()
@@ -160,6 +163,10 @@ class _Run:
         self._seconds.train += sum(turn.train_s for turn in turns.values())
         shares = [live[name].share(turn) for name, turn in turns.items()]
         looks = self._look(shares) if self._looked_at else {}
+        plan = RoundPlan(
+            "", round_, round_, list(live), "relay", unweighted=[*self._ledger.draw.watched]
+        )
+        shares = weighed(shares, plan, refused=())
         codec = next(iter(live.values())).built.codec
         mean = combine(shares, codec=codec, memory=self._norms, round_=round_)
         vector = codec.mean_codec(mean.packet).decode(mean.packet)

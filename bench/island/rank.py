@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from atoll.config import IslandTable, JobSpec, ModelTable, StrategyTable, TrainTable
+from atoll.config import IslandTable, JobSpec, JobTable, ModelTable, StrategyTable, TrainTable
 from atoll.config.rank_environment import RankPlace
+from atoll.devices.choose import CPU
+from atoll.devices.transfer import placed
 from atoll.group.single import SingleGroup
 from atoll.island.command_broadcaster import CommandBroadcaster
-from atoll.island.world import build_mesh, world
+from atoll.island.world import build_mesh, device_of, world
 from atoll.strategies.inner.divide import split_model
 from atoll.strategies.inner.pipeline.bubble import measure_bubble
 from atoll.train.build import build, whole_model
@@ -27,10 +29,15 @@ from bench.island.kinds import BATCH, CLIP, CONTEXT, LR, MODEL, Kind
 BARE, BUBBLE = "bare", "bubble"
 
 
-def spec_of(kind: Kind) -> JobSpec:
+def spec_of(kind: Kind, wanted: str = CPU) -> JobSpec:
+    """Return the job of a kind; in fp32 on any device, as by hand."""
     return JobSpec(
+        job=JobTable(device=wanted),
         model=ModelTable(options=MODEL),
-        train=TrainTable(steps=10**6, batch=BATCH, lr=LR, clip=CLIP, warmup=0, schedule="constant"),
+        train=TrainTable(
+            steps=10**6, batch=BATCH, lr=LR, clip=CLIP, warmup=0, schedule="constant",
+            precision="fp32",
+        ),
         strategy=StrategyTable(preset="alone", inner=kind.inner),
         island=IslandTable(
             ranks=kind.ranks, mesh=kind.mesh, schedule=kind.schedule, vocabulary=False,
@@ -45,20 +52,26 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows]
 
 
-def compare(place: RankPlace, kind: Kind, pairs: int, segment_s: float) -> dict[str, Any]:
-    """Return the row of a kind on the first rank, and nothing on the others."""
-    device, spec, data = torch.device("cpu"), spec_of(kind), batches()
+def compare(
+    place: RankPlace, kind: Kind, pairs: int, segment_s: float, wanted: str = CPU
+) -> dict[str, Any]:
+    """Return the row of a kind on the first rank, and nothing on the others.
+
+    `wanted` is the device as in a job.
+    """
+    device, spec, data = device_of(place, wanted=wanted), spec_of(kind, wanted), batches()
     with world(place, device=device, timeout_s=120.0):
         mesh = build_mesh(spec.mesh, device=device)
         broadcaster = CommandBroadcaster(rank=place.rank, ranks=place.ranks)
         island = TrainerIsland(spec, broadcaster, mesh=mesh, device=device)
-        by_hand = bare_step(kind, whole_model(spec), mesh)
+        by_hand = bare_step(kind, whole_model(spec).to(device), mesh)
+        there = placed(data, device)
 
         def bare(*, steps: int) -> float:
-            return [by_hand(*data[i % len(data)]) for i in range(steps)][-1]
+            return [by_hand(*there[i % len(data)]) for i in range(steps)][-1]
 
         broadcaster.on(BARE, bare)
-        broadcaster.on(BUBBLE, lambda: bubble(spec, data[0], mesh=mesh, device=device))
+        broadcaster.on(BUBBLE, lambda: bubble(spec, there[0], mesh=mesh, device=device))
         if not place.leads:
             broadcaster.serve()
             return {}
@@ -89,6 +102,7 @@ def compare(place: RankPlace, kind: Kind, pairs: int, segment_s: float) -> dict[
     ratios = [b / a for a, b in zip(sides["atoll"], sides["bare"], strict=True)]
     return {
         "inner": kind.name,
+        "device": str(device),
         "mesh": str(spec.mesh),
         "ratio": round(statistics.median(ratios), 4),
         "atoll_tokens_per_s": round(tokens / statistics.median(sides["atoll"])),

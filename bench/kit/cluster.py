@@ -27,6 +27,7 @@ import psutil
 
 from atoll.net.endpoint import HubEndpoint
 from atoll.net.http.client import HubClient
+from atoll.node.availability.policy import FILE as POLICY_FILE
 from atoll.system import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,18 +81,33 @@ class Cluster:
             self._client.close()
         self._client = HubClient(self.url, self.token, endpoint=HubEndpoint(ca=self.ca))
 
-    def start_node(self, name: str, *, slots: int = 1, ticket: str = "") -> None:
+    def start_node(
+        self,
+        name: str,
+        *,
+        slots: int = 1,
+        ticket: str = "",
+        measure: bool = False,
+        policy: str = "",
+    ) -> None:
         """Start an agent, or the same one again from what it knows of itself.
 
         Args:
             name: Of the node.
             slots: Workers that it takes at once.
             ticket: Where it finds the hub, if that is not the hub's own address.
+            measure: Whether it tries its device at the start.
+            policy: The owner's, as TOML.
         """
+        home = self.folder / "nodes" / name
+        if policy:
+            home.mkdir(parents=True, exist_ok=True)
+            (home / POLICY_FILE).write_text(policy, encoding="utf-8")
         command = [
-            *(sys.executable, "-m", "atoll.node", "--no-measure", "--name", name),
+            *(sys.executable, "-m", "atoll.node", "--name", name),
+            *([] if measure else ["--no-measure"]),
             *("--ticket", ticket or self.ticket, "--slots", str(slots)),
-            *("--home", str(self.folder / "nodes" / name)),
+            *("--home", str(home)),
         ]
         self.nodes[name] = self._start(command, name)
 
@@ -113,7 +129,10 @@ class Cluster:
 
     def _environment(self) -> dict[str, str]:
         """Return an environment in which workers find this package."""
-        own = {MARK: self._mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+        own = {
+            MARK: self._mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places),
+        }  # fmt: skip
         return {**os.environ, **own, "ATOLL_HOME": str(self.folder / "home")}
 
     def close(self) -> None:

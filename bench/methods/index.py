@@ -31,8 +31,9 @@ def _line(row: Row, yardstick: float) -> str:
     paper = row["papers"][0] if row["papers"] else None
     year = f" ([{paper['year']}]({paper['url']}))" if paper else ""
     fewer = f"{yardstick / sent:,.0f} times fewer" if 0 < 2 * sent < yardstick else ""
+    suits = f"{row['good_for']}; loss {row['loss']}" if row["loss"] else row["good_for"]
     return (
-        f"| [`{row['name']}`]({page}){year} | {row['line']} | {row['good_for']} "
+        f"| [`{row['name']}`]({page}){year} | {row['line']} | {suits} "
         f"| {_size(sent)} | {fewer if sent >= 1 else ''} |"
     )
 

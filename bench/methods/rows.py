@@ -13,7 +13,9 @@ FRAGMENTS = 5
 """Of streaming methods: one layer and a fifth of the embedding each."""
 WARM = {"shared_steps": 60, "outer_lr": 0.8, "outer_momentum": 0.75}
 """The warm start and the outer step of docs/measured/tuning.md, for 600 steps."""
-ASYNC = {"every": EVERY, "outer_lr": 0.8, "outer_momentum": 0.75, "dynamic": False}
+SHARED = {"shared_steps": 60}
+"""The warm start only, where the outer step is the method's own."""
+ASYNC = {"every": EVERY, "dynamic": False}
 """Without measured speeds, so that a run repeats itself."""
 OF_SIGNS = {"lr": 5e-4, "clip": 0.0}
 """For a method that moves every number by the rate: a third of AdamW's."""
@@ -52,7 +54,7 @@ def _diloco(name: str, codec: str = "fp32", *, every: int = EVERY, **more: Any) 
 
 def _streaming(name: str, codec: str = "fp32", **more: Any) -> Row:
     own = {"every": EVERY, "fragments": FRAGMENTS, "delay": 1, "mix": 0.0}
-    options = WARM | own | more.pop("options", {})
+    options = SHARED | own | more.pop("options", {})
     overlap = options["delay"]
     return _row(name, "streaming-diloco", codec, options=options, overlap_steps=overlap, **more)
 
@@ -94,14 +96,46 @@ FAMILY: tuple[Row, ...] = (
         "muloco", "muloco", "feedback(int2)", options=WARM | {"every": EVERY},
         train={"optimizer": "muon"},
     ),
+    _row(
+        "muloco 8 members", "muloco", "feedback:0.9(int2)", train={"optimizer": "muon"},
+        options=WARM | {"every": EVERY, "outer_lr": 0.9, "outer_momentum": 0.8}, members=(8,),
+    ),
+    _row(
+        "muloco 16 members", "muloco", "feedback:0.9(int2)", train={"optimizer": "muon"},
+        options=WARM | {"every": EVERY, "outer_lr": 1.0, "outer_momentum": 0.9}, members=(16,),
+    ),
     _streaming("streaming/e3m0", "feedback(e3m0)"),
     _streaming("streaming delay 3", options={"delay": 3}),
     _row(
-        "eager", "eager-diloco", options=WARM | {"every": EVERY}, overlap_steps=EVERY, quick=True
+        "eager", "eager-diloco", options=SHARED | {"every": EVERY}, overlap_steps=EVERY, quick=True
     ),
     _row(
-        "eager/e3m0", "eager-diloco", "feedback(e3m0)", options=WARM | {"every": EVERY},
+        "eager/e3m0", "eager-diloco", "feedback(e3m0)", options=SHARED | {"every": EVERY},
         overlap_steps=EVERY,
+    ),
+    _row(
+        "sparseloco", "sparseloco", "feedback:0.95(topk:0.0625:4096|mean2)",
+        options={"every": EVERY // 3},
+    ),
+    _row(
+        "sparseloco 1/64", "sparseloco", "feedback:0.95(topk:0.015625:4096|mean2)",
+        options={"every": EVERY // 3},
+    ),
+    _row(
+        "decoupled", "decoupled-diloco",
+        options=SHARED | {"every": EVERY, "fragments": 3, "grace": 0},
+        overlap_steps=1,
+    ),
+    _row("des-loc", "des-loc", options={"every": EVERY}),
+    _row(
+        "mt-dao", "mt-dao", options={"every": EVERY, "slow_beta": 0.98, "slow_weight": 0.2},
+    ),
+    _diloco(
+        "diloco torch:NAdam",
+        options={
+            "outer_optimizer": "torch:NAdam", "outer_lr": 0.05,
+            "outer_options": "betas=(0.75, 0.999), eps=0.1",
+        },
     ),
     _row("noloco", "noloco", options={"every": EVERY}),
     _diloco("diloco momentum", options={"outer_optimizer": "momentum"}),

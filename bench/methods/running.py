@@ -17,7 +17,7 @@ from atoll.config import StrategyTable
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup as GroupOfOne
-from atoll.models import GPT
+from atoll.models import GPT, Llama
 from atoll.strategies.base import SyncResult
 from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.resolve import Resolved, resolve
@@ -36,7 +36,7 @@ LONGEST_RUN_S = 4 * 3600.0
 class Outcome:
     """What one member's run came to."""
 
-    model: GPT
+    model: GPT | Llama
     loss: float = float("nan")
     exchanges: Counter[tuple[int, int]] = field(default_factory=Counter)
     """(bytes sent, bytes received) of a round -> how many such rounds."""
@@ -142,7 +142,13 @@ def train(trial: Trial, *, keep: frozenset[int] = frozenset(), evaluated: bool =
 
 
 def _member(
-    trial: Trial, options: Any, group: Group, model: GPT, *, keep: frozenset[int], evaluated: bool
+    trial: Trial,
+    options: Any,
+    group: Group,
+    model: GPT | Llama,
+    *,
+    keep: frozenset[int],
+    evaluated: bool,
 ) -> Outcome:
     """Train one member."""
     setting, slot = trial.setting, int(group.me[1:])
@@ -166,7 +172,8 @@ def _member(
     outcome.sent_bytes, outcome.received_bytes = group.sent_bytes, group.received_bytes
     if slot == 0 and evaluated:
         with outer.evaluating(task):
-            batches = functools.partial(corpus().held_out.batches, context=setting.context)
+            held_out = corpus(setting.data).held_out
+            batches = functools.partial(held_out.batches, context=setting.context)
             outcome.loss = evaluate(model, batches, limit_tokens=setting.held_out_tokens).loss
     return outcome
 

@@ -12,7 +12,7 @@ import torch
 
 from atoll.config import TrainTable
 from atoll.data import Dataset, Shards, load_dataset
-from atoll.models import GPT, GPTConfig
+from atoll.models import GPT, GPTConfig, Llama, LlamaConfig
 
 SPLIT_SEED = 7
 """Of the held-out text, which is the same in all runs."""
@@ -30,6 +30,12 @@ class Setting:
     lr: float = 1.5e-3
     held_out_tokens: int = 131_072
     """How much text one evaluation reads."""
+    data: str = "stdlib"
+    """Corpus, see `atoll.data.corpora`."""
+    order: str = "shuffled"
+    """`contiguous`: every member has one stretch of the text, of another kind than the others'."""
+    llama: bool = False
+    """Whether the model is a Llama instead of a GPT."""
 
     def table(self, changes: Mapping[str, Any]) -> TrainTable:
         """Return the inner optimizer, with what a method wants otherwise."""
@@ -39,15 +45,25 @@ class Setting:
         )  # fmt: skip
         return dataclasses.replace(common, **changes)
 
-    def model(self, seed: int) -> GPT:
+    def model(self, seed: int) -> GPT | Llama:
         """Return the model of a seed; the same on every member."""
         torch.manual_seed(seed)
+        if self.llama:
+            return Llama(
+                LlamaConfig(
+                    layers=self.layers, width=self.width, heads=4, kv_heads=2,
+                    context=self.context,
+                )
+            )  # fmt: skip
         config = GPTConfig(layers=self.layers, width=self.width, heads=4, context=self.context)
         return GPT(config)
 
     def shards(self, seed: int, members: int) -> Shards:
         """Return the members' data."""
-        return Shards(corpus().train, slots=members, context=self.context, seed=seed)
+        return Shards(
+            corpus(self.data).train, slots=members, context=self.context, seed=seed,
+            order=self.order,
+        )  # fmt: skip
 
     @property
     def tokens_per_node(self) -> int:
@@ -60,6 +76,6 @@ QUICK = Setting(layers=2, width=64, steps=120, lr=8e-3, held_out_tokens=16_384)
 
 
 @cache
-def corpus() -> Dataset:
-    """Return the default corpus, read once."""
-    return load_dataset("stdlib", seed=SPLIT_SEED)
+def corpus(spec: str = "stdlib") -> Dataset:
+    """Return a corpus, read once."""
+    return load_dataset(spec, seed=SPLIT_SEED)

@@ -9,9 +9,9 @@ import os
 import sys
 
 from atoll.errors import AtollError
-from bench.netlab import registry
-from bench.netlab.commands import LabError
-from bench.netlab.lab import Lab
+from atoll.netlab import registry
+from atoll.netlab.commands import LabError
+from atoll.netlab.lab import Lab
 
 
 def main(arguments: list[str]) -> int:

@@ -33,10 +33,10 @@ from typing import Any
 
 import psutil
 
+from atoll.netlab.lab import Lab
+from atoll.netlab.shape import Shape
 from bench.kit.report import emit
 from bench.methods.shapes import Interval
-from bench.netlab.lab import Lab
-from bench.netlab.shape import Shape
 from bench.pooled.results import interval
 from bench.slowlink import HUB, Site, say
 

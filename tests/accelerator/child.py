@@ -1,4 +1,4 @@
-"""Processes that have the pretended accelerator."""
+"""Processes that have an accelerator: torch's own if there is one, else the pretended one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from tests.patience import PATIENCE_S
 
 VARIABLE = "PRETENDED_ACCELERATOR"
@@ -16,6 +18,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 Results = dict[str, tuple[str, str]]
 """Name of a test -> how it ended, and what is to be said of it; `*`: the output of all."""
+
+
+def is_real() -> bool:
+    """Return whether the tests of this process run on an accelerator that torch finds by itself."""
+    if VARIABLE not in os.environ:
+        return False
+    import torch
+
+    return torch.accelerator.is_available()
+
+
+PRETENDED_ONLY = pytest.mark.skipif(
+    is_real(), reason="only the pretended accelerator does that: hide the real one to run this test"
+)
+"""Of tests about what an accelerator lacks, or in which order it is used."""
 
 
 def run(path: Path, node_ids: list[str]) -> Results:

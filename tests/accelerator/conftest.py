@@ -1,4 +1,4 @@
-"""Runs the tests of this folder on a pretended accelerator.
+"""Runs the tests of this folder on the accelerator that torch finds, else on a pretended one.
 
 The registration holds for a whole process and cannot be undone, so every file runs in a process
 of its own: one for all of its tests. The tests are ordinary ones. In the process of the suite
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,28 +17,32 @@ import pytest
 from tests.accelerator import child
 
 IN_CHILD = child.VARIABLE in os.environ
+REAL = child.is_real()
 
 if IN_CHILD:
     import torch
 
-    from tests.accelerator import pretended, registration
+    from tests.accelerator import noted, pretended, registration
 
-    registration.register()
+    if not REAL:
+        registration.register()
+    HERE = torch.accelerator.current_accelerator() or torch.device(pretended.NAME)
 
 
 @pytest.fixture(autouse=IN_CHILD)
 def nothing_recorded() -> Iterator[None]:
     """Begin and end every test with an empty record and a complete accelerator."""
     pretended.RECORD.clear()
-    registration.MODULE.manual_seed_all(0)
-    yield
+    torch.get_device_module(HERE).manual_seed_all(0)
+    with noted.recorded(pretended.RECORD) if REAL else nullcontext():
+        yield
     pretended.RECORD.clear()
 
 
 @pytest.fixture
 def device() -> object:
     """Return the accelerator; None in the process of the suite, which only reports."""
-    return torch.device("pretended", 0) if IN_CHILD else None
+    return torch.device(HERE.type, 0) if IN_CHILD else None
 
 
 @pytest.hookimpl(tryfirst=True)

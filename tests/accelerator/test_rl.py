@@ -23,6 +23,7 @@ from atoll.rl.run import device_of_networks
 from atoll.rl.text.critic import TextCritic
 from atoll.rl.text.in_process import TextInProcessRun
 from atoll.rl.text.start import start_model, train_start_model
+from tests.accelerator.child import PRETENDED_ONLY
 from tests.accelerator.noted import left_behind, on_processor
 from tests.accelerator.pretended import RECORD
 from tests.rl.text.small import job, rl_table
@@ -53,6 +54,7 @@ def nothing_here(found: Counter[str]) -> None:
 
 
 @pytest.mark.parametrize("critic", ["pooled", "unconditioned", "corrected", "own"])
+@pytest.mark.every(3)
 def test_actors_and_critics_compute_there(critic: str, device: torch.device) -> None:
     rl = pooled("CartPole-v1", "Pendulum-v1", critic=critic, recurrent=4)
     there = InProcessRun(rl, seed=1, device=device)
@@ -71,6 +73,7 @@ def test_actors_and_critics_compute_there(critic: str, device: torch.device) -> 
 
 
 @pytest.mark.parametrize("kind", [DISCRETE, MULTI_DISCRETE, CONTINUOUS])
+@pytest.mark.every(3)
 def test_a3c_descends_there(kind: str, device: torch.device) -> None:
     rl = dataclasses.replace(SMALL, algorithm="a3c", critic="own")
     there = A3c(task_of(kind), rl, total_steps=1000, seed=1, device=device)
@@ -160,6 +163,7 @@ def test_values_are_answered_in_main_memory(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"critic": "pooled"}, {"algorithm": "grpo"}])
+@pytest.mark.every(2)
 def test_language_models_write_and_learn_there(
     changes: dict[str, Any], device: torch.device
 ) -> None:
@@ -183,6 +187,7 @@ def test_language_models_write_and_learn_there(
         assert not left_behind(critic.model)
 
 
+@PRETENDED_ONLY
 def test_without_64_bit_numbers_the_processor_computes(
     device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,7 +53,7 @@ def test_a_batch_elsewhere_gets_a_note(device: torch.device) -> None:
     with pytest.raises(RuntimeError, match="same device") as caught:
         model(torch.ones(1, 2))
     (note,) = caught.value.__notes__
-    assert "the model is on pretended:0 and its inputs are on cpu" in note
+    assert f"the model is on {device} and its inputs are on cpu" in note
     assert "batch = batch.to(run.device)" in note
 
 

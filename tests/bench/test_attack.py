@@ -9,15 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from bench.attack import strangers
 from bench.attack.attacks import Attack, BrokenPromise, NotTried, hold
+from bench.attack.decoders import targets
+from bench.attack.fuzz import fuzz_all
 from bench.attack.site import Site
 from bench.kit.cluster import Cluster
 
+LENGTHY = (strangers.CONNECTIONS, strangers.SLOW)
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.e2e
 @pytest.mark.timeout(900)
+@pytest.mark.long("tests/bench/test_attack.py::test_strangers_get_nothing_and_decoders_stand")
 def test_no_quick_attack_succeeds() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.attack", "--quick"], cwd=ROOT, capture_output=True, text=True,
@@ -28,6 +33,22 @@ def test_no_quick_attack_succeeds() -> None:
     assert not wrong, done.stderr[-6000:]
     assert found["held"] > 30
     assert done.returncode == 0
+
+
+@pytest.mark.e2e
+def test_strangers_get_nothing_and_decoders_stand(tmp_path: Path) -> None:
+    """Attacks that need a hub and no job, and some seconds of bytes for every decoder."""
+    options = ("--host", "0.0.0.0", "--advertise", strangers.far_address(), "--tls", "on")
+    tried = [one for one in strangers.suite if one.quick and one.promise not in LENGTHY]
+    with Cluster(tmp_path / "cluster", hub_options=options) as cluster:
+        cluster.start_hub()
+        site = Site(cluster, tmp_path / "attacker")
+        rows = [one.tried(site) for one in tried]
+    assert [row.verdict for row in rows] == ["held"] * len(tried), rows
+    assert len(rows) >= 6
+    fuzzed = list(fuzz_all(list(targets()), seconds=2.0, engine="own"))
+    assert [one.crashes for one in fuzzed] == [[]] * len(fuzzed)
+    assert all(one.executions for one in fuzzed)
 
 
 def test_verdicts_follow_from_how_an_attack_ends(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def simulation() -> Iterator[Simulation]:
 
 
 @pytest.mark.parametrize("kind", [*CHEATS, "silent"])
+@pytest.mark.every(4)
 def test_every_cheat_is_found_and_evicted(simulation: Simulation, kind: str) -> None:
     cheats = cheats_of(kind, 2, of=names(MEMBERS), seed=1)
     found = simulation.run(ROUNDS, cheats=cheats, share=0.02, seed=1)

@@ -58,7 +58,7 @@ def test_every_shape_names_rows_that_are_run_with_several_seeds() -> None:
 
 
 def test_the_plan_has_every_run_and_first_what_shapes_need() -> None:
-    trials = list(plan(ROWS, members=[4, 8], seeds=3, setting=FULL))
+    trials = list(plan(ROWS, members=[4, 8, 16], seeds=3, setting=FULL))
     keys = [(trial.row.name, trial.members, trial.seed) for trial in trials]
     assert len(set(keys)) == 3 * sum(len(row.members) for row in ROWS)
     core = sum(row.core for row in ROWS)

@@ -106,6 +106,7 @@ def assert_identical(runs: list[Run]) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 2), (3, 1), (2, 5), (5, 2)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.every(4)
 def test_as_many_members_as_there_are_go_on(
     tmp_path: Path, strategy: str, before: int, after: int
 ) -> None:

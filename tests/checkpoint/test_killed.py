@@ -91,6 +91,7 @@ def read(folder: Path, *, keep: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("round_", [2, 1], ids=["next round", "same round again"])
+@pytest.mark.every(3)
 def test_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint(
     tmp_path: Path, saver: Saver, round_: int, keep: int
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from atoll.checkpoint.format.dcp_storage import PIECES, Pieces
+from atoll.checkpoint.format.pieces import PIECES, Pieces
 from atoll.checkpoint.sharded import (
     ShardedInfo,
     Trained,

@@ -27,7 +27,7 @@ from atoll.errors import CheckpointError, CheckpointMissing
 from atoll.strategies.inner.swarm.runner import MicrobatchKey, StageRunner
 from atoll.strategies.inner.swarm.stage import StageCut
 from atoll.wire.manifest import checkpoint_folder, piece_file
-from tests.strategies.swarm.kit import batch_of, built, means, runners, through
+from tests.strategies.swarm.kit import batch_of, built, fresh, means, runners, through
 
 INFO = ShardedInfo(step=2)
 
@@ -37,7 +37,7 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 
 
 def stages_of(stages: int, *, seed: int = 3) -> list[tuple[StageRunner, torch.optim.Optimizer]]:
-    path = runners("layers", cut=StageCut(stages=stages), model=lambda name: built(name, seed=seed))
+    path = runners("layers", cut=StageCut(stages=stages), model=lambda name: fresh(name, seed=seed))
     return [(runner, adamw(runner.stage.parameters().values())) for runner in path]
 
 
@@ -114,7 +114,7 @@ def test_a_stage_reads_no_more_files_than_it_needs(
 
 
 def test_one_process_loads_all_stages_and_saves_for_them(tmp_path: Path) -> None:
-    path, whole = saved(tmp_path / "swarm", 2), built("layers", seed=8)
+    path, whole = saved(tmp_path / "swarm", 2), fresh("layers", seed=8)
     trained = Trained(whole, adamw(whole.parameters()))
     load_sharded(tmp_path / "swarm", 1, trained)
     assert_same(trained.model_tensors() | trained.optimizer_tensors(), state_of(path))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.hub_access import KnownHub, find, forget, remember
+from atoll.cli.hub_access import ALONE, KnownHub, find, forget, remember
 from atoll.errors import AuthError, ConfigError
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
@@ -43,7 +43,7 @@ def test_a_hub_that_is_forgotten_is_not_found(tmp_path: Path) -> None:
 
 
 def test_no_hub_and_unknown_hub_say_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"atoll hub.*--local"):
+    with pytest.raises(ConfigError, match=r"atoll hub.*ticket new --role operator"):
         find(home=tmp_path)
     remember(FIRST, home=tmp_path)
     with pytest.raises(AuthError, match=r"no login at that hub.*ticket new --role operator"):
@@ -66,3 +66,11 @@ def test_only_an_operators_ticket_permits_commands(tmp_path: Path) -> None:
             assert client.nodes() == []
         assert find(ticket, home=home) == hub
     assert (home / "hubs.json").stat().st_mode & 0o077 == 0
+
+
+def test_without_a_hub_only_what_the_command_can_do_is_advised(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as status:
+        find(home=tmp_path)
+    assert "--local" not in status.value.message()
+    with pytest.raises(ConfigError, match="; or use --local N for a run on this machine alone"):
+        find(home=tmp_path, without=ALONE)

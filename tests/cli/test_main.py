@@ -33,7 +33,9 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(verb, "--help") == 0
-    assert "Usage" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Usage" in shown
+    assert "[]" not in shown, "the name of a table was taken for markup"
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -41,7 +43,7 @@ def test_help_loads_nothing_heavy() -> None:
         "import sys; from atoll.cli import main\n"
         "try: main.main(['--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'httpx', 'uvicorn', 'starlette', 'plotly'} & set(sys.modules)\n"
+        "heavy = {'torch', 'httpx', 'uvicorn', 'starlette'} & set(sys.modules)\n"
         "sys.exit(', '.join(sorted(heavy)) or 0)"
     )
     begun = time.monotonic()
@@ -90,7 +92,7 @@ def test_surprise_is_short_and_says_where_its_traceback_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ATOLL_HOME", str(tmp_path))
-    monkeypatch.setattr("atoll.cli.hub_access.find", lambda where: 1 / 0)
+    monkeypatch.setattr("atoll.cli.hub_access.find", lambda where, without="": 1 / 0)
     assert run("status") == 70
     shown = capsys.readouterr().err
     assert "ZeroDivisionError" in shown
@@ -127,3 +129,15 @@ def test_report_of_something_else_says_what_is_missing(
 ) -> None:
     assert run("report", str(tmp_path)) == 2
     assert "summary.json" in capsys.readouterr().err
+
+
+def test_command_that_computes_says_that_torch_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """An empty entry makes the import fail as where torch is not installed."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "atoll.devices.choose", raising=False)
+    assert run("generate", str(tmp_path)) == 2
+    shown = capsys.readouterr().err
+    assert "pip install 'atoll[train]'" in shown
+    assert "bug" not in shown

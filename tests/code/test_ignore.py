@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.code.ignore import Rules, included_files
 from atoll.errors import ConfigError
+from tests.tiers import examples
 
 
 def make(root: Path, *names: str, **rules: str) -> None:
@@ -123,7 +124,9 @@ paths = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map("/".join)
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git to compare with")
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     tree=st.sets(paths, min_size=1, max_size=10),

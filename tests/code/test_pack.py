@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from atoll.code import names, pack, packing, unpack
 from atoll.code.ignore import NEVER, NEVER_AT_ROOT, included_files
 from atoll.errors import ConfigError, StorageFull
+from tests.tiers import examples
 
 
 def write(root: Path, **files: bytes) -> Path:
@@ -91,7 +92,9 @@ files = st.dictionaries(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(files=files)
 def test_whatever_can_travel_arrives(tmp_path: Path, files: dict[str, bytes]) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from atoll.code import names, pack, unpack
 from atoll.errors import StorageFull, WireError
+from tests.tiers import examples
 
 END = bytes(2 * tarfile.BLOCKSIZE)
 
@@ -174,7 +175,9 @@ def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.M
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(noise=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=6))
 def test_noise_never_writes_outside_and_never_fails_otherwise(

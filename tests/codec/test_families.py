@@ -23,6 +23,7 @@ from atoll.codec.sparse.positions import positions_bytes, read_positions, write_
 from atoll.codec.sparse.randomk import WIDTH, chosen_positions
 from atoll.codec.sparse.topk import largest
 from atoll.errors import WireError
+from tests.tiers import examples
 
 
 def gaussian(elements: int, *, seed: int = 0) -> Tensor:
@@ -84,7 +85,7 @@ def test_e3m0_keeps_its_fifteen_values_exactly() -> None:
     assert torch.equal(once("e3m0", x), x)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(values=st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=40))
 def test_e3m0_rounds_to_nearest_and_ties_away_from_zero(
     values: list[float],
@@ -187,7 +188,7 @@ def test_qsgd_draws_differ_by_round_key_and_vector() -> None:
 # -------------------------------------------------------------------- sparse vectors
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), elements=st.integers(1, 3000), density=st.floats(0.001, 1.0))
 def test_positions_come_back_in_the_promised_bytes(
     data: st.DataObject, elements: int, density: float
@@ -200,33 +201,57 @@ def test_positions_come_back_in_the_promised_bytes(
     assert np.array_equal(read_positions(out, elements=elements, count=count), positions)
 
 
-def test_positions_beyond_one_span_come_back() -> None:
+def test_positions_take_about_a_bit_more_than_they_must() -> None:
+    """The least is log2 of the number of choices: 7.4 bits each of 64 in 4096."""
+    for elements, count, least in [(4096, 64, 7.36), (1_000_000, 10_000, 8.07)]:
+        bits = 8 * positions_bytes(elements, count) / count
+        assert least < bits < least + 1.5
+
+
+def test_positions_of_first_and_last_elements_come_back() -> None:
     positions = np.array([0, 65_535, 65_536, 131_072, 199_999])
     out = np.empty(positions_bytes(200_000, 5), dtype=np.uint8)
-    assert len(out) == 4 * 4 + 2 * 5
     write_positions(positions, elements=200_000, out=out)
     assert np.array_equal(read_positions(out, elements=200_000, count=5), positions)
 
 
-@pytest.mark.parametrize("damage", ["twice", "beyond", "counts", "bitmap"])
+@pytest.mark.parametrize("damage", ["twice", "beyond", "missing", "bitmap"])
 def test_damaged_positions_are_refused(damage: str) -> None:
-    elements, count = (64, 32) if damage == "bitmap" else (70_000, 3)
+    elements, positions = 70_000, np.array([69_000, 69_001, 69_002])
+    if damage == "bitmap":
+        elements, positions = 64, np.arange(32)
+    if damage == "beyond":
+        positions = np.array([69_000, 69_001, 81_000])
+    count = len(positions)
     out = np.empty(positions_bytes(elements, count), dtype=np.uint8)
-    write_positions(np.arange(count), elements=elements, out=out)
+    # 90,000 elements have the layout of 70,000.
+    write_positions(positions, elements=90_000 if damage == "beyond" else elements, out=out)
     if damage == "twice":
-        out[10] = out[8]
-    elif damage == "beyond":
-        out[:8] = np.array([0, 3], dtype="<u4").view(np.uint8)
-        out[8:] = np.array([1, 2, 60_000], dtype="<u2").view(np.uint8)
-    elif damage == "counts":
-        out[0] += 1
-    else:
+        out[:6] = 0  # the lower bits of all three
+    elif damage == "missing":
+        out[6:] = 0
+    elif damage == "bitmap":
         out[7] = 0xFF
     with pytest.raises(WireError, match="positions in a sparse packet"):
         read_positions(out, elements=elements, count=count)
 
 
-@settings(max_examples=60, deadline=None)
+def test_equal_magnitudes_of_a_chunk_are_taken_from_the_front() -> None:
+    x = torch.tensor([1.0, -2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 3.0])
+    codec = make_codec("topk:0.5:4")
+    found = codec.decode(codec.encode(x))
+    assert found.tolist() == [0.0, -2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0]
+
+
+def test_every_chunk_sends_the_same_number_of_values() -> None:
+    x = gaussian(10 * 512 + 100) * torch.arange(5220).div(512).floor().neg().exp()
+    codec = make_codec("topk:0.125:512")
+    sent = codec.decode(codec.encode(x)) != 0
+    counts = [int(part.sum()) for part in torch.split(sent, 512)]
+    assert counts == [64] * 10 + [13]
+
+
+@settings(max_examples=examples(60), deadline=None)
 @given(values=st.lists(st.integers(-5, 5), min_size=1, max_size=60), share=st.floats(0.01, 1.0))
 def test_topk_takes_the_largest_and_of_equal_ones_the_first(
     values: list[int], share: float
@@ -248,8 +273,9 @@ def test_topk_keeps_the_most_energy() -> None:
 
 def test_topk_weighs_what_it_says() -> None:
     sparse, dense = make_codec("topk:0.01"), make_codec("topk:0.1|int8")
-    assert sparse.nbytes(1_000_000) == 4 * 16 + 2 * 10_000 + 4 * 10_000
-    assert dense.nbytes(1_000_000) == 125_000 + 100_000 + 4 * 391
+    # 6 lower bits each, and 10,000 + 15,624 upper ones; of the dense one 3, and 224,999.
+    assert sparse.nbytes(1_000_000) == 7_500 + 3_203 + 4 * 10_000
+    assert dense.nbytes(1_000_000) == 37_500 + 28_125 + make_codec("int8").nbytes(100_000)
 
 
 def test_randomk_is_unbiased_and_its_plain_form_keeps_values() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from atoll.codec import base_spec, make_codec
 from atoll.errors import ConfigError
 from atoll.methods.codecs import CODECS
+from tests.tiers import examples
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,12 @@ from atoll.methods.codecs import CODECS
         ("topk:.010", "topk:0.01", "topk:0.01"),
         ("topk:1e-2 | fp32", "topk:0.01", "topk:0.01"),
         ("topk:0.01|int8", "topk:0.01|int8:256", "topk:0.01|int8:256"),
+        (
+            "feedback:.95(topk:.015625:4096|mean2)",
+            "feedback:0.95(topk:0.015625:4096|mean2)",
+            "topk:0.015625:4096|mean2",
+        ),
+        ("feedback:1(int8)", "feedback(int8:256)", "int8:256"),
         ("randomk:0.1", "randomk:0.1", "randomk:0.1"),
         ("feedback(randomk:0.1)", "feedback(randomk:0.1:plain)", "randomk:0.1:plain"),
         ("auto", "auto", "fp32"),
@@ -85,6 +92,12 @@ def test_spec_has_one_canonical_form_that_builds_the_same_codec(
         ("topk:0", "above 0 and at most 1"),
         ("topk:nan", "above 0 and at most 1"),
         ("topk:1.5", "above 0 and at most 1"),
+        ("topk:0.1:1", "chunk of codec topk is too small"),
+        ("topk:0.1:-4", "number of codec topk is wrong"),
+        ("topk:0.1:4096:2", "takes no more than 2 numbers"),
+        ("feedback:1.5(int8)", "decay of error feedback is out of range"),
+        ("feedback:0(int8)", "decay of error feedback is out of range"),
+        ("feedback:much(int8)", "number of codec feedback is wrong"),
         ("randomk:0.0001", "at least one element of 4096"),
         ("randomk:0.1:fast", "number of codec randomk is wrong"),
         ("qsgd:128", "1 to 127"),
@@ -139,7 +152,7 @@ texts = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(texts, st.integers(0, 2**40))
 def test_any_text_is_a_codec_or_a_configuration_error(text: str, elements: int) -> None:
     try:

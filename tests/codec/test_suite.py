@@ -64,6 +64,10 @@ class TestInt2(CodecSuite):
     spec, error = "int2", 0.45
 
 
+class TestMean2(CodecSuite):
+    spec, error, idempotent = "mean2", 0.37, False
+
+
 class TestSign(CodecSuite):
     spec, error = "sign", 0.61
 
@@ -90,6 +94,16 @@ class TestTopKOfFewThenInt8(CodecSuite):
 
 class TestTopKOfMostThenInt4(CodecSuite):
     spec, error = "topk:0.5|int4", 0.4
+
+
+class TestTopKOfChunks(CodecSuite):
+    spec, error = "topk:0.1:512", 0.76
+
+
+class TestTopKOfChunksThenMean2(CodecSuite):
+    """What SparseLoCo sends."""
+
+    spec, error, idempotent = "topk:0.015625:4096|mean2", 0.96, False
 
 
 class TestRandomK(CodecSuite):
@@ -152,6 +166,10 @@ class TestFeedback(CodecSuite):
 
 class TestFeedbackOfTopK(CodecSuite):
     spec, error = "feedback(topk:0.05|bf16)", 0.9
+
+
+class TestFeedbackThatFades(CodecSuite):
+    spec, error, idempotent = "feedback:0.95(topk:0.05:4096|mean2)", 0.9, False
 
 
 class TestFeedbackOfRandomK(CodecSuite):

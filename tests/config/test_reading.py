@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from atoll.config import dump_spec, parse_spec, read_spec
 from atoll.errors import ConfigError
+from tests.tiers import examples
 
 EXAMPLES = sorted(
     path
     for path in (Path(__file__).parents[2] / "examples").rglob("*.toml")
-    if not {"jobs", "sweep"} & set(tomllib.loads(path.read_text("utf-8")))
+    if not {"jobs", "sweep", "hub", "machines"} & set(tomllib.loads(path.read_text("utf-8")))
 )
 RESOLVED = [tomllib.loads(dump_spec(parse_spec(path.read_text("utf-8")))) for path in EXAMPLES]
 
@@ -33,7 +34,7 @@ def text_of(table: str, key: str, value: str) -> str:
     return f"[{table}]\n{key} = {value}\n{more}"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_a_changed_file_is_read_or_refused_by_its_key(data: st.DataObject) -> None:
     tables = data.draw(st.sampled_from(RESOLVED))
@@ -47,7 +48,7 @@ def test_a_changed_file_is_read_or_refused_by_its_key(data: st.DataObject) -> No
     assert repr(parse_spec(dump_spec(spec))) == repr(spec)  # by text: nan is not itself
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_a_value_of_a_wrong_type_is_refused_with_its_place(data: st.DataObject) -> None:
     tables = data.draw(st.sampled_from(RESOLVED))

@@ -95,6 +95,7 @@ def test_stop_ends_a_container(client: HubClient, start: Callable[[], Node]) -> 
     wait_for(client, job, "stopped")
 
 
+@pytest.mark.long("tests/containers/test_agent_containers.py::test_stop_ends_a_container")
 def test_successor_of_a_killed_agent_removes_its_container(
     client: HubClient, daemon: Daemon, start: Callable[[], Node]
 ) -> None:
@@ -111,6 +112,9 @@ def test_successor_of_a_killed_agent_removes_its_container(
     wait_for(client, job, "stopped")
 
 
+@pytest.mark.long(
+    "tests/node/launchers/test_container_options.py::test_script_needs_an_image_with_atoll"
+)
 def test_script_in_an_image_with_atoll_joins_its_job(
     client: HubClient, daemon: Daemon, start: Callable[[], Node], tmp_path: Path
 ) -> None:
@@ -155,6 +159,7 @@ def test_code_goes_into_a_container_and_artifacts_come_out(
 
 
 @pytest.mark.parametrize("good", [True, False])
+@pytest.mark.every(2)
 def test_owner_of_signed_images_gets_those_and_no_others(
     client: HubClient, start: Callable[[], Node], registry: Registry, tmp_path: Path, good: bool
 ) -> None:

@@ -16,11 +16,12 @@ from torch import Tensor
 from atoll.codec import Codec, Packet, base_spec, make_codec
 from atoll.codec.quantized.cast import STRIP
 from atoll.errors import ConfigError, WireError
+from tests.tiers import examples
 
 SIZES = (0, 1, 7, 8, 255, 256, 257, 4095, 4097, STRIP - 1, STRIP, STRIP + 1, 2 * STRIP + 3)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 QUICK = settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     database=None,
     # Every subclass runs the same property with its own codec.

@@ -17,6 +17,7 @@ from atoll.hub.queues.backend import MAX_CLAIM_BYTES
 from atoll.hub.queues.queues import QueueDepth, Queues
 from atoll.wire.messages import QueueEntry
 from tests.contracts.queue_base import BOUND_S, LEASE_S, MAX_ATTEMPTS, OPTIONS, QueueBase
+from tests.tiers import examples
 
 
 class QueueContract(QueueBase):
@@ -250,7 +251,7 @@ class QueueContract(QueueBase):
         run_state_machine_as_test(
             Machine,
             settings=settings(
-                max_examples=20,
+                max_examples=examples(20),
                 stateful_step_count=30,
                 deadline=None,
                 derandomize=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,7 +87,9 @@ class Watched:
         return self.page
 
     def keep(self, name: str) -> None:
-        """Keep a picture of the whole page for people to look at."""
+        """Keep a picture of the whole page for people who asked: `ATOLL_PICTURES=1 pytest ...`."""
+        if not os.environ.get("ATOLL_PICTURES"):
+            return
         ARTIFACTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=ARTIFACTS / f"{name}.png", full_page=True)
 

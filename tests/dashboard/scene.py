@@ -41,21 +41,23 @@ steps = 400
 
 MACHINES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "kitchen-1": (
-        {"cores": 8, "memory_bytes": 16 * 10**9, "gpu": "", "computes_on": "processor",
+        {"cores": 8, "memory_bytes": 16 * 10**9, "matmul_gflops": 180.0, "gpu": "",
+         "computes_on": "processor",
          "idle": "GeForce RTX 3060 is idle: torch 2.13.0+cpu is built without support for it; "
                  "pip install torch for CUDA"},
         {"cpu_percent": 71.0, "memory_percent": 42.0, "disk_free_bytes": 212e9, "latency_ms": 4.2,
          "up_bps": 94e6, "down_bps": 310e6},
     ),
     "attic-gpu": (
-        {"cores": 16, "memory_bytes": 64 * 10**9, "gpu": "GeForce RTX 3090", "gpus": 1,
+        {"cores": 16, "memory_bytes": 64 * 10**9, "matmul_gflops": 300.0,
+         "gpu": "GeForce RTX 3090", "gpus": 1,
          "gpu_memory_bytes": 24 * 10**9, "computes_on": "GeForce RTX 3090 (24 GB)"},
         {"cpu_percent": 22.0, "memory_percent": 31.0, "gpu_percent": 96.0,
          "gpu_memory_used_bytes": 9e9, "disk_free_bytes": 4e9,
          "latency_ms": 1.1, "up_bps": 930e6, "down_bps": 940e6},
     ),
     "maria-laptop": (
-        {"cores": 12, "memory_bytes": 32 * 10**9, "gpu": "",
+        {"cores": 12, "memory_bytes": 32 * 10**9, "matmul_gflops": 250.0, "gpu": "",
          "offer": Offer(cores=6, upload_bps=20e6, kinds=["trainer", "container"],
                         text=["at most 6 of 12 cores", "quiet hours 22:00 to 07:00",
                               "pauses on battery"],
@@ -64,7 +66,7 @@ MACHINES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
          "up_bps": 18e6, "down_bps": 60e6, "battery_percent": 81.0, "on_battery": 0.0},
     ),
     "jonas-laptop": (
-        {"cores": 8, "memory_bytes": 8 * 10**9, "gpu": "", "atoll": "0.0.9",
+        {"cores": 8, "memory_bytes": 8 * 10**9, "matmul_gflops": 90.0, "gpu": "", "atoll": "0.0.9",
          "offer": Offer(paused="on battery", text=["pauses on battery"])},
         {"cpu_percent": 9.0, "memory_percent": 91.0, "disk_free_bytes": 20e9, "latency_ms": 61.0,
          "up_bps": 6e6, "down_bps": 30e6, "battery_percent": 17.0, "on_battery": 1.0},
@@ -75,8 +77,9 @@ MACHINES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
 class Scene:
     """The cluster; leaving it closes all its sessions."""
 
-    def __init__(self, hub: HubServer) -> None:
-        self.hub = hub
+    def __init__(self, hub: HubServer, *, slots: int = 4) -> None:
+        """`slots` is how many processes each machine takes."""
+        self.hub, self.slots = hub, slots
         self.http = httpx.Client(
             base_url=hub.url,
             headers={"authorization": f"Bearer {hub.operator_token}"},
@@ -125,7 +128,11 @@ class Scene:
         about, stats = MACHINES[name]
         version = self.http.get("/api/hub").json()["version"]
         info = NodeInfo(
-            hostname=name, system="Linux", python="3.11", slots=4, **{"atoll": version, **about}
+            hostname=name,
+            system="Linux",
+            python="3.11",
+            slots=self.slots,
+            **{"atoll": version, **about},
         )
         body = {"secret": self.hub.ticket.rpartition("/")[2], "name": name}
         token = self.http.post("/api/join", json=body).json()["token"]
@@ -154,12 +161,27 @@ class Scene:
         found: dict[str, Any] = self.http.get(f"/api/jobs/{job}").json()
         return found
 
-    def start(self, job: str) -> list[Peer]:
-        """Connect the processes of a job."""
+    def placed(self, job: str) -> list[dict[str, Any]]:
+        """Return the members of a job once it has places."""
         deadline = time.monotonic() + PATIENCE_S
         while not (members := self.view(job)["members"]):
             assert time.monotonic() < deadline, "the job was not placed"
             time.sleep(0.02)
+        return list(members)
+
+    def wait_for_alarm(self, kind: str) -> dict[str, Any]:
+        """Return an open alarm of a kind once there is one."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            for alarm in self.http.get("/api/alarms").json():
+                if alarm["kind"] == kind:
+                    return dict(alarm)
+            assert time.monotonic() < deadline, f"there is no alarm {kind}"
+            time.sleep(0.05)
+
+    def start(self, job: str) -> list[Peer]:
+        """Connect the processes of a job."""
+        members = self.placed(job)
         if len(members) > 1:  # they meet through the hub, where the reducer sums
             self.connect(f"{job}/reducer")
         peers = []

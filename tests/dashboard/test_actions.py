@@ -37,7 +37,7 @@ def test_a_node_is_drained_undrained_and_evicted(scene: Scene, watched: Watch) -
         wish = told.notice(Drain)
         assert (wish.draining, wish.reason) == (True, "new fan")
         told.request(wish)
-        expect(panel.locator(".pill").first).to_have_text("draining")
+        expect(panel.locator(".pill").first).to_have_text("drained")  # it runs nothing
         expect(panel).to_contain_text("new fan")
         panel.get_by_role("button", name="Undrain").click()
         answer(page, "Undrain")

@@ -66,6 +66,7 @@ def arrived(hub: HubServer, code: str, home: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1360, "light"), (390, "dark")])
+@pytest.mark.every(2)
 def test_an_empty_page_leads_to_the_next_machine(
     browser: Browser, hub: HubServer, tmp_path: Path, width: int, scheme: Scheme
 ) -> None:
@@ -86,8 +87,9 @@ def test_an_empty_page_leads_to_the_next_machine(
             found = Axe().run(page).response["violations"]
             assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
         code = card.locator(".code").inner_text()
+        expect(card.locator(".arrived")).to_have_text("waiting for the first laptop …")
         with arrived(hub, code, tmp_path / "sofa"):
-            expect(card.locator(".arrived")).to_have_text("online sofa is here.")
+            expect(card.locator(".arrived.lit")).to_have_text("online sofa is here.")
             expect(page.locator("tbody tr")).to_contain_text("sofa")
             expect(card.locator(".code")).not_to_have_text(code)
             seen.keep(f"add-machine-arrived-{scheme}-{width}")
@@ -122,6 +124,9 @@ def test_only_the_owner_sees_code_and_ticket(browser: Browser, hub: HubServer) -
         assert page.evaluate("fetch('api/pairing').then(({ status }) => status)") == 403
 
 
+@pytest.mark.long(
+    "tests/dashboard/test_add_machine.py::test_an_empty_page_leads_to_the_next_machine"
+)
 def test_button_shows_the_same_in_a_dialog(tmp_path: Path, browser: Browser) -> None:
     """Without TLS there is no code, and the ticket takes its place."""
     with serving(tmp_path) as plain, opened(browser, plain) as seen:
@@ -131,6 +136,7 @@ def test_button_shows_the_same_in_a_dialog(tmp_path: Path, browser: Browser) -> 
         dialog = page.get_by_role("dialog")
         expect(dialog.locator(".command code").nth(1)).to_have_text(f"atoll join {plain.ticket}")
         expect(dialog.locator(".code")).to_have_count(0)
+        expect(dialog.locator(".note")).to_contain_text("127.0.0.1, so other machines cannot")
         page.keyboard.press("Escape")
         expect(dialog).to_be_hidden()
         assert seen.problems == []

@@ -65,6 +65,7 @@ def verified(scene: Scene) -> str:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
+@pytest.mark.every(2)
 def test_page_shows_who_was_checked_and_with_what_result(
     scene: Scene, watched: Watch, width: int, scheme: Scheme
 ) -> None:

@@ -16,6 +16,7 @@ from tests.dashboard.scene import Scene
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1360, "dark"), (360, "light")])
+@pytest.mark.every(2)
 def test_returns_of_a_policy_in_several_jobs_overlay(
     scene: Scene, watched: Watch, width: int, scheme: Scheme
 ) -> None:
@@ -57,6 +58,9 @@ def test_mixed_jobs_compare_losses_and_returns(scene: Scene, watched: Watch) -> 
         assert seen.problems == []
 
 
+@pytest.mark.long(
+    "tests/dashboard/test_compare_returns.py::test_pooled_critic_shows_loss_per_policy"
+)
 def test_policies_with_own_critics_have_loss_curves(scene: Scene, watched: Watch) -> None:
     """Without a critic for all of them, each actor tells of the loss of its own values."""
     answer = scene.http.post("/api/jobs", json={"spec": '[job]\nname = "own"\n' + OWN})

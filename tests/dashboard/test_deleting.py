@@ -22,6 +22,7 @@ def ended(scene: Scene, name: str) -> str:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1360, "dark"), (360, "light")])
+@pytest.mark.every(2)
 def test_a_job_that_has_ended_is_deleted_from_its_page(
     scene: Scene, watched: Watch, width: int, scheme: Scheme
 ) -> None:

@@ -24,8 +24,8 @@ def test_further_machines_stand_behind_their_member(hub: HubServer, watched: Wat
         for row, (name, where) in enumerate(
             [("w0", "a"), ("w0.1", "b"), ("w1", "c"), ("w1.1", "d")]
         ):
-            expect(rows.nth(row).locator("td").nth(0)).to_have_text(name)
-            expect(rows.nth(row).locator("td").nth(1)).to_have_text(where)
+            expect(rows.nth(row).locator("td").nth(0)).to_have_text(where)
+            expect(rows.nth(row).locator("td").nth(1)).to_have_text(name)
         expect(rows.nth(1)).to_contain_text("running")
         cluster.tell("d", launched["d"], "exited", exit_code=1, error=error)
         expect(rows.nth(3).locator("td[data-name=Launches]")).to_have_text("2")

@@ -5,45 +5,17 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from atoll.wire.paths import PathAsk, PathReport, PathShard, PathTrained, PathTurn
-from tests.dashboard.conftest import Scheme, Watch
+from atoll.wire.paths import PathAsk, PathShard, PathTurn
+from tests.dashboard.conftest import Watch
+from tests.dashboard.kinds import MODULAR, modular
 from tests.dashboard.scene import Scene
 
-SPEC = """
-[job]
-name = "modular"
-nodes = 3
-[train]
-steps = 450
-[strategy]
-preset = "dipaco"
-[dipaco]
-modules = [2, 2]
-"""
-SHARDS = [PathShard(9, 400), PathShard(7, 300), PathShard(0, 0), PathShard(2, 90)]
 
-
-@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
-def test_page_shows_modules_paths_and_shards(
-    scene: Scene, watched: Watch, width: int, scheme: Scheme
-) -> None:
-    job = str(scene.http.post("/api/jobs", json={"spec": SPEC}).json()["job"])
-    peers = scene.start(job)
-    waiting = [peer.ask(PathAsk(-1, phases=3, process="a", shards=SHARDS)) for peer in peers]
-    answers = [peer.answer(asked) for peer, asked in zip(peers, waiting, strict=True)]
-    turns = [turn for turn in answers if isinstance(turn, PathTurn)]
-    dealt = [turn.paths for turn in turns]
-    assert sorted(map(len, dealt)) == [1, 1, 2]
-    busy = dealt.index(max(dealt, key=len))
-    scene.measure(peers[busy], 40, path=float(dealt[busy][1]))
+def test_page_shows_modules_paths_and_shards(scene: Scene, watched: Watch) -> None:
+    job, dealt, busy = modular(scene)
     early = (busy + 1) % 3
-    body = [
-        PathReport(path, 150, tokens=2400, loss=2.5, held_out=2.75, measured=100)
-        for path in dealt[early]
-    ]
-    peers[early].ask(PathTrained(0, body, turns[early].rounds, turns[early].versions))
     first = dealt[early][0] // 2  # its module of the first level
-    with watched(width=width, scheme=scheme) as seen:
+    with watched() as seen:
         page = seen.go(f"jobs/{job}")
         card = page.locator("#paths")
         expect(card).to_contain_text("phase 0 of 3 · 2 × 2 modules · 4 paths")
@@ -52,7 +24,7 @@ def test_page_shows_modules_paths_and_shards(
         modules = card.locator(".modules li")
         expect(modules).to_have_count(4)
         expect(modules.nth(1)).to_contain_text("paths 2-3")
-        expect(modules.nth(first)).to_contain_text(f"w{early} on ")
+        expect(modules.nth(first)).to_contain_text(str(scene.placed(job)[early]["node"]))
         rows = card.locator("tbody tr")
         expect(rows).to_have_count(4)
         own = rows.nth(dealt[early][0])
@@ -63,14 +35,13 @@ def test_page_shows_modules_paths_and_shards(
         expect(rows.nth(dealt[busy][1])).to_contain_text("40")
         expect(rows.nth(dealt[busy][0]).locator(".pill")).to_have_text("waiting")
         expect(rows.nth(3)).to_contain_text("90 tokens")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        seen.keep(f"paths-{scheme}-{width}")
         assert seen.problems == []
 
 
 @pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.every(2)
 def test_256_paths_have_room_on_the_page(scene: Scene, watched: Watch, width: int) -> None:
-    spec = SPEC.replace("[2, 2]", "[16, 16]")
+    spec = MODULAR.replace("[2, 2]", "[16, 16]")
     job = str(scene.http.post("/api/jobs", json={"spec": spec}).json()["job"])
     peers = scene.start(job)
     shards = [PathShard(number, 100 * number) for number in range(256)]

@@ -20,6 +20,7 @@ from tests.deploy.commands import refusal
 from tests.deploy.dockerfiles import ROOT, context, read
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
+from tests.tiers import sampled
 
 FILES = ["hub.Dockerfile", "node.Dockerfile"]
 KNOWN = {
@@ -27,8 +28,8 @@ KNOWN = {
     "HEALTHCHECK", "ENTRYPOINT", "CMD", "LABEL",
 }  # fmt: skip
 
-LARGEST_HUB_BYTES = 200_000_000
-"""Of the environment of a hub without extras; plotly.js for the dashboard is part of it."""
+LARGEST_HUB_BYTES = 130_000_000
+"""Of the environment of a hub without extras."""
 
 
 def extras() -> dict[str, list[str]]:
@@ -113,29 +114,42 @@ def installed(environment: Path) -> set[str]:
         capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     )  # fmt: skip
     names = {name.lower().replace("_", "-") for name in done.stdout.split()}
-    assert {"atoll", "plotly", "starlette"} <= names
+    assert {"atoll", "starlette"} <= names
     return names
 
 
+@pytest.mark.long("tests/deploy/test_dockerfiles.py::test_extras_that_are_installed_exist")
 def test_the_hub_is_small_and_without_torch(hub_environment: Path) -> None:
     optional = {re.split(r"[\[<>=]", line)[0] for lines in extras().values() for line in lines}
-    # `proxy` adds something to httpx, which is always there, and plotly needs packaging, too.
-    optional -= {"atoll", "httpx", "packaging"}
+    optional -= {"atoll", "httpx"}  # `proxy` adds something to httpx, which is always there
     assert installed(hub_environment) & {*optional, "pip", "setuptools"} == set()
     nbytes = sum(path.lstat().st_size for path in hub_environment.rglob("*"))
     print(f"{nbytes / 1e6:.0f} MB")
     assert nbytes < LARGEST_HUB_BYTES
 
 
-def test_the_hub_of_the_image_starts_serves_and_ends(hub_environment: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "environment",
+    sampled(
+        ["this one", "the image's"],
+        lambda environment: environment == "this one",
+        "tests/deploy/test_dockerfiles.py::test_the_hub_of_the_image_starts_serves_and_ends",
+    ),
+)
+def test_the_hub_of_the_image_starts_serves_and_ends(
+    environment: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    programs = Path(sys.executable).parent
+    if environment != "this one":
+        programs = request.getfixturevalue("hub_environment") / "bin"
     port = free_port()
     words = [*json.loads(last("hub.Dockerfile", "CMD")), "--port", str(port)]
     words = [word.replace("/data", str(tmp_path)) for word in words]
     words += ["--advertise", "127.0.0.1", "--ticket-file", str(tmp_path / "ticket")]
-    environment = {**os.environ, "ATOLL_HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    variables = {**os.environ, "ATOLL_HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     hub = subprocess.Popen(
-        [hub_environment / "bin/atoll", *words],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        [programs / "atoll", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables,
     )  # fmt: skip
     try:
         assert hub.stdout is not None
@@ -146,7 +160,7 @@ def test_the_hub_of_the_image_starts_serves_and_ends(hub_environment: Path, tmp_
                 break
         assert (tmp_path / "ticket").read_text().startswith("atoll://127.0.0.1:"), lines
         check: Any = json.loads(last("hub.Dockerfile", "HEALTHCHECK").partition(" CMD ")[2])
-        probe = [hub_environment / "bin" / check[0], check[1], check[2].replace("7700", str(port))]
+        probe = [programs / check[0], check[1], check[2].replace("7700", str(port))]
         done = subprocess.run(
             probe, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
@@ -159,8 +173,8 @@ def test_the_hub_of_the_image_starts_serves_and_ends(hub_environment: Path, tmp_
         assert page.status == 200
         page.close()
         status = subprocess.run(
-            [hub_environment / "bin/atoll", "status"],
-            capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment,
+            [programs / "atoll", "status"],
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=variables,
         )  # fmt: skip
         assert status.returncode == 0, status.stdout + status.stderr
     finally:

@@ -19,6 +19,7 @@ from atoll.errors import HubUnreachable
 from tests.deploy.test_compose import content, defaults
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
+from tests.tiers import sampled
 
 pytestmark = pytest.mark.e2e
 
@@ -78,10 +79,17 @@ def until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> No
         time.sleep(0.1)
 
 
-def test_nodes_wait_for_the_ticket_join_and_leave(
-    machines: Machines,
-) -> None:
-    nodes = {name for name in content()["services"] if name != "hub"}
+@pytest.mark.parametrize(
+    "count",
+    sampled(
+        [1, 4],
+        lambda count: count == 1,
+        "tests/deploy/test_joining.py::test_nodes_wait_for_the_ticket_join_and_leave",
+    ),
+)
+def test_nodes_wait_for_the_ticket_join_and_leave(machines: Machines, count: int) -> None:
+    nodes = set(sorted(name for name in content()["services"] if name != "hub")[-count:])
+    assert len(nodes) == count
     for name in sorted(nodes):
         machines.start(name)
     machines.start("hub")

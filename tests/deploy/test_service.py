@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from atoll.cli.service_files import Service
+from tests.commands import Done, run_here
 from tests.deploy.commands import refusal
 from tests.patience import PATIENCE_S
 
@@ -32,13 +33,20 @@ def service(role: str = "hub", platform: str = "linux", **fields: object) -> Ser
     return Service(**values)  # type: ignore[arg-type]
 
 
-def atoll(home: Path, *words: str, path: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HOME": str(home), "ATOLL_HOME": str(home / "state")}
-    if path:
-        environment["PATH"] = path
+def atoll(home: Path, *words: str, path: str = "") -> Done:
+    return run_here("service", *words, environment=environment(home, path), folder=home)
+
+
+def environment(home: Path, path: str) -> dict[str, str]:
+    found = {**os.environ, "HOME": str(home), "ATOLL_HOME": str(home / "state")}
+    return {**found, "PATH": path} if path else found
+
+
+def on_windows(home: Path, *words: str, path: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a process of its own, in which Windows is pretended."""
     return subprocess.run(
-        [sys.executable, "-m", "atoll.cli", "service", *words],
-        env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        [sys.executable, "-m", "atoll.cli", "service", *words], env=environment(home, path),
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
 
 
@@ -54,6 +62,7 @@ def test_shipped_units_equal_installed_ones() -> None:
 
 @pytest.mark.parametrize("user", ["", "root"])
 @pytest.mark.parametrize("role", ["hub", "node"])
+@pytest.mark.every(3)
 def test_systemd_finds_nothing_wrong(tmp_path: Path, role: str, user: str) -> None:
     verify = shutil.which("systemd-analyze")
     if verify is None:
@@ -199,7 +208,7 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="service
 def test_a_node_is_installed_asked_for_and_removed(tmp_path: Path, system: Path) -> None:
     path = f"{system}:/usr/bin:/bin"
     done = atoll(tmp_path, "install", "node", "--", TICKET, "--slots", "2", path=path)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     place = tmp_path / ".config/systemd/user/atoll-node.service"
     text = place.read_text()
     ticket = tmp_path / "state" / "ticket"
@@ -208,10 +217,10 @@ def test_a_node_is_installed_asked_for_and_removed(tmp_path: Path, system: Path)
     assert ticket.read_text() == TICKET + "\n"
     assert stat.S_IMODE(ticket.stat().st_mode) == 0o600
     assert asked(tmp_path) == ["--user daemon-reload", "--user enable --now atoll-node"]
-    assert atoll(tmp_path, "status", "node", path=path).returncode == 0
+    assert atoll(tmp_path, "status", "node", path=path).code == 0
     assert asked(tmp_path)[2:] == ["--user status --no-pager atoll-node"]
     done = atoll(tmp_path, "uninstall", "node", path=path)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert asked(tmp_path)[3:] == ["--user disable --now atoll-node", "--user daemon-reload"]
     assert not place.exists()
     assert ticket.exists()
@@ -227,7 +236,7 @@ def test_a_task_is_installed_asked_for_and_removed(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests/systems"), str(ROOT)]))
     monkeypatch.setenv("LOGNAME", "ann")
     path = f"{system}:/usr/bin:/bin"
-    done = atoll(tmp_path, "install", "node", "--", TICKET, "--slots", "2", path=path)
+    done = on_windows(tmp_path, "install", "node", "--", TICKET, "--slots", "2", path=path)
     assert done.returncode == 0, done.stderr
     home = tmp_path / "state"
     place = home / "atoll-node.xml"
@@ -238,9 +247,9 @@ def test_a_task_is_installed_asked_for_and_removed(
     assert (home / "ticket").read_bytes() == TICKET.encode() + b"\n"
     task = "/TN atoll-node"
     assert asked(tmp_path) == [f"/Create {task} /XML {place} /F", f"/Run {task}"]
-    assert atoll(tmp_path, "status", "node", path=path).returncode == 0
+    assert on_windows(tmp_path, "status", "node", path=path).returncode == 0
     assert asked(tmp_path)[2:] == [f"/Query {task} /V /FO LIST"]
-    done = atoll(tmp_path, "uninstall", "node", path=path)
+    done = on_windows(tmp_path, "uninstall", "node", path=path)
     assert done.returncode == 0, done.stderr
     assert asked(tmp_path)[3:] == [f"/Change {task} /DISABLE", f"/End {task}", f"/Delete {task} /F"]
     assert not place.exists()
@@ -250,24 +259,24 @@ def test_a_task_is_installed_asked_for_and_removed(
 def test_what_the_system_refuses_is_told(tmp_path: Path, system: Path) -> None:
     (tmp_path / "refuse").touch()
     done = atoll(tmp_path, "install", "hub", path=f"{system}:/usr/bin:/bin")
-    assert done.returncode == 2
-    assert "the system refused the service" in done.stderr
+    assert done.code == 2
+    assert "the system refused the service" in done.err
     done = atoll(tmp_path, "install", "hub", path=str(tmp_path))
-    assert done.returncode == 2
-    assert "no `systemctl`" in done.stderr
+    assert done.code == 2
+    assert "no `systemctl`" in done.err
 
 
 def test_print_does_nothing(tmp_path: Path) -> None:
     done = atoll(tmp_path, "install", "node", "--print", "--for", "macos", "--", TICKET)
-    assert done.returncode == 0, done.stderr
-    assert TICKET not in done.stdout
-    assert "launchctl bootstrap" in done.stdout
+    assert done.code == 0, done.err
+    assert TICKET not in done.out
+    assert "launchctl bootstrap" in done.out
     done = atoll(tmp_path, "install", "node", "--print", "--for", "windows", "--", TICKET)
-    assert TICKET not in done.stdout
-    assert "# schtasks /Create /TN atoll-node /XML" in done.stdout
+    assert TICKET not in done.out
+    assert "# schtasks /Create /TN atoll-node /XML" in done.out
     done = atoll(tmp_path, "install", "hub", "--print", "--for", "linux", "--system")
-    assert "systemctl enable --now atoll-hub" in done.stdout
-    assert "User=atoll" in done.stdout
+    assert "systemctl enable --now atoll-hub" in done.out
+    assert "User=atoll" in done.out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -286,6 +295,6 @@ def test_what_cannot_be_is_told_before_anything_is_done(
     tmp_path: Path, words: str, told: str
 ) -> None:
     done = atoll(tmp_path, *words.split())
-    assert done.returncode == 2
-    assert told in done.stderr
+    assert done.code == 2
+    assert told in done.err
     assert list(tmp_path.iterdir()) == []

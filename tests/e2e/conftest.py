@@ -20,6 +20,7 @@ import pytest
 from atoll.cli.hub_access import KnownHub, find
 from atoll.net.http.client import HubClient
 from atoll.node.machine.probe import Gpus, known_compute
+from tests.commands import Done, run_here
 from tests.patience import PATIENCE_S
 
 TINY = """
@@ -56,20 +57,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.2
 """Between two looks at what a test waits for."""
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Done:
-    """A command that has ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def both(self) -> str:
-        """What it printed, for searching; line breaks of the terminal's width are not there."""
-        return self.out + self.err
 
 
 @dataclass
@@ -127,6 +114,10 @@ class Atoll:
 
     def run(self, *words: str, timeout_s: float = PATIENCE_S) -> Done:
         return self.start(*words).wait(timeout_s=timeout_s)
+
+    def run_here(self, *words: str) -> Done:
+        """Run a command that starts no other in this process: it has loaded all that it needs."""
+        return run_here(*words, environment=self.environment(), folder=self.folder)
 
     def job(self, *, steps: int = 40, every: int = 10, paced: bool = False, **changes: str) -> Path:
         """Write a small job and its text; `changes` replace lines, e.g. nodes="3".

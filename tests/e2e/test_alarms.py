@@ -114,6 +114,9 @@ def wrong_clock(hub: KnownHub) -> Iterator[Peer]:
         yield peer
 
 
+@pytest.mark.long(
+    "tests/hub/alarms/test_watch.py::test_member_that_contributes_zeros_is_named_with_its_machine"
+)
 def test_zeros_slow_machine_and_wrong_clock_raise_alarms(hub: KnownHub, wrong_clock: Peer) -> None:
     with hub.client() as client:
         job = submit(client, faults={"w1": "zeros", "w2": "slow"})
@@ -156,6 +159,7 @@ def test_zeros_slow_machine_and_wrong_clock_raise_alarms(hub: KnownHub, wrong_cl
         client.stop(job, grace_s=5.0)
 
 
+@pytest.mark.long("tests/hub/alarms/test_loss_rules.py::test_noisy_learning_raises_no_alarm")
 def test_runs_that_are_well_raise_no_alarm(atoll: Atoll, hub: KnownHub) -> None:
     """The built-in trainer and a script, with losses as noisy as batches of four and eight."""
     with hub.client() as client:

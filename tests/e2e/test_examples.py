@@ -22,13 +22,16 @@ def test_every_example_has_a_test_here() -> None:
         "accelerate_loop.py",  # this one and the two trainers: tests/integrations
         "actors.py",
         "brackets.toml",  # test_rl_text.py
+        "docstring_chats.py",  # test_tune.py
         "elastic.toml",
         "embedding_server.py",  # tests/integrations, as the next script
         "fashion_mnist.toml",  # test_model_examples.py, as the next and gpt_fsdp.toml
         "fine_tune.toml",
         "four_laptops.toml",
+        "fleet_many.toml",  # a fleet, not a job: `atoll simulate`
         "fsdp_diloco.py",
         "gpt.toml",
+        "horovod_script.py",  # tests/integrations
         "gpt_fsdp.toml",
         "lightning_trainer.py",
         "muloco.toml",
@@ -58,11 +61,12 @@ def test_plain_loop_runs_alone(atoll: Atoll) -> None:
 def test_plain_loop_runs_on_two_nodes(atoll: Atoll) -> None:
     done = atoll.run("run", str(EXAMPLES / "plain_loop.py"), "--local", "2", "--", "--steps", "100")
     assert done.code == 0, done.both
-    assert "w0 finished with loss" in done.out
-    assert "w1 finished with loss" in done.out
+    assert "node0 finished with loss" in done.out
+    assert "node1 finished with loss" in done.out
     assert not atoll.processes()
 
 
+@pytest.mark.long("tests/e2e/test_examples.py::test_plain_loop_runs_on_two_nodes")
 def test_actors_and_learner_share_a_queue_on_three_nodes(atoll: Atoll) -> None:
     alone = subprocess.run(
         [sys.executable, str(EXAMPLES / "actors.py"), "--updates", "30"],
@@ -77,10 +81,11 @@ def test_actors_and_learner_share_a_queue_on_three_nodes(atoll: Atoll) -> None:
     assert "learned from 30 items of the queue" in alone.stdout
     done = atoll.run("run", str(EXAMPLES / "actors.py"), "--local", "3", "--", "--updates", "30")
     assert done.code == 0, done.both
-    assert "w0 learned from 30 items of the queue" in done.out
+    assert "learned from 30 items of the queue" in done.out
     assert not atoll.processes()
 
 
+@pytest.mark.long("tests/e2e/test_training.py::test_three_commands_train_and_collect_the_results")
 def test_gpt_runs_on_four_nodes_that_all_contribute(atoll: Atoll) -> None:
     small = ["train.steps=6", "model.layers=1", "model.width=32", "train.batch=2"]
     small += ["strategy.every=3", "job.threads=1", "train.eval_tokens=2048", "train.warmup=2"]
@@ -101,6 +106,7 @@ def test_gpt_runs_on_four_nodes_that_all_contribute(atoll: Atoll) -> None:
     assert not atoll.processes()
 
 
+@pytest.mark.long("tests/config/test_reading.py::test_an_example_is_the_same_job_when_written_out")
 def test_muloco_job_runs_on_two_nodes_shortened(atoll: Atoll) -> None:
     small = ["train.steps=6", "model.layers=1", "model.width=32", "train.batch=2"]
     small += ["strategy.every=3", "job.threads=1", "train.eval_tokens=2048", "train.warmup=2"]
@@ -110,6 +116,7 @@ def test_muloco_job_runs_on_two_nodes_shortened(atoll: Atoll) -> None:
     assert not atoll.processes()
 
 
+@pytest.mark.long("tests/e2e/test_jobs.py::test_failing_job_does_not_affect_two_others")
 def test_four_laptops_run_four_jobs_of_one_batch_shortened(atoll: Atoll) -> None:
     small = ["train.steps=6", "model.layers=1", "model.width=32", "train.batch=2"]
     small += ["strategy.every=3", "job.threads=1", "train.eval_tokens=2048", "train.warmup=2"]
@@ -122,6 +129,7 @@ def test_four_laptops_run_four_jobs_of_one_batch_shortened(atoll: Atoll) -> None
     assert not atoll.processes()
 
 
+@pytest.mark.long("tests/e2e/test_elastic.py::test_killed_members_resume_and_leaver_is_replaced")
 def test_elastic_job_survives_a_killed_worker(atoll: Atoll) -> None:
     small = ["train.steps=100000", "model.layers=1", "model.width=32", "train.batch=2"]
     small += ["strategy.every=5", "job.threads=1", "train.eval_tokens=2048", "checkpoint.every=1"]
@@ -146,7 +154,7 @@ def test_elastic_job_survives_a_killed_worker(atoll: Atoll) -> None:
     until(lambda: 2 in contributors())
     (recovered,) = until(lambda: told("recovered"))
     assert recovered["member"] == "w1"
-    assert recovered["text"].startswith("w1 took over round")
+    assert " caught up (" in recovered["text"]
     until(lambda: contributors()[-1] == 3)
     running.interrupt()
     done = running.wait()

@@ -26,20 +26,24 @@ def events_of(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
 
+@pytest.mark.long("tests/node/agent/test_agent.py::test_failing_script_shows_line_and_traceback")
 def test_script_that_raises_shows_its_traceback_and_its_node(atoll: Atoll) -> None:
     (atoll.folder / "train.py").write_text(
         "import atoll\nwith atoll.join() as run:\n    raise ValueError('boom on purpose')\n"
     )
-    done = atoll.run("run", "train.py", "--local", "2")
+    done = atoll.run("run", "train.py", "--local", "1")
     assert done.code == 1
     assert "raised ValueError: boom on purpose" in done.err
     assert "Traceback (most recent call last)" in done.both
-    assert "on node node" in done.err
+    assert "last lines on node" in done.err
     later = atoll.run("logs", str(atoll.job_folder()))
     assert "boom on purpose" in later.out, "the hub is gone, the lines are not"
     assert not atoll.processes()
 
 
+@pytest.mark.long(
+    "tests/train/test_trainer.py::test_a_loss_that_is_not_finite_names_member_and_step"
+)
 def test_non_finite_loss_is_named_and_never_averaged(atoll: Atoll) -> None:
     done = atoll.run("run", str(atoll.job(lr="1e9", steps=200)), "--local", "2")
     assert done.code == 1, done.both
@@ -50,6 +54,9 @@ def test_non_finite_loss_is_named_and_never_averaged(atoll: Atoll) -> None:
     assert "NaN" not in rows
 
 
+@pytest.mark.long(
+    "tests/node/launchers/test_process.py::test_script_that_runs_out_of_memory_is_called_that"
+)
 def test_worker_that_runs_out_of_memory_is_named_so(atoll: Atoll) -> None:
     (atoll.folder / "train.py").write_text("x = bytearray(10**18)\n")
     done = atoll.run("run", "train.py", "--local", "1")
@@ -57,6 +64,7 @@ def test_worker_that_runs_out_of_memory_is_named_so(atoll: Atoll) -> None:
     assert "out of memory" in done.err
 
 
+@pytest.mark.long("tests/data/test_split.py::test_too_small_a_text_names_both_sizes")
 @pytest.mark.parametrize(
     ("text", "words"),
     [("too short", "too small"), (None, "match")],

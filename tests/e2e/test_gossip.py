@@ -10,6 +10,9 @@ from tests.e2e.test_elastic import ALL, contributors, kinds, stop
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long(
+    "tests/strategies/outer/test_gossip_routes.py::test_survivors_of_a_lost_member_end_with_one_model"
+)
 @pytest.mark.parametrize("preset", ["d-psgd", "ad-psgd"])
 def test_a_killed_member_becomes_a_copy_of_one_donor(atoll: Atoll, preset: str) -> None:
     # Far more steps than are needed: it is stopped when everything was seen.

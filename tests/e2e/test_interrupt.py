@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from atoll.hub.options import HubOptions
-from tests.e2e.conftest import ENDLESS, Atoll, Done, Running, until
+from tests.commands import Done
+from tests.e2e.conftest import ENDLESS, Atoll, Running, until
+from tests.tiers import sampled
 
 pytestmark = pytest.mark.e2e
 
@@ -37,7 +39,14 @@ def imports_msgspec(running: Running) -> bool:
 @pytest.mark.skipif(
     not hasattr(psutil.Process, "memory_maps"), reason="this system does not show what is loaded"
 )
-@pytest.mark.parametrize("moment_s", [0.0, 1.2, 3.5])
+@pytest.mark.parametrize(
+    "moment_s",
+    sampled(
+        [0.0, 1.2, 3.5],
+        lambda moment_s: moment_s == 1.2,
+        "tests/e2e/test_interrupt.py::test_interrupted_start_leaves_nothing_behind",
+    ),
+)
 def test_interrupted_start_leaves_nothing_behind(atoll: Atoll, moment_s: float) -> None:
     running = atoll.start("demo")
     # Before that Python itself starts: it may end with any status, or lose the interrupt.
@@ -55,9 +64,18 @@ def damage(folder: Path) -> None:
         part.write_bytes(bytes(data))
 
 
-def test_job_resumes_after_sigterm_and_after_sigkill(atoll: Atoll) -> None:
+@pytest.mark.parametrize(
+    "members",
+    sampled(
+        [1, 2],
+        lambda members: members == 1,
+        "tests/e2e/test_interrupt.py::test_job_resumes_after_sigterm_and_after_sigkill",
+    ),
+)
+def test_job_resumes_after_sigterm_and_after_sigkill(atoll: Atoll, members: int) -> None:
     """SIGTERM is as good as Ctrl+C; a killed command takes everything with it."""
-    running = atoll.start("run", str(atoll.job(steps=600, every=20)), "--local", "2")
+    job = atoll.job(steps=600, every=20, nodes=str(members))
+    running = atoll.start("run", str(job), "--local", str(members))
     until(lambda: list(atoll.runs.glob("*/checkpoints/*/manifest.json")))
     done = interrupt(atoll, running, signal.SIGTERM)
     assert done.code == 130
@@ -65,7 +83,7 @@ def test_job_resumes_after_sigterm_and_after_sigkill(atoll: Atoll) -> None:
     assert f"atoll resume runs/{folder.name}" in done.out
     assert "kept" in done.out
     killed = atoll.start("resume", f"runs/{folder.name}")
-    until(lambda: len(atoll.workers()) == 2)
+    until(lambda: len(atoll.workers()) == members)
     psutil.Process(killed.popen.pid).kill()
     killed.wait()
     until(lambda: not atoll.processes())
@@ -86,6 +104,7 @@ def test_job_resumes_after_sigterm_and_after_sigkill(atoll: Atoll) -> None:
     assert not atoll.processes()
 
 
+@pytest.mark.long("tests/checkpoint/stores/test_hub_store.py::test_damage_at_the_hub_is_named")
 def test_damaged_checkpoint_is_named_and_not_used(atoll: Atoll) -> None:
     running = atoll.start(
         "run", str(atoll.job(steps=ENDLESS, every=20, paced=True)), "--local", "1"

@@ -81,6 +81,22 @@ def stop(client: HubClient, job: str) -> list[dict[str, Any]]:
     return [member["result"] for member in client.job(job)["members"]]
 
 
+@pytest.mark.long(
+    "tests/e2e/test_mesh_products.py::test_pipeline_and_tensor_train_what_one_process_does"
+)
+def test_two_ranks_train_as_one_member(atoll: Atoll) -> None:
+    job = islands(atoll, every=5)
+    words = ("--set", "train.steps=10", "--set", "job.nodes=1")
+    done = atoll.run("run", str(job), "--local", "1", *words)
+    assert done.code == 0, done.both
+    summary = json.loads((atoll.job_folder() / "summary.json").read_text())
+    assert (summary["steps"], summary["strategy"]["inner"]) == (10, "fsdp")
+    assert not atoll.processes()
+
+
+@pytest.mark.long(
+    "tests/island/test_killed_anywhere.py::test_the_others_commit_and_the_island_comes_back"
+)
 @pytest.mark.parametrize(("victim", "on_loss", "sizes"), [(0, "wait", [2]), (1, "shrink", [2, 1])])
 def test_island_with_a_killed_rank_forms_anew(
     atoll: Atoll, victim: int, on_loss: str, sizes: list[int]
@@ -105,6 +121,9 @@ def test_island_with_a_killed_rank_forms_anew(
     assert len({result["digests"] for result in results}) == 1
 
 
+@pytest.mark.long(
+    "tests/island/trainer/test_trainer.py::test_a_pipeline_that_morphs_keeps_its_loss_curve"
+)
 def test_elastic_pipeline_morphs_when_ranks_are_killed(atoll: Atoll) -> None:
     path = islands(atoll, every=20, elastic="true")
     text = path.read_text().replace('inner = "fsdp"', 'inner = "pipeline"')
@@ -147,6 +166,9 @@ def plan_of(*, stages: int) -> PipelinePlan:
     )  # fmt: skip
 
 
+@pytest.mark.long(
+    "tests/island/trainer/test_trainer.py::test_a_run_goes_on_under_other_meshes_and_in_one_process"
+)
 def test_stopped_island_job_resumes_in_another_mesh(
     atoll: Atoll,
 ) -> None:
@@ -169,6 +191,9 @@ def test_stopped_island_job_resumes_in_another_mesh(
     assert not atoll.processes()
 
 
+@pytest.mark.long(
+    "tests/node/islands/test_rank_supervisor.py::test_a_rank_that_stays_away_at_the_start_is_named"
+)
 def test_a_rank_that_does_not_begin_is_named(atoll: Atoll) -> None:
     hub = atoll.hub()
     atoll.join(ticket_of(hub), name="box")

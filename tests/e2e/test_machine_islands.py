@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 
 from atoll.net.http.client import HubClient
+from atoll.netlab.lab import Lab
 from atoll.node.launchers import landlock
 from atoll.plan.pipelines import PLANS_FILE, read_plans, write_plans
-from bench.netlab.lab import Lab
 from tests.e2e.conftest import Atoll, shared_cache, ticket_of, until, wait_for
 from tests.e2e.test_islands import (
     START_S,
@@ -86,6 +86,10 @@ def ends_equal(client: HubClient, atoll: Atoll, job: str) -> None:
     assert len({result["digests"] for result in results}) == 1
 
 
+@pytest.mark.long(
+    "tests/hub/scheduler/test_follower_hosts.py"
+    "::test_follower_whose_node_goes_away_is_launched_on_another"
+)
 def test_island_replaces_a_dead_follower_machine(atoll: Atoll) -> None:
     job = islands(atoll, every=20, machines="2")
     hub = atoll.hub()
@@ -102,6 +106,10 @@ def test_island_replaces_a_dead_follower_machine(atoll: Atoll) -> None:
 
 
 @pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.long(
+    "tests/node/islands/test_changing_islands.py"
+    "::test_elastic_islands_are_planned_anew_with_a_new_machine"
+)
 def test_elastic_island_heeds_a_preemption_notice(atoll: Atoll, members: int) -> None:
     """A machine gives notice: its island goes on without it, with its state; then it is back."""
     path = islands(atoll, every=20, elastic="true", machines="2")
@@ -150,6 +158,9 @@ def test_elastic_island_heeds_a_preemption_notice(atoll: Atoll, members: int) ->
 
 
 @pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock")
+@pytest.mark.long(
+    "tests/node/launchers/test_sandbox.py::test_a_program_sees_its_own_and_nothing_else"
+)
 def test_islands_train_on_sandboxed_machines(atoll: Atoll) -> None:
     """By the direct route between them."""
     hub = atoll.hub()
@@ -236,6 +247,9 @@ def hosts(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.mark.netlab
+@pytest.mark.long(
+    "tests/node/islands/test_followers.py::test_a_killed_process_ends_all_ranks_and_they_start_anew"
+)
 def test_island_forms_anew_after_its_cable_is_pulled(
     hosts: Hosts,
 ) -> None:

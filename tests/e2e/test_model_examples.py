@@ -28,6 +28,7 @@ def run(atoll: Atoll, name: str, *settings: str) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.long("tests/train/test_classifiers.py::test_two_members_train_one_classifier")
 def test_classifier_is_trained_on_drawn_digits(atoll: Atoll) -> None:
     summary = run(
         atoll, "fashion_mnist.toml", "data.corpus=segments", "model.width=8", "train.batch=8",
@@ -41,6 +42,9 @@ def test_classifier_is_trained_on_drawn_digits(atoll: Atoll) -> None:
     assert "this model writes no text" in refused.both
 
 
+@pytest.mark.long(
+    "tests/e2e/test_mesh_products.py::test_pipeline_and_tensor_train_what_one_process_does"
+)
 def test_language_model_is_trained_on_an_island_with_a_mesh(atoll: Atoll) -> None:
     small = ("model.layers=1", "model.width=32", "model.context=32", "train.batch=4")
     # One island of four processes: two of them would only start four more of the same.
@@ -48,6 +52,7 @@ def test_language_model_is_trained_on_an_island_with_a_mesh(atoll: Atoll) -> Non
     assert summary["loss_final"] < summary["loss_first"]
 
 
+@pytest.mark.long("tests/models/test_causal_lm.py::test_model_is_loaded_from_a_folder")
 def test_pretrained_model_is_fine_tuned_on_two_islands(atoll: Atoll) -> None:
     folder = tiny_pretrained(atoll.folder / "pretrained")
     text = atoll.folder / "text.txt"

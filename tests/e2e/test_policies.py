@@ -26,6 +26,9 @@ def run(atoll: Atoll, *lines: str, route: str, outer: tuple[str, ...]) -> dict[s
     return summary
 
 
+@pytest.mark.long(
+    "tests/reducer/test_process_attacker.py::test_attacker_is_excluded_over_a_real_hub"
+)
 def test_a_robust_rule_and_a_filter_of_averages(atoll: Atoll) -> None:
     lines = ['aggregate = "geometric-median"', 'admission = "norms"']
     outer = ("average", "--every", "5")
@@ -36,6 +39,9 @@ def test_a_robust_rule_and_a_filter_of_averages(atoll: Atoll) -> None:
     assert named["admission"] == "norms"
 
 
+@pytest.mark.long(
+    "tests/group/collectives/test_collectives.py::test_rules_by_coordinate_work_without_a_reducer"
+)
 def test_a_collective_of_every_step(atoll: Atoll) -> None:
     lines = ['collective = "tree"', 'codec = "fp32"']
     named = run(atoll, *lines, route="direct", outer=("every_step",))["strategy"]

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tests.e2e.conftest import Atoll, ticket_of
+from tests.e2e.conftest import Atoll, ticket_of, until
 
 pytestmark = pytest.mark.e2e
 
@@ -25,18 +25,20 @@ pytestmark = pytest.mark.e2e
         ("job.nodes=0", ["nodes in [job] is too small"]),
     ],
 )
+@pytest.mark.every(4)
 def test_wrong_name_is_refused_before_anything_starts(
     atoll: Atoll, setting: str, words: list[str]
 ) -> None:
-    done = atoll.run("run", str(atoll.job()), "--local", "2", "--set", setting)
+    done = atoll.run_here("run", str(atoll.job()), "--local", "2", "--set", setting)
     assert done.code == 2, done.both
     for word in words:
         assert word in done.err, done.err
     assert not atoll.runs.exists()
 
 
+@pytest.mark.long("tests/data/test_corpora.py::test_unknown_corpus_names_the_nearest")
 def test_unknown_corpus_is_refused_with_the_known_ones(atoll: Atoll) -> None:
-    done = atoll.run("run", str(atoll.job()), "--local", "1", "--set", "data.corpus='stdlip'")
+    done = atoll.run_here("run", str(atoll.job()), "--local", "1", "--set", "data.corpus='stdlip'")
     assert done.code == 2, done.both
     assert "unknown corpus" in done.err
     assert "did you mean 'stdlib'" in done.err
@@ -45,14 +47,14 @@ def test_unknown_corpus_is_refused_with_the_known_ones(atoll: Atoll) -> None:
 def test_hub_that_does_not_answer_is_named(atoll: Atoll) -> None:
     ticket = "atoll://127.0.0.1:9/" + "x" * 32
     for words in (["join", ticket, "--name", "n"], ["status", "--hub", ticket]):
-        done = atoll.run(*words)
+        done = atoll.run_here(*words)
         assert done.code == 1
         assert "127.0.0.1" in done.err
         assert "what to do" in done.err
 
 
 def test_command_without_a_hub_says_how_to_get_one(atoll: Atoll) -> None:
-    done = atoll.run("status")
+    done = atoll.run_here("status")
     assert done.code == 2
     assert "atoll hub" in done.err
 
@@ -60,13 +62,11 @@ def test_command_without_a_hub_says_how_to_get_one(atoll: Atoll) -> None:
 def test_wrong_ticket_and_used_up_ticket_are_refused(atoll: Atoll) -> None:
     hub = atoll.hub("--ticket-uses", "1")
     ticket = ticket_of(hub)
-    wrong = atoll.run("join", ticket.rpartition("/")[0] + "/" + "x" * 32, "--name", "n")
+    wrong = atoll.run_here("join", ticket.rpartition("/")[0] + "/" + "x" * 32, "--name", "n")
     assert wrong.code == 1
     assert "ticket is unknown" in wrong.err
     atoll.join(ticket, name="first")
     with hub.client() as client:
-        from tests.e2e.conftest import until
-
         until(lambda: client.nodes())
     late = atoll.join(ticket, name="second").wait()
     assert late.code == 1
@@ -88,6 +88,6 @@ def test_port_that_is_taken_is_named(atoll: Atoll) -> None:
 def test_job_that_does_not_exist_is_said(atoll: Atoll) -> None:
     atoll.hub()
     for words in (["status", "no-such"], ["logs", "no-such"], ["stop", "no-such"]):
-        done = atoll.run(*words)
+        done = atoll.run_here(*words)
         assert done.code == 1, done.both
         assert "no such job" in done.err

@@ -85,6 +85,9 @@ def part(view: dict[str, Any], member: str) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.long(
+    "tests/rl/critic/test_roles.py::test_two_policies_and_their_critic_come_to_results"
+)
 def test_two_policies_and_a_critic_on_this_machine(atoll: Atoll) -> None:
     (atoll.folder / "mine").mkdir()
     (atoll.folder / "mine" / "worlds.py").write_text(OWN)
@@ -153,6 +156,9 @@ def goes_on(client: HubClient, job_id: str, member: str) -> bool:
     return any("continues after" in line["text"] for line in lines)
 
 
+@pytest.mark.long(
+    "tests/rl/critic/test_roles.py::test_non_finite_experience_is_counted_and_isolated"
+)
 def test_fifth_policy_joins_and_broken_one_is_isolated(atoll: Atoll) -> None:
     hub = hub_with(atoll, slots=4)
     pool = 'record = false\npool = "pool/balance"'

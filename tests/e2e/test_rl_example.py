@@ -20,6 +20,7 @@ SHORT = ("rl.rollout=32", "rl.epochs=1", "rl.critic_epochs=1")
 
 
 @NEEDS_BOX2D
+@pytest.mark.long("tests/e2e/test_rl.py::test_rl_members_resume_after_kill_leave_or_stop")
 def test_example_ends_with_table_report_and_episodes(
     atoll: Atoll,
 ) -> None:

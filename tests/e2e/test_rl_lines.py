@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.netlab.lab import Lab
+from atoll.netlab.lab import Lab
 from tests.e2e.conftest import shared_cache, until
 from tests.e2e.test_rl import job
 from tests.e2e.test_two_machines import HUB, PORT, TwoMachines
@@ -56,6 +56,9 @@ def updates(machines: TwoMachines, member: str) -> float:
     return float(max(told, default=0.0))
 
 
+@pytest.mark.long(
+    "tests/rl/channel/test_channel_faults.py::test_at_a_real_hub_both_killed_count_everything_once"
+)
 def test_an_actor_and_the_critic_come_back_over_slow_long_lines(machines: TwoMachines) -> None:
     gather(machines)
     (machines.folder / "rl.toml").write_text(

@@ -38,6 +38,7 @@ def write_job(atoll: Atoll) -> Path:
     return path
 
 
+@pytest.mark.long("tests/rl/text/test_in_process.py::test_rewards_teach_what_examples_did_not")
 def test_language_models_share_a_critic_and_survive_a_kill(atoll: Atoll) -> None:
     running = atoll.start("run", str(write_job(atoll)), "--local", "3")
     metrics = until(lambda: next(atoll.runs.glob("*/metrics.jsonl"), None))
@@ -63,3 +64,31 @@ def test_language_models_share_a_critic_and_survive_a_kill(atoll: Atoll) -> None
     assert told["critic_member"]["updates"] > 0
     written = atoll.run("generate", str(folder / "policy-brackets.safetensors"), "--prompt", "((")
     assert written.code == 0, written.both
+
+
+@pytest.mark.long(
+    "tests/rl/text/test_rollouts.py::test_a_trainer_learns_from_what_two_others_wrote"
+)
+def test_a_trainer_and_a_rollout_worker_are_killed(atoll: Atoll) -> None:
+    path = write_job(atoll)
+    text = path.read_text().partition('[[rl.policies]]\nname = "expressions"')[0]
+    text = text.replace('algorithm = "ppo"', 'algorithm = "grpo"')
+    path.write_text(f"{text}\nsamplers = 2\n")
+    running = atoll.start("run", str(path), "--local", "3")
+    metrics = until(lambda: next(atoll.runs.glob("*/metrics.jsonl"), None))
+
+    def updates() -> int:
+        lines = metrics.read_text().splitlines(keepends=True)
+        points = [json.loads(line)["values"] for line in lines if line.endswith("\n")]
+        return int(max((p.get("updates", 0) for p in points), default=0))
+
+    until(lambda: updates() >= 2)
+    os.kill(atoll.worker("w1").pid, 9)
+    until(lambda: updates() >= 4)
+    os.kill(atoll.worker("w0").pid, 9)
+    done = running.wait()
+    assert done.code == 0, done.both
+    told = json.loads((atoll.job_folder() / "summary.json").read_text())["rl"]
+    (policy,) = told["policies"]
+    assert (policy["updates"], policy["episodes"]) == (UPDATES, 32 * UPDATES)
+    assert told["critic_member"] is None

@@ -41,6 +41,9 @@ with atoll.join() as run:
 """
 
 
+@pytest.mark.long(
+    "tests/island/script/test_script.py::test_an_island_takes_over_the_state_of_a_process"
+)
 def test_script_whose_rank_is_killed_takes_the_common_state_over(atoll: Atoll) -> None:
     script = atoll.folder / "train.py"
     script.write_text(SCRIPT)

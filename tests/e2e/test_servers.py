@@ -47,6 +47,10 @@ def rounds(folder: Path) -> int:
     return max((line["round"] for line in lines if line["member"] == "w0"), default=0)
 
 
+@pytest.mark.long(
+    "tests/strategies/parameter_server/test_routes.py"
+    "::test_a_killed_server_is_loaded_with_what_its_members_have"
+)
 def test_a_killed_member_and_a_killed_server_do_not_end_a_run(atoll: Atoll) -> None:
     job = atoll.job(steps=STEPS, every=10, paced=True, preset='"async-diloco"')
     with_options(job, "servers = 2", "anchor_every = 150")
@@ -68,6 +72,9 @@ def test_a_killed_member_and_a_killed_server_do_not_end_a_run(atoll: Atoll) -> N
     assert not atoll.processes()
 
 
+@pytest.mark.long(
+    "tests/strategies/parameter_server/test_routes.py::test_a_killed_server_is_loaded_with_what_its_members_have"
+)
 def test_run_survives_a_killed_hub_and_its_servers(atoll: Atoll) -> None:
     words = ["hub", "--host", "127.0.0.1", "--port", str(free_port())]
     hub = atoll.start(*words)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from bench.netlab.lab import Lab
-from tests.e2e.conftest import Atoll, Done, Running, shared_cache, until
+from atoll.netlab.lab import Lab
+from tests.commands import Done
+from tests.e2e.conftest import Atoll, Running, shared_cache, until
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netlab]
@@ -117,6 +118,7 @@ def check(machines: TwoMachines, done: Done, *, route: str, alone: bool = False)
 
 
 @pytest.mark.parametrize("route", ["relay", "direct"])
+@pytest.mark.long("tests/e2e/test_training.py::test_three_commands_train_and_collect_the_results")
 def test_diloco_over_a_slow_line_ends_with_equal_replicas(
     machines: TwoMachines, route: str
 ) -> None:
@@ -128,6 +130,9 @@ def test_diloco_over_a_slow_line_ends_with_equal_replicas(
     assert machines.summary()["rounds_aborted"] == 0
 
 
+@pytest.mark.long(
+    "tests/group/test_hub_group.py::test_broken_connection_resumes_with_what_is_missing"
+)
 def test_a_line_cut_for_some_seconds_costs_time_and_not_the_job(machines: TwoMachines) -> None:
     machines.gather()
     running = machines.train(machines.job(steps=80, every=10))

@@ -29,25 +29,28 @@ def test_life_of_a_job_through_the_verbs(atoll: Atoll) -> None:
         (view,) = client.jobs()
         job = view["job"]
         until(lambda: client.logs(job)["lines"])
-        shown = atoll.run("status")
+        shown = atoll.run_here("status")
         assert "kitchen" in shown.out
         assert job in shown.out
-        assert "running" in atoll.run("status", job).out
-        assert json.loads(atoll.run("status", "--json").out)["jobs"][0]["job"] == job
-        assert "begun" in atoll.run("logs").out
-        stopped = atoll.run("stop", "--grace", "0.3")
+        assert "running" in atoll.run_here("status", job).out
+        assert json.loads(atoll.run_here("status", "--json").out)["jobs"][0]["job"] == job
+        assert "begun" in atoll.run_here("logs").out
+        stopped = atoll.run_here("stop", "slow", "--grace", "0.3")
         assert stopped.code == 0, stopped.both
         assert "stopped" in stopped.out
-        resumed = atoll.run("resume", job, "--detach")
+        resumed = atoll.run_here("resume", job, "--detach")
         assert resumed.code == 0, resumed.both
         wait_for(client, job, "running")
-        assert atoll.run("stop", job, "--grace", "0.3").code == 0
+        assert atoll.run_here("stop", job, "--grace", "0.3").code == 0
     done = atoll.run("run", "quick.py", "--", "--x", "1")
     assert done.code == 0, done.both
     assert "arguments ['--x', '1']" in done.out
     followed = atoll.run("logs", "-f")
     assert followed.code == 0
-    assert "w0 done" in followed.out
+    assert "kitchen done" in followed.out
+    assert "kitchen done" in atoll.run("logs", "--member", "kitchen").out
+    unknown = atoll.run("logs", "--member", "attic")
+    assert (unknown.code, "expected:   kitchen" in unknown.err) == (2, True), unknown.both
     node.interrupt()
     left = node.wait()
     assert left.code == 0, left.both
@@ -90,6 +93,7 @@ def test_ctrl_c_of_a_remote_run_leaves_the_job_running(atoll: Atoll) -> None:
         assert client.job(job)["state"] == "running"
 
 
+@pytest.mark.long("tests/e2e/test_hub_restart.py::test_workers_train_on_while_the_hub_is_dead")
 def test_hub_stops_on_ctrl_c_and_takes_its_jobs_up_again(atoll: Atoll) -> None:
     running = atoll.start("hub", "--host", "127.0.0.1", "--port", "0")
     until(lambda: (atoll.home / "hubs.json").exists())
@@ -102,7 +106,7 @@ def test_hub_stops_on_ctrl_c_and_takes_its_jobs_up_again(atoll: Atoll) -> None:
 
 def test_ticket_is_printed_again(atoll: Atoll) -> None:
     hub = atoll.hub()
-    assert atoll.run("ticket").out.strip() == ticket_of(hub)
+    assert atoll.run_here("ticket").out.strip() == ticket_of(hub)
 
 
 def test_doctor_passes_on_this_machine_with_a_hub(atoll: Atoll) -> None:
@@ -116,7 +120,7 @@ def test_doctor_passes_on_this_machine_with_a_hub(atoll: Atoll) -> None:
 
 
 def test_doctor_fails_with_a_remedy_if_the_hub_is_absent(atoll: Atoll) -> None:
-    done = atoll.run("doctor", "--hub", "atoll://127.0.0.1:9/" + "x" * 32, "--port", "0")
+    done = atoll.run_here("doctor", "--hub", "atoll://127.0.0.1:9/" + "x" * 32, "--port", "0")
     assert done.code == 1
     assert "FAIL  hub" in done.out
     assert "->" in done.out

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.faults.simulation.faults import FAULTS, Faults, target_of
 from tests.faults.simulation.schedule import PATIENCE_S, finish
 from tests.faults.simulation.world import Setting, simulated
+from tests.tiers import examples
 
 
 class Cluster(RuleBasedStateMachine):
@@ -83,7 +84,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 Cluster.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=12, deadline=None,
+    max_examples=examples(25), stateful_step_count=12, deadline=None,
     suppress_health_check=list(HealthCheck), derandomize=True,
 )  # fmt: skip
 TestCluster = Cluster.TestCase

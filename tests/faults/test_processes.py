@@ -231,6 +231,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made.end()
 
 
+@pytest.mark.long("tests/faults/test_matrix.py::test_no_promise_is_broken_wherever_it_strikes")
 @pytest.mark.parametrize(("route", "faults"), [("relay", RELAY), ("direct", DIRECT)])
 def test_members_meet_again_after_every_fault_and_end_equal(
     cluster: Cluster, route: str, faults: tuple[str, ...]

@@ -22,6 +22,7 @@ from atoll.net.handshake import make_hello
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink, connect
 from atoll.reducer.server import Reducer
+from atoll.wire.limits import DEAD_AFTER_S
 from atoll.wire.messages import (
     Finished,
     Launch,
@@ -47,13 +48,14 @@ steps = 10
 """
 
 
-def start_hub(folder: Path) -> HubServer:
+def start_hub(folder: Path, *, dead_after_s: float = DEAD_AFTER_S) -> HubServer:
     """Return a hub that takes a lost connection for a lost member almost at once."""
     return HubServer(
         HubOptions(
-            data=folder / "data", jobs=folder / "jobs", reducers=False, reconnect_grace_s=0.3
+            data=folder / "data", jobs=folder / "jobs", reducers=False, reconnect_grace_s=0.3,
+            dead_after_s=dead_after_s,
         )
-    )
+    )  # fmt: skip
 
 
 class CappedGroup(HubGroup):

@@ -53,6 +53,7 @@ def to_the_other(group: Group) -> AllToAllResult:
 
 @pytest.mark.parametrize("who", ["w1", "reducer"])
 @pytest.mark.parametrize("after_bytes", [300_000, 5_000_000])
+@pytest.mark.every(3)
 def test_broken_connection_resumes_with_what_is_missing(
     world: Callable[..., HubWorld], who: str, after_bytes: int
 ) -> None:

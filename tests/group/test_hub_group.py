@@ -61,23 +61,38 @@ def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
         each.close()
 
 
+@pytest.mark.every(2)
 class TestRelay(GroupSuite, AllToAllSuite):
     @pytest.fixture
     def build(self, world: Callable[..., HubWorld]) -> Build:
         return lambda n, **options: world(n, route="relay", **options)
 
 
+@pytest.mark.every(2)
 class TestDirectOverHub(GroupSuite, AllToAllSuite):
     @pytest.fixture
     def build(self, world: Callable[..., HubWorld]) -> Build:
         return lambda n, **options: world(n, route="direct", **options)
 
 
+def of_two_sites(world: Callable[..., HubWorld]) -> Build:
+    sites = [("w0", "w2", "w4"), ("w1", "w3")]
+    return lambda n, **options: world(n, route="auto", sites=sites, **options)
+
+
+@pytest.mark.long("tests/group/test_hub_group.py::test_two_sites_keep_the_core_of_the_contract")
 class TestHierarchical(GroupSuite, AllToAllSuite):
     @pytest.fixture
     def build(self, world: Callable[..., HubWorld]) -> Build:
-        sites = [("w0", "w2", "w4"), ("w1", "w3")]
-        return lambda n, **options: world(n, route="auto", sites=sites, **options)
+        return of_two_sites(world)
+
+
+def test_two_sites_keep_the_core_of_the_contract(world: Callable[..., HubWorld]) -> None:
+    suite, build = TestHierarchical(), of_two_sites(world)
+    suite.test_result_is_the_mean_over_the_weights_received(build, n=5, codec="int8")
+    suite.test_lost_peer_does_not_change_the_mean_of_the_rest(build)
+    suite.test_peer_lost_before_its_vote_does_not_undo_the_round(build)
+    suite.test_a_message_for_all_reaches_all_bit_for_bit(build)
 
 
 def big(group: Group) -> CommittedMean:
@@ -86,6 +101,7 @@ def big(group: Group) -> CommittedMean:
 
 @pytest.mark.parametrize("who", ["w1", "reducer"])
 @pytest.mark.parametrize("after_bytes", [300_000, 3_000_000, 5_000_000])
+@pytest.mark.every(5)
 def test_broken_connection_resumes_with_what_is_missing(
     world: Callable[..., HubWorld], who: str, after_bytes: int
 ) -> None:

@@ -62,6 +62,7 @@ def meet(group: Group) -> CommittedMean:
 
 
 @pytest.mark.parametrize("route", ["relay", "direct"])
+@pytest.mark.every(2)
 def test_waiting_member_leaves_at_once(world: Callable[..., HubWorld], route: str) -> None:
     here = world(3, route=route)
     together(here, meet)
@@ -84,6 +85,7 @@ def test_waiting_member_leaves_at_once(world: Callable[..., HubWorld], route: st
 
 
 @pytest.mark.parametrize("route", ["relay", "direct"])
+@pytest.mark.every(2)
 def test_round_under_way_ends_before_a_member_leaves(
     world: Callable[..., HubWorld], route: str
 ) -> None:
@@ -105,6 +107,7 @@ def test_round_under_way_ends_before_a_member_leaves(
 
 
 @pytest.mark.parametrize("route", ["relay", "direct", "auto"])
+@pytest.mark.every(3)
 def test_endless_round_is_abandoned_within_five_seconds(
     world: Callable[..., HubWorld], route: str
 ) -> None:

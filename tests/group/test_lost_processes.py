@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,22 +13,20 @@ import torch
 
 from atoll.group.base import Work
 from atoll.group.run_round import CommittedMean
-from atoll.hub.server import HubServer
 from tests import warm
 from tests.contracts.group_suite import assert_same_everywhere, one_round, values
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
 from tests.group.victim import HIT, Victim, be_a_member
 from tests.patience import PATIENCE_S
+from tests.tiers import sampled
 
 pytestmark = pytest.mark.e2e
 
 SIZE = 400_000
 """7 pieces in fp32."""
 SITES = {"w0": ("w2",), "w1": ("w3",), "w2": ("w0",), "w3": ("w1",)}
-QUICK_S = 6.0
-"""After a broken connection: its grace, another attempt, and a busy machine."""
-FROZEN_S = 14.0
-"""After silence: three heartbeats, the grace of the next join, and a busy machine."""
+SILENT_S = 10 * PATIENCE_S
+"""When a hub takes silence for death: where members are killed, only broken connections tell it."""
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +35,16 @@ def processes() -> Any:
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def node(hub: HubServer) -> Iterator[NodeInName]:
-    node = NodeInName(hub)
-    yield node
-    node.link.close()
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NodeInName]]:
+    """A node of a hub for each fault."""
+    with (
+        start_hub(tmp_path_factory.mktemp("kill"), dead_after_s=SILENT_S) as patient,
+        start_hub(tmp_path_factory.mktemp("stop")) as hub,
+    ):
+        found = {"kill": NodeInName(patient), "stop": NodeInName(hub)}
+        yield found
+        for node in found.values():
+            node.link.close()
 
 
 class World(HubWorld):
@@ -78,13 +75,15 @@ class World(HubWorld):
 
 
 @pytest.fixture
-def world(node: NodeInName, processes: Any) -> Iterator[Callable[..., tuple[World, Any, Any]]]:
+def world(
+    nodes: dict[str, NodeInName], processes: Any
+) -> Iterator[Callable[..., tuple[World, Any, Any]]]:
     made: list[tuple[World, Any]] = []
 
     def make(route: str, victim: str, moment: str, fault: str) -> tuple[World, Any, Connection]:
         name, n = ("auto", 4) if route == "hierarchical" else (route, 3)
         sites = [("w0", "w2"), ("w1", "w3")] if route == "hierarchical" else ()
-        here = World(node, n, victim=victim, route=name, sites=sites)
+        here = World(nodes[fault], n, victim=victim, route=name, sites=sites)
         process, pipe = here.start(processes, moment=moment, fault=fault)
         made.append((here, process))
         return here, process, pipe
@@ -119,12 +118,26 @@ STOPPED = {
 """Where a member falls silent: each costs six seconds of waiting. Deaths are tried everywhere."""
 
 
+SHORT = {
+    ("relay", "w2", "exchanging", "stop"),
+    ("direct", "w0", "connecting", "kill"),
+    ("direct", "w2", "exchanging", "kill"),
+    ("hierarchical", "w0", "passing", "kill"),
+    ("relay", "w2", "voting", "kill"),
+}
+"""Of every route and moment one, and one silence."""
+
+
 @pytest.mark.parametrize(
     ("route", "victim", "moment", "fault"),
-    [
-        *((*case, "kill") for case in CASES),
-        *((route, *case, "stop") for route, cases in STOPPED.items() for case in cases),
-    ],
+    sampled(
+        [
+            *((*case, "kill") for case in CASES),
+            *((route, *case, "stop") for route, cases in STOPPED.items() for case in cases),
+        ],
+        lambda case: case in SHORT,
+        "tests/group/test_lost_processes.py::test_the_others_commit_the_round",
+    ),
 )
 def test_the_others_commit_the_round(
     world: Callable[..., tuple[World, Any, Connection]],
@@ -144,9 +157,7 @@ def test_the_others_commit_the_round(
     for expected in ("ready", "hit"):
         assert pipe.poll(PATIENCE_S)
         assert pipe.recv() == expected
-    began = time.monotonic()
     agreed = [each.wait(PATIENCE_S) for each in work]
-    took_s = time.monotonic() - began
     assert_same_everywhere([one.reduced for one in agreed])
     survivors = [group.me for group in here.groups]
     contributors = list(agreed[0].reduced.contributors)
@@ -155,7 +166,6 @@ def test_the_others_commit_the_round(
         mean = sum(values(name, (SIZE,))[0] for name in survivors) / len(survivors)
         assert isinstance(mean, torch.Tensor)
         torch.testing.assert_close(agreed[0].reduced.tensors[0], mean)
-    assert took_s < (QUICK_S if fault == "kill" else FROZEN_S)
     if fault == "stop":
         os.kill(process.pid, signal.SIGCONT)
         assert pipe.poll(PATIENCE_S)

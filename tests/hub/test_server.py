@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +19,7 @@ import pytest
 
 from atoll.errors import ConfigError, PortTaken
 from atoll.hub.app import HubOptions
-from atoll.hub.server import HubServer, bind, reachable_url
+from atoll.hub.server import ACCEPTED_AT_ONCE, HubServer, bind, reachable_url
 from atoll.wire.messages import Beat, Done, RoundJoin, RoundPlan, RoundVote, Verdict, Welcome
 from tests.hub.nodes.test_membership import launches, registered
 from tests.hub.peer import NODE, Peer, member, node, submit
@@ -68,6 +70,7 @@ def resident_bytes(pid: int) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.every(2)
 def test_one_line_says_ready_and_a_signal_ends_it_cleanly(tmp_path: Path, number: int) -> None:
     with program(tmp_path) as hub:
         assert set(hub.info) == {"url", "port", "ticket", "operator_token", "ca"}
@@ -226,7 +229,7 @@ def test_plan_and_verdict_survive_a_hub_that_is_killed(tmp_path: Path) -> None:
 def test_hub_never_loads_torch(tmp_path: Path) -> None:
     code = (
         "import sys, atoll.hub.__main__\n"
-        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'plotly')"
+        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy')"
         " or m.startswith('atoll.net')]\n"
         "sys.exit(repr(bad) if bad else 0)"
     )
@@ -254,3 +257,27 @@ def test_job_and_node_are_seen_over_rest(tmp_path: Path) -> None:
         assert view["reason"] == "needs 3 nodes, 2 are free"
         nodes = httpx.get(f"{hub.url}/api/nodes", headers=headers).json()
         assert [n["state"] for n in nodes] == ["online"]
+
+
+def test_many_connections_wait_for_a_busy_hub(tmp_path: Path) -> None:
+    """More than are accepted at once, as after a restart of the hub."""
+    options = HubOptions(data=tmp_path / "data", jobs=tmp_path / "runs", reducers=False)
+    gate = threading.Event()
+
+    async def busy() -> None:
+        gate.wait(PATIENCE_S)
+
+    with HubServer(options) as hub, contextlib.ExitStack() as stack:
+        held = threading.Thread(target=lambda: hub.call(busy(), timeout_s=PATIENCE_S))
+        held.start()
+        try:
+            lines = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", hub.port), PROMPT_S))
+                for _ in range(4 * ACCEPTED_AT_ONCE)
+            ]
+        finally:
+            gate.set()
+            held.join()
+        for line in lines:
+            line.sendall(b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\n")
+        assert {line.recv(12) for line in lines} == {b"HTTP/1.1 200"}

@@ -45,7 +45,7 @@ def run_on_two_nodes(atoll: Atoll, name: str, *, steps: int) -> dict[str, Tensor
         shutil.rmtree(atoll.job_folder())  # one came too late for a round: another result
     else:
         raise AssertionError(f"in each of {TRIES} jobs a member was left out of a round")
-    assert "w0 finished with held-out loss" in done.out
+    assert "node0 finished with held-out loss" in done.out
     losses = {line.split()[-1] for line in done.out.splitlines() if "finished with" in line}
     assert len(losses) == 1, done.out  # both members end with one model
     assert not atoll.processes()

@@ -66,6 +66,9 @@ def _train(folder: str, *, steps: int) -> list[float]:
     return found
 
 
+@pytest.mark.long(
+    "tests/integrations/test_embedding_server.py::test_a_server_and_a_worker_that_die_lose_nothing"
+)
 def test_ddp_ranks_with_two_servers_equal_one_process(
     ranks: Ranks, tmp_path: Path, example: Any
 ) -> None:
@@ -235,6 +238,9 @@ def holding(folder: Path, when: str, line: str) -> Path:
 
 
 @pytest.mark.e2e
+@pytest.mark.long(
+    "tests/integrations/test_embedding_server.py::test_a_server_and_a_worker_that_die_lose_nothing"
+)
 @pytest.mark.parametrize(
     ("place", "killed"),
     [("worker", "w1"), ("server", "w1"), ("worker", "w3")],

@@ -85,6 +85,7 @@ def expected(example: Any, folder: Path, *, members: int) -> nn.Module:
 
 
 @pytest.mark.e2e
+@pytest.mark.long("tests/island/script/test_script.py::test_a_spread_model_ends_as_the_whole_one")
 def test_torchrun_alone_ends_as_the_whole_model(tmp_path: Path, example: Any) -> None:
     done = subprocess.run(
         [
@@ -101,6 +102,9 @@ def test_torchrun_alone_ends_as_the_whole_model(tmp_path: Path, example: Any) ->
 
 
 @pytest.mark.e2e
+@pytest.mark.long(
+    "tests/island/script/test_script.py::test_an_island_takes_over_the_state_of_a_process"
+)
 def test_two_islands_end_as_two_whole_models(atoll: Atoll, tmp_path: Path, example: Any) -> None:
     done = atoll.run(
         "run", str(EXAMPLES / "fsdp_diloco.py"), "--local", "2", "--ranks", str(RANKS),

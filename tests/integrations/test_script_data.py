@@ -42,6 +42,7 @@ with atoll.join() as run:
 """
 
 
+@pytest.mark.long("tests/loops/test_loops.py::test_the_share_of_a_lost_member_is_trained_on_once")
 def test_a_killed_process_costs_no_sample(atoll: Atoll) -> None:
     script, given = atoll.folder / "train.py", atoll.folder / "given"
     script.write_text(SCRIPT)

@@ -9,10 +9,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from atoll.queues import InMemoryChannel
 from atoll.routing.folder import PathFolder
 from atoll.routing.serving import Lanes, PathServer, ask, publish_model
-from atoll.routing.writing import continue_text
+from atoll.routing.writing import Sampling, continue_text
 from tests.e2e.conftest import Atoll, atoll, until
 from tests.integrations.examples import EXAMPLES
 from tests.patience import PATIENCE_S
@@ -71,7 +73,7 @@ def test_two_servers_have_half_of_the_paths_each(tmp_path: Path) -> None:
         thread.join(PATIENCE_S)
     assert (answers["one"]["path"], answers["two"]["path"]) == (4, 1)
     assert "prompt" in answers["bad"]["error"]
-    expected = continue_text(paths, ids(DIGITS), tokens=9, seed=3)
+    expected = continue_text(paths, ids(DIGITS), Sampling(tokens=9, seed=3))
     assert answers["one"]["text"] == paths.tokenizer.decode(expected.ids).decode(errors="replace")
     assert sorted(one.own for one in servers) == [[0, 2, 4], [1, 3, 5]]
     for number in range(2):
@@ -79,6 +81,9 @@ def test_two_servers_have_half_of_the_paths_each(tmp_path: Path) -> None:
         assert files == {f"path-{path:04d}.safetensors" for path in range(number, 6, 2)}
 
 
+@pytest.mark.long(
+    "tests/integrations/test_serve_paths.py::test_two_servers_have_half_of_the_paths_each"
+)
 def test_prompts_of_a_killed_server_are_answered(tmp_path: Path, atoll: Atoll) -> None:
     paths = run_of(tmp_path / "run")
     prompts = [DIGITS, LETTERS, "2718281828459045", "some other words"]

@@ -70,6 +70,10 @@ def lived(path: Path) -> dict[int, float]:
     return rates
 
 
+@pytest.mark.long(
+    "tests/integrations/test_transformers.py"
+    "::test_a_member_that_recovers_goes_on_at_the_groups_step"
+)
 def test_a_killed_trainer_comes_back_at_the_groups_step(atoll: Atoll) -> None:
     script, diaries = atoll.folder / "train.py", atoll.folder / "diaries"
     script.write_text(SCRIPT)

@@ -107,6 +107,7 @@ def joined(wrap: Wrap, models: list[nn.Module], *, deal: Callable[[Any], Any] | 
 
 @METHODS
 @pytest.mark.parametrize("seedable", [False, True], ids=["generator", "seedable-sampler"])
+@pytest.mark.every(3)
 def test_accelerate_trains_as_a_plain_loop(
     scripts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer: Any,
     seedable: bool,
@@ -230,6 +231,7 @@ def fit(model: Any, folder: Path, *, data: Any = None, callbacks: Any = ()) -> t
         ("DemoModel", "BoringDataModule"),
     ],
 )
+@pytest.mark.every(3)
 def test_lightnings_boring_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer: Any, model: str, module: str
 ) -> None:
@@ -327,6 +329,7 @@ def regress(
     ],
     ids=["accumulated", "bf16", "cosine", "max-steps"],
 )
+@pytest.mark.every(3)
 def test_the_trainers_regression(tmp_path: Path, outer: Any, changes: dict[str, Any]) -> None:
     losses, parameters = regress(tmp_path, **changes)
     assert losses[-1] < losses[0]

@@ -37,6 +37,7 @@ def example() -> Any:
 
 
 @pytest.mark.e2e
+@pytest.mark.long("tests/loops/test_loops.py::test_together_members_end_with_one_model")
 def test_two_processes_end_as_the_native_loop(atoll: Atoll, tmp_path: Path, example: Any) -> None:
     groups = MemoryGroups(2)
     runs = [make_run(group, tmp_path) for group in groups]

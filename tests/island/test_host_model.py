@@ -74,6 +74,7 @@ def _round_trip(axes: dict[str, int]) -> Any:
 
 
 @pytest.mark.parametrize("axes", MESHES, ids=named)
+@pytest.mark.every(4)
 def test_what_is_pushed_comes_back_bit_for_bit(ranks: Ranks, axes: dict[str, int]) -> None:
     exact, unasked, calls = ranks.run(ranks_of(axes), _round_trip, axes)[0]
     assert exact
@@ -132,6 +133,7 @@ def saved(ranks: Ranks) -> Saved:
 
 @pytest.mark.parametrize("axes", [{"shard": 4}, {"replicate": 2}, {"shard": 2, "tensor": 2},
                                   {"pipeline": 2}, {}], ids=named)  # fmt: skip
+@pytest.mark.every(3)
 def test_any_mesh_goes_on_from_a_square(ranks: Ranks, saved: Saved, axes: dict[str, int]) -> None:
     again, later = ranks.run(ranks_of(axes), _load, axes, "even", saved)[0]
     assert identical(again[0], saved[0])

@@ -53,6 +53,7 @@ def assert_equal(found: Run, expected: Run) -> None:
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()),
 )
+@pytest.mark.every(3)
 def test_every_mesh_trains_like_one_process(
     ranks: Ranks, axes: dict[str, int], words: dict[str, Any]
 ) -> None:
@@ -82,6 +83,7 @@ def test_in_fp32_two_ranks_are_two_halves_of_a_batch_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", ["perceptron", "odd", "untied"])
+@pytest.mark.every(3)
 def test_models_of_any_kind_train_over_a_square(ranks: Ranks, name: str) -> None:
     """Without units or a plan, with frozen and unused parameters and a buffer."""
     found = ranks.run(4, _run, name, table(), {"replicate": 2, "shard": 2}, {})
@@ -98,6 +100,7 @@ def test_models_of_any_kind_train_over_a_square(ranks: Ranks, name: str) -> None
     ],
     ids=lambda train: str(train.optimizer),
 )
+@pytest.mark.every(2)
 def test_optimizers_step_on_shards_as_on_the_whole(ranks: Ranks, train: TrainTable) -> None:
     found = ranks.run(2, _run, "perceptron", train, {"shard": 2}, {})
     assert_equal(found[0], trained(by_itself("perceptron", train)))

@@ -16,6 +16,7 @@ from atoll.strategies.inner.sharded_optimizer import clip_factor
 from tests.island.pipeline.kit import PIPELINE_MODELS, ROWS, merged, pipeline, plain_pipeline, steps
 from tests.island.pool import Ranks
 from tests.island.reference import assert_same, batch_for, gradients, whole
+from tests.tiers import sampled
 
 dist: Any = torch.distributed
 INTERLEAVED: dict[str, Any] = {"schedule": "interleaved", "chunks": 2}
@@ -34,7 +35,14 @@ PRODUCTS: list[tuple[str, dict[str, int], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "axes", "words"), PRODUCTS)
+@pytest.mark.parametrize(
+    ("name", "axes", "words"),
+    sampled(
+        PRODUCTS,
+        lambda case: case in (PRODUCTS[1], PRODUCTS[3], PRODUCTS[8]),
+        "tests/island/test_mesh_products.py::test_gradients_equal_those_of_one_device",
+    ),
+)
 def test_gradients_equal_those_of_one_device(
     ranks: Ranks, name: str, axes: dict[str, int], words: dict[str, Any]
 ) -> None:
@@ -85,6 +93,7 @@ def _plainly_trained() -> tuple[list[float], dict[str, Tensor]]:
         ({"replicate": 2, "pipeline": 2, "tensor": 2}, {}),
     ],
 )
+@pytest.mark.every(3)
 def test_training_with_clipping_is_that_of_one_device(
     ranks: Ranks, axes: dict[str, int], words: dict[str, Any]
 ) -> None:
@@ -104,6 +113,7 @@ def _scaled(axes: dict[str, int], scale: float) -> tuple[float, dict[str, Tensor
 
 
 @pytest.mark.parametrize("axes", [{"shard": 2, "pipeline": 2}, {"pipeline": 2, "tensor": 2}])
+@pytest.mark.every(2)
 def test_a_scale_reaches_every_part_alike(ranks: Ranks, axes: dict[str, int]) -> None:
     plainly, scaled = (ranks.run(4, _scaled, axes, scale) for scale in (1.0, 64.0))
     for (loss, gradient), (other, larger) in zip(plainly, scaled, strict=True):

@@ -112,6 +112,7 @@ def _together(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         ("body", {"tensor": 2}, [{"pipeline": 2}, {}]),
     ],
 )
+@pytest.mark.every(2)
 def test_what_is_frozen_is_saved_and_loaded_under_any_mesh(
     ranks: Ranks, tmp_path: Path, kind: str, first: dict[str, int], others: list[dict[str, int]]
 ) -> None:

@@ -90,6 +90,7 @@ def assert_every_sample_once(samples: list[int], row: Row) -> None:
 
 
 @cases(Circumstance.ALONE, "local-sgd", "ddp")
+@pytest.mark.every(5)
 def test_alone_it_is_the_bare_loop(row: Row, method: Any, tmp_path: Path) -> None:
     bare = train_bare(row.loop, tmp_path, seeded=row.seeded)
     torch.manual_seed(7)
@@ -110,6 +111,7 @@ def test_alone_it_is_the_bare_loop(row: Row, method: Any, tmp_path: Path) -> Non
 
 
 @cases(Circumstance.TOGETHER, "diloco", "ddp")
+@pytest.mark.every(5)
 def test_together_members_end_with_one_model(row: Row, method: Any, tmp_path: Path) -> None:
     lives = Job(tmp_path, 2, method=method).train(row.loop)
     assert_one_model(lives, row)
@@ -122,6 +124,7 @@ def test_together_members_end_with_one_model(row: Row, method: Any, tmp_path: Pa
 
 
 @cases(Circumstance.LOST, "diloco")
+@pytest.mark.every(3)
 def test_a_lost_member_comes_back(row: Row, method: Any, tmp_path: Path) -> None:
     lives, cut = Job(tmp_path, 2, method=method).train_losing(row.loop, "w1", after=3)
     assert (cut.first, cut.end) == (0, 3)
@@ -138,6 +141,7 @@ def test_a_newcomer_with_other_frozen_weights_is_refused(name: str, tmp_path: Pa
 
 
 @cases(Circumstance.LOST_SHARE, "diloco")
+@pytest.mark.every(4)
 def test_the_share_of_a_lost_member_is_trained_on_once(
     row: Row, method: Any, tmp_path: Path
 ) -> None:
@@ -149,6 +153,7 @@ def test_the_share_of_a_lost_member_is_trained_on_once(
 
 
 @cases(Circumstance.RESUMED, "diloco")
+@pytest.mark.every(3)
 def test_resumed_it_is_the_uninterrupted_run(row: Row, method: Any, tmp_path: Path) -> None:
     torch.manual_seed(7)
     whole = Job(tmp_path / "whole", 2, method=method, every=1).train(row.loop)
@@ -167,6 +172,7 @@ def test_resumed_it_is_the_uninterrupted_run(row: Row, method: Any, tmp_path: Pa
 
 
 @cases(Circumstance.DIVIDED, "diloco", members=(1, 3))
+@pytest.mark.every(5)
 def test_resumed_by_another_number_of_members(
     row: Row, method: Any, members: int, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("least", [64, 1 << 13])
+@pytest.mark.every(4)
 def test_every_unit_is_bitwise_that_of_the_whole(
     name: str, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

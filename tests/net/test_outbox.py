@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -42,10 +43,28 @@ def test_items_go_out_in_batches_numbered_from_one() -> None:
     run(scenario())
 
 
+def test_items_that_come_one_by_one_are_gathered() -> None:
+    async def scenario() -> None:
+        link, peer = await ScriptedHub().linked()
+        outbox = Outbox(link, lines, batch=20, gather_s=0.5)
+        outbox.start()
+        outbox.add("first")
+        assert (await shipped(peer)).lines == ["first"]
+        for index in range(10):
+            outbox.add(f"line {index}")
+            await asyncio.sleep(0.001)
+        assert len((await shipped(peer)).lines) > 1
+        await outbox.close(timeout_s=0.0)
+        await link.close()
+
+    run(scenario())
+
+
 def test_unacknowledged_message_is_resent_under_its_number() -> None:
     async def scenario() -> None:
         link, peer = await ScriptedHub().linked()
-        outbox = Outbox(link, lines, retry=at_once)
+        outbox = Outbox(link, lines)
+        outbox.retry = at_once
         outbox.start()
         for item in "abcd":
             outbox.add(item)
@@ -84,7 +103,8 @@ def test_a_batch_cut_in_the_middle_is_sent_again_unchanged() -> None:
 def test_a_hub_that_cannot_store_now_is_asked_again() -> None:
     async def scenario() -> None:
         link, peer = await ScriptedHub().linked()
-        outbox = Outbox(link, lines, retry=at_once)
+        outbox = Outbox(link, lines)
+        outbox.retry = at_once
         outbox.start()
         outbox.add("a")
         pending, _ = await peer.expect(LogLines)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.netlab.lab import Lab
+from atoll.netlab.lab import Lab
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.netlab
@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(Path(__file__).with_name("slow_line.py"))
 
 
+@pytest.mark.long("tests/net/test_throttle.py::test_capped_tensors_let_heartbeats_through")
 def test_request_overtakes_tensors_on_a_slow_line(tmp_path: Path) -> None:
     if reason := Lab.unavailable():
         pytest.skip(f"no network lab here: {reason}")

@@ -101,6 +101,7 @@ def test_a_pace_file_that_is_not_there_means_counting_alone() -> None:
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.every(2)
 def test_capped_tensors_let_heartbeats_through(hub: HubServer, direction: str) -> None:
     slow = (
         HubEndpoint(upload_bps=CAP_BPS) if direction == "up" else HubEndpoint(download_bps=CAP_BPS)
@@ -138,6 +139,7 @@ def test_capped_tensors_let_heartbeats_through(hub: HubServer, direction: str) -
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.every(2)
 def test_files_keep_to_the_cap(hub: HubServer, direction: str) -> None:
     up = direction == "up"
     endpoint = HubEndpoint(upload_bps=CAP_BPS) if up else HubEndpoint(download_bps=CAP_BPS)

@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar
 
 import pytest
 
-from bench.netlab.lab import Lab
+from atoll.netlab.lab import Lab
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netlab]
@@ -192,6 +192,9 @@ def until(condition: Callable[[], T], machines: Machines, *, timeout_s: float) -
 
 
 @pytest.mark.parametrize("route", ["auto"])
+@pytest.mark.long(
+    "tests/group/test_elastic.py::test_frozen_member_delays_no_round_and_learns_of_it"
+)
 def test_host_cut_off_for_20_s_is_left_out_and_returns(tmp_path: Path, route: str) -> None:
     with running(tmp_path, route=route) as machines:
         until(

@@ -14,13 +14,16 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ConfigError
-from bench.netlab import registry
-from bench.netlab.commands import LabError
-from bench.netlab.lab import Lab
-from bench.netlab.shape import parse_shape
+from atoll.netlab import registry
+from atoll.netlab.commands import LabError
+from atoll.netlab.lab import Lab
+from atoll.netlab.shape import parse_shape
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.netlab
+pytestmark = [
+    pytest.mark.netlab,
+    pytest.mark.long("tests/netlab/test_switch.py::test_cut_host_loses_packets_in_flight"),
+]
 
 TRAFFIC = [sys.executable, str(Path(__file__).with_name("traffic.py"))]
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,7 +172,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_a_lab_goes_when_its_owner_is_killed() -> None:
     code = (
-        "import time; from bench.netlab.lab import Lab; lab = Lab(hosts=2); lab.start();"
+        "import time; from atoll.netlab.lab import Lab; lab = Lab(hosts=2); lab.start();"
         "lab.popen(0, ['sleep', '1000']); print(lab.name, flush=True); time.sleep(1000)"
     )
     owner = subprocess.Popen(
@@ -206,7 +209,7 @@ def test_the_command_line_makes_uses_and_removes_a_lab() -> None:
         assert "10.88.0.1" in up.stdout
         again = call("up", "--name", name)
         assert again.returncode == 1
-        assert f"down --name {name}" in again.stderr
+        assert "is up already" in again.stderr
         echo = call("exec", "--name", name, "1", "--", "cat", "/etc/hosts")
         assert "10.88.0.2 h1" in echo.stdout
         assert call("cut", "1", "--name", name).returncode == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.netlab.lab import Lab
+from atoll.netlab.lab import Lab
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netlab]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from atoll.config import parse_spec
-from bench.netlab.lab import Lab
+from atoll.netlab.lab import Lab
 from tests.e2e.swarm.test_runs import losses_of_one_process
 from tests.netlab.test_cut import Machines, until
 from tests.patience import PATIENCE_S
@@ -164,6 +164,9 @@ def check_end(machines: Machines, *, untold: int = 0) -> dict[int, float]:
     return found
 
 
+@pytest.mark.long(
+    "tests/train/swarm/test_member.py::test_members_join_and_a_killed_driver_is_replaced"
+)
 def test_two_lost_and_two_new_machines_at_50_ms(tmp_path: Path) -> None:
     """Three members per stage, of speeds 1 : 2 : 3; a machine of each stage is lost for good."""
     options = {"stages": 2, "steps": 40}
@@ -180,6 +183,7 @@ def test_two_lost_and_two_new_machines_at_50_ms(tmp_path: Path) -> None:
         check_end(machines, untold=4)
 
 
+@pytest.mark.long("tests/swarm/test_saves.py::test_after_a_restart_the_newest_history_is_believed")
 def test_four_stages_survive_the_hub_at_80_ms(tmp_path: Path) -> None:
     with swarm(tmp_path, rate="20mbit", rtt="80ms", members=8, stages=4, steps=8) as machines:
         wait_for_step(machines, 3)
@@ -189,6 +193,9 @@ def test_four_stages_survive_the_hub_at_80_ms(tmp_path: Path) -> None:
         check_end(machines, untold=3)
 
 
+@pytest.mark.long(
+    "tests/train/swarm/test_member.py::test_a_lost_stage_goes_on_from_a_checkpoint_with_all"
+)
 def test_everything_is_killed_and_goes_on_from_a_save(tmp_path: Path) -> None:
     options = {"stages": 2, "steps": 12, "every": 3}
     with swarm(tmp_path, rate="100mbit", rtt="50ms", members=4, **options) as machines:
@@ -209,6 +216,7 @@ def test_everything_is_killed_and_goes_on_from_a_save(tmp_path: Path) -> None:
         assert min(point["step"] for point in again if "loss" in point["values"]) == 4
 
 
+@pytest.mark.long("tests/swarm/test_saves.py::test_a_lost_saver_is_replaced_while_the_step_lasts")
 def test_a_saver_is_killed_during_its_upload(tmp_path: Path) -> None:
     """A file of a stage takes seconds on these lines; the step is saved by another member."""
     options = {"stages": 2, "steps": 6, "every": 2, "width": 384}
@@ -227,6 +235,7 @@ def test_a_saver_is_killed_during_its_upload(tmp_path: Path) -> None:
         assert "checkpoint of round 6 is complete" in machines.told()
 
 
+@pytest.mark.long("tests/group/peers/test_nearest.py::test_what_nobody_answers_at_is_relayed")
 def test_a_blocked_way_leads_through_the_hub(tmp_path: Path) -> None:
     """Members that reach each other send directly; those that do not, through the hub."""
     with swarm(tmp_path, rate="100mbit", rtt="20ms", members=2, stages=2, steps=12) as machines:

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from bench.netlab.packets import HEADER, MAC_PREFIX, on_the_wire, receivers
-from bench.netlab.shape import Shape
-from bench.netlab.switch import HostStats, Switch
+from atoll.netlab.packets import HEADER, MAC_PREFIX, on_the_wire, receivers
+from atoll.netlab.shape import Between, Shape
+from atoll.netlab.switch import HostStats, Switch
 
 HEADERS = 54  # Ethernet, IPv4, TCP
 
@@ -51,6 +51,38 @@ def test_rate_is_the_slower_of_upload_and_download() -> None:
         times = [time for time, _ in arrivals(switch)]
         assert len(times) == 100
         assert times[-1] - times[0] == pytest.approx(0.99)
+
+
+def test_hosts_of_one_network_do_not_use_their_links() -> None:
+    switch = Switch([Shape(up_bps=1e6, rtt_s=0.2), Shape(down_bps=1e6, rtt_s=0.2), Shape()])
+    switch.set_between(0, 1, Between(bps=10e6, rtt_s=0.02, inside=True))
+    for _ in range(100):
+        switch.arrive(0, packet(1), 0.0)  # 1 ms each at 10 Mbit/s
+    times = [time for time, _ in arrivals(switch)]
+    assert (times[0], times[-1]) == pytest.approx((0.012, 0.111))
+    switch.arrive(0, packet(2), 1.0)  # the link to elsewhere was idle
+    ((arrived, host),) = arrivals(switch)
+    assert host == 2
+    assert arrived == pytest.approx(1.11)
+
+
+def test_a_slow_way_between_two_hosts_slows_no_other() -> None:
+    switch = Switch([Shape(up_bps=10e6), Shape(), Shape()])
+    switch.set_between(0, 1, Between(bps=1e6, rtt_s=0.04))
+    for _ in range(5):
+        switch.arrive(0, packet(1), 0.0)
+    switch.arrive(0, packet(2), 0.0)
+    arrived, hosts = zip(*arrivals(switch), strict=True)
+    assert hosts == (2, 1, 1, 1, 1, 1)
+    assert arrived == pytest.approx((0.006, 0.031, 0.041, 0.051, 0.061, 0.071))
+
+
+def test_hosts_apart_reach_only_the_others() -> None:
+    switch = Switch([Shape(), Shape(), Shape()])
+    switch.set_between(0, 1, Between(apart=True))
+    switch.arrive(0, packet(1), 0.0)
+    switch.arrive(0, packet(2), 0.0)
+    assert arrivals(switch) == [(0.0, 2)]
 
 
 def test_two_senders_share_the_download_of_their_receiver() -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.errors import ConfigError
-from bench.netlab.shape import LEAST_QUEUE_S, parse_shape
-from bench.netlab.units import parse_rate, parse_share, parse_time
+from atoll.netlab.shape import LEAST_QUEUE_S, parse_shape
+from atoll.netlab.units import parse_rate, parse_share, parse_time
 
 
 def test_quantities_are_read_as_people_write_them() -> None:

@@ -25,9 +25,11 @@ def test_targets_and_modules_that_workflows_call_exist() -> None:
 
 
 def test_windows_runs_the_commands_that_make_runs() -> None:
-    (tests,) = re.findall(
-        r"^test:.*\n\t.*-m (pytest .*) \$\(PYTEST_OPTIONS\)$", MAKEFILE, re.MULTILINE
+    (common,) = re.findall(r"^PYTEST = .*-m (pytest .*)$", MAKEFILE, re.MULTILINE)
+    (chosen,) = re.findall(
+        r"^test:.*\n\t\$\(PYTEST\) (.*) \$\(PYTEST_OPTIONS\)$", MAKEFILE, re.MULTILINE
     )
+    tests = f"{common} {chosen}"
     (workers,) = re.findall(r"^WORKERS \?= (\d+)$", MAKEFILE, re.MULTILINE)
     assert f"python -m {tests.replace('$(WORKERS)', workers)}" in COMMANDS
     (install,) = re.findall(

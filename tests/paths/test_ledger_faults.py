@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from atoll.paths.layout import PathLayout
 from tests.paths.world import World
+from tests.tiers import examples
 
 LAYOUTS = [
     PathLayout.of([2, 2]), PathLayout.of([1], copies=3), PathLayout.of([3, 1]), PathLayout.of([2]),
@@ -19,7 +20,7 @@ QUIET, GRACE = 3_000, 500
 a hub that is killed right after it noticed a loss may have to wait in one for that."""
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     seed=st.integers(0, 2**32 - 1), layout=st.sampled_from(LAYOUTS),
     members=st.integers(1, 5), phases=st.integers(1, 8), rate=st.sampled_from([0.02, 0.1, 0.3]),

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from atoll.cli.commands.plan import app
+from atoll.cli.planning.plan import app
 from atoll.config import JobSpec, dump_spec, load_spec
 from atoll.errors import ConfigError
 from atoll.plan.memory import PROGRAM_BYTES
@@ -35,6 +35,7 @@ def swarm(folder: Path, stages: int = 2, *, model: str = "gpt", sizes: str = "")
 
 
 @pytest.mark.parametrize("model", ["gpt", "vit"])
+@pytest.mark.every(2)
 def test_plan_equals_what_stages_really_hold(tmp_path: Path, model: str) -> None:
     spec = swarm(tmp_path, 3, model=model)
     plan = plan_swarm(spec)
@@ -128,6 +129,7 @@ def test_cuts_of_the_job_file_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the system tells no peak")
+@pytest.mark.long("tests/plan/test_swarm_plan.py::test_plan_equals_what_stages_really_hold")
 def test_a_member_of_a_stage_has_no_memory_for_the_whole(tmp_path: Path) -> None:
     """Real processes: one builds the whole model of 200 MB, one the third of eight stages."""
     path = job_of(tmp_path, stages=8, width=512, layers=16)

@@ -75,6 +75,7 @@ def start() -> Iterator[Callable[..., ProxyProcess]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("login", ["", "user:pass"])
+@pytest.mark.every(3)
 def test_sessions_files_and_tensors_go_through_the_proxy(
     hub: HubServer, start: Callable[..., ProxyProcess], kind: str, login: str
 ) -> None:
@@ -112,6 +113,7 @@ def reach(url: str, endpoint: HubEndpoint, *, by: str) -> None:
 @pytest.mark.parametrize("by", ["websocket", "rest"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.every(3)
 def test_the_hop_that_fails_is_named(
     start: Callable[..., ProxyProcess], kind: str, by: str, scheme: str
 ) -> None:
@@ -129,6 +131,7 @@ def test_the_hop_that_fails_is_named(
 
 @pytest.mark.parametrize("by", ["websocket", "rest"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.every(3)
 def test_a_stranger_behind_the_proxy_is_no_hub(
     start: Callable[..., ProxyProcess], kind: str, by: str
 ) -> None:

@@ -19,6 +19,7 @@ from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Source
 from atoll.wire.recovery_messages import StateManifest, state_manifest
 from tests.patience import PATIENCE_S
+from tests.tiers import examples
 
 
 def data_of(name: str, *, count: int = 5, seed: int = 0) -> bytes:
@@ -175,7 +176,7 @@ def test_without_the_last_source_the_shared_image_is_enough() -> None:
     assert scheduler.inner is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_any_order_of_events_ends_with_the_right_bytes(data: st.DataObject) -> None:
     members = [f"w{i}" for i in range(data.draw(st.integers(1, 6)))]
@@ -268,3 +269,24 @@ def test_differing_members_give_all_from_one_donor() -> None:
     thread.join(PATIENCE_S)
     assert waiting == [other.root]
     assert scheduler.donors == set()
+
+
+def test_donors_that_leave_after_the_end_change_nothing() -> None:
+    manifests = [manifest_of(data_of("shared", seed=seed)) for seed in range(3)]
+    datas = [data_of("shared", seed=seed) for seed in range(3)]
+    scheduler = new_board("w0", "w1", "w2")
+    for number, manifest in enumerate(manifests):
+        scheduler.add_source(f"w{number}", manifest, INNER_MANIFEST, identical=False)
+    while not scheduler.finished:
+        work = scheduler.claim("w0")
+        assert work is not None
+        data = INNER_DATA if work.image is scheduler.inner else datas[0]
+        for index in work.indices:
+            scheduler.store_chunk("w0", work.image, index, chunk_of(data, index))
+        scheduler.release_chunks("w0")
+    fetched = scheduler.shared
+    for member in ("w0", "w1", "w2"):
+        scheduler.remove_source(member)
+    assert scheduler.complete
+    assert scheduler.shared is fetched
+    assert scheduler.donors == {"w0"}

@@ -28,6 +28,7 @@ def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
+@pytest.mark.every(2)
 def test_killed_donors_chunks_come_from_others(world: World, direct: bool) -> None:
     models = world.processes_of("w0", "w1", "w2", direct=direct, numel=NUMEL)
     found = world.recover(at=[(0.15, lambda: world.kill("w0")), (0.5, lambda: world.kill("w1"))])
@@ -40,6 +41,7 @@ def test_killed_donors_chunks_come_from_others(world: World, direct: bool) -> No
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
+@pytest.mark.every(2)
 def test_chunks_of_a_dead_donor_are_not_fetched_again(world: World, direct: bool) -> None:
     _, model = world.processes_of("w0", "w1", direct=direct, numel=NUMEL)
     world.gone.add("w1")

@@ -62,6 +62,7 @@ ON_BOTH_WAYS = ("a flipped bit", "noise", "less", "more")
 @pytest.mark.parametrize(
     ("lie", "direct"), [*((lie, True) for lie in LIES), *((lie, False) for lie in ON_BOTH_WAYS)]
 )
+@pytest.mark.every(2)
 def test_liar_is_named_and_state_comes_from_others(world: World, lie: str, direct: bool) -> None:
     change, reason = LIES[lie]
     world.donor("w0", spoil=change, direct=direct, numel=NUMEL)
@@ -137,6 +138,7 @@ def garbage(job: str, data: bytes) -> spoil.Spoil:
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
+@pytest.mark.every(2)
 def test_invalid_state_is_refused_despite_right_digests(world: World, direct: bool) -> None:
     world.donor("w0", spoil=garbage(world.job, b"\xff" * 5000), direct=direct)
     with pytest.raises(DeadlineExceeded):

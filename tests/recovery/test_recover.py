@@ -17,6 +17,7 @@ from tests.recovery.world import LOCAL, World, assert_same, wait_until
 
 
 @pytest.mark.parametrize("direct", [(1, 1, 1), (0, 0, 0), (1, 0, 1)], ids=str)
+@pytest.mark.every(2)
 def test_the_state_comes_whole_from_all_sources_on_every_way(
     world: World, direct: tuple[int, ...]
 ) -> None:
@@ -103,6 +104,7 @@ def test_donor_keeps_giving_the_round_it_began(world: World) -> None:
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
+@pytest.mark.every(2)
 def test_newer_round_is_fetched_if_the_older_is_gone(world: World, direct: bool) -> None:
     model = world.donor("w0", direct=direct, numel=6_000_000)
     cache = world.donors["w0"]._cache

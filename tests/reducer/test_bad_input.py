@@ -23,6 +23,7 @@ from atoll.reducer.server import Reducer
 from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk, pieces, unpack_chunk
 from atoll.wire.messages import Event, MemberLost, Message, RoundPlan, Verdict
 from tests.patience import PATIENCE_S
+from tests.tiers import examples
 
 JOB = "job"
 ELEMENTS = 70_000
@@ -332,7 +333,7 @@ anything = st.one_of(
 sized = st.sampled_from([0, 1, 20, 256 * 1024, 4 * ELEMENTS - 256 * 1024])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(anything, sized, st.booleans()), max_size=6), st.booleans())
 def test_no_sequence_of_bad_pieces_touches_the_others(
     said: list[tuple[Any, int, bool]], honest_at_last: bool

@@ -11,7 +11,17 @@ from torch import Tensor
 from atoll.codec.base import Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import GroupError, LossNotFinite
-from atoll.reducer.mean import Mean, Share, is_finite, mean_of, minority, result_digest
+from atoll.reducer.mean import (
+    Mean,
+    Share,
+    is_finite,
+    mean_of,
+    minority,
+    result_digest,
+    weighed,
+)
+from atoll.wire.messages import RoundPlan
+from tests.tiers import examples
 
 
 def share(member: str, x: Tensor, *, weight: float = 1.0, codec: str = "fp32") -> Share:
@@ -22,7 +32,7 @@ def decoded(mean: Mean) -> Tensor:
     return make_codec(mean.packet.codec).decode(mean.packet)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(st.floats(0.125, 1e6, width=32), min_size=1, max_size=6),
     st.integers(0, 700),
@@ -46,6 +56,16 @@ def test_mean_of_equal_vectors_of_equal_weight_is_that_vector() -> None:
     for n in (1, 2, 4):
         shares = [share(f"w{i}", x, weight=0.1) for i in range(n)]
         assert torch.equal(decoded(mean_of(shares, codec=make_codec("fp32"))), x)
+
+
+def test_who_has_a_strike_contributes_nothing_but_takes_part() -> None:
+    shares = [share(f"w{i}", torch.full((3,), float(i)), weight=2.0) for i in range(3)]
+    plan = RoundPlan("j", 0, 1, ["w0", "w1", "w2"], "relay", unweighted=["w2"])
+    mean = mean_of(weighed(shares, plan, refused=()), codec=make_codec("fp32"))
+    assert decoded(mean).tolist() == [0.5, 0.5, 0.5]
+    assert (mean.weight, mean.contributors) == (4.0, ("w0", "w1", "w2"))
+    assert [s.member for s in weighed(shares, plan, refused={"w1"})] == ["w0", "w2"]
+    assert weighed(shares, plan, refused={"w0", "w1"}) == shares[2:], "there are no others"
 
 
 def test_sum_runs_in_member_order() -> None:

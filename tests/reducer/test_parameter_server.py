@@ -12,6 +12,7 @@ from torch import Tensor
 from atoll.codec.registry import make_codec
 from atoll.reducer.parameter_server import Answers, ParameterServer
 from atoll.wire.parameter_server_messages import Answer, Attach, Fetch, Idle, Load, Push, Setup
+from tests.tiers import examples
 
 FP32 = make_codec("fp32")
 ELEMENTS = 6
@@ -260,7 +261,7 @@ deeds = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(bound=st.integers(0, 4), schedule=deeds)
 @example(bound=0, schedule=[("w0", "push"), ("w0", "die"), ("w0", "return"), ("w0", "push")])
 def test_nobody_is_further_ahead_than_the_bound_and_a_clock(
@@ -274,7 +275,7 @@ def test_nobody_is_further_ahead_than_the_bound_and_a_clock(
             assert max(clocks) - min(clocks) <= bound + 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     mode=st.sampled_from(["stale", "synchronous", "asynchronous"]),
     bound=st.integers(0, 3),
@@ -289,7 +290,7 @@ def test_somebody_can_always_go_on(mode: str, bound: int, schedule: list[tuple[s
         assert not present or present - run.blocked
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(schedule=deeds)
 def test_zero_staleness_keeps_clocks_within_one(
     schedule: list[tuple[str, str]],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def test_too_many_attackers_stop_the_rounds(
     world: ProcessWorld,
 ) -> None:
     """Two of five are more than a third: nothing is committed, everybody hears why."""
+    heard = threading.Barrier(5)
 
     def member(group: Group) -> str:
         group.policy = GroupPolicy(admission="norms")
@@ -81,6 +83,7 @@ def test_too_many_attackers_stop_the_rounds(
         (x,) = values(group.me, (SIZE,))
         with pytest.raises(AtollError) as caught:
             group.reduce([x * factor], codec=make_codec("fp32"), weight=1.0).wait()
+        heard.wait(PATIENCE_S)  # a vote against ends the wait of those who have not heard yet
         verdict = group.commit(None, ok=False, reason="nothing came")
         assert not verdict.committed
         return str(caught.value)

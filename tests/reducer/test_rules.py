@@ -17,6 +17,7 @@ from atoll.reducer.block_view import BlockView, Sliceable
 from atoll.reducer.combine import NormHistory, combine
 from atoll.reducer.mean import Mean, Share, mean_of
 from atoll.reducer.rules.distances import distances_from, squared_distances
+from tests.tiers import examples
 
 FP32 = make_codec("fp32")
 RULES = [
@@ -146,7 +147,7 @@ def test_a_sum_is_the_mean_times_the_members_that_have_weight() -> None:
     assert found.contributors == ("w0", "w1", "w2")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.sampled_from(RULES), st.integers(5, 8), st.integers(0, 2000),
     st.permutations(range(8)), st.integers(0, 2**20),

@@ -76,8 +76,8 @@ def one_node(
     optimizer = inner.optimizer(model)
     losses = []
     for step in range(steps):
-        losses.append([_gradient(model, stream)])
-        _step(model, optimizer, step, inner)
+        losses.append([backward(model, stream)])
+        inner_step(model, optimizer, step, inner)
     return Trajectory(losses, [flat(model)], model)
 
 
@@ -94,13 +94,13 @@ def data_parallel(
         losses.append([])
         gradients = []
         for member, stream in enumerate(streams):
-            losses[-1].append(_gradient(model, stream))
+            losses[-1].append(backward(model, stream))
             gradient = torch.cat([_grad(p).flatten() for p in model.parameters()])
             gradients.append(wire.up(member, gradient))
-        mean = wire.down(step, _mean(gradients))
+        mean = wire.down(step, mean_of(gradients))
         for parameter, part in zip(model.parameters(), _parts(model, mean), strict=True):
             parameter.grad = part.clone()
-        _step(model, optimizer, step, inner)
+        inner_step(model, optimizer, step, inner)
         rounds.append(flat(model))
     return Trajectory(losses, rounds, model)
 
@@ -146,16 +146,16 @@ def diloco(
     losses: list[list[float]] = []
     rounds: list[Tensor] = []
     for step in range(steps):
-        losses.append([_gradient(m, s) for m, s in zip(members, streams, strict=True)])
+        losses.append([backward(m, s) for m, s in zip(members, streams, strict=True)])
         for member, optimizer in zip(members, optimizers, strict=True):
-            _step(member, optimizer, step, inner)
+            inner_step(member, optimizer, step, inner)
         done = step + 1
         is_warm = done <= warmup_steps
         counted = done if is_warm else done - warmup_steps
         if counted % (warmup_every if is_warm else every) and done not in (warmup_steps, steps):
             continue
         moves = [wire.up(index, start - flat(member)) for index, member in enumerate(members)]
-        delta = wire.down(len(rounds), _mean(moves))
+        delta = wire.down(len(rounds), mean_of(moves))
         lr, mu = (1.0, 0.0) if is_warm else (outer_lr, momentum)
         if rates is not None and not is_warm:
             lr, mu = rates(len(rounds))
@@ -182,7 +182,8 @@ def assign(model: nn.Module, vector: Tensor) -> None:
             parameter.copy_(part)
 
 
-def _gradient(model: nn.Module, stream: Iterator[tuple[Tensor, Tensor]]) -> float:
+def backward(model: nn.Module, stream: Iterator[tuple[Tensor, Tensor]]) -> float:
+    """Compute the gradient of the next batch and return its loss."""
     model.zero_grad(set_to_none=True)
     inputs, targets = next(stream)
     logits = model(inputs)
@@ -191,7 +192,8 @@ def _gradient(model: nn.Module, stream: Iterator[tuple[Tensor, Tensor]]) -> floa
     return loss.item()
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, inner: Inner) -> None:
+def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, inner: Inner) -> None:
+    """Take one step with the gradients that are there."""
     if inner.clip:
         nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
     for group in optimizer.param_groups:
@@ -199,7 +201,8 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, inner: 
     optimizer.step()
 
 
-def _mean(vectors: list[Tensor]) -> Tensor:
+def mean_of(vectors: list[Tensor]) -> Tensor:
+    """Add in this order, and divide."""
     total = torch.zeros_like(vectors[0])
     for vector in vectors:
         total += vector

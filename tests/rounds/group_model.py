@@ -9,7 +9,7 @@ from atoll.rounds.commit import CommitLog
 from atoll.rounds.data_slots import DataSlots
 from atoll.rounds.effects import Decided, Effect, MemberDropped, Planned, Refused, StateAdopted
 from atoll.rounds.machine import RoundMachine
-from atoll.rounds.state import RoundMemberState
+from atoll.rounds.member_states import RoundMemberState
 from atoll.wire.messages import Lease, RoundJoin, RoundPlan, RoundVote, Verdict
 
 STEP_S = 2.0
@@ -141,7 +141,7 @@ class Group:
         old = self.machine
         commit_log = CommitLog(old.commit_log.timings, DataSlots(self.count))
         commit_log.data_slots.cursors = dict(old.commit_log.data_slots.cursors)
-        commit_log.data_slots.held = dict(old.commit_log.data_slots.held)
+        commit_log.data_slots.hold_only(old.commit_log.data_slots.held)
         self.machine = RoundMachine(
             "j",
             nodes_wanted=self.count,

@@ -45,14 +45,16 @@ def test_a_slot_that_is_behind_is_caught_up() -> None:
 
 
 def test_newcomer_gets_a_slot_that_nobody_holds() -> None:
-    leases = DataSlots(3, cursors={2: {"offset": 5}}, held={"w0": 1})
+    leases = DataSlots(3, cursors={2: {"offset": 5}})
+    leases.hold_only({"w0": 1})
     assert leases.lease("w1") == Lease(0)
     assert leases.lease("w2") == Lease(2, {"offset": 5})
     assert leases.lease("w1") == Lease(0)
 
 
 def test_wrong_positions_are_named() -> None:
-    leases = DataSlots(2, cursors={0: {"data_pass": 1, "offset": 5}}, held={"w0": 0})
+    leases = DataSlots(2, cursors={0: {"data_pass": 1, "offset": 5}})
+    leases.hold_only({"w0": 0})
     assert leases.wrong("w0", Lease(0, {"data_pass": 1, "offset": 6})) == ""
     assert "moves back" in leases.wrong("w0", Lease(0, {"data_pass": 0, "offset": 9}))
     assert "not its own" in leases.wrong("w0", Lease(1))
@@ -61,7 +63,8 @@ def test_wrong_positions_are_named() -> None:
 
 
 def test_members_that_do_not_train_hold_nothing_after_the_deal() -> None:
-    leases = DataSlots(3, held={"w0": 0, "w1": 1, "w2": 2})
+    leases = DataSlots(3)
+    leases.hold_only({"w0": 0, "w1": 1, "w2": 2})
     assert leases.renew(["w0", "w2"]).keys() == {"w0", "w2"}
     assert leases.held == {"w0": 0, "w2": 2}
     assert leases.lease("w1") == Lease(1)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rounds.group_model import Group
+from tests.tiers import examples
 
 ACTIONS = st.tuples(
     st.sampled_from(
@@ -29,7 +30,7 @@ def play(actions: list[tuple[str, int, bool]], *, least: int = 0) -> Group:
     return group
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(SCHEDULES)
 def test_epoch_has_one_verdict_and_equal_replicas(
     actions: list[tuple[str, int, bool]],
@@ -39,7 +40,7 @@ def test_epoch_has_one_verdict_and_equal_replicas(
     assert len(held) == len(set(held))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SCHEDULES)
 def test_nobody_waits_for_ever_once_time_passes(actions: list[tuple[str, int, bool]]) -> None:
     group = play(actions)
@@ -51,7 +52,7 @@ def test_nobody_waits_for_ever_once_time_passes(actions: list[tuple[str, int, bo
     assert not [m for m, p in group.processes.items() if p.doing == "joining" and not p.frozen]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SCHEDULES, st.integers(0, 3))
 def test_surviving_members_commit_together(
     actions: list[tuple[str, int, bool]], survivor: int
@@ -73,7 +74,7 @@ def test_surviving_members_commit_together(
     assert len({process.state for process in group.processes.values()}) <= 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(SCHEDULES)
 def test_fewer_than_the_least_number_of_members_never_meet(
     actions: list[tuple[str, int, bool]],

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from atoll.rounds.effects import Decided, Effect, Planned
 from atoll.wire.messages import RoundJoin, Verdict
 from tests.rounds.rounds_by_hand import rounds_of, vote
+from tests.tiers import examples
 
 
 class Model:
@@ -72,7 +73,7 @@ ACTIONS = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(ACTIONS, max_size=60))
 def test_epochs_grow_and_rounds_commit_once_in_order(
     actions: list[tuple[str, int, bool]],
@@ -85,7 +86,7 @@ def test_epochs_grow_and_rounds_commit_once_in_order(
     assert model.machine.committed_round == len(model.commits)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(ACTIONS, max_size=40), st.integers(0, 3))
 def test_whatever_happened_a_survivor_still_commits(
     actions: list[tuple[str, int, bool]], survivor: int

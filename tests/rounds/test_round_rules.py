@@ -339,8 +339,23 @@ def test_timeout_follows_the_routes_measured_duration() -> None:
     commit_all(machine, RoundPlan("j", 0, 1, ["w0"], "alone"), 5.0)
     assert machine.commit_log.timeout_s("alone") == pytest.approx(25.0)
     assert machine.commit_log.timeout_s("relay") == 120.0
-    commit_all(machine, join_all(machine, ["w0"], 10.0), 10_000.0)
+    machine.commit_log.timings.duration_s["alone"] = 100.0
     assert machine.commit_log.timeout_s("alone") == 300.0
+    machine.commit_log.timings.duration_s["alone"] = 1000.0  # as on a slow line, each time
+    assert machine.commit_log.timeout_s("alone") == 2000.0
+
+
+def test_a_late_member_is_given_fewer_steps_although_refused() -> None:
+    machine = rounds_of(2)
+    commit_all(machine, join_all(machine, ["w0", "w1"], 0.0), 1.0)
+    machine.join("w0", RoundJoin(1, "d", steps=500, busy_s=500.0), 501.0)
+    plan = plan_in(machine.settle(501.0 + machine.grace_s() + 1.0))
+    assert plan.members == ["w0"]
+    commit_all(machine, plan, 520.0)
+    with pytest.raises(LeftBehind):
+        machine.join("w1", RoundJoin(1, "d", steps=500, busy_s=1000.0), 1001.0)
+    machine.recover("w1", 1001.0)
+    assert machine.newcomer("w1", 1001.0, whole=True) == 0.5
 
 
 def test_replaced_process_waits_for_the_next_attempt() -> None:

@@ -11,6 +11,7 @@ from atoll.rounds.commit import (
     GRAIN,
     SLOWEST,
     assign_steps,
+    base_step_s,
     learn_steps,
     newcomer_pace,
     share_of,
@@ -20,12 +21,15 @@ from atoll.rounds.timing import (
     RoundTimings,
     broken_s,
     grace_s,
+    hiding_steps,
     hold_s,
+    learn_round,
     learn_spread,
     mean,
     timeout_s,
 )
-from atoll.wire.messages import RoundJoin
+from atoll.wire.messages import MemberStats, RoundJoin
+from tests.rounds.rounds_by_hand import commit_all, plan_in, rounds_of
 
 
 @given(st.floats(0.001, 100), st.floats(0.001, 100))
@@ -42,8 +46,10 @@ def test_the_fastest_does_all_its_steps(step_s: dict[str, float]) -> None:
 
 
 def test_half_as_fast_does_half_and_noise_changes_nothing() -> None:
-    assert assign_steps({"w0": 1.0, "w1": 2.0, "w2": 1.2}, ["w0", "w1", "w2"]) == {"w1": 0.5}
-    assert share_of(1.0 / (1.0 - DEAD_BAND), 1.0) == 1.0
+    assert assign_steps({"w0": 1.0, "w1": 2.0, "w2": 1.0}, ["w0", "w1", "w2"]) == {"w1": 0.5}
+    # w2 is as fast as w0 but for noise, and does all steps: w1 has as long as w2 needs for them.
+    assert assign_steps({"w0": 1.0, "w1": 2.0, "w2": 1.1}, ["w0", "w1", "w2"]) == {"w1": 141 / 256}
+    assert base_step_s([1.0, 1.0 / (1.0 - DEAD_BAND), 2.0]) == 1.0 / (1.0 - DEAD_BAND)
     assert assign_steps({"w0": 1.0, "w1": 2.0}, ["w1"]) == {}
 
 
@@ -104,3 +110,44 @@ def test_a_guest_does_more_or_fewer_steps_than_the_others() -> None:
     assert assign_steps(step_s | {"w0": 0.01}, step_s, guests={"w0"}) == {"w0": 4.0}
     assert assign_steps(step_s | {"w0": 1.1}, step_s, guests={"w0"}) == {}
     assert assign_steps({"w0": 1.0}, ["w0", "w1"], guests={"w0"}) == {}
+
+
+# ------------------------------------------------------------- steps that hide a round
+
+
+def test_delay_hides_the_usual_round_and_its_deviation() -> None:
+    measures = RoundTimings()
+    assert hiding_steps(measures, step_s=0.125) == 0, "nothing was measured"
+    learn_round(measures, 0.4)
+    assert hiding_steps(measures, step_s=0.125) == 5, "0.4 s, and half of it for safety"
+    assert hiding_steps(measures, step_s=0.0) == 0
+    for _ in range(40):
+        learn_round(measures, 0.4)
+    assert hiding_steps(measures, step_s=0.125) == 4
+    assert hiding_steps(measures, step_s=10.0) == 1
+
+
+def test_delay_follows_a_link_that_slows_down_and_recovers() -> None:
+    measures = RoundTimings()
+    learn_round(measures, 1.0)
+    fast = hiding_steps(measures, step_s=1.0)
+    for _ in range(3):
+        learn_round(measures, 8.0)
+    slow = hiding_steps(measures, step_s=1.0)
+    for _ in range(40):
+        learn_round(measures, 1.0)
+    assert fast < 8 <= slow
+    assert hiding_steps(measures, step_s=1.0) <= fast
+
+
+def test_verdict_carries_the_same_delay_for_all_members() -> None:
+    """Steps of 0.5 s; a round of 2 s from the plan to the verdict, and 0.5 s to be planned."""
+    machine, now, effects = rounds_of(2), 0.0, []
+    stats = {"w0": MemberStats(phases={"wait": 9.0}), "w1": MemberStats(phases={"wait": 0.5})}
+    for round_ in range(30):
+        for member in ("w0", "w1"):
+            join = RoundJoin(round_, "b", steps=4, busy_s=2.0, stats=stats[member])
+            effects = machine.join(member, join, now)
+        verdict = commit_all(machine, plan_in(effects), now + 2.0)
+        now += 10.0
+    assert verdict.delay == 6, "2.5 s; w0 also waited for w1, which no delay hides"

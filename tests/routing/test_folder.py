@@ -14,7 +14,7 @@ from atoll.paths.layout import weights_name
 from atoll.routing.features import FeatureModel
 from atoll.routing.folder import FEATURES, ROUTER, PathFolder, open_paths
 from atoll.routing.router import Router
-from atoll.routing.writing import choose_path, continue_text
+from atoll.routing.writing import Sampling, choose_path, continue_text
 from atoll.train.results.sample import load_model
 
 CONFIG = GPTConfig(layers=2, width=16, heads=2, context=32, tie=False)
@@ -68,7 +68,7 @@ def test_only_the_file_of_the_path_is_read(made: PathFolder) -> None:
         (made.folder / weights_name(path)).write_bytes(b"no weights")
     text = ids("some text").long()[None]
     assert torch.equal(made.load(4)(text), plain(text))
-    found = continue_text(made, ids("31415926"), tokens=5, seed=3)
+    found = continue_text(made, ids("31415926"), Sampling(tokens=5, seed=3))
     assert found.paths == (4,)
     with pytest.raises(CheckpointError):
         made.load(5)
@@ -92,7 +92,7 @@ def test_a_prompt_is_routed_by_its_prefix(made: PathFolder) -> None:
 
 
 def test_text_is_written_by_the_chosen_path(made: PathFolder) -> None:
-    found = continue_text(made, ids("31415926"), tokens=20, seed=3)
+    found = continue_text(made, ids("31415926"), Sampling(tokens=20, seed=3))
     expected = made.load(4).generate(
         ids("31415926").long()[None], tokens=20, generator=torch.Generator().manual_seed(3)
     )
@@ -101,7 +101,7 @@ def test_text_is_written_by_the_chosen_path(made: PathFolder) -> None:
 
 
 def test_the_path_is_chosen_again_from_the_text_so_far(made: PathFolder) -> None:
-    found = continue_text(made, ids("31415926"), tokens=50, seed=1, every=20)
+    found = continue_text(made, ids("31415926"), Sampling(tokens=50, seed=1, every=20))
     assert found.paths[0] == 4
     assert len(found.paths) == 3
     assert len(found.ids) == 58
@@ -111,9 +111,9 @@ def test_the_path_is_chosen_again_from_the_text_so_far(made: PathFolder) -> None
 
 
 def test_a_given_path_is_not_chosen(made: PathFolder) -> None:
-    assert continue_text(made, ids("31415926"), tokens=5, every=2, path=0).paths == (0,)
+    assert continue_text(made, ids("31415926"), Sampling(tokens=5, every=2, path=0)).paths == (0,)
     with pytest.raises(ConfigError, match="no such path"):
-        continue_text(made, ids("1"), tokens=5, path=6)
+        continue_text(made, ids("1"), Sampling(tokens=5, path=6))
     with pytest.raises(ConfigError, match="nothing to continue"):
         choose_path(made, ids(""))
 

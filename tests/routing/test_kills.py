@@ -87,6 +87,7 @@ def results(channel: Channel, work: Work) -> dict[str, list[Features]]:
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["before", "after"])
+@pytest.mark.every(2)
 def test_members_killed_at_every_message_lose_nothing(
     work: Work, dataset: Dataset, monkeypatch: pytest.MonkeyPatch, sent: bool
 ) -> None:

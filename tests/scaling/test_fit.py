@@ -34,6 +34,7 @@ def test_constants_of_size_and_data_are_found_to_one_percent() -> None:
     assert found.held_out.worst_error < 1e-3
 
 
+@pytest.mark.long("tests/scaling/test_fit.py::test_the_joint_law_of_size_and_members_is_found")
 def test_constants_of_members_and_rounds_are_found_too() -> None:
     points = world(sizes=(1e7, 5e7, 2e8), members=(1, 4), every=(10, 40), m=0.0116, h=0.02)
     found = fit(points, resamples=FEW)
@@ -56,6 +57,7 @@ def test_the_joint_law_of_size_and_members_is_found() -> None:
 
 
 @pytest.mark.parametrize("variable", ["params", "tokens"])
+@pytest.mark.every(2)
 def test_a_law_of_one_variable_is_found(variable: str) -> None:
     values = (1e6, 4e6, 3e7, 2e8, 1e9)
     base = Point(params=1e6, tokens=1e9, loss=1.0)
@@ -68,6 +70,7 @@ def test_a_law_of_one_variable_is_found(variable: str) -> None:
 
 
 @pytest.mark.parametrize("shape", ["bent", "beside"])
+@pytest.mark.every(2)
 def test_other_shapes_of_members_are_told_apart(shape: str) -> None:
     law = next(one for one in laws_of(("params", "members")) if one.shape == shape)
     theta = {"E": 0.2, "A": 4.0, "a": 0.25, "m": 0.004}
@@ -84,6 +87,7 @@ def test_other_shapes_of_members_are_told_apart(shape: str) -> None:
     assert found.theta == pytest.approx(theta, rel=0.01)
 
 
+@pytest.mark.long("tests/scaling/test_fit.py::test_intervals_grow_with_the_noise")
 def test_nine_of_ten_intervals_hold_the_truth() -> None:
     held = 0
     for seed in range(6):
@@ -102,7 +106,7 @@ def test_intervals_grow_with_the_noise() -> None:
     assert 0 < little.score < much.score
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 2**31))
 def test_the_order_of_the_runs_changes_nothing(seed: int) -> None:
     points = world(noise=0.002)
@@ -110,7 +114,7 @@ def test_the_order_of_the_runs_changes_nothing(seed: int) -> None:
     assert fit(shuffled, resamples=FEW).theta == fit(points, resamples=FEW).theta
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(loss=st.floats(0.1, 10), size=st.floats(1e-3, 1e3), data=st.floats(1e-3, 1e3))
 def test_other_units_change_only_the_factors(loss: float, size: float, data: float) -> None:
     law = ("params", "tokens")

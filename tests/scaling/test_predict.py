@@ -19,6 +19,7 @@ from atoll.scaling.points import Point
 from atoll.scaling.predict import log_losses, predict, prediction_for
 from atoll.scaling.rates import fit_rate
 from tests.scaling.worlds import loss_of, world
+from tests.tiers import examples
 
 
 @cache
@@ -37,7 +38,7 @@ def noisy() -> Fit:
 sizes = st.floats(1e6, 1e12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(params=sizes, tokens=sizes, factor=st.floats(1.01, 100))
 def test_the_loss_falls_with_size_and_with_data(
     params: float, tokens: float, factor: float
@@ -92,7 +93,7 @@ def test_members_and_rounds_are_taken_from_the_runs_if_not_given() -> None:
     assert other.notes == ("all runs had members = 1: the law knows of no other",)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(budget=st.floats(1e17, 1e25))
 def test_the_best_size_is_the_numeric_minimum(budget: float) -> None:
     for found, more in ((exact(), {}), (noisy(), {"members": 4.0, "every": 40.0})):

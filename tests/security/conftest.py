@@ -12,9 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection
 
 from atoll.hub.app import HubOptions
-from atoll.hub.security.connection_limits import Limits
+from atoll.hub.security.connection_limits import ConnectionLimiter, Limits
 from atoll.hub.server import HubServer
 from atoll.hub.stores import Stores
 from atoll.net.endpoint import HubEndpoint, parse_ticket
@@ -129,3 +131,18 @@ def until(condition: Callable[[], Any], *, timeout_s: float = PATIENCE_S) -> Any
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
     return found
+
+
+def limiter_of(hub: HubServer) -> ConnectionLimiter:
+    """Return what counts the connections of a hub."""
+    assert hub.hub is not None
+    return hub.hub.limiter
+
+
+def close_code(opened: ClientConnection) -> int:
+    """Read until the hub closes; return the code that it gives."""
+    while True:
+        try:
+            opened.recv(timeout=PATIENCE_S)
+        except ConnectionClosed:
+            return opened.close_code or 0

@@ -46,7 +46,7 @@ def last(hub: HubServer) -> tuple[str, str, str, str, str]:
 def test_changes_are_written_down_with_who_made_them(hub: HubServer) -> None:
     with operator(hub) as client:
         job = client.submit(SPEC)
-        assert last(hub) == ("operator", "operator", "submit", "POST /api/jobs", "201")
+        assert last(hub) == (*["operator"] * 2, "submit", f"POST /api/jobs/{job}", "201")
         client.stop(job, grace_s=0.0)
         assert last(hub)[2:] == ("stop", f"POST /api/jobs/{job}/stop", "200")
         before = len(rows_of(hub))

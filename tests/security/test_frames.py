@@ -44,6 +44,7 @@ from atoll.wire.messages import (
 from atoll.wire.states import ProcessPhase
 from tests.patience import PATIENCE_S
 from tests.security.conftest import INFO, SPEC
+from tests.tiers import examples
 
 
 class Program:
@@ -110,7 +111,9 @@ def said_and_closed(socket: ClientConnection) -> list[Message]:
 
 
 few = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from atoll.hub.server import HubServer
 from tests.patience import PATIENCE_S
 from tests.security.conftest import SPEC, operator, read_to_end, serving
+from tests.tiers import examples
 
 OUTSIDE = "outside.txt"
 
@@ -77,7 +78,9 @@ def test_ids_of_jobs_are_no_paths(hub: HubServer, name: str) -> None:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     parts=st.lists(

@@ -16,7 +16,7 @@ from atoll.hub.server import HubServer
 from atoll.net.endpoint import parse_ticket
 from tests.security.conftest import INFO, SPEC, login, operator, serving, stores_of, web
 
-ALL = "stranger operator viewer node job other"
+ALL = "stranger operator viewer node job other program"
 """`job` is a process of the job in the address, `other` one of another job."""
 
 TABLE = {
@@ -32,7 +32,7 @@ TABLE = {
     "POST /api/pair/finish": ALL,
     "GET /api/pairing": "operator",
     "POST /api/pairing": "operator",
-    "POST /api/logout": "operator viewer",
+    "POST /api/logout": "operator viewer program",
     "POST /api/renew": "node",
     "GET /api/tickets": "operator",
     "POST /api/tickets": "operator",
@@ -63,6 +63,8 @@ TABLE = {
     "GET /api/jobs/{job}/rounds": "operator viewer job",
     "GET /api/jobs/{job}/logs": "operator viewer job",
     "GET /api/jobs/{job}/worth": "operator viewer job",
+    "GET /api/jobs/{job}/plan": "operator viewer",
+    "POST /api/plan": "operator",
     "DELETE /api/jobs/{job}": "operator",
     "GET /api/jobs/{job}/size": "operator viewer",
     "POST /api/jobs/{job}/stop": "operator",
@@ -77,23 +79,23 @@ TABLE = {
     "GET /api/jobs/{job}/rendezvous/{member}": "",
     "PUT /api/jobs/{job}/rendezvous/{member}": "",
     # A node gets the code of the jobs that run on it; see tests/hub/storage/test_blobs.py.
-    "GET /api/blobs/{sha256}": "operator job other",
-    "PUT /api/blobs/{sha256}": "operator node job other",
+    "GET /api/blobs/{sha256}": "operator job other program",
+    "PUT /api/blobs/{sha256}": "operator node job other program",
     "GET /api/alarms": "operator viewer",
     "POST /api/alarms/{alarm}/silence": "operator",
     "GET /api/queues": "operator viewer",
-    "GET /api/queues/dead": "operator viewer node job other",
-    "POST /api/queues/open": "operator job other",
-    "POST /api/queues/put": "operator node job other",
-    "POST /api/queues/put_many": "operator node job other",
-    "POST /api/queues/ack_many": "operator node job other",
-    "POST /api/queues/claim": "operator node job other",
-    "POST /api/queues/ack": "operator node job other",
-    "POST /api/queues/extend": "operator node job other",
-    "POST /api/queues/release": "operator node job other",
-    "POST /api/topics/publish": "operator job other",
-    "POST /api/topics/read": "operator job other",
-    "POST /api/topics/ack": "operator job other",
+    "GET /api/queues/dead": "operator viewer node job other program",
+    "POST /api/queues/open": "operator job other program",
+    "POST /api/queues/put": "operator node job other program",
+    "POST /api/queues/put_many": "operator node job other program",
+    "POST /api/queues/ack_many": "operator node job other program",
+    "POST /api/queues/claim": "operator node job other program",
+    "POST /api/queues/ack": "operator node job other program",
+    "POST /api/queues/extend": "operator node job other program",
+    "POST /api/queues/release": "operator node job other program",
+    "POST /api/topics/publish": "operator job other program",
+    "POST /api/topics/read": "operator job other program",
+    "POST /api/topics/ack": "operator job other program",
     "GET /api/jobs/{job}/verification": "operator viewer",
     "GET /api/jobs/{job}/verification/{challenge}/{position}": "job",
     "PUT /api/jobs/{job}/verification/{challenge}/{position}": "job",
@@ -137,6 +139,7 @@ def tokens(hub: HubServer, job: str) -> dict[str, str]:
         "operator": hub.operator_token,
         "viewer": login(hub, "viewer"),
         "node": joined.token,
+        "program": login(hub, "program"),
         "job": hub.call(auth.issue_job_token(job)),
         "other": hub.call(auth.issue_job_token(other)),
     }
@@ -214,7 +217,7 @@ def test_what_is_no_address_is_told_to_nobody_without_a_token(
 def test_only_operators_see_the_ticket(hub: HubServer, tokens: dict[str, str]) -> None:
     secret = parse_ticket(hub.ticket).secret
     for role, token in tokens.items():
-        if role != "stranger":
+        if role not in ("stranger", "program"):
             with web(hub, token) as client:
                 told = client.get("/api/hub")
                 assert (secret in told.text) == (role == "operator")

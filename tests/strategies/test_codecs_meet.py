@@ -46,6 +46,7 @@ def traffic_is_a_formula(spec: str) -> bool:
         *((spec, EveryStep()) for spec in ("feedback(topk:0.2)", "ef21(int4)", "randomk:0.1")),
     ],
 )
+@pytest.mark.every(3)
 def test_members_stay_identical_and_send_what_the_formula_says(
     spec: str, options: Average | EveryStep
 ) -> None:
@@ -64,6 +65,7 @@ def test_members_stay_identical_and_send_what_the_formula_says(
 
 
 @pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.every(3)
 def test_saved_and_loaded_in_mid_run_equals_uninterrupted(spec: str) -> None:
     options = Average(every=1)
     whole = train_together(options, members=2, steps=STEPS, codec=spec)
@@ -92,6 +94,7 @@ def test_saved_and_loaded_in_mid_run_equals_uninterrupted(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ROUTED)
 @pytest.mark.parametrize("route", EXACT_ROUTES)
+@pytest.mark.every(7)
 def test_real_routes_are_identical_and_close_to_memory(
     world: Callable[..., HubWorld], route: str, spec: str
 ) -> None:

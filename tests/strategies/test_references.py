@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,12 +11,17 @@ import torch
 from atoll.config import TrainTable
 from atoll.data import BatchStream, HeldOut, Shards
 from atoll.methods.every_step import EveryStep
+from atoll.methods.local_moments import MTDAO, DesLoc
+from atoll.methods.overlapped import Decoupled
 from atoll.methods.periodic import Average, DiLoCo
 from atoll.models import GPT, GPTConfig
 from atoll.train.optim.optimizers import learning_rate
-from bench.diloco import MEMBERS, Setting, deviations, reference, train
+from bench.diloco import MEMBERS, Outcome, Setting, deviations, reference, train
 from tests.reference.algorithms import Inner as ReferenceInner
-from tests.reference.algorithms import flat, local_sgd
+from tests.reference.algorithms import Trajectory, flat, local_sgd
+from tests.reference.decoupled import decoupled
+from tests.reference.local_adam import local_adam
+from tests.reference.sparse_loco import sparse_loco
 
 
 @pytest.fixture(scope="module")
@@ -57,4 +63,66 @@ def test_local_sgd_equals_the_reference_to_reassociation(setting: Setting) -> No
     expected = local_sgd(setting.model, streams, steps=30, every=5, inner=inner)
     for step, vector in zip(range(5, 31, 5), expected.rounds, strict=True):
         assert (found.kept[step] - vector).norm() / vector.norm() < 1e-5
+    assert torch.equal(flat(found.model), found.kept[30])
+
+
+def test_sparseloco_equals_the_reference_to_reassociation(setting: Setting) -> None:
+    options = DiLoCo(every=5, outer_optimizer="sgd", outer_lr=0.9)
+    codec = "feedback:0.95(topk:0.0625:256|mean2)"
+    found = train(setting, options, members=MEMBERS, codec=codec)
+    streams = [BatchStream(setting.shards, slot=slot, batch=4) for slot in range(MEMBERS)]
+    inner = ReferenceInner(lr=learning_rate(setting.table), clip=setting.table.clip)
+    expected = sparse_loco(
+        setting.model, streams, steps=30, every=5, inner=inner, outer_lr=0.9, decay=0.95,
+        keep=16, chunk=256, quantised=True,
+    )  # fmt: skip
+    for step, vector in zip(range(5, 31, 5), expected.rounds, strict=True):
+        assert (found.kept[step] - vector).norm() / vector.norm() < 1e-4
+
+
+def inputs(setting: Setting) -> tuple[list[BatchStream], ReferenceInner]:
+    streams = [BatchStream(setting.shards, slot=slot, batch=4) for slot in range(MEMBERS)]
+    return streams, ReferenceInner(lr=learning_rate(setting.table), clip=setting.table.clip)
+
+
+def test_des_loc_equals_the_reference_to_reassociation(setting: Setting) -> None:
+    options = DesLoc(every=5, momentum_rounds=2, variance_rounds=3, moments="fp32")
+    found = train(setting, options, members=MEMBERS, codec="fp32")
+    streams, inner = inputs(setting)
+    expected = local_adam(
+        setting.model, streams, steps=30, every=5, mean_every=10, variance_every=15, inner=inner
+    )
+    compare(found, range(5, 31, 5), expected)
+
+
+def test_mt_dao_equals_the_reference_to_reassociation(setting: Setting) -> None:
+    options = MTDAO(
+        every=5, momentum_rounds=2, variance_rounds=3, slow_rounds=1, slow_beta=0.98,
+        slow_weight=0.3, moments="fp32",
+    )  # fmt: skip
+    found = train(setting, options, members=MEMBERS, codec="fp32")
+    streams, inner = inputs(setting)
+    expected = local_adam(
+        setting.model, streams, steps=30, every=5, mean_every=10, variance_every=15,
+        slow_every=5, beta=0.98, omega=0.3, inner=inner,
+    )  # fmt: skip
+    compare(found, range(5, 31, 5), expected)
+
+
+def test_decoupled_equals_the_reference_to_reassociation(setting: Setting) -> None:
+    options = Decoupled(
+        every=5, fragments=1, delay=1, grace=0, outer_lr=0.4, outer_momentum=0.9
+    )  # fmt: skip
+    found = train(setting, options, members=MEMBERS, codec="fp32")
+    streams, inner = inputs(setting)
+    expected = decoupled(
+        setting.model, streams, steps=30, every=5, delay=1, inner=inner, outer_lr=0.4, momentum=0.9
+    )
+    compare(found, [*range(6, 30, 5), 30], expected)
+
+
+def compare(found: Outcome, steps: Iterable[int], expected: Trajectory) -> None:
+    """Compare the common parameters after every round, step by step."""
+    for step, vector in zip(steps, expected.rounds, strict=True):
+        assert (found.kept[step] - vector).norm() / vector.norm() < 2e-5
     assert torch.equal(flat(found.model), found.kept[30])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from atoll.config import JobSpec, StrategyTable
 from atoll.errors import ConfigError
 from atoll.methods.periodic import Average, DiLoCo
 from atoll.methods.table import METHODS, PRESETS
-from atoll.strategies.resolve import resolve, resolve_outer
+from atoll.strategies.resolve import FEW_ROUNDS, resolve, resolve_outer
 from tests.patience import PATIENCE_S
 
 
@@ -84,3 +85,15 @@ def test_hubs_know_which_words_need_servers() -> None:
     assert presets == {"async-diloco", "parameter-server", "stale-synchronous", "async-sgd"}
     outers = {name for name in METHODS if JobSpec(strategy=StrategyTable(outer=name)).served}
     assert outers == {"asynchronous", "server"}
+
+
+@pytest.mark.parametrize("preset", ["diloco", "streaming-diloco"])
+def test_outer_step_follows_the_number_of_rounds(preset: str) -> None:
+    def momentum(steps: int | None, **options: Any) -> float:
+        table = StrategyTable(preset=preset, options={"every": 50, **options})
+        return float(resolve(table, steps=steps).method.outer_momentum)  # type: ignore[attr-defined]
+
+    assert momentum(150) == 0.5
+    assert momentum(50 * FEW_ROUNDS) == 0.75
+    assert momentum(150, outer_momentum=0.6) == 0.6, "what is written counts"
+    assert momentum(None) == (0.75 if preset == "diloco" else 0.5), "a script's end is not known"

@@ -27,6 +27,7 @@ ROUTES = ["relay", "direct"]
 
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.every(5)
 def test_members_equal_those_that_meet_in_memory(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:
@@ -41,6 +42,7 @@ def test_members_equal_those_that_meet_in_memory(
 
 
 @pytest.mark.parametrize("options", OUTERS)
+@pytest.mark.every(3)
 def test_feedback_over_the_relay_is_bit_for_bit_that_in_memory(
     world: Callable[..., HubWorld], options: Any
 ) -> None:
@@ -53,6 +55,7 @@ def test_feedback_over_the_relay_is_bit_for_bit_that_in_memory(
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.every(5)
 def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
     world: Callable[..., HubWorld], route: str, codec: str, options: Any
 ) -> None:
@@ -78,6 +81,7 @@ def test_one_member_of_a_hub_trains_as_if_there_were_none(
 
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.every(5)
 def test_survivors_of_a_lost_member_finish_identical(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:

@@ -22,7 +22,7 @@ def text(**changes: str) -> str:
     tables = {name: dict(table) for name, table in FITTING.items()}
     for key, value in changes.items():
         table, _, name = key.partition("_")
-        tables[table][name] = value
+        tables.setdefault(table, {})[name] = value
     lines = []
     for name, keys in tables.items():
         lines += [f"[{name}]", *(f"{key} = {value}" for key, value in keys.items())]
@@ -48,6 +48,7 @@ def test_fitting_job_is_accepted() -> None:
         ({"train_precision": '"bf16"'}, "precision = 'bf16'"),
         ({"train_optimizer": '"muon"'}, "optimizer = 'muon'"),
         ({"job_audit_share": "0.5"}, "0.01 to 0.05"),
+        ({"tune_data": '["a.jsonl"]', "model_path": '"folder"'}, "a model that is tuned"),
     ],
 )
 def test_what_cannot_be_verified_is_named(change: dict[str, str], named: str) -> None:

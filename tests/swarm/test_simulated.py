@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from atoll.swarm.places import SwarmSettings
 from tests.swarm.simulated import World, calm_rate, check_counts, check_evaluations
 from tests.swarm.simulated_member import SimMember
+from tests.tiers import examples
 
 SPEEDS = [0.01, 0.02, 0.03]
 
@@ -28,6 +29,7 @@ def swarm(
 
 
 @pytest.mark.parametrize(("agrees", "early"), [(True, 0), (True, 4), (True, 12), (False, 0)])
+@pytest.mark.every(3)
 def test_a_calm_swarm_counts_everything_once(agrees: bool, early: int) -> None:
     world = swarm(agrees=agrees, early=early)
     world.run_to_step(10, limit_s=300)
@@ -38,6 +40,7 @@ def test_a_calm_swarm_counts_everything_once(agrees: bool, early: int) -> None:
 
 @pytest.mark.parametrize("lossy", [0.0, 0.1])
 @pytest.mark.parametrize("agrees", [True, False])
+@pytest.mark.every(3)
 def test_states_are_measured_at_start_between_and_end(agrees: bool, lossy: float) -> None:
     world = swarm(agrees=agrees, lossy=lossy, steps=6)
     world.held_out, world.evaluated_every = (5, 9), 3
@@ -105,7 +108,7 @@ faults = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     faults=faults,
     seed=st.integers(0, 1000),
@@ -115,6 +118,7 @@ faults = st.lists(
     save_every=st.sampled_from([1, 3]),
     held_out=st.sampled_from([(0, 0), (5, 9)]),
 )
+@pytest.mark.every(2)
 def test_whatever_happens_every_microbatch_counts_once(
     faults: list[tuple[float, str, int]], seed: int, lossy: float, form: tuple[bool, int],
     copies_s: float, save_every: int, held_out: tuple[int, int],
@@ -230,6 +234,9 @@ def busy_swarm(microbatches: int, *, room: int) -> World:
     return world
 
 
+@pytest.mark.long(
+    "tests/swarm/test_simulated.py::test_a_failure_every_20_s_leaves_three_fifths_of_the_ideal"
+)
 def test_a_calm_swarm_reaches_most_of_the_ideal_rate() -> None:
     world = busy_swarm(192, room=12)
     reached = rate(world, 400.0) / calm_rate(world)
@@ -245,6 +252,9 @@ def test_a_failure_every_20_s_leaves_three_fifths_of_the_ideal() -> None:
     check_counts(world)
 
 
+@pytest.mark.long(
+    "tests/swarm/test_simulated.py::test_a_failure_every_20_s_leaves_three_fifths_of_the_ideal"
+)
 def test_copies_of_sums_keep_long_steps_alive_under_churn() -> None:
     reached = []
     for copies_s in (5.0, 1e9):

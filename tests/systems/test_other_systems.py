@@ -53,13 +53,17 @@ def system(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return tmp_path / "processes"
 
 
+@pytest.mark.every(2)
 def test_every_module_can_be_imported(system: Path) -> None:
     words = [sys.executable, "-c", IMPORT_ALL]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert system.exists()
 
 
+@pytest.mark.long("tests/systems/test_other_systems.py::test_every_module_can_be_imported")
 def test_a_job_of_two_members_runs(system: Path, atoll: Atoll) -> None:
     job = atoll.job(steps=20, every=10)
     if os.environ["PRETENDED_SYSTEM"] == "win32":  # Gloo would look for the loopback of a Mac

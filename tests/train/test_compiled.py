@@ -19,6 +19,7 @@ from atoll.group.in_process.groups import MemoryGroups
 from tests.contracts.strategy_suite import BATCH, adamw, batches, small_model, squared_error
 from tests.loops import plain_loops
 from tests.loops.job import Job, Life
+from tests.patience import PATIENCE_S
 from tests.train.test_wrapped import make_run, vector
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler's own, of what it traces
@@ -74,7 +75,10 @@ def train_two(
             saved = run.save(model)
         return vector(plain), saved
 
-    (first, saved), (second, _) = MemoryGroups(2).together(body)
+    # One waits while the other compiles, which takes long on a busy machine.
+    (first, saved), (second, _) = MemoryGroups(2, timeout_s=PATIENCE_S).together(
+        body, timeout_s=2 * PATIENCE_S
+    )
     assert torch.equal(first, second)
     assert saved is not None
     return first, load_file(saved)
@@ -92,6 +96,7 @@ def train_two(
         (Compiled.STEP, DILOCO, BOTH),
     ],
 )
+@pytest.mark.every(3)
 def test_two_members_end_as_without_compiling(
     tmp_path: Path, what: Compiled, outer: Any, who: Sequence[str]
 ) -> None:

@@ -30,6 +30,7 @@ TABLES = [
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: "-".join(map(str, table.values())))
+@pytest.mark.every(4)
 def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(
     corpus: str, tmp_path: Path, table: dict[str, Any]
 ) -> None:
@@ -63,6 +64,7 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(
     ],
     ids=lambda options: type(options).__name__,
 )
+@pytest.mark.every(3)
 def test_a_step_in_which_one_member_overflowed_is_skipped_by_all(
     tmp_path: Path, options: Any
 ) -> None:

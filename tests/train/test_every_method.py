@@ -67,6 +67,7 @@ def train(group: Group, preset: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.every(4)
 def test_members_stay_together_though_one_of_them_overflows(preset: str, tmp_path: Path) -> None:
     found = MemoryGroups(MEMBERS).together(lambda group: train(group, preset, tmp_path))
     start = vector(four_layers())

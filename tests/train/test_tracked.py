@@ -22,7 +22,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Point | Event]:
     """Return what is told to the hub, from now on."""
     heard: list[Point | Event] = []
 
-    def to_list(task: Task, *, clock: Clock) -> Recorder:
+    def to_list(task: Task, *, clock: Clock, **_: object) -> Recorder:
         return Recorder(task, clock=clock, report=heard.append, announce=heard.append)
 
     monkeypatch.setattr(script_meter, "Recorder", to_list)

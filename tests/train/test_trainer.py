@@ -114,6 +114,7 @@ def test_members_train_one_model(corpus: str, tmp_path: Path) -> None:
     ],
     ids=lambda table: str(table["preset"]) + "-lost" * ("drop" in table),
 )
+@pytest.mark.every(3)
 def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(
     corpus: str, tmp_path: Path, strategy: dict[str, Any]
 ) -> None:
@@ -319,6 +320,22 @@ def test_a_stream_goes_where_the_group_sends_it() -> None:
     assert torch.equal(next(late)[0], next(other)[0])
     late.move(1, {})
     assert late.place() == (1, {"slot": 1, "data_pass": 0, "offset": 0})
+
+
+def test_a_stream_knows_where_it_will_be() -> None:
+    from atoll.data import Shards
+
+    shards = Shards(torch.arange(2_000) % 251, slots=3, context=8, seed=1)
+    stream = MemberStream(shards, slot=1, batch=32, shared_steps=2)
+    next(stream)
+    assert stream.place_after(5) is None, "all still read the first slot"
+    next(stream)
+    for steps in (0, 1, 3, 9):  # beyond the end of a pass, too
+        expected = stream.place_after(steps)
+        for _ in range(steps):
+            next(stream)
+        assert stream.place() == expected
+    assert stream.cursor.data_pass > 1
 
 
 def test_utilisation_is_what_training_cost_alone(corpus: str, tmp_path: Path) -> None:

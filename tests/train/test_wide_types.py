@@ -66,4 +66,5 @@ def test_both_parts_of_a_number_are_trained_alike(preset: str, tmp_path: Path) -
     before = list(Spectral().parameters())
     filters = [(a, b.detach()) for a, b in zip(first, before, strict=True) if a.is_complex()]
     assert len(filters) == 3
-    assert all(not torch.equal(a.imag, b.imag) for a, b in filters)
+    part = any if preset == "sparseloco" else all  # it sends one of 16 values
+    assert part(not torch.equal(a.imag, b.imag) for a, b in filters)

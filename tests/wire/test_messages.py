@@ -14,17 +14,24 @@ from atoll.wire.frames import Kind, decode, encode
 from atoll.wire.limits import MAX_CONTROL_BYTES
 from atoll.wire.message import Number, WallTime
 from atoll.wire.messages import (
+    Beat,
     Done,
     Envelope,
     Finished,
     Launch,
+    Lease,
     LogLines,
     Message,
     Metrics,
     Point,
+    QueueAckMany,
+    QueueExtendMany,
     QueueItem,
     QueueItems,
+    Register,
+    RoundJoin,
     RoundPlan,
+    RoundVote,
     Stop,
     pack,
     pack_command,
@@ -77,8 +84,12 @@ def strategy_for(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
         return st.sampled_from(arguments)
     if origin is list:
         return st.lists(strategy_for(arguments[0]), max_size=3)
+    if origin is tuple:
+        return st.tuples(*(strategy_for(argument) for argument in arguments))
     if origin is dict:
         return st.dictionaries(strategy_for(arguments[0]), strategy_for(arguments[1]), max_size=3)
+    if origin is tuple:
+        return st.tuples(*map(strategy_for, arguments))
     if origin is not None or type(None) in arguments:
         return st.one_of(*(strategy_for(argument) for argument in arguments))
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
@@ -188,3 +199,28 @@ def test_commands_come_back_as_they_were_queued(command: Launch | Stop) -> None:
 def test_a_payload_that_is_no_command_is_refused(payload: bytes) -> None:
     with pytest.raises(WireError, match="command"):
         unpack_command(payload)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        LogLines("j", "w0", 1, [""] * 100_000),
+        LogLines("j", "m" * 100_000, 1, [""]),
+        Metrics("i", 1, [Point(0.0, 1, 0, {})] * 10_000),
+        Metrics("i" * 1_000, 1, []),
+        QueueAckMany("j/q", ["1.x"] * 10_000),
+        QueueExtendMany("j/q", ["1.x"] * 10_000, 1.0),
+        Beat(stats={str(number): 0.0 for number in range(10_000)}),
+        RoundVote(0, 1, True, "d" * 10_000),
+        RoundVote(0, 1, True, lease=Lease(0, {"offset" * 100: 1})),
+        RoundJoin(0, "base", lease=Lease(0, {str(number): 1 for number in range(1_000)})),
+        Register(dial=["h:1"] * 1_000),
+        Register(state=["h" * 10_000]),
+        Register(identity="i" * 10_000),
+    ],
+    ids=lambda body: type(body).__name__,
+)
+def test_one_message_is_not_the_work_of_a_thousand(body: Message) -> None:
+    """A hub handles a message in one transaction, and the votes of others wait for it."""
+    with pytest.raises(WireError, match=r"(?i)length"):
+        unpack(decode(pack(body, id=1)))

@@ -7,7 +7,6 @@ residuals and counters. After `resume` training continues bit for bit.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,11 @@ from torch import Tensor
 from atoll.checkpoint.format.nested import TREE, flatten, nest
 from atoll.checkpoint.format.part import SHARED, STATE, Part, member_part
 from atoll.checkpoint.format.weights import MODEL_PREFIX, plain_names
+from atoll.checkpoint.state.frozen import base_digest, check_base, kept_state, left_out
 from atoll.checkpoint.stores.store import Store
 from atoll.devices.optimizers import load_optimizer
 from atoll.devices.runtime import random_states, set_random_states
+from atoll.digest import Digest
 from atoll.errors import CheckpointCorrupt, CheckpointError
 from atoll.ids import slot_of
 from atoll.task import Task
@@ -148,6 +149,7 @@ def collect(task: Task, outer: OuterState, extras: Extras) -> tuple[Part, Part]:
         **progress,
         "outer": {k: v for k, v in outer.tensors.items() if k in shared},
         "model": extra,
+        "frozen_base": base_digest(task),
         "leases": {int(slot): dict(cursor) for slot, cursor in task.leases.items()},
         "strategy": extras.strategy,
     }
@@ -193,6 +195,7 @@ def restore_shared(task: Task, shared: Part) -> Restored:
         CheckpointError: it is of another model or schedule.
     """
     common = _tree_of(shared)
+    check_base(task, common.get("frozen_base"))
     _load_model(task, plain_names(_model_tensors(shared)), extra=common["model"])
     if task.scheduler is not None and common["scheduler"] is not None:
         _load(task.scheduler, common["scheduler"], kind="scheduler")
@@ -234,6 +237,7 @@ def restore(
                 expected=f"state {shared.metadata.get(STATE)}",
             )
     common, mine = _tree_of(shared), _tree_of(own)
+    check_base(task, common.get("frozen_base"))
     holder, extra = (shared, common["model"])
     if _model_tensors(own) and not borrowed and donor is None:
         holder, extra = own, mine["model"]
@@ -285,8 +289,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 def _split_model(task: Task) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors of a model's state, and what else a module put there."""
     state = task.model.state_dict()
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    return tensors, {name: value for name, value in state.items() if name not in tensors}
+    return kept_state(task), {n: v for n, v in state.items() if not isinstance(v, Tensor)}
 
 
 def _model_tensors(part: Part) -> dict[str, Tensor]:
@@ -295,13 +298,19 @@ def _model_tensors(part: Part) -> dict[str, Tensor]:
 
 def _load_model(task: Task, tensors: Mapping[str, Tensor], *, extra: Mapping[str, Any]) -> None:
     try:
-        task.model.load_state_dict({**tensors, **extra})
+        task.model.load_state_dict({**tensors, **extra, **_own(task, left_out(task))})
     except RuntimeError as error:
         raise CheckpointError(
             "the checkpoint is of another model",
             given=" ".join(str(error).split())[:400],
             remedy="resume with the [model] and tokenizer it was written with",
         ) from error
+
+
+def _own(task: Task, names: frozenset[str]) -> dict[str, Any]:
+    """Return the task's own values of some names, so that loading may leave out nothing else."""
+    state = task.model.state_dict() if names else {}
+    return {name: state[name] for name in names}
 
 
 def _load(target: Any, state: Any, *, kind: str) -> None:
@@ -345,7 +354,7 @@ def _tree_of(part: Part) -> dict[str, Any]:
 
 def _model_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of names and bytes, equal for parts of the same model."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = Digest()
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         if tensor.numel():

@@ -64,7 +64,7 @@ def storage_error(error: OSError, place: Path) -> AtollError:
     """Return the error for a failure of the file system."""
     if error.errno in _FULL:
         return StorageFull(
-            "the disk is full, so a checkpoint was not written; older ones are still valid",
+            "the disk is full, so a checkpoint was not written",
             given=f"{place}: {error.strerror}",
             remedy="free some disk space, or keep fewer with keep in [checkpoint]",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from atoll.checkpoint.format.dcp_storage import Pieces
+from atoll.checkpoint.format.pieces import Pieces
 from atoll.checkpoint.format.weights import MODEL_PREFIX
 from atoll.checkpoint.state.sharded_state import KIND, Trained, kind_of
 from atoll.errors import CheckpointError

@@ -8,12 +8,12 @@ Names are those of the unwrapped model, so they are the same on any mesh.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from atoll.checkpoint.format.weights import MODEL_PREFIX
@@ -172,8 +172,9 @@ class Trained:
         states: dict[str, dict[str, Any]] = {}
         for full, tensor in tensors.items():
             name, _, key = full.removeprefix(OPTIMIZER_PREFIX).rpartition("/")
-            if isinstance(tensor, DTensor) and not isinstance(self._known[name], DTensor):
-                tensor = tensor.to_local()
+            if is_spread(tensor) and not is_spread(self._known[name]):
+                local: Any = tensor
+                tensor = local.to_local()
             states.setdefault(name, {})[key] = tensor
         options = {
             name: group["options"]
@@ -193,13 +194,23 @@ class Trained:
         self.optimizer.load_state_dict(ready)
 
 
+def is_spread(tensor: Tensor) -> bool:
+    """Return whether it is a DTensor: there is none where nothing has loaded what defines them."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def _as_piece(value: Tensor, *, of: Tensor, known: Tensor) -> Tensor:
     """Return the state of a piece as a DTensor that lies as its parameter does."""
-    if not isinstance(of, DTensor) or isinstance(known, DTensor) or value.shape != known.shape:
+    if not is_spread(of) or is_spread(known) or value.shape != known.shape:
         return value
+    from torch.distributed.tensor import DTensor
+
+    spread: Any = of
     return DTensor.from_local(
-        value, of.device_mesh, of.placements, run_check=False, shape=of.shape, stride=of.stride()
-    )
+        value, spread.device_mesh, spread.placements, run_check=False, shape=of.shape,
+        stride=of.stride(),
+    )  # fmt: skip
 
 
 def kind_of(optimizer: Optimizer) -> str:

@@ -17,10 +17,12 @@ def audit(
     hub: Annotated[str, typer.Option(help="URL of the hub (default: the last).")] = "",
 ) -> None:
     """Show joins, logins, changes and refusals, oldest first."""
+    from rich.markup import escape
     from rich.table import Table
 
     from atoll.cli import hub_access
     from atoll.cli.views import screen
+    from atoll.cli.views.tables import WIDE
 
     with hub_access.find(hub).client() as client:
         rows = client.audit(limit=last, name=name)
@@ -28,10 +30,14 @@ def audit(
         for row in rows:
             typer.echo(json.dumps(row))
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("time", "role", "name", "address", "action", "target", "outcome"):
-        table.add_column(heading)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("time", no_wrap=True)
+    table.add_column("what happened", overflow="fold")
+    console = screen.output()
+    wide = console.width >= WIDE
+    if wide:
+        table.add_column("from", no_wrap=True)
     for row in rows:
-        cells = (row["role"] or "stranger", row["name"], row["address"], row["action"])
-        table.add_row(screen.moment(row["time"]), *cells, row["target"], row["outcome"])
-    screen.output().print(table)
+        cells = [row["text"], row["address"]] if wide else [row["text"]]
+        table.add_row(screen.moment(row["time"]), *map(escape, cells))
+    console.print(table)

@@ -40,7 +40,10 @@ def ticket(context: typer.Context, hub: HubOption = "") -> None:
 @app.command()
 def new(
     role: Annotated[
-        str, typer.Option(help="node (`atoll join`), viewer or operator (`atoll login`).")
+        str,
+        typer.Option(
+            help="node (`atoll join`), viewer, operator (`atoll login`), program (queues)."
+        ),
     ] = "node",
     uses: Annotated[int, typer.Option(min=0, help="Maximum number of uses; 0: unlimited.")] = 1,
     valid: Annotated[str, typer.Option(help="Validity, e.g. 30m, 2h, 7d; 0: unlimited.")] = "2h",
@@ -49,20 +52,25 @@ def new(
         list[str] | None,
         typer.Option(help="Limit for those who come with it, e.g. disk=10GB (repeatable)."),
     ] = None,
+    queues: Annotated[
+        list[str] | None,
+        typer.Option(help="With --role program: only queues below this name (repeatable)."),
+    ] = None,
     hub: HubOption = "",
 ) -> None:
     """Print a new ticket: by default for one use within two hours."""
     from atoll.hub.quotas.limits import parse_quotas
 
     quotas = parse_quotas(quota or ())
-    if role not in ("node", "viewer", "operator"):
+    roles = ("node", "viewer", "operator", "program")
+    if role not in roles:
         from atoll.errors import unknown
 
-        raise unknown("role", role, ["node", "viewer", "operator"])
+        raise unknown("role", role, roles)
     with _client(hub) as client:
         made = client.create_ticket(
             role=role, uses=uses or None, valid_s=duration_s(valid) or None, name=name,
-            quotas=quotas,
+            quotas=quotas, queues=queues or (),
         )  # fmt: skip
     typer.echo(made)
 
@@ -96,7 +104,10 @@ def list_(hub: HubOption = "") -> None:
         table.add_row(
             found["id"], found["role"], found["state"], uses, ends, found["name"],
             found["made_by"], shown,
-            " ".join(f"{name}={limit}" for name, limit in found["quotas"].items()),
+            " ".join(
+                [f"{name}={limit}" for name, limit in found["quotas"].items()]
+                + [f"{name}/..." for name in found["queues"]]
+            ),
         )  # fmt: skip
     screen.output().print(table)
 

@@ -35,7 +35,7 @@ def alarms(
     if json_:
         typer.echo(json.dumps(rows, indent=1))
     elif not rows:
-        screen.output().print("[green]no open alarms[/]" if not all_ else "no alarms so far")
+        screen.output().print("[green]All clear[/]" if not all_ else "no alarms so far")
     else:
         screen.output().print(alarms_table(rows), soft_wrap=True)
 
@@ -64,7 +64,7 @@ def alarms_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def worth(
-    job: Annotated[str, typer.Argument(help="A job.")],
+    job: Annotated[str, typer.Argument(help="A job, or the beginning of its name.")],
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
@@ -72,10 +72,11 @@ def worth(
     import json
 
     from atoll.cli import hub_access
+    from atoll.cli.jobs.names import job_named
     from atoll.cli.views import screen
 
     with hub_access.find(hub).client() as client:
-        found = client.worth(job)
+        found = client.worth(job_named(client, job))
     if json_:
         typer.echo(json.dumps(found, indent=1))
     else:

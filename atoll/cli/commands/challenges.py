@@ -24,10 +24,11 @@ def challenges(
     import json
 
     from atoll.cli import hub_access
+    from atoll.cli.jobs.names import job_named
     from atoll.cli.views import screen
 
     with hub_access.find(hub).client() as client:
-        found = client.verification(job)
+        found = client.verification(job_named(client, job))
     if json_:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -67,4 +68,4 @@ def challenge_lines(found: Mapping[str, Any], *, limit: int = 0) -> list[str]:
         )
     if limit and len(settled) > limit:
         lines.append(f"{len(settled) - limit} older ones: --all")
-    return lines or ["nobody was checked yet"]
+    return lines or ["no member has been checked yet"]

@@ -18,7 +18,7 @@ def demo(
         Path | None, typer.Option(help="Also save the terminal output as an SVG file.")
     ] = None,
 ) -> None:
-    """Train a small GPT on four nodes of this machine that communicate only periodically."""
+    """Train a small GPT on four nodes of this machine, in about two minutes on two cores."""
     from atoll.cli.jobs.jobfile import Overrides, demo_text, parse_text
     from atoll.cli.jobs.local import LocalRun, new_folder, run_local
     from atoll.cli.jobs.precheck import check_names

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from atoll.routing.writing import Sampling
 
 
 def generate(
@@ -49,7 +51,9 @@ def generate(
     from atoll.devices.choose import choose  # seconds: torch
 
     if paths:
-        wish = Sampling(tokens, temperature, chosen, every, path)
+        from atoll.routing.writing import Sampling
+
+        wish = Sampling(tokens=tokens, temperature=temperature, seed=chosen, every=every, path=path)
         _by_path(where, shards, prompt, wish, device)
         return
     if path is not None or every is not None or shards is not None:
@@ -63,17 +67,6 @@ def generate(
     typer.echo(harmless(text))
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How a modular model writes."""
-
-    tokens: int
-    temperature: float
-    seed: int
-    every: int | None
-    path: int | None
-
-
 def _by_path(where: Path, shards: Path | None, prompt: str, wish: Sampling, device: str) -> None:
     """Route a prompt, load its path only, and write its text; the paths are named on stderr."""
     from atoll.cli.views import screen
@@ -83,8 +76,7 @@ def _by_path(where: Path, shards: Path | None, prompt: str, wish: Sampling, devi
 
     paths, chosen = open_paths(where, shards=shards), choose(device)
     written = continue_text(
-        paths, paths.tokenizer.encode(prompt.encode("utf-8")), tokens=wish.tokens,
-        temperature=wish.temperature, seed=wish.seed, every=wish.every, path=wish.path,
+        paths, paths.tokenizer.encode(prompt.encode("utf-8")), wish,
         prepare=lambda model: model.to(chosen),
     )  # fmt: skip
     said = ", ".join(str(path) for path in written.paths)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def limits(
     all_: Annotated[
-        bool, typer.Option("--all", help="Everybody, not only those who use most.")
+        bool, typer.Option("--all", help="All users, not only those who use most.")
     ] = False,
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,

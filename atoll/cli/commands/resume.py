@@ -9,7 +9,10 @@ import typer
 
 
 def resume(
-    job: Annotated[str, typer.Argument(help="A job of the hub, or a folder runs/JOB.")],
+    job: Annotated[
+        str,
+        typer.Argument(help="A job of the hub, a folder runs/JOB, or the beginning of its name."),
+    ],
     nodes: Annotated[
         int | None, typer.Option("--nodes", "-n", min=1, help="Resume with this number of members.")
     ] = None,
@@ -40,14 +43,15 @@ def resume(
     from atoll.cli.checkpoint_place import chosen_round
     from atoll.cli.jobs.embedded import recall_embedded
     from atoll.cli.jobs.jobfile import change_for_resume
+    from atoll.cli.jobs.names import job_named, local_run
     from atoll.cli.jobs.precheck import check_names
     from atoll.cli.views import screen
     from atoll.config import parse_spec
 
     console, chosen = screen.output(), chosen_round(checkpoint)
-    folder = Path(job) if (Path(job) / "job.toml").exists() else runs / job
-    local = None if hub else recall_embedded(folder)
-    if local is not None:
+    folder = None if hub else local_run(job, runs)
+    local = recall_embedded(folder) if folder else None
+    if folder is not None and local is not None:
         from atoll.cli.jobs.local import LocalRun, run_local
 
         place, before = local
@@ -66,7 +70,7 @@ def resume(
 
     where = hub_access.find(hub)
     with where.client() as client:
-        name = Path(job).name
+        name = job_named(client, Path(job).name)
         text = str(client.job(name)["spec"])
         changed = change_for_resume(text, nodes=nodes, preset=preset, settings=set_ or ())
         if changed:

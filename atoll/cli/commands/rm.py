@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
     from atoll.net.http.client import HubClient
 
+FIRST = ("job", "state")
 ENDED = frozenset(state for state in JobState if state.ended)
 
 
 def remove(
-    jobs: Annotated[list[str] | None, typer.Argument(help="Jobs that have ended.")] = None,
+    jobs: Annotated[
+        list[str] | None, typer.Argument(help="Ended jobs, or prefixes of their names.")
+    ] = None,
     batch: Annotated[str, typer.Option(help="All jobs of this batch.")] = "",
     ended_before: Annotated[
         str, typer.Option(help="Only jobs that ended at least this long ago, e.g. 30d.")
@@ -34,6 +37,7 @@ def remove(
     """Delete jobs that have ended: record, output, checkpoints, artifacts, queues, files."""
     from atoll.cli import hub_access
     from atoll.cli.access.ticket import duration_s
+    from atoll.cli.jobs.names import jobs_named
     from atoll.cli.views import screen
 
     before = time.time() - duration_s(ended_before) if ended_before else None
@@ -44,7 +48,9 @@ def remove(
         )
     console = screen.output()
     with hub_access.find(hub).client() as client:
-        views = chosen(client.jobs(), names=jobs or [], batch=batch, before=before)
+        everything = client.jobs()
+        names = jobs_named(jobs or (), [str(view["job"]) for view in everything])
+        views = chosen(everything, names=names, batch=batch, before=before)
         if not views:
             console.print("no such job has ended")
             return
@@ -61,19 +67,14 @@ def chosen(
 
     Args:
         views: All jobs of the hub.
-        names: Jobs that were named.
+        names: Jobs that were named, in full.
         batch: Label of further jobs; empty: none.
         before: Latest wall time of their end; without names and batch it selects among all jobs.
 
     Raises:
-        JobError: one of them does not exist, or has not ended.
+        JobError: one of them has not ended.
     """
     by_name = {str(view["job"]): view for view in views}
-    for name in names:
-        if name not in by_name:
-            raise JobError(
-                "there is no such job", given=name, remedy="`atoll status` lists all jobs"
-            )
     everything = not names and not batch
     found = [
         view for name, view in by_name.items()
@@ -110,19 +111,22 @@ def _show(
     from atoll.cli.views import screen
 
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("job", "state", "ended", "files", "of these checkpoints", "in queues", "bytes"):
-        table.add_column(name, justify="left" if name in ("job", "state", "ended") else "right")
+    for name in ("job", "state", "files", "bytes"):
+        table.add_column(name, no_wrap=True, justify="left" if name in FIRST else "right")
     for view, size in zip(views, sizes, strict=True):
         table.add_row(
-            str(view["job"]), str(view["state"]), screen.moment(view.get("ended")),
+            str(view["job"]), str(view["state"]),
             "stay" if keep_files else str(size["files"]),
-            "stay" if keep_files else screen.size(size["checkpoint_bytes"]),
-            str(size["queue_items"]), screen.size(bytes_of(size, keep_files=keep_files)),
+            screen.size(bytes_of(size, keep_files=keep_files)),
         )  # fmt: skip
     console.print(table)
     total = sum(bytes_of(size, keep_files=keep_files) for size in sizes)
-    what = "1 job" if len(views) == 1 else f"{len(views)} jobs"
-    console.print(f"{what}, {screen.size(total)}: this cannot be undone")
+    what = ["1 job" if len(views) == 1 else f"{len(views)} jobs", screen.size(total)]
+    saved = 0 if keep_files else sum(int(size["checkpoint_bytes"]) for size in sizes)
+    what += [f"of it {screen.size(saved)} checkpoints"] if saved else []
+    items = sum(int(size["queue_items"]) for size in sizes)
+    what += [f"{items} queued item{'s' if items > 1 else ''}"] if items else []
+    console.print(f"{', '.join(what)}: this cannot be undone", soft_wrap=True)
 
 
 def _make_sure(console: Console, count: int, *, yes: bool) -> None:
@@ -132,9 +136,7 @@ def _make_sure(console: Console, count: int, *, yes: bool) -> None:
     if yes:
         return
     if not (sys.stdin.isatty() and console.is_terminal):
-        raise ConfigError(
-            "this needs a confirmation", given="no terminal", expected="--yes to delete"
-        )
+        raise ConfigError("not a terminal; pass --yes to delete", remedy="atoll rm ... --yes")
     question = "Delete it?" if count == 1 else f"Delete all {count}?"
     typer.confirm(question, default=False, abort=True)
 

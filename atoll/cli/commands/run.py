@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from atoll.cli.jobs.jobfile import Submission
 
 
 def run(
@@ -61,6 +65,9 @@ def run(
     local: Annotated[
         int | None, typer.Option(min=1, help="Run on this machine only, with this number of nodes.")
     ] = None,
+    plan_: Annotated[
+        str, typer.Option("--plan", help="auto: take the first choice of `atoll plan`.")
+    ] = "",
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     detach: Annotated[
         bool, typer.Option("--detach/--follow", help="Submit and return at once.")
@@ -106,6 +113,7 @@ def run(
     if local is not None and nodes is None and len(submissions) == 1:
         submissions = read_targets(files, dataclasses.replace(overrides, nodes=local))
     here = local is not None
+    submissions = _planned(submissions, plan=plan_, here=here, hub=hub)
     parameters = [check_names(submission.spec, here=here) for submission in submissions]
     submissions = [with_stage_needs(submission) for submission in submissions]
     console = screen.output()
@@ -128,4 +136,32 @@ def run(
     wish = RemoteRun(
         submissions=submissions, each=each, runs=runs, detach=detach, parameters=parameters[0]
     )
-    raise typer.Exit(run_remote(hub_access.find(hub), wish, target=target, console=console))
+    raise typer.Exit(
+        run_remote(
+            hub_access.find(hub, without=hub_access.ALONE), wish, target=target, console=console
+        )
+    )
+
+
+def _planned(
+    submissions: Sequence[Submission], *, plan: str, here: bool, hub: str
+) -> list[Submission]:
+    """Return the jobs with what they leave to the planner; others as they are."""
+    from atoll.forecast.keys import is_open
+
+    if not any(is_open(submission.spec, plan=plan) for submission in submissions):
+        return list(submissions)
+    from atoll.cli import hub_access
+    from atoll.cli.planning.choose import choose
+    from atoll.cli.views import screen
+
+    place, console = (
+        None if here else hub_access.find(hub, without=hub_access.ALONE),
+        screen.output(),
+    )
+    return [
+        choose(submission, plan=plan, hub=place, console=console)
+        if is_open(submission.spec, plan=plan)
+        else submission
+        for submission in submissions
+    ]

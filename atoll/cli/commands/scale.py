@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from atoll.net.http.client import HubClient
 
 
 def scale(
@@ -18,10 +23,12 @@ def scale(
     from rich.markup import escape
 
     from atoll.cli import hub_access
+    from atoll.cli.jobs.names import job_named
     from atoll.cli.views import screen
 
     least, most = read_bounds(bounds)
     with hub_access.find(hub).client() as client:
+        job = job_named(client, job, live=True)
         client.scale(job, least=least, most=most)
     text = f"{job} has {least} to {most} members from now on" if least else f"{job}: {most} members"
     screen.output().print(escape(text), soft_wrap=True)
@@ -45,7 +52,9 @@ def read_bounds(text: str) -> tuple[int, int]:
 
 
 def stop(
-    job: Annotated[str, typer.Argument(help="A job (default: the newest).")] = "",
+    job: Annotated[
+        str, typer.Argument(help="A job, or the beginning of its name; without it you are asked.")
+    ] = "",
     grace: Annotated[
         float, typer.Option(min=0.0, help="Seconds that its members get to finish their round.")
     ] = 60.0,
@@ -57,13 +66,14 @@ def stop(
 
     from atoll.cli import hub_access
     from atoll.cli.jobs.follow import say_ended
+    from atoll.cli.jobs.names import job_named
     from atoll.cli.views import screen
     from atoll.cli.views.job import ENDED
     from atoll.errors import DeadlineExceeded
 
     console = screen.output()
     with hub_access.find(hub).client() as client:
-        chosen = job or hub_access.newest_job(client)
+        chosen = job_named(client, job, live=True) if job else _confirmed(console, client)
         client.stop(chosen, grace_s=grace)
         if not wait:
             console.print(f"{chosen} stops at its next round, in {grace:.0f} s at the latest")
@@ -80,3 +90,24 @@ def stop(
                     )
                 time.sleep(0.3)
         say_ended(console, view)
+
+
+def _confirmed(console: Console, client: HubClient) -> str:
+    """Return the only job that has not ended, if a person confirms that it is meant."""
+    import sys
+
+    from atoll.cli.jobs.names import listed
+    from atoll.errors import ConfigError
+    from atoll.wire.states import JobState
+
+    going = [
+        str(view["job"]) for view in client.jobs(brief=True) if not JobState(view["state"]).ended
+    ]
+    if len(going) != 1 or not (sys.stdin.isatty() and console.is_terminal):
+        raise ConfigError(
+            "no job is named" if going else "no job runs or waits",
+            expected=f"the job to stop: {listed(going)}" if going else None,
+            remedy=f"atoll stop {going[0]}" if going else "`atoll status` lists all jobs",
+        )
+    typer.confirm(f"Stop {going[0]}?", default=False, abort=True)
+    return going[0]

@@ -1,4 +1,4 @@
-"""`atoll status`: the nodes of the hub and its jobs, or one job in detail."""
+"""`atoll status`: machines and jobs, or one job in detail; `atoll watch`: a job live."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import typer
 
 
 def status(
-    job: Annotated[str, typer.Argument(help="A job (default: all of them).")] = "",
+    job: Annotated[
+        str, typer.Argument(help="A job, or the beginning of its name (default: all).")
+    ] = "",
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
@@ -17,6 +19,7 @@ def status(
 
     from atoll.cli import hub_access
     from atoll.cli.commands.alarms import worth_lines
+    from atoll.cli.jobs.names import job_named
     from atoll.cli.views import screen
     from atoll.cli.views.tables import job_table, jobs_table, nodes_table, remarks
 
@@ -24,11 +27,12 @@ def status(
     console = screen.output()
     with where.client() as client:
         if job:
+            job = job_named(client, job)
             view, worth = client.job(job), client.worth(job)
             if json_:
                 typer.echo(json.dumps({**view, "worth": worth}, indent=1))
                 return
-            console.print(job_table(view), soft_wrap=True)
+            console.print(job_table(view))
             if view["committed_round"]:
                 console.print("\n".join(worth_lines(worth)), soft_wrap=True, markup=False)
             return
@@ -37,6 +41,27 @@ def status(
         typer.echo(json.dumps({"hub": where.url, "nodes": nodes, "jobs": jobs}, indent=1))
         return
     console.print(f"hub {where.url}", style="dim")
-    console.print(nodes_table(nodes))
-    console.print(jobs_table(jobs))
+    console.print(nodes_table(nodes, width=console.width))
+    console.print(jobs_table(jobs, width=console.width))
     console.print(remarks(jobs), soft_wrap=True)
+
+
+def watch(
+    job: Annotated[
+        str,
+        typer.Argument(
+            help="A job, or the beginning of its name (default: the newest that runs or waits)."
+        ),
+    ] = "",
+    hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
+) -> None:
+    """Show a job live until it ends; Ctrl+C leaves it running."""
+    from atoll.cli import hub_access
+    from atoll.cli.jobs.names import job_named
+    from atoll.cli.jobs.remote import watch_remote
+    from atoll.cli.views import screen
+
+    where, console = hub_access.find(hub), screen.output()
+    with where.client() as client:
+        chosen = job_named(client, job, live=True)
+    raise typer.Exit(watch_remote(where, chosen, console=console))

@@ -14,7 +14,9 @@ from atoll.cli.jobs.interrupts import Interrupts
 from atoll.cli.views import screen
 from atoll.cli.views.job import Watched
 from atoll.cli.views.live import View
+from atoll.cli.views.log_lines import Chatter
 from atoll.errors import AtollError, DeadlineExceeded, HubUnreachable, JobError, from_dict
+from atoll.ids import machine_names
 from atoll.net.http.client import HubClient
 from atoll.wire.states import MemberState
 
@@ -28,6 +30,9 @@ ARTIFACTS_S = 130.0
 
 LAST_LINES_S = 3.0
 """How long the members' last output lines may take to the hub."""
+
+WAITED = 1.1
+"""From this ratio on of wall clock to training time, both are told."""
 
 TAIL_LINES = 40
 """Last lines of a failed member that are shown."""
@@ -57,7 +62,7 @@ def follow(
     Raises:
         HubUnreachable: the hub was unreachable for longer than that.
     """
-    echo_after = 0
+    echo_after, chatter = 0, Chatter()
     reached = time.monotonic()
     while True:
         check()
@@ -74,7 +79,7 @@ def follow(
             if echo and watched.ended:
                 _await_last_lines(client, watched, interrupts)
             if echo:
-                echo_after = _echo(client, watched.job, view, after=echo_after)
+                echo_after = _echo(client, watched, view, after=echo_after, chatter=chatter)
         if watched.ended or _pause(client, watched, interrupts):
             return watched
 
@@ -115,21 +120,25 @@ def _pause(client: HubClient, watched: Watched, interrupts: Interrupts) -> bool:
     return bool(interrupts)
 
 
-def _echo(client: HubClient, job: str, view: View, *, after: int) -> int:
+def _echo(client: HubClient, watched: Watched, view: View, *, after: int, chatter: Chatter) -> int:
     """Print the members' new lines above the view; return the number of the last one."""
     try:
-        answer = client.logs(job, after=after)
+        answer = client.logs(watched.job, after=after)
     except (HubUnreachable, DeadlineExceeded):
         return after
-    for line in answer["lines"]:
-        view.line(line)
+    names = machine_names(watched.nodes)
+    for line in chatter.without(answer["lines"]):
+        view.line(line, name=names.get(line["member"], line["member"]))
     return int(answer["last"])
 
 
 def failure(view: dict[str, Any]) -> AtollError:
     """Return the error with which a job failed."""
     if view.get("error"):
-        return from_dict(view["error"])
+        error = dict(view["error"])
+        if error.get("given") in {member["member"] for member in view.get("members", [])}:
+            error.pop("given")  # its machine was named before
+        return from_dict(error)
     return JobError(
         f"the job {view['job']} failed", given=view.get("reason") or None, remedy="atoll logs"
     )
@@ -148,7 +157,7 @@ def show_failure(console: Console, client: HubClient, view: dict[str, Any]) -> N
         lines = []
     code = worst.get("exit_code")
     ended = f" (exit status {code})" if code is not None else ""
-    title = f"[bold]last lines of {escape(member)} on node {escape(node)}{ended}:[/]"
+    title = f"[bold]last lines on {escape(node)}{ended}:[/]"
     console.print(title, soft_wrap=True)
     for line in lines:
         console.print(f"  {escape(line['text'])}", soft_wrap=True, style="dim")
@@ -156,12 +165,18 @@ def show_failure(console: Console, client: HubClient, view: dict[str, Any]) -> N
 
 def say_ended(console: Console, view: dict[str, Any]) -> None:
     """Print one line about how a job ended."""
-    spent = None
-    if view.get("started") and view.get("ended"):
-        spent = view["ended"] - view["started"]
-    reason = f" ({view['reason']})" if view.get("reason") else ""
-    console.print(
-        f"{escape(view['job'])} {escape(view['state'])}{escape(reason)} "
-        f"after {screen.duration(spent)}",
-        soft_wrap=True,
-    )
+    how, reason = str(view["state"]), str(view.get("reason") or "")
+    if reason:
+        how = reason if reason.startswith(how) else f"{how} ({reason})"
+    console.print(f"{escape(view['job'])} {escape(how)}{_spent(view)}", soft_wrap=True)
+
+
+def _spent(view: dict[str, Any]) -> str:
+    """Return how long a job trained, and the wall clock where it differs."""
+    progress = view.get("progress") or {}
+    trained, wall = progress.get("training_s"), progress.get("wall_s")
+    if not trained:
+        return ""
+    said = f" after {screen.duration(trained)}"
+    differs = wall is not None and wall > trained * WAITED
+    return f"{said} of training, {screen.duration(wall)} by the clock" if differs else said

@@ -17,6 +17,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+LONGEST_WAIT_S = 0.5
+
+
 class RememberedInterrupt:
     """While open, SIGINT raises as usual and is also remembered.
 
@@ -90,7 +93,9 @@ class Interrupts:
     def __init__(self, *, on_first: Callable[[], None] = lambda: None) -> None:
         """`on_first` is called once, inside the handler of the first signal; it must not block."""
         self._on_first = on_first
-        self._event = threading.Event()
+        # The handler runs between any two steps of the main thread, in the midst of a wait too: an
+        # Event's lock would be taken twice then, and the command would hang.
+        self._changed = threading.Condition(threading.RLock())
         self._old: dict[int, Any] = {}
         self.count = 0
         """Signals so far: a second one means "at once"."""
@@ -113,17 +118,23 @@ class Interrupts:
             signal.signal(number, handler)
 
     def __bool__(self) -> bool:
-        return self._event.is_set()
+        return self.count > 0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        if not self._event.is_set():
-            self._event.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self.count == 1:
             self._on_first()
 
     def sleep(self, seconds: float) -> bool:
         """Wait that long, or less when a signal comes; return whether one came."""
-        return self._event.wait(seconds)
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            # A signal just before a wait wakes nobody, so none is long.
+            while not self and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, LONGEST_WAIT_S))
+        return bool(self)
 
     def until(self, condition: Callable[[], bool], *, timeout_s: float, every_s: float) -> bool:
         """Wait until the condition holds, a signal comes or time is up; return the condition."""

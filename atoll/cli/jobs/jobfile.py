@@ -7,6 +7,7 @@ One job file can hold several jobs: the keys above its first `[[jobs]]` are comm
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -319,10 +320,25 @@ def _parse(text: str, *, name: str) -> dict[str, Any]:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "there is no such file",
+            given=str(path),
+            expected="a job file, a script, or `demo`",
+            remedy=_near(path)
+            or "atoll run demo trains a small model; docs/guide/jobs.md describes job files",
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             "a file cannot be read", given=f"{path} ({error})", expected="a UTF-8 text file"
         ) from error
+
+
+def _near(path: Path) -> str:
+    """Return which file may have been meant: from this folder and those in it, one level down."""
+    found = [str(one) for glob in ("*", "*/*") for one in Path().glob(glob + path.suffix)]
+    close = difflib.get_close_matches(str(path), found, n=1, cutoff=0.7) if path.suffix else []
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def _with_script(spec: config.JobSpec, path: Path) -> Submission:

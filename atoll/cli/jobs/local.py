@@ -242,18 +242,19 @@ _STATES = frozenset(JobState)
 class LocalOutput:
     """Reads the new output of one job of an embedded hub."""
 
-    def __init__(self, folder: Path, *, job_folder: Path, member: str = "") -> None:
+    def __init__(self, folder: Path, *, job_folder: Path) -> None:
         """Start at the beginning.
 
         Args:
             folder: Of the embedded hub and its nodes.
             job_folder: The job's own folder.
-            member: One member only; empty: all.
         """
         self._folder = folder
         self._job_folder = job_folder
-        self._pattern = f"node*/jobs/{job_folder.name}/{member or '*'}/output.log"
+        self._pattern = f"node*/jobs/{job_folder.name}/*/output.log"
         self._read: dict[Path, int] = {}
+        self.nodes: dict[str, str] = {}
+        """The node of each member whose output was read."""
 
     def lines(self, *, last: bool = False) -> list[dict[str, Any]]:
         """Return the lines since the last call; with `last` also an unfinished one."""
@@ -272,6 +273,7 @@ class LocalOutput:
             if whole or newline:
                 text = whole.decode("utf-8", "replace")
                 member = path.parent.name
+                self.nodes[member] = path.relative_to(self._folder).parts[0]
                 found += [{"member": member, "text": line} for line in text.split("\n")]
         return found
 

@@ -21,12 +21,17 @@ def check_can_train() -> None:
         ConfigError: torch is not installed here.
     """
     if not torch_version():
-        raise ConfigError(
-            "this machine can be a hub, but cannot train",
-            given="torch is not installed",
-            expected="torch beside atoll",
-            remedy="pip install 'atoll[train]'",
-        )
+        raise needs_torch("this machine can be a hub, but cannot train")
+
+
+def needs_torch(what: str = "this command computes with torch") -> ConfigError:
+    """Return the error of something that torch is missing for."""
+    return ConfigError(
+        what,
+        given="torch is not installed",
+        expected="torch beside atoll",
+        remedy="pip install 'atoll[train]'",
+    )
 
 
 def check_names(spec: JobSpec, *, here: bool = False) -> int:

@@ -15,10 +15,11 @@ from atoll.cli.jobs.follow import failure, follow, say_ended, show_failure
 from atoll.cli.jobs.interrupts import Interrupts
 from atoll.cli.jobs.jobfile import Submission
 from atoll.cli.jobs.stage_needs import check_offered
-from atoll.cli.jobs.submit import one_per_node, send_batch
+from atoll.cli.jobs.submit import check_nodes, one_per_node, send_batch
 from atoll.cli.views import screen
 from atoll.cli.views.job import Watched
 from atoll.cli.views.live import SILENT, View
+from atoll.net.http.client import HubClient
 from atoll.wire.states import JobState
 
 
@@ -46,6 +47,7 @@ def run_remote(where: KnownHub, wish: RemoteRun, *, target: Path, console: Conso
     """
     submissions = list(wish.submissions)
     with where.client() as client:
+        check_nodes(submissions, client.nodes())
         for submission in submissions:
             if submission.spec.swarm.needs_gb:
                 check_offered(submission.spec, client.nodes())
@@ -78,7 +80,7 @@ def _follow_several(
     """Follow the jobs of a batch to their ends and fetch their results."""
     console.print(f"submitted {len(jobs)} jobs: [bold]{escape(', '.join(jobs))}[/]", soft_wrap=True)
     if wish.detach:
-        console.print("  watch them  atoll status", soft_wrap=True)
+        console.print("  watch them  atoll status, atoll watch JOB", soft_wrap=True)
         return 0
     with where.client() as client:
         with Interrupts() as interrupts:
@@ -108,17 +110,9 @@ def follow_remote(
         console.print(f"submitted [bold]{escape(job)}[/]", soft_wrap=True)
         _say_commands(console, job)
         return 0
-    note = "Ctrl+C leaves it running"
     with where.client() as client:
-        with (
-            Interrupts() as interrupts,
-            View(console, dashboard=where.url, note=note) as view,
-        ):
-            watched = Watched(job, parameters=parameters)
-            watched = follow(client, watched, view=view, interrupts=interrupts, echo=echo)
-        if not watched.ended:
-            console.print(f"{escape(job)} continues in the background", soft_wrap=True)
-            _say_commands(console, job)
+        watched = Watched(job, parameters=parameters)
+        if not _follow_live(where, client, watched, console=console, echo=echo):
             return 130
         if watched.state == JobState.FAILED:
             results.fetch(client, job, runs / job)
@@ -136,6 +130,39 @@ def follow_remote(
     return 0
 
 
+def watch_remote(where: KnownHub, job: str, *, console: Console) -> int:
+    """Show a job until it ends, and say how it ended; its results stay at the hub."""
+    with where.client() as client:
+        watched = Watched.of(client.job(job))
+        echo = watched.view.get("kind") not in SILENT
+        if not _follow_live(where, client, watched, console=console, echo=echo):
+            return 130
+        say_ended(console, watched.view)
+        if watched.state == JobState.FAILED:
+            show_failure(screen.errors(), client, watched.view)
+            raise failure(watched.view)
+    again = "resume" if watched.state == JobState.STOPPED else "collect"
+    words = {"resume": "resume it", "collect": "its results"}
+    console.print(f"{words[again]}: atoll {again} {escape(job)}", soft_wrap=True)
+    return 0
+
+
+def _follow_live(
+    where: KnownHub, client: HubClient, watched: Watched, *, console: Console, echo: bool
+) -> bool:
+    """Show a job live; return whether it has ended, and if not, say that it goes on."""
+    note = "Ctrl+C leaves it running"
+    with (
+        Interrupts() as interrupts,
+        View(console, dashboard=where.url, note=note) as view,
+    ):
+        follow(client, watched, view=view, interrupts=interrupts, echo=echo)
+    if not watched.ended:
+        console.print(f"{escape(watched.job)} continues in the background", soft_wrap=True)
+        _say_commands(console, watched.job)
+    return watched.ended
+
+
 def _say_commands(console: Console, job: str) -> None:
-    console.print(f"  watch it    atoll status {job}   |   atoll logs -f {job}", soft_wrap=True)
+    console.print(f"  watch it    atoll watch {job}", soft_wrap=True)
     console.print(f"  stop it     atoll stop {job}", soft_wrap=True)

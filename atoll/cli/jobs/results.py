@@ -83,9 +83,7 @@ def came_to_something(view: Mapping[str, Any]) -> bool:
 
 def finish(folder: Path, *, view: Mapping[str, Any], console: Console) -> None:
     """Write summary and report of an ended job, and show them."""
-    results = {
-        member["member"]: member["result"] for member in view["members"] if member.get("result")
-    }
+    results = results_of(view)
     if not results:  # a program that never joined its job
         console.print(f"its files are in {escape(screen.shown(folder))}", soft_wrap=True)
         return
@@ -104,9 +102,26 @@ def finish(folder: Path, *, view: Mapping[str, Any], console: Console) -> None:
             Panel(escape(sample), title="what the model writes", title_align="left"),
             soft_wrap=True,
         )
-    name = config.parse_spec(str(view["spec"]), name="the job").model.name
+    spec = config.parse_spec(str(view["spec"]), name="the job")
     evaluated = summary.get("accuracy") is None and summary.get("loss_final") is not None
-    _say_files(console, folder, writes=evaluated and ":" not in name)
+    next_ = "chat {}" if spec.tune.active else "generate {} --prompt 'def '"
+    _say_files(console, folder, next_=next_ if evaluated and ":" not in spec.model.name else "")
+
+
+def results_of(view: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what each member that has ended reported."""
+    return {
+        member["member"]: member["result"] for member in view["members"] if member.get("result")
+    }
+
+
+def write_if_measured(folder: Path, *, view: Mapping[str, Any]) -> Path | None:
+    """Write summary and report of a job in any state; None: it has measured nothing."""
+    metrics, results = folder / "metrics.jsonl", results_of(view)
+    if not results and not (metrics.is_file() and metrics.stat().st_size):
+        return None
+    write(folder, view=view, results=results)
+    return folder / "report.html"
 
 
 def write(
@@ -114,17 +129,18 @@ def write(
 ) -> dict[str, Any]:
     """Write summary.json and report.html; return the summary."""
     from atoll.train.report.report import write_report
-    from atoll.train.results.summary import read_lines, summarise, write_summary
+    from atoll.train.results.summary import Rounds, read_lines, summarise, write_summary
 
     summary = summarise(
         job=str(view["job"]),
         spec=config.parse_spec(str(view["spec"]), name="the job"),
         results=results,
         points=read_lines(folder / "metrics.jsonl"),
-        rounds_committed=int(view["committed_round"]),
-        rounds_aborted=int(view["aborted_rounds"]),
+        rounds=Rounds(int(view["committed_round"]), int(view["aborted_rounds"])),
         paths=view.get("paths"),
+        shown=view["members"],
     )
+    summary |= {"state": str(view.get("state") or ""), "reason": str(view.get("reason") or "")}
     write_summary(folder, summary)
     write_report(folder)
     return summary
@@ -142,10 +158,11 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     rows = {
         "strategy": escape(names),
         "nodes": str(summary["nodes"]),
-        "steps, tokens": f"{summary['steps']}, {screen.count(summary['tokens'])}",
+        "steps": f"{summary['steps']:,}",
+        "tokens": screen.count(summary["tokens"]) if summary["tokens"] else "",
         "rounds": f"{summary['rounds_committed']} committed, {summary['rounds_aborted']} aborted",
         "held-out loss": _from_to(summary) if summary.get("loss_final") is not None else "",
-        "time": _time(summary),
+        "steps took": _time(summary),
         "tokens/s": _rate(summary),
         "sent per node": _traffic(summary),
         "replicas identical": _identical(summary),
@@ -165,6 +182,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _rate(summary: Mapping[str, Any]) -> str:
+    if not summary["tokens"]:
+        return ""  # of a script that counts none
     rate, alone = summary["tokens_per_s"] or 0, summary["best_single_node_tokens_per_s"]
     if alone is None and summary["strategy"]["inner"] == "swarm":
         return f"{screen.count(rate)} (all stages together, no node trains alone)"
@@ -197,18 +216,17 @@ def _traffic(summary: Mapping[str, Any]) -> str:
 
 def _from_to(summary: Mapping[str, Any]) -> str:
     losses = (summary.get("loss_first"), summary.get("loss_final"))
-    numbers = ["-" if value is None else f"{value:.3f}" for value in losses]
-    of_what = "token" if summary.get("accuracy") is None else "image"
-    return f"{numbers[0]} -> {numbers[1]} nats per {of_what}"
+    numbers = [f"{value:.3f}" for value in losses if value is not None]
+    return f"{' -> '.join(numbers)} nats per {summary['loss_of']}"
 
 
-def _say_files(console: Console, folder: Path, *, writes: bool) -> None:
-    """Print where the files are, and how to generate text with a language model."""
+def _say_files(console: Console, folder: Path, *, next_: str) -> None:
+    """Print where the files are, and the command that tries out a language model."""
     where = escape(screen.shown(folder))
     console.print(f"report   {where}/report.html", soft_wrap=True)
     if (folder / EPISODES).is_dir():
         console.print(f"episodes {where}/{EPISODES}*.gif", soft_wrap=True)
     if (folder / "model.safetensors").exists():
         console.print(f"model    {where}/model.safetensors", soft_wrap=True)
-        if writes:
-            console.print(f"         atoll generate {where} --prompt 'def '", soft_wrap=True)
+        if next_:
+            console.print(f"         atoll {next_.format(where)}", soft_wrap=True)

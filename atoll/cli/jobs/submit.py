@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ from typing import Any
 import msgspec
 
 from atoll.cli.jobs.jobfile import PACKED, Submission
+from atoll.cli.jobs.names import did_you_mean, listed
+from atoll.config import TuneTable
 from atoll.config.redaction import secrets_here, secrets_of
 from atoll.errors import ConfigError, PlanError
-from atoll.hub.scheduler.resources import Capacity, mismatch, request_of
+from atoll.hub.scheduler.resources import Capacity, answers_to, mismatch, request_of
 from atoll.ids import safe_name
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import NodeInfo
@@ -46,6 +50,8 @@ def send(client: HubClient, submission: Submission, *, batch: str = "") -> str:
         sha256 = _send_assignment(client, assignment)
         table = dataclasses.replace(spec.dipaco, assignment=PACKED + sha256)
         spec = dataclasses.replace(spec, dipaco=table)
+    if spec.tune.send:
+        spec = dataclasses.replace(spec, tune=_with_sent_examples(client, spec.tune))
     sent = dataclasses.replace(submission, spec=spec)
     job = client.submit(sent.text, files=sent.files, batch=batch)
     if assignment is not None:
@@ -68,6 +74,18 @@ def _send_assignment(client: HubClient, file: Path) -> str:
     return client.put_blob(file)
 
 
+def _with_sent_examples(client: HubClient, tune: TuneTable) -> TuneTable:
+    """Send the files of examples that are here; a file is one entry then, with its weight."""
+    data, weights = list[str](), list[float]()
+    for number, pattern in enumerate(tune.data):
+        named = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        files = [Path(name) for name in named if Path(name).is_file()]
+        entries = [f"{PACKED}{client.put_blob(file)}:{file.name}" for file in files] or [pattern]
+        data += entries
+        weights += [tune.weights[number]] * len(entries) if tune.weights else []
+    return dataclasses.replace(tune, data=data, weights=weights)
+
+
 def find_secrets(submissions: Sequence[Submission]) -> dict[str, str]:
     """Return the secrets of jobs from this command's environment, for a hub of its own.
 
@@ -85,6 +103,24 @@ def find_secrets(submissions: Sequence[Submission]) -> dict[str, str]:
             )
         found[name] = value
     return found
+
+
+def check_nodes(submissions: Sequence[Submission], nodes: Sequence[dict[str, Any]]) -> None:
+    """Refuse a job that may run only on machines that the hub does not know.
+
+    Raises:
+        ConfigError: names the machine, those that there are, and the likely one.
+    """
+    known = [str(view["node"]) for view in nodes]
+    for submission in submissions:
+        for name in submission.spec.job.on:
+            if not any(answers_to(node, name) for node in known):
+                raise ConfigError(
+                    "no machine of this name has joined the hub",
+                    given=f"{name!r} (--on, or `on` in [job])",
+                    expected=listed(known) if known else "a machine that has joined; none has",
+                    remedy=did_you_mean(name, known) or "`atoll status` shows the machines",
+                )
 
 
 def send_batch(client: HubClient, submissions: list[Submission], *, batch: str) -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.config.rl_roles import CRITICS
 from atoll.net.http.client import HubClient
 from atoll.wire.states import JobState, MemberState
 
@@ -134,7 +133,7 @@ def critic_of(
     roles: Sequence[Mapping[str, Any]], members: Sequence[dict[str, Any]]
 ) -> dict[str, Any] | None:
     """Return the member that is the critic, or the learner; None where there is none."""
-    slots = [slot for slot, role in enumerate(roles) if role["role"] != "actor"]
+    slots = [slot for slot, role in enumerate(roles) if role["role"] in CRITICS]
     return next((member for member in members if member["slot"] in slots), None)
 
 
@@ -143,16 +142,6 @@ def share_done(policies: Sequence[PolicyNow]) -> float:
     wanted = sum(policy.steps for policy in policies)
     done = sum(min(policy.env_steps, policy.steps) for policy in policies)
     return done / wanted if wanted else 0.0
-
-
-def left_s(policies: Sequence[PolicyNow]) -> float | None:
-    """Return the estimated time until the last policy is done; None: unknown."""
-    waits = [
-        (policy.steps - policy.env_steps) / policy.steps_per_s
-        for policy in policies
-        if policy.steps_per_s > 0
-    ]
-    return max(0.0, *waits) if waits else None
 
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -174,9 +163,6 @@ def sparkline(values: Sequence[float], *, width: int) -> str:
 
 ENDED = frozenset(state for state in JobState if state.ended)
 """Final states of a job."""
-
-RATE_WINDOW_S = 20.0
-"""Time span used to estimate the remaining time."""
 
 
 @dataclass(slots=True)
@@ -201,7 +187,16 @@ class Watched:
     _losses: dict[str, float] = field(default_factory=dict)
     _shares: dict[int, list[float]] = field(default_factory=dict)
     """Step -> sum of losses and tokens that members evaluated there."""
-    _progress: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
+
+    @classmethod
+    def of(cls, view: dict[str, Any]) -> Watched:
+        """Return what one answer of the hub says, without history."""
+        values = [member.get("values") or {} for member in view.get("members", [])]
+        parameters = max((int(one.get("parameters") or 0) for one in values), default=0)
+        return cls(
+            str(view["job"]), view=view, loss=view.get("loss"),
+            held_out=view.get("held_out_loss"), parameters=parameters,
+        )  # fmt: skip
 
     def refresh(self, client: HubClient) -> None:
         """Query the hub again."""
@@ -213,9 +208,6 @@ class Watched:
         news = client.events(self.job, after=self._events_after)
         self._events_after = int(news["last"])
         self.events = news["events"]
-        now = time.monotonic()
-        if not self._progress or self.step != self._progress[-1][1]:
-            self._progress.append((now, self.step))
 
     def await_news(self, client: HubClient, *, timeout_s: float) -> None:
         """Wait until the hub has news of the job, or time is up."""
@@ -253,6 +245,11 @@ class Watched:
         return sorted(self.view.get("members", []), key=lambda member: member["slot"])
 
     @property
+    def nodes(self) -> dict[str, str]:
+        """The machine of each process."""
+        return nodes_of(self.view)
+
+    @property
     def processes(self) -> list[dict[str, Any]]:
         """The members, each followed by the further machines of its island."""
         followers = self.view.get("followers", [])
@@ -264,27 +261,20 @@ class Watched:
 
     @property
     def step(self) -> int:
-        """Steps done by the slowest active member.
-
-        For policies, their share of all environment steps, in steps of the job; of a SWARM, those
-        that all its stages have done.
-        """
-        swarm = self.view.get("swarm")
-        if swarm is not None:
-            return int(swarm["step"])
-        if self.view.get("kind") == "rl":
-            return int((self.view.get("progress") or {}).get("step") or 0)
-        alive = [
-            m for m in self.members if m["state"] not in (MemberState.LOST, MemberState.FAILED)
-        ] or self.members
-        # A joining member starts at step 0 and then jumps to the others' step: leave it out.
-        alive = [m for m in alive if m.get("standing") not in BEHIND] or alive
-        return min((int(m.get("step") or 0) for m in alive), default=0)
+        """Steps done, as the hub counts them."""
+        return int((self.view.get("progress") or {}).get("step") or 0)
 
     @property
     def steps(self) -> int:
         """Steps of the whole job."""
         return int((self.view.get("progress") or {}).get("steps") or 0)
+
+    @property
+    def share(self) -> float | None:
+        """Share of the job that is done; None: nothing says how much there is to do."""
+        if self.state == JobState.DONE:
+            return 1.0
+        return min(1.0, self.step / self.steps) if self.steps else None
 
     @property
     def tokens_per_s(self) -> float:
@@ -294,8 +284,9 @@ class Watched:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes sent by the member that sent most."""
-        return max((traffic(m, "sent_bytes") for m in self.members), default=0)
+        """Bytes that a member sent, on average."""
+        sent = [traffic(member, "sent_bytes") for member in self.members]
+        return round(sum(sent) / len(sent)) if sent else 0
 
     @property
     def data_parallel_bytes(self) -> int:
@@ -305,22 +296,28 @@ class Watched:
             return 0
         return round(2 * (members - 1) / members * 4 * self.parameters * self.step)
 
+    @property
     def left_s(self) -> float | None:
-        """Return the estimated time until the last step, or None before there is a speed."""
-        recent = [p for p in self._progress if p[0] >= self._progress[-1][0] - RATE_WINDOW_S]
-        if len(recent) < 2 or not self.steps:
-            return None
-        (start, first), (end, last) = recent[0], recent[-1]
-        if end <= start or last <= first:
-            return None
-        rest = (self.steps - last) * (end - start) / (last - first)
-        return max(0.0, rest - (time.monotonic() - end))
+        """Time until the last step, as the hub estimates it; None: unknown."""
+        left = (self.view.get("progress") or {}).get("left_s")
+        return None if left is None else float(left)
+
+    @property
+    def training_s(self) -> float | None:
+        """Time that it has trained: without pauses, and without the time before a resume."""
+        spent = (self.view.get("progress") or {}).get("training_s")
+        return None if spent is None else float(spent)
+
+
+def nodes_of(view: Mapping[str, Any]) -> dict[str, str]:
+    """Return the machine of each process of a job, from the hub's view."""
+    processes = [*view.get("members", []), *view.get("followers", [])]
+    return {str(one["member"]): str(one["node"]) for one in processes}
 
 
 def traffic(member: dict[str, Any], name: str) -> int:
-    """Return a member's `sent_bytes` or `received_bytes`; what it last reported once it is gone."""
-    reported = (member.get("values") or {}).get(name) or 0
-    return max(int(member.get(name) or 0), int(reported))
+    """Return a member's `sent_bytes` or `received_bytes`, as the hub counts them."""
+    return int(member.get(name) or 0)
 
 
 BEHIND = ("expected", "launched", "recovering", "away")
@@ -335,7 +332,7 @@ def shown_state(member: dict[str, Any]) -> str:
     standing, pace = member.get("standing"), float(member.get("pace") or 1.0)
     if standing in ("recovering", "away"):
         return "recovering" if standing == "recovering" else "silent"
-    return state if pace >= 1.0 else f"{state}, {pace:.0%} of the steps"
+    return state if pace >= 1.0 else f"{state}, {pace:.0%} pace"
 
 
 def shown_job_state(view: dict[str, Any]) -> str:

@@ -18,19 +18,19 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from atoll.cli.views import screen
 from atoll.cli.views.job import Watched, shown_job_state
 from atoll.cli.views.members import members_table
 from atoll.cli.views.paths import paths_part
+from atoll.cli.views.progress import bar, figures
 from atoll.cli.views.rl import rl_line, rl_parts
 from atoll.cli.views.swarm import stages_part
+from atoll.ids import spoken
 from atoll.wire.states import JobState, MemberState
 
-WIDTH = 100
+WIDTH = 80
 MOMENT = 0.6
 """The saved frame is the last one before this share of the steps is done."""
 
@@ -61,8 +61,9 @@ class Picture:
             r"@font-face\s*\{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL
         )
         drawn = re.sub(r"<!--.*?-->", "", drawn, flags=re.DOTALL)
-        # Keep the length: the SVG stores the width of every line.
         drawn = re.sub(r"(?<=token=)[\w-]+", lambda token: "." * len(token[0]), drawn)
+        # Lines keep their widths with another font, too; letters are not spaced for that.
+        drawn = drawn.replace(" textLength=", ' lengthAdjust="spacingAndGlyphs" textLength=')
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(drawn, encoding="utf-8", newline="\n")
 
@@ -100,7 +101,6 @@ class View:
         self._drawn = False
         self._last_plain = -math.inf
         self._loss_shown = False
-        self._started = time.monotonic()
 
     def __enter__(self) -> View:
         if self._console.is_terminal:
@@ -128,21 +128,22 @@ class View:
         else:
             self._console.print(escape(text), soft_wrap=True)
 
-    def line(self, line: dict[str, Any]) -> None:
-        """Print one output line of a member above the view."""
-        screen.log_line(self._console, line)
+    def line(self, line: dict[str, Any], *, name: str) -> None:
+        """Print one output line of a member above the view, with the member's name for people."""
+        screen.log_line(self._console, line, name=name)
 
     def show(self, job: Watched, *, last: bool = False) -> None:
         """Draw the job's current state; `last` also prints a plain line that is not due."""
         for event in job.events:
             if event["kind"] not in QUIET_EVENTS:
-                line = f"[dim]{escape(event.get('member') or job.job)}: {escape(event['text'])}[/]"
-                self._console.print(line, soft_wrap=True)
+                said = spoken(event["text"], job.nodes, member=str(event.get("member") or ""))
+                self._console.print(f"[dim]{escape(said)}[/]", soft_wrap=True)
         if self._still is not None and job.steps:
-            self._still.offer(self._picture(job), share=job.step / job.steps)
+            still = self._picture(job, dashboard=self.dashboard.partition("?")[0])  # no token in it
+            self._still.offer(still, share=job.step / job.steps)
         if self._live is not None:
             self._drawn = True
-            self._live.update(self._picture(job), refresh=True)
+            self._live.update(self._picture(job, dashboard=self.dashboard), refresh=True)
         elif last or self._is_due(job):
             self._last_plain = time.monotonic()
             self._console.print(plain_line(job), soft_wrap=True)
@@ -153,26 +154,28 @@ class View:
         self._loss_shown = self._loss_shown or first
         return first or time.monotonic() - self._last_plain >= PLAIN_EVERY_S
 
-    def _picture(self, job: Watched) -> RenderableType:
+    def _picture(self, job: Watched, *, dashboard: str) -> RenderableType:
         swarm, paths = job.view.get("swarm"), job.view.get("paths")
         parts: list[RenderableType] = [
             stages_part(swarm) if swarm is not None else members_table(job.processes)
         ]
         if paths is not None:
             parts.append(paths_part(paths))
-        kind = job.view.get("kind")
+        kind, state = job.view.get("kind"), shown_job_state(job.view)
         if kind == "rl":
             parts = rl_parts(job)
+        elif state == JobState.WAITING:
+            parts = []  # nothing has begun
         elif kind != "command":  # which reports no steps
-            parts = [_bar(job), _figures(job), *parts]
-        footer = Text(f"dashboard  {self.dashboard}", style="dim", overflow="fold")
-        if self._note:
+            parts = [bar(job), figures(job), *parts]
+        reason = job.view.get("reason") or (state == "paused" and job.view.get("paused_reason"))
+        if reason:
+            parts.insert(0, Text(str(reason), style="red" if state == "failed" else "yellow"))
+        footer = Text(f"dashboard  {dashboard}", style="dim", overflow="fold")
+        if self._note and not job.ended:
             footer.append(f"\n{self._note}")
-        state = shown_job_state(job.view)
-        if job.view.get("reason"):
-            state = f"{state}: {job.view['reason']}"
-        elapsed = screen.duration(time.monotonic() - self._started)
-        title = f"[bold]{escape(job.job)}[/]  {escape(state)}  {elapsed}"
+        spent = f"  {screen.duration(job.training_s)}" if job.training_s else ""
+        title = f"[bold]{escape(job.job)}[/]  {escape(state)}{spent}"
         return Panel(Group(*parts, footer), title=title, title_align="left", border_style="cyan")
 
 
@@ -188,8 +191,10 @@ def plain_line(job: Watched) -> str:
         parts.append(swarm["paused"])
     if job.steps:
         parts.append(f"step {job.step}/{job.steps}")
+    elif job.step:
+        parts.append(f"step {job.step}")
     if job.state == JobState.RUNNING and job.steps:
-        parts.append(f"left {screen.duration(job.left_s())}")
+        parts.append(f"ETA {screen.duration(job.left_s)}")
     if job.loss is not None:
         parts.append(f"loss {job.loss:.3f}")
     if job.held_out is not None:
@@ -201,35 +206,3 @@ def plain_line(job: Watched) -> str:
     if job.steps or job.sent_bytes:
         parts.append(f"sent {screen.size(job.sent_bytes)}/node")
     return escape(" | ".join(parts))
-
-
-def _bar(job: Watched) -> RenderableType:
-    row = Table.grid(padding=(0, 1), expand=True)
-    row.add_column(ratio=1)
-    row.add_column(justify="right", no_wrap=True)
-    share = job.step / job.steps if job.steps else 0.0
-    text = f"{share:4.0%}  step {job.step}/{job.steps}  left {screen.duration(job.left_s())}"
-    row.add_row(ProgressBar(total=max(1, job.steps), completed=job.step), text)
-    return row
-
-
-def _figures(job: Watched) -> RenderableType:
-    row = Table.grid(padding=(0, 3))
-    loss = "-" if job.loss is None else f"{job.loss:.3f}"
-    held_out = "-" if job.held_out is None else f"{job.held_out:.3f}"
-    speed = screen.count(job.tokens_per_s)
-    row.add_row(
-        f"[dim]loss[/] [bold]{loss}[/]",
-        f"[dim]held-out[/] [bold]{held_out}[/]",
-        f"[dim]tokens/s[/] [bold]{speed}[/]",
-        f"[dim]rounds[/] [bold]{job.view.get('committed_round', 0)}[/]",
-    )
-    traffic = Text.from_markup(f"[dim]sent per node[/] [bold]{screen.size(job.sent_bytes)}[/]")
-    other = job.data_parallel_bytes
-    if other:
-        times = f"  ({other / job.sent_bytes:,.0f} x less)" if job.sent_bytes else ""
-        traffic.append_text(
-            Text.from_markup(f" [dim]against[/] {screen.size(other)} [dim]by data parallel[/]")
-        )
-        traffic.append(times, style="bold green")
-    return Group(row, traffic)

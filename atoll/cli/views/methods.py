@@ -80,6 +80,7 @@ def _words(row: Row, width: int) -> tuple[Text, ...]:
         links = [Text(paper, style=f"link {row['papers'][0]['url']}") for paper in papers]
         return (Text(row["line"]), Text(row["good_for"]), *(links or [Text("-")]))
     lines = [Text(row["line"]), Text(f"for: {row['good_for']}", style="cyan")]
+    lines += [Text(f"loss: {row['loss'].replace('`', '')}")] if row["loss"] else []
     lines += [Text(paper, style="dim") for paper in papers]
     return (Text("\n").join(lines),)
 
@@ -110,6 +111,8 @@ def full(row: Row, scale: Scale) -> RenderableType:
     head.add_row("method", Text(row["name"], style="bold"))
     head.add_row("does", Text(row["line"]))
     head.add_row("good for", Text(row["good_for"]))
+    if row["loss"]:
+        head.add_row("loss", Text(f"{row['loss'].replace('`', '')}, at equal steps"))
     for paper in row["papers"]:
         head.add_row("paper", Text(f"{paper['title']} ({paper['year']})\n{paper['url']}"))
     head.add_row("page", row["page"])

@@ -15,7 +15,7 @@ SHOWN = 32
 """Paths and modules with a row of their own; a page has room for all."""
 
 HOLDERS = 6
-"""Members of a module that are named."""
+"""Machines of a module that are named."""
 
 STATE_STYLE = {
     "training": "cyan", "trained": "green", "done": "green", "lost": "red", "stopped": "yellow",
@@ -49,7 +49,7 @@ def _modules(levels: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
     rows = [(level, one) for level, modules in enumerate(levels) for one in modules]
     for level, one in rows[:SHOWN]:
         rounds = "-" if one["round"] is None else str(one["round"])
-        held = escape(_few(one["holders"])) or "[dim]nobody[/]"
+        held = escape(_few(one["holders"])) or "[dim]none[/]"
         table.add_row(str(level), str(one["module"]), rounds, _numbers(one["paths"]), held)
     return table
 
@@ -68,7 +68,7 @@ def _paths(paths: Sequence[Mapping[str, Any]]) -> Table:
         style = STATE_STYLE[one["state"]]
         row = [
             str(one["path"]),
-            escape(one["member"]) or "-",
+            escape(one["name"]) or "-",
             f"[{style}]{one['state']}[/]",
             str(one["step"]),
             screen.count(one["tokens"]),

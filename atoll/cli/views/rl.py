@@ -18,7 +18,6 @@ from atoll.cli.views.job import (
     PolicyNow,
     Watched,
     critic_of,
-    left_s,
     policies_of,
     share_done,
     shown_state,
@@ -61,7 +60,7 @@ def rl_line(job: Watched) -> list[str]:
     policies = policies_of(roles, job.members, job.returns)
     parts = [f"steps {share_done(policies):.0%}"]
     if job.state == JobState.RUNNING:
-        parts.append(f"left {screen.duration(left_s(policies))}")
+        parts.append(f"ETA {screen.duration(job.left_s)}")
     parts += [" ".join([p.policy, number(p.now), *_trouble(p)]) for p in policies]
     critic = critic_of(roles, job.members)
     if critic is not None:
@@ -184,7 +183,7 @@ def _bar(job: Watched, policies: list[PolicyNow]) -> RenderableType:
     row.add_column(justify="right", no_wrap=True)
     share = 1.0 if job.state == JobState.DONE else share_done(policies)
     speed = screen.count(sum(policy.steps_per_s for policy in policies))
-    text = f"{share:4.0%}  {speed} steps/s  left {screen.duration(left_s(policies))}"
+    text = f"{share:4.0%}  {speed} steps/s  ETA {screen.duration(job.left_s)}"
     row.add_row(ProgressBar(total=1.0, completed=share), text)
     return Group(row)
 

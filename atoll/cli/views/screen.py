@@ -16,6 +16,9 @@ from rich.segment import Segment
 
 from atoll import config
 from atoll.errors import AtollError
+from atoll.units import count as count
+from atoll.units import duration as duration
+from atoll.units import size as size
 
 COMMANDS_TO_TERMINALS = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
@@ -58,12 +61,12 @@ class HarmlessConsole(Console):
 
 def output() -> Console:
     """Return the console of standard output."""
-    return HarmlessConsole(highlight=False)
+    return HarmlessConsole(highlight=False, emoji=False)
 
 
 def errors() -> Console:
     """Return the console of standard error."""
-    return HarmlessConsole(stderr=True, highlight=False)
+    return HarmlessConsole(stderr=True, highlight=False, emoji=False)
 
 
 def show_error(error: AtollError) -> None:
@@ -108,32 +111,17 @@ def close_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def size(nbytes: float) -> str:
-    """Return a number of bytes for people, e.g. ``1.5 MB`` (powers of ten)."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(nbytes) < 1000 or unit == "TB":
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    raise AssertionError("unreachable")
+def ago(seconds: float) -> str:
+    """Return how long ago something was, e.g. ``3 s`` or ``2 h``."""
+    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
-def count(number: float) -> str:
-    """Return a large number for people, e.g. ``26.4 k``."""
-    for unit in ("", " k", " M", " G"):
-        if abs(number) < 1000 or unit == " G":
-            return f"{number:.0f}" if not unit else f"{number:.1f}{unit}"
-        number /= 1000
-    raise AssertionError("unreachable")
-
-
-def duration(seconds: float | None) -> str:
-    """Return a span of time for people, e.g. ``2:05`` or ``1:02:05``."""
-    if seconds is None:
-        return "-"
-    whole = max(0, round(seconds))
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+def gflops(number: float) -> str:
+    """Return a speed in 10^9 operations per second for people, with two digits where it is low."""
+    return f"{number:.2g} GFLOP/s" if number < 10 else f"{number:,.0f} GFLOP/s"
 
 
 def moment(wall: float | None) -> str:
@@ -151,8 +139,8 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def log_line(console: Console, line: dict[str, Any]) -> None:
-    """Print one line of a member."""
+def log_line(console: Console, line: dict[str, Any], *, name: str, width: int = 0) -> None:
+    """Print one line of a member behind its name for people, which takes at least `width`."""
     console.print(
-        f"[dim]{escape(str(line['member'])):>4}[/] {escape(str(line['text']))}", soft_wrap=True
+        f"[dim]{escape(f'{name:<{width}}')}[/] {escape(str(line['text']))}", soft_wrap=True
     )

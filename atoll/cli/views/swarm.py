@@ -31,7 +31,7 @@ def stages_part(swarm: Mapping[str, Any]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("stage", no_wrap=True)
     table.add_column("done", justify="right", no_wrap=True)
-    table.add_column("member", overflow="fold")
+    table.add_column("machine", overflow="fold")
     table.add_column("state", no_wrap=True)
     for heading in ("rows/s", "queue", "paths"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -44,10 +44,10 @@ def stages_part(swarm: Mapping[str, Any]) -> RenderableType:
         if names:
             parts.append(f"[dim]{words}:[/] {escape(', '.join(names))}")
     for move in swarm["moves"][-MOVES_SHOWN:]:
-        who = " on ".join(filter(None, (move["member"], move["node"])))
         why = f", {move['reason']}" if move["reason"] else ""
         places = f"stage {move['source']} -> {move['target']}"
-        parts.append(f"[dim]{escape(f'{who}: {places}{why}')}[/]")
+        said = f"{move['name']}: {places}{why}"
+        parts.append(f"[dim]{escape(said)}[/]")
     return Group(*parts)
 
 
@@ -65,12 +65,11 @@ def _rows(stage: Mapping[str, Any], *, microbatches: int) -> Iterator[list[str]]
         yield [name, counted, needs, "[red]no member[/]", "-", "-", "-", "-"]
     for number, peer in enumerate(stage["peers"]):
         style = STATE_STYLE[peer["state"]]
-        who = f"{escape(peer['member'])} [dim]{escape(peer['node'])}[/]"
         rate, share = peer["rows_per_s"], peer["share"]
         yield [
             "" if number else name,
             "" if number else counted,
-            who,
+            escape(peer["name"]),
             f"[{style}]{peer['state']}[/]",
             "-" if rate is None else rate_text(rate),
             f"{peer['queue']:.0f}",

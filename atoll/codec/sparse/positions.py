@@ -1,13 +1,14 @@
 """Positions of a sparse vector's elements, in a number of bytes known in advance.
 
-k ascending positions among n, little endian, whichever is smaller:
+k ascending positions among n, whichever is smaller:
 
-  bitmap     ceil(n/8) bytes: bit i tells whether element i is present
-  numbers    4*ceil(n/65536) bytes: number of positions in each 65536 elements, uint32;
-             then 2*k bytes: the positions in these, uint16
+  bitmap      ceil(n/8) bytes: bit i tells whether element i is present
+  Elias-Fano  ceil(k*l/8) bytes: the lower l = floor(log2(n/k)) bits of every position;
+              then ceil((k + (n-1 >> l))/8) bytes: bit (p_i >> l) + i for the i-th position p_i
 
-The choice depends only on n and k (a bitmap from a density of 1/16 on), so that the length of a
-packet is known in advance.
+Bits are counted from the lowest of each byte. At a density of 1/64 a position takes 8 bits, 0.6
+more than any code could do with (Elias 1974; Fano 1971). The choice depends only on n and k, so
+that the length of a packet is known in advance.
 """
 
 from __future__ import annotations
@@ -17,56 +18,69 @@ import numpy as np
 from atoll.codec.quantized.packing import Bytes, Indices
 from atoll.errors import WireError
 
-_SPAN = 1 << 16
+
+def _low_bits(elements: int, count: int) -> int:
+    return max(0, (elements // count).bit_length() - 1) if count else 0
 
 
-def _spans(elements: int) -> int:
-    return -(-elements // _SPAN)
+def _edges(elements: int, count: int) -> tuple[int, int]:
+    """Return the bytes of the lower bits, and those of the upper ones."""
+    low = _low_bits(elements, count)
+    upper = count + ((elements - 1) >> low) if count else 0
+    return -(-count * low // 8), -(-upper // 8)
 
 
 def _as_bitmap(elements: int, count: int) -> bool:
-    return -(-elements // 8) <= 4 * _spans(elements) + 2 * count
+    return -(-elements // 8) <= sum(_edges(elements, count))
 
 
 def positions_bytes(elements: int, count: int) -> int:
     """Return the bytes of `count` positions among `elements`."""
-    return min(-(-elements // 8), 4 * _spans(elements) + 2 * count)
+    return min(-(-elements // 8), sum(_edges(elements, count)))
 
 
 def write_positions(positions: Indices, *, elements: int, out: Bytes) -> None:
     """Write ascending positions into exactly `positions_bytes` bytes."""
-    if _as_bitmap(elements, len(positions)):
-        marks = np.zeros(elements, dtype=np.bool_)
-        marks[positions] = True
-        np.copyto(out, np.packbits(marks, bitorder="little"))
+    count = len(positions)
+    if _as_bitmap(elements, count):
+        np.copyto(out, _packed(positions, elements))
         return
-    edge = 4 * _spans(elements)
-    counts = np.bincount(positions >> 16, minlength=_spans(elements)).astype("<u4")
-    np.copyto(out[:edge], counts.view(np.uint8))
-    np.copyto(out[edge:], (positions & (_SPAN - 1)).astype("<u2").view(np.uint8))
+    low, (edge, _) = _low_bits(elements, count), _edges(elements, count)
+    lower = (positions[:, None] >> np.arange(low)) & 1
+    np.copyto(out[:edge], np.packbits(lower.astype(np.bool_), bitorder="little"))
+    upper = (positions >> low) + np.arange(count)
+    np.copyto(out[edge:], _packed(upper, count + ((elements - 1) >> low)))
 
 
 def read_positions(data: Bytes, *, elements: int, count: int) -> Indices:
     """Return the positions, ascending, shape (count,); raises WireError if they are invalid."""
     if _as_bitmap(elements, count):
-        marks = np.unpackbits(data, bitorder="little")
-        found = np.flatnonzero(marks)
+        found = _marked(data)
     else:
-        edge = 4 * _spans(elements)
-        counts = np.frombuffer(data[:edge].tobytes(), dtype="<u4").astype(np.int64)
-        found = np.frombuffer(data[edge:].tobytes(), dtype="<u2").astype(np.int64)
-        if int(counts.sum()) != count or int(counts.max(initial=0)) > count:
-            raise _wrong(f"spans with {int(counts.sum())} positions", elements, count)
-        found += np.repeat(np.arange(len(counts)) * _SPAN, counts)
+        low, (edge, _) = _low_bits(elements, count), _edges(elements, count)
+        marked = _marked(data[edge:])
+        found = marked - np.arange(len(marked))
+        if len(found) == count and low:
+            bits = np.unpackbits(data[:edge], count=count * low, bitorder="little")
+            lower = bits.reshape(count, low) @ (1 << np.arange(low))
+            found = (found << low) | lower
     ascending = len(found) < 2 or bool((np.diff(found) > 0).all())
     if len(found) != count or not ascending or (count and int(found[-1]) >= elements):
-        raise _wrong(f"{len(found)} positions", elements, count)
+        raise WireError(
+            "the positions in a sparse packet are damaged",
+            given=f"{len(found)} positions",
+            expected=f"{count} ascending positions below {elements}",
+        )
     return found
 
 
-def _wrong(given: str, elements: int, count: int) -> WireError:
-    return WireError(
-        "the positions in a sparse packet are damaged",
-        given=given,
-        expected=f"{count} ascending positions below {elements}",
-    )
+def _packed(marked: Indices, size: int) -> Bytes:
+    """Return a bitmap of so many bits."""
+    marks = np.zeros(size, dtype=np.bool_)
+    marks[marked] = True
+    return np.packbits(marks, bitorder="little")
+
+
+def _marked(data: Bytes) -> Indices:
+    """Return the numbers of the bits that are set."""
+    return np.flatnonzero(np.unpackbits(data, bitorder="little"))

@@ -7,6 +7,9 @@ Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; analysed by Karimireddy 
 of all vectors sent plus the residual e equals the sum of all inputs. For the codecs here
 `m - decode(c)` is exact in float32, so only the sum `x + e` is ever rounded.
 
+`feedback:0.95(...)` takes m = x + 0.95 e: what stays unsent for long fades, as in SparseLoCo (Sarfi
+et al. 2025, https://arxiv.org/abs/2508.15706) and MuLoCo. What fades is in no sum any more.
+
 Differs from the paper: a round may be aborted. The new residual is provisional until
 `finish(committed=True)`; `finish(committed=False)` drops it, as if nothing had been sent, and the
 caller sends the same x again.
@@ -15,6 +18,7 @@ caller sends the same x again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,12 +32,22 @@ from atoll.errors import ConfigError
 
 
 class Feedback(Wrapper):
-    """Wraps a codec and keeps its loss per key. Not thread-safe."""
+    """Wraps a codec and keeps its loss per key. Not thread-safe.
 
-    def __init__(self, inner: Codec) -> None:
+    Raises:
+        ConfigError: `decay` (share of the residual that is added again) is not above 0 and at most
+            1.
+    """
+
+    def __init__(self, inner: Codec, *, decay: float = 1.0) -> None:
         super().__init__([inner])
-        self.inner = inner
-        self.spec = f"feedback({inner.spec})"
+        if not 0.0 < decay <= 1.0:
+            raise ConfigError(
+                "the decay of error feedback is out of range", given=decay,
+                expected="above 0 and at most 1", remedy=f"feedback:0.95({inner.spec})",
+            )  # fmt: skip
+        self.inner, self._decay = inner, float(f"{decay:g}")
+        self.spec = f"feedback({inner.spec})" if decay == 1 else f"feedback:{decay:g}({inner.spec})"
         self._residuals: dict[str, Tensor] = {}
         self._provisional: dict[str, Tensor] = {}
         self._spare: list[Tensor] = []
@@ -41,8 +55,10 @@ class Feedback(Wrapper):
 
     @classmethod
     def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
-        """Build `feedback(codec)`."""
-        return cls(fed_back(given, inner))
+        """Build `feedback(codec)` or `feedback:decay(codec)`."""
+        given.at_most(1)
+        decay = given.share() if given.values else 1.0
+        return cls(fed_back(replace(given, values=()), inner), decay=decay)
 
     @property
     def base(self) -> Codec:
@@ -65,7 +81,7 @@ class Feedback(Wrapper):
         if residual is None:
             total.copy_(x)
         else:
-            torch.add(x, residual, out=total)
+            torch.add(x, residual, alpha=self._decay, out=total)
         packet = self.inner.encode(total, key=key)
         lost = self._provisional.pop(key, None)
         if lost is None or lost.numel() != x.numel():

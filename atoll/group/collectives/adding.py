@@ -1,8 +1,9 @@
 """Sum all-reduces by name: ring, butterfly, tree, hierarchical.
 
 Each replaces a vector by the sum over all members, in place. Every element of the sum is computed
-on one member, in an order that depends only on the number of members, and copied from there, so all
-members have the same bits. Partial sums are sent, so the values must not be rounded: fp32.
+on one member, in an order that depends only on the number and the order of the members, and copied
+from there, so all members have the same bits. Partial sums are sent, so the values must not be
+rounded: fp32.
 Legend: n members, S bytes of the vector.
 """
 

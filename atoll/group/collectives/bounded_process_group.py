@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -44,6 +44,19 @@ class BoundedProcessGroup:
     deadline: float
     moved: TransferCounters = field(default_factory=TransferCounters)
     """Bytes moved by :meth:`send` and :meth:`receive`."""
+    ring: tuple[int, ...] = ()
+    """Ranks in the order of rings and trees; empty: as they are."""
+    _ranks: tuple[int, ...] = ()
+    """Places in another order -> ranks in the group; empty: they are equal."""
+
+    def in_ring_order(self) -> BoundedProcessGroup:
+        """Return this group with members numbered by their places on the ring."""
+        if not self.ring:
+            return self
+        return replace(
+            self, members=tuple(self.members[rank] for rank in self.ring),
+            rank=self.ring.index(self.rank), ring=(), _ranks=self.ring,
+        )  # fmt: skip
 
     def run(self, start: Callable[[], Any]) -> None:
         """Run one collective to its end, at most until the deadline.
@@ -61,14 +74,14 @@ class BoundedProcessGroup:
         if not tensor.numel():
             return []
         self.moved.sent += tensor.numel() * tensor.element_size()
-        return [self.group.send([tensor], to, 0)]
+        return [self.group.send([tensor], self._ranks[to] if self._ranks else to, 0)]
 
     def receive(self, tensor: Tensor, of: int) -> list[Any]:
         """Start to receive a tensor; pass the return value to :meth:`end`."""
         if not tensor.numel():
             return []
         self.moved.received += tensor.numel() * tensor.element_size()
-        return [self.group.recv([tensor], of, 0)]
+        return [self.group.recv([tensor], self._ranks[of] if self._ranks else of, 0)]
 
     def end(self, *begun: Iterable[Any]) -> None:
         """Wait for the given transfers, at most until the deadline; raises as :meth:`run`."""

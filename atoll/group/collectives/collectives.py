@@ -165,9 +165,9 @@ def _all_reduce(
 
 def _summed(wires: BoundedProcessGroup, wire: Tensor, collective: str) -> TransferCounters:
     """Replace a vector by the sum over all members; return the bytes moved."""
-    if collective != "auto":
+    if collective != "auto" or wires.ring:
         before = TransferCounters(wires.moved.sent, wires.moved.received)
-        SUMS[collective](wires, wire)
+        SUMS["ring" if collective == "auto" else collective](wires.in_ring_order(), wire)
         return TransferCounters(
             wires.moved.sent - before.sent, wires.moved.received - before.received
         )

@@ -32,7 +32,7 @@ from atoll.rounds.commit import CommitLog
 from atoll.rounds.data_slots import Cursor, DataSlots
 from atoll.rounds.effects import Decided, Effect, MemberDropped, Planned, Refused
 from atoll.rounds.machine import RoundMachine
-from atoll.rounds.state import AWAITED
+from atoll.rounds.member_states import AWAITED
 from atoll.rounds.timing import FixedWaits
 from atoll.wire.messages import Registered, RoundPlan, RoundVote, Source, Sources, Verdict
 
@@ -54,6 +54,8 @@ class Coordinator:
         """Round to return to if no member holds the committed state; -1: the beginning."""
         self.paces: dict[str, float] = {}
         """Paces in verdicts; fixed, because measured times would make runs differ."""
+        self.delay = 1
+        """Steps that hide a round, in verdicts; fixed for the same reason."""
         # All members communicate through this object, so every plan uses the relay's route.
         # `starting` is off, because all members exist and none is still being launched.
         self.machine = RoundMachine(
@@ -322,7 +324,7 @@ class Coordinator:
             self._cursors_at[verdict.round + 1] = {s: dict(c) for s, c in decided.cursors.items()}
             standing = self.machine.members.states
             paces = {m: pace for m, pace in self.paces.items() if standing.get(m) != "gone"}
-            verdict = msgspec.structs.replace(verdict, pace=paces)
+            verdict = msgspec.structs.replace(verdict, pace=paces, delay=self.delay)
         self._attempts[verdict.epoch].verdict = verdict
 
     # --------------------------------------------------------------------------- waiting

@@ -86,6 +86,9 @@ class MemoryGroup:
         self.leaving = True
         self._coordinator.leave(self.me, reason, patience_s=FINISH_SHARE * timeout_s)
 
+    def announce(self, report: PeriodReport) -> None:
+        """Do nothing: a plan is made at once, without a way to a hub."""
+
     def join(self, report: PeriodReport, *, deadline: float | None = None) -> RoundPlan:
         """See :meth:`Group.join`."""
         if self.leaving:

@@ -25,12 +25,15 @@ from atoll.group.collectives.collectives import (
     weighted_mean,
 )
 from atoll.group.routes.all_to_all import all_to_all_direct
+from atoll.group.routes.connecting import Connecting, PreparedGroup, close_group
 from atoll.group.routes.line_group import LineGroup, connect_lines
 from atoll.group.routes.line_listener import GroupListener, LineMeeting
+from atoll.group.routes.line_speeds import measure_lines
 from atoll.group.routes.member_lines import MemberLines
 from atoll.group.routes.rendezvous_store import RendezvousBoard, RendezvousStore
 from atoll.group.routes.requests import ReduceRequest
 from atoll.reducer.all_to_all import DeliveredMessage, Outgoing
+from atoll.rounds.ring_order import LEAST
 from atoll.wire.messages import RoundPlan
 
 log = logging.getLogger(__name__)
@@ -54,12 +57,15 @@ class DirectGroup:
     board: str
     """host:port of the first member's board."""
     deadline: float
+    ring: tuple[int, ...] = ()
+    """Ranks in the order of rings and trees; empty: as they are."""
 
     @classmethod
     def of(cls, plan: RoundPlan) -> DirectGroup:
         """Return the meeting of a plan's members; its time limit starts now."""
         deadline = RealClock().monotonic() + plan.timeout_s
-        return cls(plan.epoch, tuple(plan.members), plan.store, deadline)
+        ring = tuple(map(plan.members.index, plan.ring))
+        return cls(plan.epoch, tuple(plan.members), plan.store, deadline, ring)
 
 
 class DirectRoute:
@@ -75,15 +81,21 @@ class DirectRoute:
         self.identities: Callable[[], Mapping[str, str]] | None = None
         """Asks the hub for the fingerprints of the members' keys; None: each is believed its name.
         """
+        self.first_epoch = 0
+        """Epoch of the run's first plan, the same on all of its members: lines between these are
+        measured when they connect; 0: unknown."""
         self.connect_s: float | None = None
         """Seconds to connect the last process group; None: no group yet."""
+        self.lines: dict[str, tuple[float, float]] = {}
+        """Other members -> what was measured from them: round trip in s, bytes per s."""
         # Exchanges run on threads that may outlive their attempt: `_serial` tells which one is
         # current, and only that one may touch the group.
         self._lock = threading.Lock()
         self._serial = 0
         self._key: tuple[str, tuple[str, ...]] | None = None
         self._group: Any | None = None
-        self._store: RendezvousStore | None = None
+        self._connecting = Connecting()
+        self._prepared: PreparedGroup | None = None
 
     def trust(self, lines: MemberLines) -> None:
         """Meet members that know the job's key, and no others."""
@@ -101,11 +113,21 @@ class DirectRoute:
         """
         with self._lock:
             self._serial += 1
-            store, self._store = self._store, None
-            serial = self._serial
-        if store is not None:
-            store.close()  # releases a thread that waits for absent members
+            serial, before = self._serial, self._connecting
+            self._connecting = Connecting()
+        before.end()
         return serial
+
+    def prepare(self, meeting: DirectGroup) -> None:
+        """Begin to connect, for a meeting that is expected; nothing if one has begun already.
+
+        Its first exchange then finds connections. A member that has not prepared is met, too.
+        """
+        with self._lock:
+            if self._serial == 0 and self._prepared is None:
+                self._prepared = PreparedGroup(
+                    self._name_of(meeting), lambda connecting: self._new_group(meeting, connecting)
+                )
 
     def exchange(self, request: ReduceRequest) -> Exchanged:
         """Return the aggregate of the values of the plan's members, by default their weighted mean.
@@ -159,13 +181,17 @@ class DirectRoute:
             DeadlineExceeded: the meeting's deadline has passed.
         """
         with self._lock:
-            known = self._key == _key_of(meeting)
+            known = self._key == _key_of(meeting) or self._prepared is not None
         if not known and not anew:
             raise PeerLost("the connections to the other members are gone")
         try:
             group = self._connect(meeting, serial)
             rank = meeting.members.index(self._me)
-            return work(BoundedProcessGroup(group, meeting.members, rank, meeting.deadline))
+            return work(
+                BoundedProcessGroup(
+                    group, meeting.members, rank, meeting.deadline, ring=meeting.ring
+                )
+            )
         except GroupError:
             self._forget(serial)  # closes the connections, so that the others fail at once
             raise
@@ -186,37 +212,46 @@ class DirectRoute:
             worn = isinstance(self._group, LineGroup) and self._group.worn
             if self._group is not None and self._key == _key_of(meeting) and not worn:
                 return self._group
+            connecting = self._connecting
+            prepared, self._prepared = self._prepared, None
         self._forget(serial)
-        group = self._new_group(meeting, serial)
+        group = None
+        if prepared is not None:
+            group = prepared.take(self._name_of(meeting), over=lambda: connecting.over)
+        if group is None:
+            group = self._new_group(meeting, connecting)
         with self._lock:
-            self._check(serial)
-            self._group, self._key = group, _key_of(meeting)
-        return group
+            if serial == self._serial:
+                self._group, self._key = group, _key_of(meeting)
+                return group
+        close_group(group)
+        raise PeerLost("this exchange was abandoned", expected="another attempt is under way")
+
+    def _name_of(self, meeting: DirectGroup) -> str:
+        """Return what is the same on all members of a meeting, and of this one only."""
+        return f"{self._job}/{meeting.epoch}/{','.join(meeting.members)}"
 
     def _connect_timeout_s(self) -> float:
         if self.connect_s is None:
             return FIRST_CONNECT_S
         return max(CONNECT_FLOOR_S, CONNECT_FACTOR * self.connect_s)
 
-    def _new_group(self, meeting: DirectGroup, serial: int) -> Any:
+    def _new_group(self, meeting: DirectGroup, connecting: Connecting) -> Any:
         began = RealClock().monotonic()
         deadline = min(meeting.deadline, began + self._connect_timeout_s())
-        names = f"{self._job}/{meeting.epoch}/{','.join(meeting.members)}"
-        lines = self._lines
+        names, lines = self._name_of(meeting), self._lines
         if lines is None:
             raise PeerLost("this member has not registered", given=self._me)
         store = RendezvousStore(meeting.board, names, lines=lines, deadline=deadline)
         try:
-            with self._lock:
-                self._check(serial)
-                self._store = store
+            connecting.hold(store)
             if lines.tls is not None and self._listener is not None:
                 group: Any = connect_lines(
                     store, self._listener, lines.tls,
                     LineMeeting(
                         names, meeting.members, self._me, deadline,
                         self.identities() if self.identities is not None else None,
-                        lambda: serial != self._serial,
+                        lambda: connecting.over,
                     ),
                 )  # fmt: skip
             else:
@@ -224,6 +259,14 @@ class DirectRoute:
         finally:
             store.close()
         self.connect_s = RealClock().monotonic() - began
+        if meeting.epoch == self.first_epoch and len(meeting.members) >= LEAST:
+            rank = meeting.members.index(self._me)
+            bounded = BoundedProcessGroup(group, meeting.members, rank, meeting.deadline)
+            try:
+                self.lines = measure_lines(bounded)
+            except BaseException:
+                close_group(group)
+                raise
         return group
 
     def _gloo(self, store: RendezvousStore, meeting: DirectGroup, deadline: float) -> Any:
@@ -243,11 +286,7 @@ class DirectRoute:
         with self._lock:
             self._check(serial)
             group, self._group, self._key = self._group, None, None
-        if isinstance(group, LineGroup):
-            group.close()
-        elif group is not None:
-            # Its destructor blocks until pending operations end, so it runs on another thread.
-            threading.Thread(target=lambda held: held.clear(), args=([group],), daemon=True).start()
+        close_group(group)
 
     def _check(self, serial: int) -> None:
         """Raise PeerLost if the exchange was abandoned. Called with the lock held."""
@@ -256,6 +295,8 @@ class DirectRoute:
 
     def close(self) -> None:
         """Drop the group. A process that lost a peer should exit with `os._exit` afterwards."""
+        if self._prepared is not None:
+            self._prepared.drop()
         self.drop()
         self._board.close()
         if self._listener is not None:

@@ -1,13 +1,17 @@
 """A process group over encrypted lines, with those methods of torch.distributed's that are used.
 
-Gloo, as it comes with torch, cannot encrypt. Here every pair of members shares one encrypted
+Gloo, as it comes with torch, cannot encrypt. Here every pair of members shares an encrypted
 connection, on which a thread sends and another one receives; collectives are made of sends and
 receives. Members find each other as those of Gloo do: each puts its address on the board of the
 first one.
+
+On a long way one connection carries no more than its window in a round trip. There a pair shares
+several, and a large tensor goes in as many parts, as PCCL (Prime Intellect 2025) does.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import socket
 import struct
@@ -17,25 +21,35 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, InvalidStateError, wait
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from atoll.errors import AtollError, AuthError, ConfigError, PeerLost, PeerRefused, WireError
+from atoll.group.base import Work
 from atoll.group.collectives.adding import ring
 from atoll.group.collectives.bounded_process_group import BoundedProcessGroup
-from atoll.group.routes.line_listener import GroupListener, LineMeeting, cut, tune
+from atoll.group.routes.line_listener import GroupListener, LineMeeting, MetLine, cut, cut_all
 from atoll.group.routes.rendezvous_store import RendezvousStore, split_host_port
 from atoll.net.member_tls import MemberTls, SecureLine
 
 RETRY_S = 0.05
 """Pause before another try to connect: the other side may not have the newest keys yet."""
+WINDOW_BYTES = 4 << 20
+"""What one connection has under way at most: Linux's limit for send buffers (`tcp_wmem`)."""
+FILLED_BYTES_PER_S = 125_000_000
+"""Connections of a pair suffice for this rate: 1 Gbit/s."""
+MOST_LINES = 8
+STRIPED_BYTES = 256 * 1024
+"""Smaller tensors go over the first connection."""
 RENEW_BYTES = 64 << 30
 """A line that has carried more is made anew, far below the limit of AES-GCM for one key."""
 
 _SIZE = struct.Struct("!Q")
 _Job = tuple[memoryview, "Future[None]"]
+_Jobs = queue.SimpleQueue[_Job | None]
 
 
 class Transfer:
@@ -64,25 +78,25 @@ class LineGroup:
     """See the module's docstring. Collectives are called by one thread, in one order everywhere."""
 
     def __init__(
-        self, members: Sequence[str], rank: int, lines: Mapping[int, SecureLine],
-        sockets: Sequence[socket.socket],
-    ) -> None:  # fmt: skip
+        self, members: Sequence[str], rank: int, lines: Mapping[int, Sequence[MetLine]]
+    ) -> None:
         """Take over connections with all other members, by rank."""
         self._members, self._rank = tuple(members), rank
-        self._sockets = list(sockets)
+        self._sockets = [line.plain for many in lines.values() for line in many]
         self._timeout = timedelta(seconds=60)
         self._lock = threading.Lock()
         self._closed = False
-        self._sends: dict[int, queue.SimpleQueue[_Job | None]] = {}
-        self._receives: dict[int, queue.SimpleQueue[_Job | None]] = {}
+        self._sends: dict[int, list[_Jobs]] = {}
+        self._receives: dict[int, list[_Jobs]] = {}
         self._moved = dict.fromkeys(lines, 0)
-        for other, line in lines.items():
+        for other, many in lines.items():
             for queues, work in ((self._sends, self._write), (self._receives, self._read)):
-                queues[other] = queue.SimpleQueue()
-                threading.Thread(
-                    target=self._serve, args=(other, line, queues[other], work),
-                    name=f"line-{members[other]}", daemon=True,
-                ).start()  # fmt: skip
+                queues[other] = [queue.SimpleQueue() for _ in many]
+                for line, jobs in zip(many, queues[other], strict=True):
+                    threading.Thread(
+                        target=self._serve, args=(other, line.secure, jobs, work),
+                        name=f"line-{members[other]}", daemon=True,
+                    ).start()  # fmt: skip
 
     @property
     def worn(self) -> bool:
@@ -95,8 +109,9 @@ class LineGroup:
             cut(line)
         with self._lock:
             self._closed = True
-            for one in (*self._sends.values(), *self._receives.values()):
-                one.put(None)
+            for many in (*self._sends.values(), *self._receives.values()):
+                for jobs in many:
+                    jobs.put(None)
 
     # ---------------------------------------------------- interface of torch's process groups
 
@@ -105,11 +120,11 @@ class LineGroup:
 
     def send(self, tensors: Sequence[Tensor], to: int, tag: int = 0) -> Transfer:
         """Start to send one contiguous tensor; the bytes must not change until it has ended."""
-        return Transfer(self._begin(self._sends[to], tensors[0]))
+        return Transfer(*self._begin(self._sends[to], tensors[0]))
 
     def recv(self, tensors: Sequence[Tensor], of: int, tag: int = 0) -> Transfer:
         """Start to receive into one contiguous tensor."""
-        return Transfer(self._begin(self._receives[of], tensors[0]))
+        return Transfer(*self._begin(self._receives[of], tensors[0]))
 
     def allreduce(self, tensors: Sequence[Tensor]) -> Transfer:
         """Replace a float tensor by the sum over all members; blocks."""
@@ -154,24 +169,27 @@ class LineGroup:
         for step in range(1, len(self._members)):  # all begin with another partner
             to, of = ((self._rank + way * step) % len(self._members) for way in (1, -1))
             if give(to).numel():
-                begun.append(self._begin(self._sends[to], give(to)))
+                begun += self._begin(self._sends[to], give(to))
             if gets[of].numel():
-                begun.append(self._begin(self._receives[of], gets[of]))
+                begun += self._begin(self._receives[of], gets[of])
         return Transfer(*begun)
 
     # --------------------------------------------------------------------------- threads
 
-    def _begin(self, jobs: queue.SimpleQueue[_Job | None], tensor: Tensor) -> Future[None]:
-        done = Future[None]()
+    def _begin(self, lines: Sequence[_Jobs], tensor: Tensor) -> list[Future[None]]:
+        """Queue a tensor's bytes on the connections of a pair, the same parts on both sides."""
+        parts, found = _striped(_bytes_of(tensor), len(lines)), list[Future[None]]()
         with self._lock:
-            if not self._closed:
-                jobs.put((_bytes_of(tensor), done))
-                return done
-        done.set_exception(ConnectionAbortedError("this group is closed"))
-        return done
+            for jobs, part in zip(lines, parts, strict=False):
+                found.append(Future())
+                if self._closed:
+                    found[-1].set_exception(ConnectionAbortedError("this group is closed"))
+                else:
+                    jobs.put((part, found[-1]))
+        return found
 
     def _serve(
-        self, other: int, line: SecureLine, jobs: queue.SimpleQueue[_Job | None],
+        self, other: int, line: SecureLine, jobs: _Jobs,
         work: Callable[[int, SecureLine, memoryview], None],
     ) -> None:  # fmt: skip
         failure: Exception | None = None
@@ -210,52 +228,87 @@ def connect_lines(
         PeerLost: a member does not answer, or is not the one that the hub knows.
     """
     members = meeting.members
-    rank, lines = members.index(meeting.me), dict[int, SecureLine]()
-    sockets: list[socket.socket] = []
+    rank, lines = members.index(meeting.me), dict[int, list[MetLine]]()
     listener.begin(meeting.name)
     store.set(f"line/{meeting.me}", listener.dial)
-    try:
-        for other, member in enumerate(members):
-            if other == rank:
-                continue
-            if other < rank:  # those before this one are dialled, the others dial
-                line, lines[other] = _dial(store, member, tls, meeting)
+    asking, lock, given_up = threading.Lock(), threading.Lock(), False
+
+    def dial(other: int) -> None:
+        def address() -> str:
+            with asking:  # a board answers one question after the other
+                return store.get(f"line/{members[other]}").decode(errors="replace")
+
+        found = _dial(address, members[other], tls, meeting)
+        with lock:
+            if given_up:
+                cut_all(found)
             else:
-                line, lines[other] = listener.take(meeting, member)
-            sockets.append(line)
+                lines[other] = found
+
+    # Those before this one are dialled, all at once; the others dial.
+    dialled = [
+        Work.start(
+            partial(dial, other), name=f"dial-{members[other]}", deadline=meeting.deadline + 1.0
+        )
+        for other in range(rank)
+    ]
+    try:
+        for other in range(rank + 1, len(members)):
+            taken = listener.take(meeting, members[other])
+            with lock:
+                lines[other] = taken
+        for work in dialled:
+            work.wait()
     except BaseException:
-        for line in sockets:
-            cut(line)
+        with lock:
+            given_up = True
+        for many in lines.values():
+            cut_all(many)
         raise
-    return LineGroup(members, rank, lines, sockets)
+    return LineGroup(members, rank, lines)
 
 
 def _dial(
-    store: RendezvousStore, other: str, tls: MemberTls, meeting: LineMeeting
-) -> tuple[socket.socket, SecureLine]:
+    address: Callable[[], str], other: str, tls: MemberTls, meeting: LineMeeting
+) -> list[MetLine]:
     """Connect to a member at the address that it has put on the board."""
     while True:
-        dial = store.get(f"line/{other}").decode(errors="replace")
+        dial, found = address(), list[MetLine]()
         try:
-            line = socket.create_connection(split_host_port(dial), timeout=meeting.left_s())
             try:
-                tune(line)
-                member = tls.dialling(line, to=other)
-                if not meeting.is_known(member):
-                    raise AuthError("it has not the key that the hub knows", given=other)
-                line.settimeout(meeting.left_s())
-                member.send(meeting.name.encode())
-                member.receive(most=0)
-                line.settimeout(None)
+                began = time.monotonic()
+                line = _connected(dial, meeting)
+                count = lines_for(time.monotonic() - began)
+                for number in range(count):
+                    line = line if number == 0 else _connected(dial, meeting)
+                    part = number, count
+                    found.append(MetLine.dialled(line, tls, meeting, to=other, part=part))
             except BaseException:
-                line.close()
+                cut_all(found)
                 raise
         except (OSError, AuthError, WireError, ConfigError) as error:
             if time.monotonic() + RETRY_S >= meeting.deadline or meeting.is_over():
                 raise PeerLost("a member is not reached", given=f"{other}: {error}") from error
             time.sleep(RETRY_S)  # e.g. it has restarted, and its new address comes
         else:
-            return line, member
+            return found
+
+
+def _connected(dial: str, meeting: LineMeeting) -> socket.socket:
+    return socket.create_connection(split_host_port(dial), timeout=meeting.left_s())
+
+
+def lines_for(trip_s: float) -> int:
+    """Return the connections that fill a line with this round trip."""
+    return min(MOST_LINES, max(1, math.ceil(trip_s * FILLED_BYTES_PER_S / WINDOW_BYTES)))
+
+
+def _striped(data: memoryview, count: int) -> list[memoryview]:
+    """Return one part for each connection, or all in one if it is small."""
+    if count == 1 or len(data) < STRIPED_BYTES:
+        return [data]
+    size = -(-len(data) // count)
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+
+import msgspec
 
 from atoll.errors import AuthError, PeerLost, WireError
 from atoll.group.routes.rendezvous_store import join_host_port
@@ -18,6 +20,8 @@ MOST_STRANGERS = 64
 """Concurrent handshakes; further connections are closed."""
 MOST_WAITING = 1024
 """Lines of members that no meeting has taken; the oldest are cut."""
+
+_Key = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,48 @@ class LineMeeting:
         return known is None or known.get(line.peer) == line.fingerprint
 
 
+@dataclass(frozen=True, slots=True)
+class MetLine:
+    """A connection with a member, one of those that a pair of a meeting shares."""
+
+    plain: socket.socket
+    secure: SecureLine
+    part: tuple[int, int] = (0, 1)
+    """Its number, and how many there are."""
+
+    @classmethod
+    def dialled(
+        cls, line: socket.socket, tls: MemberTls, meeting: LineMeeting, *, to: str,
+        part: tuple[int, int],
+    ) -> MetLine:  # fmt: skip
+        """Greet the member `to` on a new connection; raises OSError, AuthError and WireError."""
+        try:
+            tune(line)
+            member = tls.dialling(line, to=to)
+            if not meeting.is_known(member):
+                raise AuthError("it has not the key that the hub knows", given=to)
+            line.settimeout(meeting.left_s())
+            member.send(_encoder.encode(_Greeting(meeting.name, *part)))
+            member.receive(most=0)
+            line.settimeout(None)
+        except BaseException:
+            line.close()
+            raise
+        return cls(line, member, part)
+
+
+class _Greeting(msgspec.Struct, frozen=True, array_like=True):
+    """What a member says first on a connection that it has dialled."""
+
+    meeting: str
+    number: int
+    count: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_greetings = msgspec.msgpack.Decoder(_Greeting)
+
+
 class GroupListener:
     """Accepts lines of other members, and keeps each until its meeting takes it."""
 
@@ -56,8 +102,8 @@ class GroupListener:
         self.dial = join_host_port(address, self._address[1])
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
         self._changed = threading.Condition()
-        self._waiting: dict[tuple[str, str, str], tuple[socket.socket, SecureLine]] = {}
-        """By meeting, name and fingerprint, so that none takes the place of another one."""
+        self._waiting: dict[_Key, MetLine] = {}
+        """By meeting, name, fingerprint and number, so that none takes another one's place."""
         self._closed = False
         threading.Thread(target=self._accept, name="lines", daemon=True).start()
 
@@ -65,17 +111,20 @@ class GroupListener:
         """Accept those that know its secret."""
         self._tls = tls
 
-    def take(self, meeting: LineMeeting, member: str) -> tuple[socket.socket, SecureLine]:
-        """Return the line of a member for a meeting.
+    def take(self, meeting: LineMeeting, member: str) -> list[MetLine]:
+        """Return the lines of a member for a meeting, all that it has dialled, in their order.
 
         Raises:
             PeerLost: it has not come in time, or the meeting is over.
         """
         with self._changed:
             while True:
-                for key, (_, line) in self._waiting.items():
-                    if key[:2] == (meeting.name, member) and meeting.is_known(line):
-                        return self._waiting.pop(key)
+                found = {
+                    line.part[0]: key for key, line in self._waiting.items()
+                    if key[:2] == (meeting.name, member) and meeting.is_known(line.secure)
+                }  # fmt: skip
+                if found and len(found) == self._waiting[next(iter(found.values()))].part[1]:
+                    return [self._waiting.pop(found[number]) for number in sorted(found)]
                 if time.monotonic() >= meeting.deadline or self._closed or meeting.is_over():
                     raise PeerLost("a member has not connected", given=member)
                 self._changed.wait(min(meeting.left_s(), 0.5))
@@ -84,7 +133,7 @@ class GroupListener:
         """Cut what waits for any other meeting: it is over."""
         with self._changed:
             for key in [key for key in self._waiting if key[0] != meeting]:
-                cut(self._waiting.pop(key)[0])
+                cut(self._waiting.pop(key).plain)
 
     def close(self) -> None:
         """Stop listening, and cut what nobody has taken."""
@@ -93,8 +142,7 @@ class GroupListener:
             waiting = list(self._waiting.values())
             self._waiting.clear()
             self._changed.notify_all()
-        for line, _ in waiting:
-            cut(line)
+        cut_all(waiting)
         with suppress(OSError):  # wakes the accepting thread
             socket.create_connection(self._address, timeout=1.0).close()
         self._listener.close()
@@ -118,21 +166,23 @@ class GroupListener:
             tune(line)
             member = tls.listening(line)
             line.settimeout(5.0)
-            meeting = member.receive(most=GREETING_BYTES).decode()
+            greeting = _greetings.decode(member.receive(most=GREETING_BYTES))
             member.send(b"")
             line.settimeout(None)
             with self._changed:
                 if self._closed:
                     raise ConnectionAbortedError
-                key = meeting, member.peer, member.fingerprint
-                superseded = [self._waiting.pop(key, None)]
-                self._waiting[key] = line, member
+                key = greeting.meeting, member.peer, member.fingerprint, greeting.number
+                # The first line of a member begins its try anew: those of an earlier one are gone.
+                old = [k for k in self._waiting if k == key or (k[:3] == key[:3] and not key[3])]
+                superseded = [self._waiting.pop(k) for k in old]
+                part = greeting.number, greeting.count
+                self._waiting[key] = MetLine(line, member, part)
                 while len(self._waiting) > MOST_WAITING:
                     superseded.append(self._waiting.pop(next(iter(self._waiting))))
                 self._changed.notify_all()
-            for old in filter(None, superseded):
-                cut(old[0])
-        except (OSError, AuthError, WireError, UnicodeDecodeError):
+            cut_all(superseded)
+        except (OSError, AuthError, WireError, msgspec.MsgspecError):
             cut(line)
         finally:
             self._strangers.release()
@@ -149,6 +199,12 @@ def tune(line: socket.socket, *, silent_s: float = 10.0) -> None:
         option = getattr(socket, name, None)
         if option is not None:
             line.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def cut_all(lines: Iterable[MetLine]) -> None:
+    """End connections with members."""
+    for line in lines:
+        cut(line.plain)
 
 
 def cut(line: socket.socket) -> None:

@@ -11,7 +11,7 @@ from atoll.errors import GroupError, WireError
 from atoll.group.base import AllToAllResult
 from atoll.group.collectives.collectives import Exchanged
 from atoll.group.routes.all_to_all import all_to_all_relay, as_all_to_all_result, upload_of
-from atoll.group.routes.direct import DirectRoute
+from atoll.group.routes.direct import DirectGroup, DirectRoute
 from atoll.group.routes.hierarchical import reduce_by_sites, site_of
 from atoll.group.routes.member_lines import KnownMembers, MemberLines
 from atoll.group.routes.relay import REDUCER, RelayedMean, RelayExchange, decode_mean
@@ -20,7 +20,10 @@ from atoll.net.member_tls import MemberKey
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.all_to_all import Outgoing
 from atoll.reducer.mean import Share
-from atoll.wire.messages import RoundPlan
+from atoll.wire.messages import Peer, Registered, RoundPlan
+
+PREPARE_S = 60.0
+"""Time limit of connecting before the first round, and of measuring lines."""
 
 
 class Routes:
@@ -58,21 +61,38 @@ class Routes:
         return self._own.fingerprint if self._own is not None else ""
 
     def trust(
-        self, key: bytes, *, encrypted: bool, identities: Callable[[], Mapping[str, str]]
+        self, registered: Registered, *, identities: Callable[[], Mapping[str, str]]
     ) -> MemberLines | None:
         """Connect directly to members that know the job's key, and to no others.
 
         `identities` asks the hub for the fingerprints of the members' own keys. Returns what makes
         connections with them apart from rounds; None: this member has none.
         """
+        key, encrypted = registered.key, registered.encrypted
         if self._direct is None or not key:
             return None
-        self._direct.identities = identities
+        self._direct.identities, self._direct.first_epoch = identities, registered.first_epoch
         lines = MemberLines(
             key, me=self._me, own=self._own, encrypted=encrypted, known=KnownMembers(identities)
         )
         self._direct.trust(lines)
         return lines
+
+    @property
+    def lines(self) -> Mapping[str, tuple[float, float]]:
+        """What was measured from other members: round trip in seconds, bytes per second."""
+        return self._direct.lines if self._direct is not None else {}
+
+    def prepare(self, peers: Sequence[Peer]) -> None:
+        """Begin to connect with the members of a run, in slot order, before its first plan.
+
+        What takes too long is connected in the round.
+        """
+        if self._direct is not None:
+            deadline = RealClock().monotonic() + PREPARE_S
+            members = tuple(peer.member for peer in peers)
+            epoch = self._direct.first_epoch
+            self._direct.prepare(DirectGroup(epoch, members, peers[0].dial[0], deadline))
 
     def begin(self) -> int:
         """Return the number of a new meeting; the previous one is abandoned."""

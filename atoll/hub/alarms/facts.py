@@ -9,6 +9,7 @@ from typing import Any
 from atoll.hub.quotas.ledger import Use
 from atoll.hub.rounds.timeline import CatchUp, Row
 from atoll.hub.swarm.view import SwarmView
+from atoll.ids import machine_names
 
 Curve = Sequence[tuple[float, float]]
 """(Unix time, loss), oldest first, evenly spaced in rounds; early points may be merged."""
@@ -65,9 +66,9 @@ class JobFacts:
     """Its stages and their members, if it is a SWARM."""
 
     def who(self, member: str) -> str:
-        """Return a member with its node, for messages."""
-        node = self.node_of(member)
-        return f"{member} on {node}" if node else member
+        """Return a member by its machine's name, for people; several of one are told apart."""
+        nodes = {name: known.node for name, known in self.members.items()}
+        return machine_names(nodes).get(member, member)
 
     def node_of(self, member: str) -> str:
         """Return the node of a member, or empty."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from atoll.errors import ScriptError
 from atoll.hub.alarms.engine import Finding
 from atoll.hub.alarms.facts import Facts, JobFacts
+from atoll.hub.jobs.record import whole_remedy
 from atoll.hub.quotas.ledger import Use
 from atoll.hub.quotas.limits import Kind
 from atoll.wire.states import JobState, MemberState
@@ -22,18 +24,22 @@ def job_failed(facts: Facts) -> Iterator[Finding]:
         failed = [m for m in job.members.values() if m.state == MemberState.FAILED and m.error]
         member = failed[0].member if failed else ""
         error = job.error or (failed[0].error if failed else None) or {}
+        # Its own program's failure says nothing about machines: the message belongs to the job.
+        own = error.get("kind") == ScriptError.__name__
+        remedy = whole_remedy(job.job, error.get("remedy") or "")
         what = error.get("what") or job.reason or "it failed"
-        given = f" ({error['given']})" if error.get("given") else ""
-        whose = f", first on {job.who(member)}" if member else ""
+        told = error.get("given") or ""
+        given = f" ({told})" if told and told != member and told not in what else ""
+        whose = f", on {job.who(member)}" if member and job.node_of(member) else ""
         yield Finding(
             kind="job-failed",
-            severity="critical",
+            severity="warning" if own else "critical",
             job=job.job,
             member=member,
-            node=job.node_of(member),
+            node="" if own else job.node_of(member),
             cause=f"{job.job} failed: {what}{given}{whose}",
-            remedy=(error.get("remedy") or f"read its last lines: atoll logs {job.job}")
-            + f"; then resume from its last checkpoint: atoll resume {job.job}",
+            remedy=(remedy or f"see its last lines: atoll logs {job.job}")
+            + f"; once that is mended: atoll resume {job.job}",
         )
 
 
@@ -95,6 +101,8 @@ _REMEDIES = {
     "hour",
     Kind.BLOB_BYTES: "consume its queue items or delete its jobs: blobs without references go "
     "after an hour",
+    Kind.REQUESTS: "put several items into one message; look which processes use its token, and if "
+    "you do not know them, revoke it",
     Kind.CONNECTIONS: "look which processes use its token; if you do not know them, revoke it",
     Kind.REDUCER_MEMBER: "a codec with fewer bytes; or look what this member sends",
     Kind.REDUCER_JOB: "a codec with fewer bytes, or fewer members",

@@ -47,7 +47,7 @@ def disk_filling(facts: Facts) -> Iterator[Finding]:
         yield from _filling(
             "disk-filling", HUB, "the hub's disk", facts.hub.disk,
             "free some space there: old runs and their checkpoints (keep = ... under "
-            "[checkpoint]) take most; rounds wait while it is full",
+            "[checkpoint]) take most; jobs wait while it is full, and keep what they trained",
         )  # fmt: skip
 
 

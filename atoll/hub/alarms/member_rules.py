@@ -257,7 +257,8 @@ def replica_mismatch(facts: Facts) -> Iterator[Finding]:
     for job in facts.jobs:
         for mark in {mark.member: mark for mark in job.differs}.values():
             if facts.now - mark.time <= DIFFERS_FOR_S:
-                yield _differs(job, mark.member, f"{job.who(mark.member)}: {mark.text}")
+                what = mark.text.removeprefix(mark.member).strip()
+                yield _differs(job, mark.member, f"{job.who(mark.member)} {what}")
         if job.ended is None or facts.now - job.ended > ENDED_FOR_S or job.alone:
             continue
         found = compare({name: m.end for name, m in job.members.items() if m.end})

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from atoll.hub.alarms.engine import Finding
 from atoll.hub.alarms.facts import Facts, JobFacts
-from atoll.hub.swarm.view import PeerState, PeerView, SwarmView, on_node
+from atoll.hub.swarm.view import PeerState, PeerView, SwarmView
 from atoll.swarm.rebalance import rate_text
 from atoll.wire.states import JobState
 
@@ -56,7 +56,7 @@ def stage_alone(facts: Facts) -> Iterator[Finding]:
         if not alone or swarm.paused:
             continue
         spare = any(len(stage.serving) > 1 for stage in swarm.stages)
-        whose = ", ".join(f"{stage.stage} ({_who(stage.peers[0])})" for stage in alone)
+        whose = ", ".join(f"{stage.stage} ({stage.peers[0].name})" for stage in alone)
         one = len(alone) == 1
         then = "a member of another stage takes its place, from the newest checkpoint"
         if not spare:
@@ -115,7 +115,7 @@ def member_banned(facts: Facts) -> Iterator[Finding]:
                     member=peer.member,
                     node=peer.node,
                     value=float(peer.failures),
-                    cause=f"{_who(peer)} failed {peer.failures} times in ten minutes in stage "
+                    cause=f"{peer.name} failed {peer.failures} times in ten minutes in stage "
                     f"{stage.stage} and was banned each time{now}{said}",
                     remedy="read its output, look at its connection: "
                     f"atoll logs {job.job} --member {peer.member}; or take it out: "
@@ -134,7 +134,7 @@ def stage_fails(facts: Facts) -> Iterator[Finding]:
                 continue  # it takes the microbatches instead
             newest = max(failed, key=lambda peer: peer.failures)
             alone = ", its only member" if len(stage.serving) == 1 else ""
-            who = ", ".join(_who(peer) for peer in failed[:4])
+            who = ", ".join(peer.name for peer in failed[:4])
             said = f": {newest.last_failure}" if newest.last_failure else ""
             yield Finding(
                 kind="stage-fails",
@@ -159,12 +159,8 @@ def _swarms(facts: Facts) -> Iterator[tuple[JobFacts, SwarmView]]:
 
 
 def _machines(peers: Sequence[PeerView]) -> str:
-    named = ", ".join(peer.node or peer.member for peer in peers[:4])
+    named = ", ".join(peer.name for peer in peers[:4])
     return f"{_plural(len(peers), 'machine')} ({named}{', ...' if len(peers) > 4 else ''})"
-
-
-def _who(peer: PeerView) -> str:
-    return on_node(peer.member, peer.node)
 
 
 def _plural(number: int, what: str) -> str:

@@ -139,7 +139,7 @@ class AlarmWatch:
 
     async def _event(self, alarm: Alarm) -> None:
         found = alarm.finding
-        kind, text = "alarm", f"{found.cause}. {found.remedy}"
+        kind, text = "alarm", f"{found.cause}; what to do: {found.remedy}"
         if alarm.ended is not None:
             lasted = duration(alarm.ended - alarm.since)
             kind, text = "alarm-ended", f"ended after {lasted}: {found.cause}"

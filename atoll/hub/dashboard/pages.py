@@ -1,20 +1,21 @@
-"""The dashboard's files: page, modules, style sheets, and plotly.js from its package.
+"""The dashboard's files: page, modules and style sheets, all from the hub and compressed.
 
-Everything comes from the hub, at relative addresses (for hubs below a path prefix). plotly is
-located but not imported, because that takes 40 MB; without it the page has no charts.
+Addresses are relative, for hubs below a path prefix.
 """
 
 from __future__ import annotations
 
 import functools
+import gzip
+import hashlib
 import html
-import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from atoll.errors import AuthError, HubError
 from atoll.hub.http.access import access_of
@@ -31,7 +32,7 @@ _TYPES = {".js": "text/javascript", ".css": "text/css"}
 _SECURITY = {
     "content-security-policy": (
         "default-src 'self'; script-src 'self'; object-src 'none'; img-src 'self' data: blob:; "
-        "style-src 'self' 'unsafe-inline'; "  # plotly creates style elements
+        "style-src 'self' 'unsafe-inline'; "  # widths of bars and colours of series
         "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
     ),
     "referrer-policy": "no-referrer",
@@ -118,34 +119,47 @@ def _login_form(problem: str = "") -> Response:
 
 
 async def static(request: Request, _context: Context) -> Response:
-    """GET /static/ROOM/NAME: modules, style sheets, plotly.js."""
+    """GET /static/ROOM/NAME: modules and style sheets."""
     name = request.path_params["name"]
-    if name == "plotly.min.js":
-        found = plotly_script()
-        if found is not None:
-            headers = {"cache-control": "public, max-age=86400"}
-            return FileResponse(found, media_type="text/javascript", headers=headers)
-    elif (file := _served_files().get(name)) is not None:
-        headers = {"cache-control": "no-cache", "x-content-type-options": "nosniff"}
-        return FileResponse(file, media_type=_TYPES[file.suffix], headers=headers)
-    raise HttpRefused(404, HubError("there is no such file", given=repr(name[:100])))
+    file = _served_files().get(name)
+    if file is None:
+        raise HttpRefused(404, HubError("there is no such file", given=repr(name[:100])))
+    headers = {
+        "cache-control": "no-cache",
+        "etag": file.etag,
+        "vary": "accept-encoding",
+        "x-content-type-options": "nosniff",
+    }
+    if request.headers.get("if-none-match") == file.etag:
+        return Response(status_code=304, headers=headers)
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(file.content, media_type=file.media_type, headers=headers)
+    headers["content-encoding"] = "gzip"
+    return Response(file.compressed, media_type=file.media_type, headers=headers)
 
 
-def plotly_script() -> Path | None:
-    """Return the path of plotly.js, or None if plotly is not installed."""
-    found = importlib.util.find_spec("plotly")
-    for folder in found.submodule_search_locations or () if found else ():
-        script = Path(folder) / "package_data" / "plotly.min.js"
-        if script.is_file():
-            return script
-    return None
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A file as it is sent."""
+
+    content: bytes
+    compressed: bytes
+    media_type: str
+    etag: str
 
 
 @functools.cache
-def _served_files() -> Mapping[str, Path]:
-    """Return every module and style sheet by path; other names are a 404."""
-    files = (path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
-    return {path.relative_to(FOLDER).as_posix(): path for path in files}
+def _served_files() -> Mapping[str, _Served]:
+    """Return every module and style sheet by path, about 400 kB; other names are a 404."""
+    served = {}
+    for path in FOLDER.rglob("*"):
+        if path.suffix in _TYPES:
+            content = path.read_bytes()
+            etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+            served[path.relative_to(FOLDER).as_posix()] = _Served(
+                content, gzip.compress(content, 9, mtime=0), _TYPES[path.suffix], etag
+            )
+    return served
 
 
 def _preloads() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,9 +25,13 @@ from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, identity_of
 from atoll.hub.http.hub import rss_bytes
 from atoll.hub.http.jobs import view_of
+from atoll.hub.security.roles import Identity
 
 SEND_TIMEOUT_S = 10.0
 MAX_STREAMS = 32
+MAX_OF_OTHERS = 24
+MAX_OF_ONE = 12
+"""Of all logins that are no operator's, and of one of them: the others see something, too."""
 
 POINTS_PER_TICK = 2_000
 LINES_PER_TICK = 500
@@ -43,12 +48,13 @@ class EventStreams:
     """All open streams of a hub; handles `/api/stream`."""
 
     def __init__(self) -> None:
-        self.open = 0
+        self.by_login: Counter[Identity] = Counter()
         self._snapshots: SnapshotSource | None = None
 
     async def answer(self, request: Request, context: Context) -> Response:
         """GET /api/stream?job=J&points=ID: ticks; `points` is the last point the client has."""
-        if self.open >= MAX_STREAMS:
+        login = identity_of(request)
+        if self._full(login):
             raise HttpRefused(
                 503,
                 HubError(
@@ -66,9 +72,19 @@ class EventStreams:
         had = request.query_params.get("points", "")
         if had.isascii() and had.isdigit() and len(had) < 19:
             cursors.points = max(cursors.points, int(had))
-        role = identity_of(request).role
-        feed = Feed(context, self._snapshots, cursors, role=role)
-        return _Stream(self, feed)
+        feed = Feed(context, self._snapshots, cursors, role=login.role)
+        return _Stream(self, feed, login)
+
+    @property
+    def open(self) -> int:
+        """Number of open streams."""
+        return self.by_login.total()
+
+    def _full(self, login: Identity) -> bool:
+        if login.role == "operator":
+            return self.open >= MAX_STREAMS
+        others = sum(n for one, n in self.by_login.items() if one.role != "operator")
+        return others >= MAX_OF_OTHERS or self.by_login[login] >= MAX_OF_ONE
 
 
 class Cursors:
@@ -230,15 +246,15 @@ class Feed:
 class _Stream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, streams: EventStreams, feed: Feed) -> None:
+    def __init__(self, streams: EventStreams, feed: Feed, login: Identity) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._streams = streams
-        self._feed = feed
+        self._streams, self._feed, self._login = streams, feed, login
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send ticks until the client disconnects or accepts none for too long."""
-        self._streams.open += 1
+        by_login = self._streams.by_login
+        by_login[self._login] += 1
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -249,7 +265,9 @@ class _Stream(Response):
         except TimeoutError:
             return  # without the last chunk, so that the server closes the connection
         finally:
-            self._streams.open -= 1
+            by_login[self._login] -= 1
+            if not by_login[self._login]:
+                del by_login[self._login]
             gone.cancel()
 
     async def _send_tick(self, send: Send) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from atoll.errors import HubError
-from atoll.hub.db.opening import NO_ROOM, explain, full, hold_lock, open_writer
+from atoll.hub.db.opening import NO_ROOM, explain, full, hold_lock, open_reader, open_writer
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -86,12 +86,7 @@ class Database:
         self._lock = hold_lock(path)
         try:
             self._connection = open_writer(path, schemas)
-            self._reader = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode=ro",
-                uri=True,
-                check_same_thread=False,
-                isolation_level=None,
-            )
+            self._reader, self._searcher = open_reader(path), open_reader(path)
         except BaseException as error:
             self._lock.close()
             if isinstance(error, sqlite3.Error):
@@ -105,6 +100,7 @@ class Database:
         self._closing = threading.Lock()
         self._closed = False
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="hub-read")
+        self._searchers = ThreadPoolExecutor(1, thread_name_prefix="hub-search")
         self._writer = threading.Thread(target=self._run, name="hub-write", daemon=True)
         self._writer.start()
 
@@ -160,7 +156,13 @@ class Database:
         """Run `fn` with a read-only connection in another thread; it sees every finished write."""
         self._check_open()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, self._read, fn)
+        return await loop.run_in_executor(self._readers, self._read, fn, self._reader)
+
+    async def search(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        """Do the same for what looks at many rows; other reads do not wait for it."""
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._searchers, self._read, fn, self._searcher)
 
     def write_now(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         """Blocking twin of `write`, for start-up and for other threads."""
@@ -171,7 +173,7 @@ class Database:
     def read_now(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         """Blocking twin of `read`."""
         self._check_open()
-        return self._readers.submit(self._read, fn).result()
+        return self._readers.submit(self._read, fn, self._reader).result()
 
     def close(self) -> None:
         """Finish every write that was asked for, then close the file. May be called again."""
@@ -183,7 +185,9 @@ class Database:
             self._writes.put(None)
         self._writer.join()
         self._readers.shutdown()
+        self._searchers.shutdown(cancel_futures=True)
         self._reader.close()
+        self._searcher.close()
         self._connection.close()
         self._lock.close()
 
@@ -235,9 +239,9 @@ class Database:
         _resolve(writes)
         self._hand_over()
 
-    def _read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+    def _read(self, fn: Callable[[sqlite3.Connection], T], connection: sqlite3.Connection) -> T:
         try:
-            return fn(self._reader)
+            return fn(connection)
         except sqlite3.DatabaseError as error:
             raise explain(error, self.path) from error
 

@@ -17,6 +17,10 @@ class LastIdCache:
         """Remember that a look found no row above this id."""
         self._ids.setdefault(job, after)
 
+    def newest(self, job: str) -> int:
+        """Return the last id as far as is known; 0: nothing is known."""
+        return self._ids.get(job, 0)
+
     def forget(self, job: str) -> None:
         """Know nothing of a job any more."""
         self._ids.pop(job, None)

@@ -47,6 +47,14 @@ def hold_lock(path: Path) -> sqlite3.Connection:
     return lock
 
 
+def open_reader(path: Path) -> sqlite3.Connection:
+    """Return a connection that only reads, for any one thread at a time."""
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False,
+        isolation_level=None,
+    )  # fmt: skip
+
+
 def open_writer(path: Path, schemas: Sequence[str]) -> sqlite3.Connection:
     """Return the writing connection with all tables made.
 

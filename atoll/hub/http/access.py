@@ -9,11 +9,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from atoll.errors import ConfigError, HubError
+from atoll.hub.http.audit_sentences import audit_sentence
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, Json, audit_as, body_as, identity_of, number
 from atoll.hub.http.middleware import source_of
 from atoll.hub.nodes.access import Access
 from atoll.hub.quotas.limits import checked
+from atoll.hub.security.scopes import checked_scopes
 from atoll.wire.messages import NodeInfo
 
 MAX_NOTE = 100
@@ -54,7 +56,7 @@ class LoginRequest(msgspec.Struct, frozen=True):
 
 
 async def log_in(request: Request, context: Context) -> Response:
-    """POST /api/login: exchange a ticket for the token of an operator or a viewer."""
+    """POST /api/login: exchange a ticket for the token of an operator, viewer or program."""
     body = await body_as(request, LoginRequest)
     source = source_of(request.scope)
     admitted = await access_of(context).log_in(body.secret, name=body.name, source=source)
@@ -107,7 +109,7 @@ async def show_ca(request: Request, context: Context) -> Response:
 class TicketRequest(msgspec.Struct, frozen=True):
     """Body of POST /api/tickets."""
 
-    role: Literal["node", "viewer", "operator"] = "node"
+    role: Literal["node", "viewer", "operator", "program"] = "node"
     uses: int | None = None
     """How many may use it; None: any number."""
     valid_s: float | None = None
@@ -115,6 +117,8 @@ class TicketRequest(msgspec.Struct, frozen=True):
     name: str = ""
     quotas: dict[str, int] = {}
     """Limits of those who come with it, by name."""
+    queues: list[str] = []
+    """Names below which a program may use queues and topics; empty: all that are shared."""
 
 
 async def make_ticket(request: Request, context: Context) -> Response:
@@ -128,6 +132,7 @@ async def make_ticket(request: Request, context: Context) -> Response:
     secret = await context.stores.auth.create_ticket(
         role=body.role, uses=body.uses, valid_s=body.valid_s, note=body.name[:MAX_NOTE],
         made_by=identity_of(request).name, quotas=checked(body.quotas, of_token=True),
+        queues=checked_scopes(body.queues, role=body.role),
     )  # fmt: skip
     return Json({"ticket": ticket_with(context, secret)}, status_code=201)
 
@@ -161,7 +166,7 @@ async def show_audit(request: Request, context: Context) -> Response:
     limit = int(number(request, "limit", 1_000, low=1, high=10_000))
     name = request.query_params.get("name", "")
     rows = await context.audit.read(after=after, limit=limit, name=name) if context.audit else []
-    return Json(rows)
+    return Json([row | {"text": audit_sentence(row)} for row in rows])
 
 
 def ticket_with(context: Context, secret: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from atoll.clock import Clock
 from atoll.hub.nodes.access import Access
+from atoll.hub.planning.planner import Planner
 from atoll.hub.scheduler.rendezvous import RendezvousRegistry
 from atoll.hub.security.audit import Audit
 from atoll.hub.security.connection_limits import DEFAULT_LIMITS, Limits
@@ -104,6 +105,9 @@ class Context:
     verification: VerificationService | None = None
     pairing: Pairing | None = None
     """None: machines join with tickets only."""
+    planner: Planner | None = None
+    url: str = ""
+    """Of the hub itself."""
 
     @property
     def ticket(self) -> str:

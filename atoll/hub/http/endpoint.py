@@ -159,8 +159,8 @@ class Endpoint:
         await audit.note(
             identity if isinstance(identity, Identity) else None,
             address=source_of(request.scope),
-            action=getattr(handler, "__name__", "request").replace("_", " "),
-            target=f"{request.method} {request.scope['path']}",
+            action=state.get("action") or getattr(handler, "__name__", "").replace("_", " "),
+            target=f"{request.method} {request.scope['path']}{state.get('made', '')}",
             outcome=str(status),
             refused=refused,
         )
@@ -175,6 +175,11 @@ class Endpoint:
         job = request.path_params.get("job")
         if identity.role == "job" and job is not None and job != identity.name:
             raise forbidden(identity)
+
+
+def audit_more(request: Request, *, action: str = "", made: str = "") -> None:
+    """Record in the audit log what the request did, and the name of what it made."""
+    request.scope["state"] |= {"action": action, "made": f"/{made}" if made else ""}
 
 
 def identity_of(request: Request) -> Identity:

@@ -9,7 +9,15 @@ from starlette.responses import Response
 from atoll import system
 from atoll.errors import ConfigError, HubError, unknown
 from atoll.hub.http.context import Context
-from atoll.hub.http.endpoint import HttpRefused, Json, body_as, forbidden, identity_of, number
+from atoll.hub.http.endpoint import (
+    HttpRefused,
+    Json,
+    audit_more,
+    body_as,
+    forbidden,
+    identity_of,
+    number,
+)
 from atoll.hub.http.jobs import job_of
 from atoll.hub.observability.history import HOUR_S
 from atoll.ids import is_follower, member_of_follower
@@ -33,6 +41,7 @@ class DrainRequest(msgspec.Struct, frozen=True):
 async def drain(request: Request, context: Context) -> Response:
     """POST /api/nodes/NODE/drain: move a node's work away and assign it no more."""
     body = await body_as(request, DrainRequest)
+    audit_more(request, action="drain" if body.draining else "undrain")
     node = request.path_params["node"]
     known = [view["node"] for view in context.live.nodes()]
     if node not in known:

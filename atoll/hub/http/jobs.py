@@ -11,7 +11,7 @@ from starlette.responses import Response
 from atoll.config.writing import without_secrets
 from atoll.errors import HubError
 from atoll.hub.http.context import Context, JobDeleter
-from atoll.hub.http.endpoint import HttpRefused, Json, body_as, identity_of, number
+from atoll.hub.http.endpoint import HttpRefused, Json, audit_more, body_as, identity_of, number
 from atoll.hub.http.views import job_row, job_view
 from atoll.hub.jobs.record import job_facts
 
@@ -53,10 +53,15 @@ class BoundsRequest(msgspec.Struct, frozen=True):
 def view_of(context: Context, job: str) -> dict[str, Any]:
     """Return the full view of a job."""
     record = context.stores.jobs.get(job)
+    metrics, swarm = context.stores.metrics, context.live.swarm(job)
     view = job_view(
-        record, latest=context.stores.metrics.latest(job), live=context.live.members(job)
+        record,
+        latest=metrics.latest(job),
+        live=context.live.members(job),
+        traffic=metrics.traffic.of_job(job),
+        swarm=swarm,
+        now=context.clock.wall(),
     )
-    swarm = context.live.swarm(job)
     if swarm is not None and swarm["paused"] and not view["paused"]:
         view |= {"paused": True, "paused_reason": swarm["paused"]}
     return view | job_facts(record) | {"swarm": swarm, "paths": context.live.paths(job)}
@@ -81,6 +86,7 @@ async def submit(request: Request, context: Context) -> Response:
     job = await context.stores.jobs.create(
         body.spec, files=body.files, batch=body.batch, key=body.key, by=identity_of(request).name
     )
+    audit_more(request, made=job.job)
     await context.live.submit(job.job)
     return Json({"job": job.job}, status_code=201)
 

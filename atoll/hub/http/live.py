@@ -41,6 +41,7 @@ class HubLive:
                 now,
                 running=[session_id(*pair) for pair in running],
                 measured=[self._measured(*pair) for pair in running],
+                traffic=self._stores.metrics.traffic.of_node(node.node),
             )
             views.append(view)
         return views
@@ -52,7 +53,7 @@ class HubLive:
             member: describe_member(
                 self._sessions.get(session_id(job, member)),
                 now,
-                measured=self._measured(job, member),
+                traffic=self._stores.metrics.traffic.of_member(job, member),
             )
             | self._rounds.describe(job, member)
             for member in self._stores.jobs.get(job).members

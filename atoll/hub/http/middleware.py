@@ -22,6 +22,7 @@ from atoll.hub.http.endpoint import HttpRefused, error_response
 from atoll.hub.security.auth import Identity
 from atoll.hub.security.connection_limits import RateLimit, is_loopback
 from atoll.hub.security.forwarded import source_of as source_of
+from atoll.hub.sessions.request_meter import HTTP_COST, ITEM_BYTES_PER_FRAME
 from atoll.hub.storage.blobs import MAX_BLOB_BYTES
 from atoll.hub.storage.files import MAX_FILE_BYTES
 
@@ -78,14 +79,31 @@ class _AuthMiddleware:
         try:
             limit = self._check(scope, headers)
         except HttpRefused as refused:
+            await self._pace(scope, headers)
             if refused.status != 413 and not isinstance(refused.error, LimitReached):
                 await self._note(scope, refused.status)
             await error_response(refused.error, refused.status)(scope, receive, send)
             return
+        await self._pace(scope, headers)
         deadline = None
         if _OPEN.fullmatch(scope["path"]):
             deadline = asyncio.get_running_loop().time() + self._limits.open_body_s
         await self._app(scope, _bounded(receive, limit, deadline=deadline), send)
+
+    async def _pace(self, scope: Scope, headers: Headers) -> None:
+        """Let who sends too many requests wait, with a token or without."""
+        if self._context.access is None or scope["path"] == "/healthz":
+            return
+        meters = self._context.access.meters
+        identity: Identity | None = scope.get("state", {}).get("identity")
+        if identity is None:
+            pause_s = meters.stranger_pause_s(source_of(scope))
+        else:
+            stored = scope["path"].startswith("/api/queues/") and headers.get("content-length")
+            nbytes = int(stored) if stored and stored.isdigit() else 0
+            pause_s = meters.pause_s(identity, HTTP_COST + nbytes // ITEM_BYTES_PER_FRAME)
+        if pause_s:
+            await asyncio.sleep(pause_s)
 
     def _check(self, scope: Scope, headers: Headers) -> int:
         """Store the identity in the scope; return the body limit. Raises HttpRefused."""

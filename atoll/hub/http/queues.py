@@ -12,6 +12,7 @@ from atoll.errors import AuthError
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, Json, body_as, identity_of, number
 from atoll.hub.queues.handlers import QueueAccess
+from atoll.hub.queues.json_messages import message_of, shown
 from atoll.wire.messages import (
     Done,
     QueueAck,
@@ -92,7 +93,7 @@ async def declare(request: Request, context: Context) -> Response:
 
 async def put(request: Request, context: Context) -> Response:
     """POST /api/queues/put: store an item."""
-    body = await body_as(request, QueuePut)
+    body = message_of(await request.body(), QueuePut)
     _check(request, context, body.queue)
     done = await context.stores.queue.put(
         body.queue, key=body.key, payload=body.payload, blob=body.blob, wait_s=body.wait_s
@@ -102,7 +103,7 @@ async def put(request: Request, context: Context) -> Response:
 
 async def put_many(request: Request, context: Context) -> Response:
     """POST /api/queues/put_many: store items, all or none."""
-    body = await body_as(request, QueuePutMany)
+    body = message_of(await request.body(), QueuePutMany)
     _check(request, context, body.queue)
     queue = context.stores.queue
     return Json(await queue.put_many(body.queue, body.items, wait_s=body.wait_s))
@@ -110,7 +111,7 @@ async def put_many(request: Request, context: Context) -> Response:
 
 async def claim(request: Request, context: Context) -> Response:
     """POST /api/queues/claim: lease items; `?request=` is an idempotency key."""
-    body = await body_as(request, QueueClaim)
+    body = message_of(await request.body(), QueueClaim)
     _check(request, context, body.queue)
     items = await context.stores.queue.claim(
         body.queue,
@@ -119,7 +120,7 @@ async def claim(request: Request, context: Context) -> Response:
         wait_s=body.wait_s,
         request=request.query_params.get("request", "")[:200],
     )
-    return Json(QueueItems(items))
+    return Json(shown(QueueItems(items)))
 
 
 async def ack(request: Request, context: Context) -> Response:
@@ -155,7 +156,7 @@ async def release(request: Request, context: Context) -> Response:
 
 async def publish(request: Request, context: Context) -> Response:
     """POST /api/topics/publish: append items to a topic."""
-    body = await body_as(request, TopicPublish)
+    body = message_of(await request.body(), TopicPublish)
     _check(request, context, body.topic)
     return Json(await context.stores.queue.topics.publish(body.topic, body.items))
 
@@ -172,7 +173,7 @@ async def read(request: Request, context: Context) -> Response:
         wait_s=body.wait_s,
         start=body.start,
     )
-    return Json(found)
+    return Json(shown(found))
 
 
 async def acknowledge(request: Request, context: Context) -> Response:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from atoll.hub.http.progress import progress_of
 from atoll.hub.jobs.jobs import Job, Member
-from atoll.hub.jobs.record import policy_steps, steps_of
+from atoll.hub.jobs.people import standstill
 from atoll.hub.nodes.store import Node
 from atoll.hub.observability.held_out import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS
-from atoll.hub.observability.metrics import Latest
+from atoll.hub.observability.latest import Latest
+from atoll.hub.observability.traffic import Bytes
 from atoll.hub.sessions.session import Session
 from atoll.ids import member_id, member_of_follower
 from atoll.wire.states import JobState, MemberState, NodeState
+
+NOTHING_SENT = Bytes()
 
 _SILENT: dict[str, Any] = {
     "last_seen_s": None, "sent_bytes": 0, "received_bytes": 0, "connected": False,
@@ -24,18 +28,26 @@ def job_view(
     *,
     latest: Mapping[str, Latest],
     live: Mapping[str, Mapping[str, Any]],
+    traffic: Bytes = NOTHING_SENT,
+    swarm: Mapping[str, Any] | None = None,
+    now: float = 0.0,
 ) -> dict[str, Any]:
-    """Return a job with the latest metrics and session state (`LiveHub.members`) by member."""
+    """Return a job as the API shows it.
+
+    Args:
+        job: Its record.
+        latest: Newest metrics by member.
+        live: Session state by member, see `LiveHub.members`.
+        traffic: What all its members, former ones included, have sent and received.
+        swarm: What people see of a SWARM, if it is one.
+        now: The time, as Unix time.
+    """
     ordered = sorted(job.members.values(), key=lambda member: member.slot)
     members = [
         member_view(member, latest.get(member.member, Latest()), live.get(member.member, _SILENT))
         for member in ordered
     ]
     running = [view for view in members if view["state"] == MemberState.RUNNING]
-    steps = steps_of(job.spec)
-    step = max((view["step"] for view in members), default=0)
-    if job.of_policies:
-        step = policy_steps(job, {view["slot"]: view["step"] for view in members})
     return {
         "job": job.job,
         "state": job.state,
@@ -43,9 +55,11 @@ def job_view(
         "error": job.error,
         "nodes_wanted": job.nodes_wanted,
         "min_nodes": job.min_nodes,
-        "paused": bool(job.trouble or job.paused) and job.state == JobState.RUNNING,
-        "paused_reason": job.trouble or job.paused,
+        "paused": bool(standstill(job)) and job.state == JobState.RUNNING,
+        "paused_reason": standstill(job),
         "members": members,
+        "members_placed": len(members),
+        "members_running": len(running),
         "machines": job.machines,
         "followers": [
             follower_view(follower)
@@ -61,29 +75,24 @@ def job_view(
         "spec": job.text,
         "files": job.files,
         "verified": job.spec.job.trust == "audit",
+        "tuned": job.spec.tune.active,
         "resume_round": job.resume_round,
         "stopping": job.stopping,
         "result": job.result,
-        "progress": {
-            "step": step,
-            "steps": steps,
-            "fraction": 1.0 if job.state == JobState.DONE else min(1.0, step / max(1, steps)),
-            "round": job.committed_round,
-        },
+        "progress": progress_of(job, latest, swarm=swarm, now=now),
         "loss": _mean([view["loss"] for view in running or members]),
         "held_out_loss": _held_out(latest),
         "tokens_per_s": sum(view["tokens_per_s"] or 0.0 for view in running),
-        "sent_bytes": sum(view["sent_bytes"] for view in members),
-        "received_bytes": sum(view["received_bytes"] for view in members),
+        "speed": _speed(members),
+        "sent_bytes": int(traffic.sent),
+        "received_bytes": int(traffic.received),
     }
 
 
 def job_row(view: Mapping[str, Any]) -> dict[str, Any]:
     """Return the view without its long parts, for lists."""
     long = ("spec", "members", "followers", "result", "files", "swarm", "paths")
-    row = {name: value for name, value in view.items() if name not in long}
-    row["members_running"] = sum(m["state"] == MemberState.RUNNING for m in view["members"])
-    return row
+    return {name: value for name, value in view.items() if name not in long}
 
 
 def member_view(member: Member, latest: Latest, live: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,6 +132,13 @@ def _in_order(follower: Member) -> tuple[int, int]:
     return follower.slot, member_of_follower(follower.member)[1]
 
 
+def _speed(members: list[dict[str, Any]]) -> float | None:
+    """Return the tokens per second of all members over their training; None: unknown."""
+    told = [(m["values"].get("tokens"), m["values"].get("wall_s")) for m in members]
+    rates = [tokens / seconds for tokens, seconds in told if tokens and seconds]
+    return sum(rates) or None
+
+
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
@@ -144,14 +160,12 @@ def _held_out(latest: Mapping[str, Latest]) -> float | None:
     return loss_sum / tokens if tokens else None
 
 
-def describe_member(
-    session: Session | None, now: float, *, measured: Mapping[str, float]
-) -> dict[str, Any]:
-    """Return the live state of a member; `measured` are its latest metrics."""
+def describe_member(session: Session | None, now: float, *, traffic: Bytes) -> dict[str, Any]:
+    """Return the live state of a member."""
     return {
         "last_seen_s": max(0.0, now - session.last_heard) if session else None,
-        "sent_bytes": int(measured.get("sent_bytes", 0)),
-        "received_bytes": int(measured.get("received_bytes", 0)),
+        "sent_bytes": int(traffic.sent),
+        "received_bytes": int(traffic.received),
         "connected": session is not None and session.connected,
     }
 
@@ -163,22 +177,36 @@ def describe_node(
     *,
     running: list[str],
     measured: Sequence[Mapping[str, float]],
+    traffic: Bytes,
 ) -> dict[str, Any]:
     """Return a node for the API; `measured` are the latest metrics of its workers."""
     heard = session.last_heard if session else node.last_heard
     stats = session.stats if session else node.stats
-    everyone = [stats, *measured]
+    gone = NodeState.LEFT if node.left else NodeState.LOST
+    connection = NodeState.ONLINE if session and node.connected else gone
     return {
         "node": node.node,
         "name": node.info.hostname or node.node,
-        "state": NodeState.ONLINE if session and node.connected else NodeState.LOST,
+        "state": connection,
+        "shown": _shown(node, connection, busy=bool(running)),
         "draining": node.draining,
         "drain_reason": node.drain_reason,
         "last_seen_s": max(0.0, now - heard),
         "info": cast(Any, {name: getattr(node.info, name) for name in node.info.__struct_fields__}),
         "stats": stats,
-        "sent_bytes": int(sum(s.get("sent_bytes", 0) for s in everyone)),
-        "received_bytes": int(sum(s.get("received_bytes", 0) for s in everyone)),
+        "sent_bytes": int(traffic.sent),
+        "received_bytes": int(traffic.received),
         "tokens_per_s": sum(figures.get("tokens_per_s", 0.0) for figures in measured),
         "running": running,
     }
+
+
+def _shown(node: Node, connection: NodeState, *, busy: bool) -> NodeState:
+    """Return the state of a node in one word, for people."""
+    if connection != NodeState.ONLINE:
+        return connection
+    if node.info.offer is not None and node.info.offer.paused:
+        return NodeState.PAUSED
+    if node.draining:
+        return NodeState.DRAINING if busy else NodeState.DRAINED
+    return NodeState.ONLINE

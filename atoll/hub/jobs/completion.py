@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from atoll.clock import Clock
+from atoll.hub.jobs.people import name_of
 from atoll.hub.jobs.record import Job, Member
 from atoll.ids import member_id, slot_of
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
@@ -239,22 +240,23 @@ def outcome(
     members = _members(job)
     for member in members:
         if _ends_the_job(member, job):
-            reason = f"{member.member}: {(member.error or {}).get('what', 'it failed')}"
+            what = (member.error or {}).get("what", "it failed")
+            reason = f"{name_of(job, member)}: {what}"
             return JobState.FAILED, reason, member.error
     open_ = [m for m in members if not is_finished(m, job)]
     if any(m.live and (m in open_ or working is None or m.member in working) for m in members):
         return None
     if job.stopping:
-        return JobState.STOPPED, "a stop was requested", None
+        return JobState.STOPPED, "stopped by operator", None
     without = [m for m in open_ if m.member in absent or _is_left_out(m, job)]
     lost = [m for m in open_ if m not in without]
     done = any(m.state == MemberState.DONE for m in members)
     if done and not lost:
-        return JobState.DONE, _ended_without(without), None
+        return JobState.DONE, _ended_without(job, without), None
     if not lost or not all(restarts_exhausted(m, job) for m in lost):
         return None
     errors = [m.error for m in lost if m.error]
-    reason = f"{_names(lost)} ended without finishing" if done else "every member was lost"
+    reason = f"{_names(job, lost)} ended without finishing" if done else "every member was lost"
     return JobState.FAILED, reason, errors[0] if errors else None
 
 
@@ -271,9 +273,9 @@ def _is_left_out(member: Member, job: Job) -> bool:
     return group_done and of_its_machine and restarts_exhausted(member, job)
 
 
-def _ended_without(without: Iterable[Member]) -> str:
+def _ended_without(job: Job, without: Iterable[Member]) -> str:
     """Return the reason of a job that is done although members have not finished."""
-    names = _names(without)
+    names = _names(job, without)
     return f"without {names}, which did not come back" if names else ""
 
 
@@ -281,11 +283,13 @@ def covered_by_others(job: Job) -> str:
     """Return which members of a finished group were lost before they reported their own end."""
     over = (MemberState.FAILED, MemberState.LOST)
     lost = [m for m in _members(job) if m.state in over and is_finished(m, job)]
-    return f"{_names(lost)} did not report the end: others have finished its work" if lost else ""
+    return (
+        f"{_names(job, lost)} did not report the end: others have finished its work" if lost else ""
+    )
 
 
-def _names(members: Iterable[Member]) -> str:
-    return ", ".join(member.member for member in members)
+def _names(job: Job, members: Iterable[Member]) -> str:
+    return ", ".join(name_of(job, member) for member in members)
 
 
 def _ends_the_job(member: Member, job: Job) -> bool:
@@ -341,7 +345,7 @@ def rl_outcome(job: Job) -> End | None:
     if any(m.live for m in members):
         return None
     if job.stopping:
-        return JobState.STOPPED, "a stop was requested", None
+        return JobState.STOPPED, "stopped by operator", None
     if len(members) < (job.min_nodes or job.nodes_wanted):
         return None
     actors = [m for m in members if m.member not in job.aside]
@@ -356,8 +360,8 @@ def rl_outcome(job: Job) -> End | None:
         return JobState.DONE, "", None
     first = failed[0]
     what = (first.error or {}).get("what", "it failed repeatedly")
-    others = f"; also failed: {', '.join(m.member for m in failed[1:])}" if failed[1:] else ""
-    return JobState.FAILED, f"{first.member}: {what}{others}", first.error
+    others = f"; also failed: {_names(job, failed[1:])}" if failed[1:] else ""
+    return JobState.FAILED, f"{name_of(job, first)}: {what}{others}", first.error
 
 
 def _is_over(member: Member, job: Job) -> bool:

@@ -36,6 +36,7 @@ OF_JOB = {
     "checkpoint_parts": "round",
     "events": "id",
     "files": "name",
+    "latest_values": "member",
     "log_cursors": "member",
     "logs": "id",
     "open_joins": "epoch",
@@ -45,6 +46,7 @@ OF_JOB = {
     "round_leases": "round",
     "round_timelines": "epoch",
     "rounds": "epoch",
+    "traffic": "member",
 }
 """Tables with a column `job`, and the column by which their rows are deleted in order."""
 

@@ -24,6 +24,7 @@ from atoll.config.redaction import secrets_of, secrets_of_copies
 from atoll.errors import AtollError, ConfigError, HubError
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.members import Members
+from atoll.hub.jobs.people import describe_nodes
 from atoll.hub.jobs.record import Job as Job
 from atoll.hub.jobs.record import Member as Member
 from atoll.hub.jobs.record import (
@@ -32,8 +33,8 @@ from atoll.hub.jobs.record import (
     check_files,
     check_labels,
     check_spec_change,
-    describe_nodes,
 )
+from atoll.hub.jobs.times import note_time
 from atoll.hub.observability.events import Events
 from atoll.hub.security.secrets import Secrets
 from atoll.hub.storage.blobs import Blobs
@@ -56,7 +57,7 @@ JobList = list[Job]
 Write = Callable[[sqlite3.Connection], None]
 
 _encode = msgspec.json.Encoder().encode
-_FILE = ("spec", "text", "trouble")
+_FILE = ("spec", "text", "trouble", "without_room")
 _JOB_FIELDS = frozenset(Job.__struct_fields__) - {"job", "created", "files", "members", *_FILE}
 
 
@@ -240,6 +241,7 @@ class Jobs:
         record.ended = now if state.ended else None
         if state == JobState.RUNNING and record.started is None:
             record.started = now
+        note_time(record, now)
         try:
             await self._save(record)
         except BaseException:
@@ -247,7 +249,7 @@ class Jobs:
             raise
         if before[:2] != (state, reason):
             await self._events.add(
-                job, state, reason or ("runs" if state == JobState.RUNNING else state)
+                job, state, reason or ("started" if state == JobState.RUNNING else state)
             )
         return record
 
@@ -255,6 +257,7 @@ class Jobs:
         """Change fields of a job other than its state and its members."""
         record = self.get(job)
         change_fields(record, changes, _JOB_FIELDS)
+        note_time(record, self._clock.wall())
         await self._save(record)
         return record
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from atoll.errors import HubError
-from atoll.hub.jobs.completion import MAX_FAILURES, end_state
+from atoll.hub.jobs.completion import MAX_FAILURES, end_state, restarts_exhausted
 from atoll.hub.jobs.record import Job, Member, change_fields
 from atoll.hub.observability.events import Events
 from atoll.ids import is_follower
@@ -17,6 +18,9 @@ from atoll.wire.states import MemberState, ProcessPhase
 MAX_TAIL = 50
 """Last lines of a process that are kept."""
 MAX_RESULT_BYTES = 256 * 1024
+MAX_TEXT, MAX_TEXTS = 8_192, 16
+"""Characters of one text of an error, or of one such line, and texts of an error. The record of a
+job is written as a whole, and shown."""
 
 _ENDS = frozenset(
     {
@@ -51,6 +55,27 @@ TRANSITIONS: Mapping[MemberState, frozenset[MemberState]] = {
 
 _FIELDS = frozenset(Member.__struct_fields__) - {"member", "state"}
 _encode = msgspec.json.Encoder().encode
+
+
+def describe_exit(process: Member, exit_code: int | None) -> str:
+    """Return how a process ended, in a sentence about its machine."""
+    number = -exit_code if exit_code is not None and exit_code < 0 else 0
+    how = (
+        f"was killed ({_signal_name(number)})" if number else f"ended with exit status {exit_code}"
+    )
+    error = process.error or {}
+    what, given = error.get("what") or "", error.get("given") or ""
+    given = "" if given == process.member else given
+    if what.endswith(how) or (number and what.endswith("was killed")):  # it says no more than that
+        what = given = ""
+    return ": ".join(filter(None, (f"{process.node}'s worker {how}", what, given)))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Members:
@@ -97,8 +122,8 @@ class Members:
         )  # fmt: skip
         (record.followers if is_follower(member) else record.members)[member] = assigned
         await self._save(record)
-        again = "" if attempt == 1 else f", attempt {attempt}"
-        await self._events.add(job, "assigned", f"{member} goes to {node}{again}", member=member)
+        again = "" if attempt == 1 else f" again (attempt {attempt})"
+        await self._events.add(job, "assigned", f"{node} starts a worker{again}", member=member)
         return assigned
 
     async def launched(self, job: str, member: str, phase: ProcessPhase) -> None:
@@ -117,14 +142,15 @@ class Members:
         back = found.state == MemberState.LOST
         await self._move(record, found, MemberState.RUNNING, incarnation=incarnation)
         if back:
-            await self._events.add(job, "member-back", f"{member} is back", member=member)
+            text = f"{found.node} is back"
+            await self._events.add(job, "member-back", text, member=member)
         return back
 
     async def returned(self, job: str, member: str) -> None:
         """Record that a lost process without a session runs again, because its node is back."""
         record, found = self._find(job, member)
         await self._move(record, found, MemberState.RUNNING)
-        text = f"{member} is back with {found.node}"
+        text = f"{found.node} is back"
         await self._events.add(job, "member-back", text, member=member)
 
     def takes_part(self, job: str, member: str) -> None:
@@ -149,7 +175,7 @@ class Members:
         state = MemberState.DONE if ok else MemberState.FAILED
         await self._move(record, found, state, result=result, error=error)
         what = "" if error is None else ": " + error.get("what", "")
-        text = f"{member} {'is done' if ok else 'failed'}{what}"
+        text = f"{found.node} {'is done' if ok else 'failed'}{what}"
         await self._events.add(job, f"member-{state}", text, member=member)
 
     async def exited(self, job: str, member: str, exit_code: int | None) -> MemberState:
@@ -158,11 +184,10 @@ class Members:
         state = end_state(found, exit_code, stopping=record.stopping)
         await self._move(record, found, state)
         if state == MemberState.LEFT:
-            await self._events.add(job, "member-left", f"{member} has left", member=member)
+            await self._events.add(job, "member-left", f"{found.node} has left", member=member)
         elif state == MemberState.FAILED:
-            error = found.error or {}
-            text = f"{member} ended with exit status {exit_code}"
-            text = ": ".join(filter(None, (text, error.get("what"), error.get("given"))))
+            text = describe_exit(found, exit_code)
+            text += "" if restarts_exhausted(found, record) else "; restarting"
             await self._events.add(job, "member-failed", text, member=member)
         return state
 
@@ -171,7 +196,7 @@ class Members:
         record, found = self._find(job, member)
         state = MemberState.LEFT if found.leaving else MemberState.LOST
         await self._move(record, found, state)
-        text = f"{member} {'has left' if found.leaving else 'is lost'}: {why}"
+        text = f"{found.node} {'has left' if found.leaving else 'is lost'}: {why}"
         await self._events.add(job, f"member-{state}", text, member=member)
 
     async def stopped(self, job: str, member: str) -> None:
@@ -183,7 +208,7 @@ class Members:
         record, found = self._find(job, member)
         changes = {"error": error, "failures": MAX_FAILURES}
         await self._move(record, found, MemberState.FAILED, **changes)
-        text = f"{member} is not launched again: {error.get('what', '')}"
+        text = f"{found.node}'s worker is not started again: {error.get('what', '')}"
         await self._events.add(job, "member-given-up", text, member=member)
 
     def reset(self, job: str) -> None:
@@ -202,7 +227,10 @@ class Members:
 
     async def _change(self, record: Job, process: Member, changes: dict[str, Any]) -> Member:
         change_fields(process, changes, _FIELDS)
-        process.tail = process.tail[-MAX_TAIL:]
+        process.tail = [line[:MAX_TEXT] for line in process.tail[-MAX_TAIL:]]
+        if process.error is not None:
+            texts = list(process.error.items())[:MAX_TEXTS]
+            process.error = {name[:MAX_TEXT]: text[:MAX_TEXT] for name, text in texts}
         await self._save(record)
         return process
 

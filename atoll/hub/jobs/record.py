@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from atoll.config import JobSpec, largest_member, parse_spec
+from atoll.config import JobSpec, parse_spec, sent_hashes
 from atoll.config.rl_roles import ACTOR, MemberRole, member_roles
+from atoll.config.tables import TrainTable
 from atoll.errors import ConfigError, unknown
+from atoll.hub.jobs.descriptions import (
+    describe_inner,
+    describe_island,
+    describe_method,
+    describe_roles,
+    describe_work,
+)
 from atoll.ids import check_name, is_follower, member_id
 from atoll.rounds.timing import RoundTimings
 from atoll.wire.states import JobState, MemberState
@@ -88,6 +95,8 @@ class Job(msgspec.Struct, kw_only=True):
     paused: str = ""  # why it is paused; empty: it is not
     trouble: str = ""
     """Why the hub cannot store its progress now, so that it waits; in memory only."""
+    without_room: set[str] = set()
+    """Members that wait until the hub's disk has room for what they trained; in memory only."""
     data_slots: int = 0
     """Slots that the data is sharded into, if not `nodes_wanted`: members came or went since."""
     rescaling: bool = False
@@ -102,6 +111,9 @@ class Job(msgspec.Struct, kw_only=True):
     aborted_rounds: int = 0
     started: float | None = None
     ended: float | None = None
+    trained_s: float = 0.0
+    trains_since: float | None = None
+    """See `times.py`."""
     resume_round: int = -1
     stopping: bool = False
     grace_s: float = 10.0
@@ -199,6 +211,9 @@ def job_facts(job: Job) -> dict[str, Any]:
     failed = culprit(job)
     return {
         "kind": job.kind,
+        "work": describe_work(job.spec),
+        "method": describe_method(job.spec),
+        "by": job.by,
         "roles": describe_roles(job.spec),
         "island": describe_island(job.spec),
         "inner": describe_inner(job.spec),
@@ -216,43 +231,14 @@ def job_facts(job: Job) -> dict[str, Any]:
 
 
 def steps_of(spec: JobSpec) -> int:
-    """Return the steps of a job: 0 if unknown; of an [rl] job the most of one policy."""
+    """Return the steps of a job: 0 if unknown; of an [rl] job the most of one policy.
+
+    A script decides itself when it ends, unless its job file declares another number than usual.
+    """
     if spec.kind == "rl":
         return max((role.steps for role in member_roles(spec.rl)), default=0)
-    return 0 if spec.job.command else spec.train.steps
-
-
-def describe_roles(spec: JobSpec) -> list[dict[str, Any]]:
-    """Return the role of each slot, if roles differ."""
-    return [dataclasses.asdict(role) for role in member_roles(spec.rl)] if spec.kind == "rl" else []
-
-
-def describe_island(spec: JobSpec) -> str:
-    """Return the layout of each member's processes; empty for a single process."""
-    largest = largest_member(spec)
-    which = "" if largest is spec else "whole members: "
-    machines = f" on {count} machines" if (count := largest.island.machines) > 1 else ""
-    return f"{which}{largest.mesh}{machines}" if largest.mesh.ranks > 1 else ""
-
-
-def describe_inner(spec: JobSpec) -> str:
-    """Return the inner strategy of each member; empty for one plain process."""
-    ranks, train = spec.mesh.ranks, spec.train
-    words = [spec.strategy.inner or "local"] if not spec.job.script or spec.strategy.inner else []
-    if ranks > 1:
-        words.append(f"{ranks} ranks")
-    if not (spec.job.script or spec.job.command or spec.kind == "rl"):  # those have their own
-        words += [train.precision] if train.precision != "auto" else []
-        words += [f"recompute {train.recompute}"] if train.recompute != "none" else []
-    plain = ranks == 1 and train.precision in ("auto", "fp32") and train.recompute == "none"
-    return "" if plain or spec.job.command or spec.kind == "rl" else ", ".join(words)
-
-
-def describe_nodes(job: Job) -> str:
-    """Return how many places a job needs, for people."""
-    if job.machines == 1:
-        return f"{job.nodes_wanted} nodes"
-    return f"{job.nodes_wanted * job.machines} nodes, {job.machines} for each member"
+    undeclared = spec.job.script and spec.train.steps == TrainTable().steps
+    return 0 if spec.job.command or undeclared else spec.train.steps
 
 
 def policy_steps(job: Job, steps: Mapping[int, int]) -> int:
@@ -275,15 +261,23 @@ def policy_steps(job: Job, steps: Mapping[int, int]) -> int:
 
 def _whole_error(job: Job, failed: Member | None) -> dict[str, Any] | None:
     """Return the error of a job with the place of the failure, exit status and last lines."""
-    if job.error is None or failed is None:
-        return job.error
+    if job.error is None:
+        return None
+    error = {**job.error, "remedy": whole_remedy(job.job, job.error.get("remedy", ""))}
+    if failed is None:
+        return error
     return {
-        **job.error,
+        **error,
         "member": failed.member,
         "node": failed.node,
         "exit_code": failed.exit_code,
         "last_lines": failed.tail[-LINES_SHOWN:],
     }
+
+
+def whole_remedy(job: str, remedy: str) -> str:
+    """Return a remedy whose commands name the job: a process does not know its name."""
+    return f"{remedy} {job}" if remedy.endswith("atoll logs") else remedy
 
 
 def culprit(job: Job) -> Member | None:
@@ -354,8 +348,7 @@ def code_of(spec: JobSpec) -> str:
 
 def blobs_of(spec: JobSpec) -> list[str]:
     """Return the SHA-256 of all that was sent with a job; raises as :func:`code_of`."""
-    assignment = _PACK.fullmatch(spec.dipaco.assignment)
-    return [found for found in (code_of(spec), assignment and assignment[1]) if found]
+    return [found for found in (code_of(spec), *sent_hashes(spec)) if found]
 
 
 def check_labels(*, batch: str, key: str) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import unknown
-from atoll.hub.security.auth import PEOPLE, Identity
+from atoll.hub.nodes.token_meters import TokenMeters
+from atoll.hub.security.auth import LOGINS, Identity
 from atoll.hub.security.connection_limits import ConnectionLimiter, ConnectionSlot
 from atoll.hub.security.node_certificates import NodeCertificates
 from atoll.hub.security.tls import TlsFiles
@@ -39,8 +40,10 @@ class Access:
         certificates: NodeCertificates,
         limiter: ConnectionLimiter,
         tls: TlsFiles | None,
+        meters: TokenMeters,
     ) -> None:
         """Serve a hub with these certificates; None: it does not terminate TLS itself."""
+        self.meters = meters
         self._stores = stores
         self._sessions = sessions
         self._limiter = limiter
@@ -67,9 +70,9 @@ class Access:
         return Admitted(node, token, "node", certificate)
 
     async def log_in(self, secret: str, *, name: str, source: str) -> Admitted:
-        """Admit a person; raises as `join` does."""
+        """Admit a person or a program; raises as `join` does."""
         auth = self._stores.auth
-        login, token = await auth.redeem(secret, name=name, source=source, roles=PEOPLE)
+        login, token = await auth.redeem(secret, name=name, source=source, roles=LOGINS)
         role = auth.authenticate(token).role
         self._stores.ledger.renew(role, login)
         return Admitted(login, token, role)
@@ -106,7 +109,7 @@ class Access:
         """
         people = await self._stores.auth.revoke_ticket(id)
         for name in people:
-            for role in PEOPLE:
+            for role in LOGINS:
                 self._limiter.cut(role, name)
         return people
 

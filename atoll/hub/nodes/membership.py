@@ -116,10 +116,13 @@ class Membership:
             return
         node.connected, node.last_heard = False, session.last_heard
         node.stats = dict(session.stats)
-        await self._events.add("", "node-lost", f"{session.address} does not answer")
+        if node.left:
+            await self._events.add("", "node-left", f"{session.address} left")
+        else:
+            await self._events.add("", "node-lost", f"{session.address} does not answer")
         for job, member in self._members_on(session.address):
             if self._session(job, member.member) is None:
-                await self._lose(job.job, member.member, f"its node {session.address} disconnected")
+                await self._lose(job.job, member.member, "it disconnected")
 
     async def drain(self, session: Session, body: Drain) -> None:
         """Record that a node drains, or no longer does.
@@ -130,6 +133,7 @@ class Membership:
         node = self.nodes.get(session.address)
         if node is None:
             raise AuthError("only a node can be drained", given=session.address)
+        node.left = body.leaving
         if node.draining != body.draining:
             node.draining = body.draining
             node.drain_reason = body.reason if body.draining else ""
@@ -207,7 +211,9 @@ class Membership:
                 return
             if not record.leaving:
                 await self._jobs.members.update(session.job, session.member, leaving=True)
-                text = f"{session.member} leaves" + (f": {body.reason}" if body.reason else "")
+                text = f"{record.node}'s worker leaves" + (
+                    f": {body.reason}" if body.reason else ""
+                )
                 await self._events.add(session.job, "member-leaving", text, member=session.member)
             await self._rounds.leave(session.job, session.member)
 

@@ -27,6 +27,8 @@ class Node:
     draining: bool = False
     """It is draining and gets no new work."""
     drain_reason: str = ""
+    left: bool = False
+    """Its agent said that it ends."""
     last_heard: float = 0.0
     stats: dict[str, float] = field(default_factory=dict)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -53,6 +54,9 @@ class Events:
         self._jobs_dir = jobs_dir
         self._clock = clock
         self._newest = LastIdCache()
+        self._waiting: dict[str, asyncio.Event] = {}
+        """Of a job's readers, set at its next event."""
+        self._looking: asyncio.Task[None] | None = None
         self._gone: set[str] = set()
         """Deleted jobs: a late event must not recreate their folder."""
 
@@ -138,7 +142,32 @@ class Events:
                 self._newest.nothing_after(job, after)
             if loop.time() >= deadline:
                 return []
+            if self._newest.is_all(job, after):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news(job).wait(), deadline - loop.time())
+            else:
+                await asyncio.sleep(LOOK_S)  # one is being written
+
+    def _news(self, job: str) -> asyncio.Event:
+        """Return what is set when a job has another event.
+
+        Events become durable in transactions of others, in the writer thread, so somebody has to
+        look: one task for all readers, however many wait.
+        """
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(), name="look for events")
+        return self._waiting.setdefault(job, asyncio.Event())
+
+    async def _look(self) -> None:
+        seen = {job: self._newest.newest(job) for job in self._waiting}
+        while self._waiting:
             await asyncio.sleep(LOOK_S)
+            for job, news in list(self._waiting.items()):
+                newest = self._newest.newest(job)
+                if seen.get(job) != newest:
+                    seen[job] = newest
+                    del self._waiting[job]
+                    news.set()
 
     async def tail(self, job: str, *, limit: int) -> list[dict[str, Any]]:
         """Return the last events, oldest first."""

@@ -149,7 +149,8 @@ class Logs:
         if search:
             where += " AND text LIKE ? ESCAPE '\\'"
             values.append(_containing(search))
-        rows = await self._database.read(
+        read = self._database.search if search else self._database.read
+        rows = await read(
             lambda connection: connection.execute(
                 f"SELECT id, member, time, text FROM logs WHERE {where}"
                 f" ORDER BY id {order} LIMIT ?",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,16 @@ from atoll.hub.db.last_ids import LastIdCache
 from atoll.hub.observability.events import Events, append_lines
 from atoll.hub.observability.held_out import HELD_OUT
 from atoll.hub.observability.history import History
+from atoll.hub.observability.latest import SCHEMA as LATEST
+from atoll.hub.observability.latest import Latest, after, read_latest, remember, store_latest
+from atoll.hub.observability.point_cursors import SCHEMA as CURSORS
+from atoll.hub.observability.point_cursors import cursor, first_cursor
+from atoll.hub.observability.traffic import SCHEMA as TRAFFIC
+from atoll.hub.observability.traffic import Growth, Traffic
 from atoll.hub.quotas.disk import DiskMeter
 from atoll.wire.messages import Point
 
-SCHEMA = """
+_POINTS = """
 CREATE TABLE IF NOT EXISTS points (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     job TEXT NOT NULL, member TEXT NOT NULL, time REAL NOT NULL,
@@ -32,14 +37,12 @@ CREATE TABLE IF NOT EXISTS points (
 );
 CREATE INDEX IF NOT EXISTS points_of_job ON points (job, id);
 CREATE INDEX IF NOT EXISTS points_of_member ON points (job, member, kept, id);
-CREATE TABLE IF NOT EXISTS point_cursors (
-    job TEXT NOT NULL, member TEXT NOT NULL, incarnation TEXT NOT NULL, seq INTEGER NOT NULL,
-    PRIMARY KEY (job, member, incarnation)
-) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS metric_names (
     job TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (job, name)
 ) WITHOUT ROWID;
 """
+
+SCHEMA = _POINTS + CURSORS + LATEST + TRAFFIC
 
 MAX_NAMES = 256
 """Distinct names in the database per job; an event reports when a job exceeds it."""
@@ -54,19 +57,8 @@ MAX_HELD_OUT = 1_000
 """Points of one member with held-out values in the database."""
 
 _MAX_NAME_LENGTH = 64
+
 _encoder = msgspec.json.Encoder()
-
-
-@dataclass(slots=True)
-class Latest:
-    """The newest value of every name that a member reported."""
-
-    time: float = 0.0
-    step: int = 0
-    round: int = 0
-    values: dict[str, float] = field(default_factory=dict)
-    evaluated: int = -1
-    """Step of the held-out values; -1: there are none."""
 
 
 class Metrics:
@@ -89,6 +81,7 @@ class Metrics:
         self._history = history
         self._events = events
         self._max_points = max_points
+        self.traffic = Traffic.read(database)
         self._counts: dict[tuple[str, str, int], int] = {}
         self._newest = LastIdCache()
         self._latest: dict[str, dict[str, Latest]] = {}
@@ -102,23 +95,38 @@ class Metrics:
         """Deleted jobs: a late point must not recreate their folder."""
 
     async def add(
-        self, job: str, member: str, *, incarnation: str, seq: int, points: Sequence[Point]
+        self,
+        job: str,
+        member: str,
+        *,
+        incarnation: str,
+        seq: int,
+        points: Sequence[Point],
+        node: str = "",
     ) -> int:
-        """Store points numbered from `seq`; return the last durable number."""
+        """Store points numbered from `seq`; return the last durable number.
+
+        `node` is where the process runs, for the node's traffic.
+        """
         last = seq + len(points) - 1
         # Before the transaction: a crash may duplicate a line in the file but never loses one, and
         # a slow disk does not hold the database lock.
         await self._append(job, member, incarnation, seq, points)
         names, added = self._allowed(job, points)
         too_many = self._say_too_many(job, member, points, names)
+        totals = self.traffic.totals(job, member, incarnation, points)
+        latest = self._of(job).setdefault(member, Latest())
 
-        def write(connection: sqlite3.Connection) -> tuple[int, Sequence[Point]]:
-            known = _cursor(connection, (job, member, incarnation))
+        def write(
+            connection: sqlite3.Connection,
+        ) -> tuple[int, Sequence[Point], Growth | None]:
+            known = cursor(connection, (job, member, incarnation))
             if too_many is not None:
                 too_many(connection)
-            fresh = points[max(0, known - seq + 1) :]
+            repeated = max(0, known - seq + 1)
+            fresh = totals[repeated:]
             if not fresh:
-                return max(known, last), fresh
+                return max(known, last), fresh, None
             connection.executemany(
                 'INSERT INTO points (job, member, time, step, round, kept, "values")'
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -136,20 +144,27 @@ class Metrics:
             self._thin(connection, job, member, len(fresh) - held_out)
             if held_out:
                 self._thin_held_out(connection, job, member, held_out)
-            return last, fresh
+            grown = self.traffic.growth(
+                job, member, incarnation, node=node, points=points[repeated:]
+            )
+            if grown is not None:
+                grown.store(connection)
+            store_latest(connection, job, member, after(latest, _kept(fresh, names)))
+            return last, fresh, grown
 
         try:
-            done, fresh = await self._database.write(write)
+            done, fresh, grown = await self._database.write(write)
         except BaseException:
             self._names.pop(job, None)  # reload later: the names of this call are not stored
             self._too_many.discard(job)
             raise
-        latest = self._of(job).setdefault(member, Latest())
-        for point in fresh:
-            values = _values(point, names)
-            _remember(latest, point.time, point.step, point.round, values)
+        if grown is not None:
+            self.traffic.count(grown)
+        for point in _kept(fresh, names):
+            remember(latest, point)
             if self._history is not None:
-                self._history.note(f"{job}/{member}", point.time, {**values, "step": point.step})
+                values = {**point.values, "step": point.step}
+                self._history.note(f"{job}/{member}", point.time, values)
         return done
 
     def latest(self, job: str) -> dict[str, Latest]:
@@ -202,6 +217,7 @@ class Metrics:
     def forget(self, job: str) -> None:
         """Drop the cached state of a deleted job."""
         self._newest.forget(job)
+        self.traffic.forget(job)
         self._latest.pop(job, None)
         self._names.pop(job, None)
         self._too_many.discard(job)
@@ -215,7 +231,8 @@ class Metrics:
         key = (job, member, incarnation)
         async with self._file_lock:
             if key not in self._in_file:
-                self._in_file[key] = await self._database.read(lambda found: _cursor(found, key))
+                known = await self._database.read(lambda found: first_cursor(found, key))
+                self._in_file[key] = known
             skip = max(0, self._in_file[key] - seq + 1)
             lines = [
                 _line(member, incarnation, seq + at, point)
@@ -262,7 +279,7 @@ class Metrics:
         known = self._latest.get(job)
         if known is None:
             known = self._latest[job] = self._database.read_now(
-                lambda connection: _read_latest(connection, job)
+                lambda connection: read_latest(connection, job)
             )
         return known
 
@@ -303,13 +320,6 @@ class Metrics:
         else:
             self._counts[key] += added
         return self._counts[key]
-
-
-def _cursor(connection: sqlite3.Connection, key: tuple[str, str, str]) -> int:
-    row = connection.execute(
-        "SELECT seq FROM point_cursors WHERE job = ? AND member = ? AND incarnation = ?", key
-    ).fetchone()
-    return int(row[0]) if row else 0
 
 
 def _read_names(connection: sqlite3.Connection, job: str) -> set[str]:
@@ -363,6 +373,10 @@ def _row(job: str, member: str, point: Point, names: set[str]) -> tuple[object, 
     return job, member, point.time, point.step, point.round, kept, values
 
 
+def _kept(points: Sequence[Point], names: set[str]) -> list[Point]:
+    return [msgspec.structs.replace(point, values=_values(point, names)) for point in points]
+
+
 def _values(point: Point, names: set[str]) -> dict[str, float]:
     return {name: value for name, value in point.values.items() if name in names}
 
@@ -372,25 +386,3 @@ def _line(member: str, incarnation: str, seq: int, point: Point) -> dict[str, An
         "time": point.time, "member": member, "incarnation": incarnation, "seq": seq,
         "step": point.step, "round": point.round, "values": point.values,
     }  # fmt: skip
-
-
-def _remember(
-    latest: Latest, time: float, step: int, round_: int, values: dict[str, float]
-) -> None:
-    latest.time, latest.step, latest.round = time, step, round_
-    latest.values.update(values)
-    if not HELD_OUT.isdisjoint(values):
-        latest.evaluated = step
-
-
-def _read_latest(connection: sqlite3.Connection, job: str) -> dict[str, Latest]:
-    rows = connection.execute(
-        'SELECT member, time, step, round, "values" FROM points WHERE id IN'
-        " (SELECT max(id) FROM points WHERE job = ? GROUP BY member, kept) ORDER BY id",
-        (job,),
-    )
-    latest: dict[str, Latest] = {}
-    for member, time, step, round_, values in rows:
-        found = {k: v for k, v in msgspec.json.decode(values).items() if v is not None}
-        _remember(latest.setdefault(member, Latest()), time, step, round_, found)
-    return latest

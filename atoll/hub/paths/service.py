@@ -17,13 +17,12 @@ import msgspec
 from atoll.clock import Clock
 from atoll.config import JobSpec
 from atoll.errors import HubError
-from atoll.hub.jobs.jobs import Job, Jobs
-from atoll.hub.observability.events import Events
-from atoll.hub.observability.metrics import Latest
+from atoll.hub.jobs.jobs import Job
+from atoll.hub.observability.latest import Latest
 from atoll.hub.paths.view import Around, PathsView, view_of_paths
 from atoll.hub.rounds.checkpoints import Checkpoints
 from atoll.hub.rounds.groups import Meeting, Runtimes
-from atoll.hub.storage.files import Files
+from atoll.hub.stores import Stores
 from atoll.paths.layout import PathLayout
 from atoll.paths.ledger import PathLedger, PathRecord, PathSettings
 from atoll.wire.messages import Verdict
@@ -83,8 +82,8 @@ class PathService:
     """Handles the requests of members that train paths; decides who meets in a module's round."""
 
     def __init__(
-        self, *, jobs: Jobs, files: Files, events: Events, checkpoints: Checkpoints, clock: Clock,
-        live: Callable[[str], list[str]], unheard_s: Callable[[str, str], float], rounds: Runtimes,
+        self, stores: Stores, *, checkpoints: Checkpoints, clock: Clock, rounds: Runtimes,
+        live: Callable[[str], list[str]], unheard_s: Callable[[str, str], float],
         start_s: float = 120.0,
     ) -> None:  # fmt: skip
         """`live` returns the members of a job whose processes were launched and did not end.
@@ -93,7 +92,8 @@ class PathService:
         `start_s` for members that still start.
         """
         self._unheard_s = unheard_s
-        self._jobs, self._files, self._events, self._clock = jobs, files, events, clock
+        self._jobs, self._files, self._events = stores.jobs, stores.files, stores.events
+        self._clock = clock
         self._live, self._rounds, self._checkpoints = live, rounds, checkpoints
         self._start_s = start_s
         self._runtimes: dict[str, PathRuntime] = {}

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from atoll.hub.observability.metrics import Latest
+from atoll.hub.observability.latest import Latest
+from atoll.ids import machine_names
 from atoll.paths.layout import PathLayout
 from atoll.paths.ledger import PathRecord
 from atoll.paths.progress import PathProgress
@@ -37,8 +38,8 @@ class ModuleView:
     """Number within its level."""
     paths: Sequence[int]
     holders: Sequence[str]
-    """Members with their machines; empty: nobody, it is in the checkpoint or starts from the seed.
-    """
+    """Their machines, with the member where one has several; empty: nobody, it is in the checkpoint
+    or starts from the seed."""
     round: int | None
     """Rounds of its holders; None: the job has ended."""
 
@@ -53,6 +54,8 @@ class PathView:
     state: PathState
     member: str
     """Who trains it, or did last."""
+    name: str
+    """The same for people: its machine, with the member where that has several."""
     node: str
     step: int
     tokens: int
@@ -104,32 +107,33 @@ class Around:
 
 def view_of_paths(layout: PathLayout, record: PathRecord, around: Around) -> PathsView:
     """Return the view of a ledger's record."""
-    paths = [_path(path, layout, record, around) for path in range(layout.num_paths)]
+    names = machine_names(around.nodes)
+    paths = [_path(path, layout, record, around, names) for path in range(layout.num_paths)]
     levels: list[list[ModuleView]] = [[] for _ in layout.modules]
     for module in range(layout.num_modules):
         level = levels[layout.level_of(module)]
-        level.append(_module(module, len(level), layout, around))
+        level.append(_module(module, len(level), layout, around, names))
     return PathsView(
         phase=record.phase, phases=record.phases, modules=layout.modules, copies=layout.copies,
         levels=levels, paths=paths, empty=[one.path for one in paths if one.documents == 0],
     )  # fmt: skip
 
 
-def _module(module: int, number: int, layout: PathLayout, around: Around) -> ModuleView:
+def _module(
+    module: int, number: int, layout: PathLayout, around: Around, names: Mapping[str, str]
+) -> ModuleView:
     holders = sorted(around.holds.get(module, ()), key=lambda name: (len(name), name))
     return ModuleView(
         module=number,
         paths=layout.paths_through(module),
-        holders=[_on_node(name, around.nodes.get(name, "")) for name in holders],
+        holders=[names.get(holder, holder) for holder in holders],
         round=None if around.ended else around.rounds.get(module, 0),
     )
 
 
-def _on_node(member: str, node: str) -> str:
-    return f"{member} on {node}" if node else member
-
-
-def _path(path: int, layout: PathLayout, record: PathRecord, around: Around) -> PathView:
+def _path(
+    path: int, layout: PathLayout, record: PathRecord, around: Around, names: Mapping[str, str]
+) -> PathView:
     known = record.progress.get(path, PathProgress())
     owner = next((name for name, own in record.assigned.items() if path in own), "")
     member = owner or known.member
@@ -147,6 +151,7 @@ def _path(path: int, layout: PathLayout, record: PathRecord, around: Around) -> 
         modules=modules,
         state=state,
         member=member,
+        name=names.get(member, member),
         node=around.nodes.get(member, ""),
         step=max(known.step, live.step) if now else known.step,
         tokens=known.tokens,

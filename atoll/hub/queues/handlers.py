@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.errors import AtollError, AuthError, HubError
 from atoll.hub.jobs.jobs import Jobs
@@ -14,6 +14,7 @@ from atoll.hub.queues.queues import Queues
 from atoll.hub.security.auth import Identity
 from atoll.hub.security.queue_rights import may_use_queue
 from atoll.hub.sessions.session import Session
+from atoll.ids import is_job_id
 from atoll.wire.messages import (
     Done,
     Envelope,
@@ -40,7 +41,27 @@ from atoll.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[Session, Any, int], Awaitable[Message]]
+
+class Asker(Protocol):
+    """Who asks: a session, or a JSON socket."""
+
+    @property
+    def identity(self) -> Identity:
+        """The owner of its token."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Names it in logs."""
+        ...
+
+    @property
+    def incarnation(self) -> str:
+        """Distinguishes it from others of the same address."""
+        ...
+
+
+Handler = Callable[[Any, Any, int], Awaitable[Message]]
 
 
 class QueueAccess:
@@ -52,9 +73,17 @@ class QueueAccess:
     def check(self, identity: Identity, queue: str) -> None:
         """Check that a token may use this queue or topic; raises AuthError."""
         if may_use_queue(identity, queue):
+            self._check_shared(identity, queue)
             return
         if may_use_queue(identity, queue, shared=self._listed(identity)):
             return
+        if identity.queues:
+            raise AuthError(
+                "this program's ticket permits other queues and topics", given=queue,
+                expected=", ".join(f"{scope}/..." for scope in identity.queues),
+                remedy="a name below one of these, or another ticket: atoll ticket new --role "
+                "program --queues NAME",
+            )  # fmt: skip
         raise AuthError(
             "this token may not use this queue",
             given=queue,
@@ -67,6 +96,20 @@ class QueueAccess:
         self.check(identity, queue)
         if queue.startswith(INTERNAL):
             raise AuthError("the hub's own queues have no options", given=queue)
+
+    def _check_shared(self, identity: Identity, queue: str) -> None:
+        """Refuse a program the queues of a job: those that jobs list have other names.
+
+        Also of one that does not exist yet: ids can be foreseen, and what waits there, or was put
+        there, would be the first in a queue of that job.
+        """
+        first = queue.partition("/")[0]
+        if identity.role == "program" and (is_job_id(first) or self._jobs.knows(first)):
+            raise AuthError(
+                "a program may not use the queues of a job", given=queue,
+                expected="a name that jobs share, e.g. pool/experience",
+                remedy="list that name in `queues` of [job] in the job file",
+            )  # fmt: skip
 
     def _listed(self, identity: Identity) -> frozenset[str]:
         if identity.role != "job":
@@ -126,22 +169,22 @@ class QueueHandlers:
         stored.add_done_callback(answer)
         return True
 
-    async def _open(self, session: Session, body: QueueOpen, id: int) -> Message:
+    async def _open(self, session: Asker, body: QueueOpen, id: int) -> Message:
         self._access.check_options(session.identity, body.queue)
         await self._queues.declare(body.queue, body.options, topic=body.topic)
         return Done()
 
-    async def _put(self, session: Session, body: QueuePut, id: int) -> Message:
+    async def _put(self, session: Asker, body: QueuePut, id: int) -> Message:
         self._access.check(session.identity, body.queue)
         return await self._queues.put(
             body.queue, key=body.key, payload=body.payload, blob=body.blob, wait_s=body.wait_s
         )
 
-    async def _put_many(self, session: Session, body: QueuePutMany, id: int) -> Message:
+    async def _put_many(self, session: Asker, body: QueuePutMany, id: int) -> Message:
         self._access.check(session.identity, body.queue)
         return await self._queues.put_many(body.queue, body.items, wait_s=body.wait_s)
 
-    async def _claim(self, session: Session, body: QueueClaim, id: int) -> Message:
+    async def _claim(self, session: Asker, body: QueueClaim, id: int) -> Message:
         self._access.check(session.identity, body.queue)
         items = await self._queues.claim(
             body.queue,
@@ -152,35 +195,35 @@ class QueueHandlers:
         )
         return QueueItems(items)
 
-    async def _ack(self, session: Session, body: QueueAck, id: int) -> Message:
+    async def _ack(self, session: Asker, body: QueueAck, id: int) -> Message:
         self._access.check(session.identity, body.queue)
         await self._queues.ack(body.queue, lease=body.lease)
         return Done()
 
-    async def _ack_many(self, session: Session, body: QueueAckMany, id: int) -> Message:
+    async def _ack_many(self, session: Asker, body: QueueAckMany, id: int) -> Message:
         self._access.check(session.identity, body.queue)
         return QueueLost(await self._queues.ack_many(body.queue, body.leases))
 
-    async def _extend(self, session: Session, body: QueueExtend, id: int) -> Message:
+    async def _extend(self, session: Asker, body: QueueExtend, id: int) -> Message:
         self._access.check(session.identity, body.queue)
         await self._queues.extend(body.queue, lease=body.lease, lease_s=body.lease_s)
         return Done()
 
-    async def _extend_many(self, session: Session, body: QueueExtendMany, id: int) -> Message:
+    async def _extend_many(self, session: Asker, body: QueueExtendMany, id: int) -> Message:
         self._access.check(session.identity, body.queue)
         lost = await self._queues.extend_many(body.queue, body.leases, lease_s=body.lease_s)
         return QueueLost(lost)
 
-    async def _release(self, session: Session, body: QueueRelease, id: int) -> Message:
+    async def _release(self, session: Asker, body: QueueRelease, id: int) -> Message:
         self._access.check(session.identity, body.queue)
         await self._queues.release(body.queue, lease=body.lease, reason=body.reason)
         return Done()
 
-    async def _publish(self, session: Session, body: TopicPublish, id: int) -> Message:
+    async def _publish(self, session: Asker, body: TopicPublish, id: int) -> Message:
         self._access.check(session.identity, body.topic)
         return await self._queues.topics.publish(body.topic, body.items)
 
-    async def _read(self, session: Session, body: TopicRead, id: int) -> Message:
+    async def _read(self, session: Asker, body: TopicRead, id: int) -> Message:
         self._access.check(session.identity, body.topic)
         return await self._queues.topics.read(
             body.topic,
@@ -191,7 +234,7 @@ class QueueHandlers:
             start=body.start,
         )
 
-    async def _topic_ack(self, session: Session, body: TopicAck, id: int) -> Message:
+    async def _topic_ack(self, session: Asker, body: TopicAck, id: int) -> Message:
         self._access.check(session.identity, body.topic)
         await self._queues.topics.ack(body.topic, body.subscription, seq=body.seq)
         return Done()

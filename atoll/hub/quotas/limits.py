@@ -27,13 +27,14 @@ class Kind(enum.StrEnum):
     BLOB_BYTES = "blob_bytes"
     CONNECTIONS = "connections"
     FRAMES = "frames_per_s"
+    REQUESTS = "requests_per_s"
     REDUCER_MEMBER = "reducer_member"
     REDUCER_JOB = "reducer_job"
 
     @property
     def in_bytes(self) -> bool:
         """Whether it counts bytes."""
-        return self not in (Kind.BLOBS, Kind.CONNECTIONS, Kind.FRAMES)
+        return self not in (Kind.BLOBS, Kind.CONNECTIONS, Kind.FRAMES, Kind.REQUESTS)
 
     @property
     def text(self) -> str:
@@ -55,11 +56,20 @@ _TEXTS = {
     Kind.BLOB_BYTES: "bytes in the blobs of one token",
     Kind.CONNECTIONS: "open connections of one token",
     Kind.FRAMES: "frames per second of one session",
+    Kind.REQUESTS: "frames per second of all connections and requests of one token",
     Kind.REDUCER_MEMBER: "bytes in the memory of a reducer for one member",
     Kind.REDUCER_JOB: "bytes in the memory of a reducer for its job",
 }
 _OF_TOKEN = frozenset(
-    {Kind.JOB_DISK, Kind.DISK, Kind.JOB_QUEUES, Kind.BLOBS, Kind.BLOB_BYTES, Kind.CONNECTIONS}
+    {
+        Kind.JOB_DISK,
+        Kind.DISK,
+        Kind.JOB_QUEUES,
+        Kind.BLOBS,
+        Kind.BLOB_BYTES,
+        Kind.CONNECTIONS,
+        Kind.REQUESTS,
+    }
 )
 
 
@@ -80,7 +90,10 @@ class Quotas:
     blob_bytes: int = 512 * 2**30
     connections: int = 4_096
     frames_per_s: int = 2_000
-    """In the long run; twice as many may come at once."""
+    """In the long run; as many may come at once."""
+    requests_per_s: int = 4_000
+    """The same over all connections and requests of a token, except an operator's; a request by
+    HTTP counts as 16 frames."""
     reducer_member: int = 16 * 2**30
     """Bytes: contributions that wait for those of others."""
     reducer_job: int = 64 * 2**30

@@ -12,7 +12,7 @@ from atoll.hub.rounds.runtime import RoundRuntime
 from atoll.rounds.checks import is_behind
 from atoll.rounds.data_slots import DataSlots
 from atoll.rounds.effects import Effect, Planned
-from atoll.rounds.state import RoundMemberState
+from atoll.rounds.member_states import RoundMemberState
 from atoll.wire.messages import Verdict
 
 
@@ -75,6 +75,10 @@ class RoundObserver(Protocol):
 
     def committed(self, job: str, verdict: Verdict) -> None:
         """A round was committed."""
+        ...
+
+    def watched(self, job: str) -> frozenset[str]:
+        """Return the members with a strike, which have to show first that they compute."""
         ...
 
 

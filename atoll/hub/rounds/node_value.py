@@ -97,13 +97,25 @@ def marginal_throughput(
 ) -> dict[str, Any]:
     """Return what the nodes of a job are worth; docs/operate/alarms.md explains the keys.
 
-    `rounds` are committed, oldest first; `running` None: the members of the last round.
+    `rounds` are committed, oldest first; `running` None: the members of the last round. While
+    there are too few rounds of these members, the last verdict on earlier ones holds.
     """
     members = _present(rounds, running)
-    unit = "tokens" if _tokens_known(rounds) else "steps"
+    return (
+        _verdict(rounds, members, alone=alone)
+        or _before(rounds, alone=alone)
+        or _too_early(members, rounds)
+    )
+
+
+def _verdict(
+    rounds: Sequence[CatchUp], members: Sequence[str], *, alone: bool
+) -> dict[str, Any] | None:
+    """Return what these members were worth in the newest rounds; None: too few rounds."""
+    unit = _unit(rounds)
     known = _known(rounds, members, unit=unit)
     if len(known) < LEAST_ROUNDS:
-        return _too_early(members, rounds, found=len(known), unit=unit)
+        return None
     measured = sum(r.units(members) for r in known) / sum(r.period_s for r in known)
     speeds = {m: _speed([r.parts[m] for r in known]) for m in members}
     best = max(speeds, key=lambda m: speeds[m])
@@ -120,6 +132,7 @@ def marginal_throughput(
     return {
         "unit": unit,
         "rounds": len(known),
+        "as_of_round": rounds[-1].round + 1,
         "tokens_per_s": measured,
         "best_single": {"node": best_node, "tokens_per_s": speeds[best]},
         "speedup": speedup,
@@ -129,14 +142,28 @@ def marginal_throughput(
     }
 
 
+def _before(rounds: Sequence[CatchUp], *, alone: bool) -> dict[str, Any] | None:
+    """Return the last verdict on earlier members, e.g. before one was drained; None: never."""
+    changes = [
+        end
+        for end in range(len(rounds), LEAST_ROUNDS, -1)
+        if end == len(rounds) or set(rounds[end].members) != set(rounds[end - 1].members)
+    ]
+    for end in changes:
+        found = _verdict(rounds[:end], rounds[end - 1].members, alone=alone)
+        if found is not None:
+            return found | {"text": f"at round {found['as_of_round']}: {found['text']}"}
+    return None
+
+
 def _present(rounds: Sequence[CatchUp], running: Collection[str] | None) -> list[str]:
     if not rounds:
         return []
     return [m for m in rounds[-1].members if running is None or m in running]
 
 
-def _tokens_known(rounds: Sequence[CatchUp]) -> bool:
-    return any(row.tokens for one in rounds for row in one.rows)
+def _unit(rounds: Sequence[CatchUp]) -> str:
+    return "tokens" if any(row.tokens for one in rounds for row in one.rows) else "steps"
 
 
 def _known(rounds: Sequence[CatchUp], members: Sequence[str], *, unit: str) -> list[_Round]:
@@ -265,9 +292,9 @@ def _text(
 OF_A_SWARM = "what a member of a SWARM adds is the speed of its stage: see the job's stages"
 
 
-def _too_early(
-    members: Sequence[str], rounds: Sequence[CatchUp], *, found: int, unit: str
-) -> dict[str, Any]:
+def _too_early(members: Sequence[str], rounds: Sequence[CatchUp]) -> dict[str, Any]:
+    unit = _unit(rounds)
+    found = len(_known(rounds, members, unit=unit))
     text = f"too early to say: {found} of {LEAST_ROUNDS} rounds"
     rows = {row.member: row for one in rounds for row in one.rows}
     nodes = [
@@ -278,7 +305,8 @@ def _too_early(
         for m in members
     ]  # fmt: skip
     return {
-        "unit": unit, "rounds": found, "tokens_per_s": None, "best_single": None, "speedup": None,
+        "unit": unit, "rounds": found, "as_of_round": None, "tokens_per_s": None,
+        "best_single": None, "speedup": None,
         "nodes": nodes, "next": {"adds_percent": None, "text": text}, "text": text,
     }  # fmt: skip
 
@@ -287,7 +315,7 @@ async def node_value(jobs: Jobs, database: Database, job: str) -> dict[str, Any]
     """Return what a job's nodes are worth, now or when it ended; raises HubError."""
     record = jobs.get(job)
     if record.spec.parts_saved:  # its rounds are those of stages, and nobody waits in them
-        return _too_early([], [], found=0, unit="tokens") | {"text": OF_A_SWARM}
+        return _too_early([], []) | {"unit": "tokens", "text": OF_A_SWARM}
     running = None
     if record.state == JobState.RUNNING:
         running = {m.member for m in record.members.values() if m.live}

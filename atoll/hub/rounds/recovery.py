@@ -18,6 +18,7 @@ from atoll.hub.rounds.runtime import ENDED, RoundRuntime
 from atoll.hub.rounds.service import RoundService
 from atoll.rounds.checks import RECOVERING
 from atoll.rounds.machine import RoundMachine
+from atoll.units import size
 from atoll.wire.messages import Recover, Source, Sources, Standing
 from atoll.wire.states import MemberState
 
@@ -89,12 +90,16 @@ class RecoveryCoordinator:
         async with runtime.lock:
             now = self._clock.monotonic()
             effects = runtime.machine.stand(member, body.round, body.base, now)
-            origin = ", ".join(body.sources) or "no member"
-            text = (
-                f"{member} took over round {body.round} from {origin}:"
-                f" {body.nbytes / 1e6:.1f} MB in {body.seconds:.1f} s"
-            )
-            await self._events.add(job, "recovered", text, member=member)
+            process = self._jobs.get(job).process(member)
+            who = process.node if process is not None else member
+            took = f"{size(body.nbytes)} in {body.seconds:.1f} s"
+            fields = {"round": str(body.round), "from": ", ".join(body.sources)}
+            late = member in runtime.late
+            runtime.late.discard(member)
+            text = f"{who} caught up ({took})"
+            if late:
+                text = f"{who} was late; it caught up and rejoined ({took})"
+            await self._events.add(job, "recovered", text, member=member, fields=fields)
             await self._rounds.carry_out(runtime, effects)
 
     def _may_return(self, runtime: RoundRuntime) -> bool:

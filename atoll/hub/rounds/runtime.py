@@ -6,18 +6,19 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from atoll.errors import GroupError
+from atoll.errors import GroupError, LeftBehind
 from atoll.hub.jobs.jobs import Job
 from atoll.hub.rounds.save_schedule import SaveSchedule
 from atoll.hub.rounds.store import RoundStore
 from atoll.hub.rounds.timeline import Timeline
-from atoll.rounds.checks import LEAVING, RECOVERING
+from atoll.rounds.checks import BEHIND, LEAVING, RECOVERING
 from atoll.rounds.commit import CommitLog
 from atoll.rounds.data_slots import DataSlots
+from atoll.rounds.effects import Effect
 from atoll.rounds.machine import RoundMachine
-from atoll.rounds.state import RoundMemberState
+from atoll.rounds.member_states import RoundMemberState
 from atoll.rounds.timing import FixedWaits
-from atoll.wire.messages import Message, RoundPlan, Verdict
+from atoll.wire.messages import Message, RoundJoin, RoundPlan, Verdict
 from atoll.wire.states import MemberState
 
 KEPT_VERDICTS = 64
@@ -25,8 +26,8 @@ MODULE_WAITS = FixedWaits(grace_s=60.0, hold_s=10.0, timeout_s=300.0)
 """Time limits of the rounds of modules: members meet in several, one after the other."""
 
 ENDED = "the job has ended"
-QUIET = frozenset({ENDED, LEAVING, RECOVERING})
-"""Reasons for ending a wait that are not errors."""
+QUIET = frozenset({ENDED, LEAVING, RECOVERING, BEHIND})
+"""Reasons for ending a wait that are not errors. Who is behind catches up: that is an event."""
 
 
 class RoundWire(Protocol):
@@ -62,6 +63,10 @@ class RoundRuntime:
     decided: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no attempt is open."""
     bytes_before: int = 0
+    joined: set[str] = field(default_factory=set)
+    """Members that have joined a round since they were launched; for display only."""
+    late: set[str] = field(default_factory=set)
+    """Members that came too late for a round and have not caught up yet; for display only."""
     timeline: Timeline = field(default_factory=Timeline)
     """For display only."""
 
@@ -69,6 +74,23 @@ class RoundRuntime:
     def job(self) -> str:
         """Id of the job."""
         return self.machine.job
+
+    def launched(self, member: str) -> None:
+        """Record that a process was launched for a member."""
+        self.machine.launch(member)
+        self.joined.discard(member)
+        self.late.discard(member)
+
+    def join(self, member: str, body: RoundJoin, now: float) -> list[Effect]:
+        """Pass a member's join on; raises LeftBehind if it is late, and remembers that."""
+        try:
+            effects = self.machine.join(member, body, now)
+        except LeftBehind as error:
+            if member in self.joined and error.what == BEHIND:
+                self.late.add(member)
+            raise
+        self.joined.add(member)
+        return effects
 
     def plan_for(self, member: str) -> asyncio.Future[RoundPlan]:
         """Return the future that answers a member's join; the same for a repeated request."""
@@ -164,6 +186,7 @@ def _machine(job: Job, rows: Rows, *, fresh: bool, first_grace_s: float) -> Roun
         nodes_wanted=job.nodes_wanted - len(job.aside),
         min_nodes=max(0, job.min_nodes - len(job.aside)),
         aside=job.aside,
+        quorum=job.spec.job.quorum,
         preference=job.spec.job.route,
         committed_round=job.committed_round,
         start_round=job.start_round,
@@ -178,8 +201,14 @@ def _machine(job: Job, rows: Rows, *, fresh: bool, first_grace_s: float) -> Roun
             job.measures,
             DataSlots(job.slots, dict(job.leases)),
             paced=job.spec.train.pace == "measured",
+            every=0 if fresh else _told_interval(rows),
         ),
     )
+
+
+def _told_interval(rows: Rows) -> int:
+    """Return the interval that members have been told last; 0: that of the job file."""
+    return next((v.every for _, v in rows if v is not None and v.committed), 0)
 
 
 def _enrol(machine: RoundMachine, job: Job, *, fresh: bool) -> None:
@@ -210,7 +239,7 @@ def _recall(machine: RoundMachine, rows: Rows) -> None:
         plan, verdict = committed[0]
         machine.members.recorded = set(plan.members) & set(verdict.contributors)
         held = {m: lease.slot for m, lease in verdict.leases.items()}
-        machine.commit_log.data_slots.held = held
+        machine.commit_log.data_slots.hold_only(held)
     else:
         there = {
             m

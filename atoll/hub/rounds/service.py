@@ -14,7 +14,7 @@ from atoll.hub.observability.events import Events
 from atoll.hub.rounds.groups import Runtimes
 from atoll.hub.rounds.runtime import RoundRuntime, RoundWire, restore_runtimes
 from atoll.hub.rounds.store import RoundStore
-from atoll.hub.rounds.timeline import validate_stats
+from atoll.hub.rounds.timeline import validate_stats, validate_vote
 from atoll.ids import session_id, slot_of
 from atoll.rounds.effects import (
     Decided,
@@ -27,7 +27,7 @@ from atoll.rounds.effects import (
     StateAdopted,
 )
 from atoll.rounds.machine import RoundMachine
-from atoll.rounds.state import AWAITED, RoundMemberState
+from atoll.rounds.member_states import AWAITED, RoundMemberState
 from atoll.rounds.timing import broken_s
 from atoll.wire.messages import (
     MemberLost,
@@ -115,10 +115,10 @@ class RoundService:
             await self.carry_out(runtime, self.runtimes.gather(runtime))
             now = self._clock.monotonic()
             runtime.machine.saving = runtime.saves.due(now)
-            effects = runtime.machine.join(member, body, now)
-            if odd := runtime.timeline.joined(member, body, odd, now):
-                text = f"{member} reported invalid statistics: {', '.join(odd)}; ignored"
-                await self._noted(runtime, EventRaised("stats-odd", text, member))
+            if runtime.machine.verified and self.runtimes.observer is not None:
+                runtime.machine.unweighted = self.runtimes.observer.watched(job)
+            effects = runtime.join(member, body, now)
+            await self._odd(runtime, member, runtime.timeline.joined(member, body, odd, now))
             if runtime.machine.attends(member) and not effects:
                 return cast(RoundPlan, runtime.machine.plan)
             future = runtime.plan_for(member)
@@ -134,8 +134,8 @@ class RoundService:
         """
         groups = max(1, len(self.runtimes.of(job)))
         # A member that has moved to another stage may still ask for the verdict on an old attempt.
-        asked = self.runtimes.find(job, member, body.epoch % groups)
-        runtime = asked or self.runtime(job, member)
+        runtime = self.runtimes.find(job, member, body.epoch % groups) or self.runtime(job, member)
+        body, odd = validate_vote(body)
         async with runtime.lock:
             known = runtime.verdicts.get(body.epoch) or await self.store.verdict(job, body.epoch)
             if known is not None:
@@ -148,17 +148,20 @@ class RoundService:
             except GroupError:
                 await self.carry_out(runtime, runtime.machine.withdraw(member, now))
                 raise
-            runtime.timeline.voted(member, body.epoch, now)
+            await self._odd(runtime, member, runtime.timeline.voted(member, body, now, odd))
             future = runtime.verdict_on(body.epoch)
             await self.carry_out(runtime, effects)
         return await asyncio.shield(future)
 
-    # ------------------------------------------------------------------------------- events
+    async def _odd(self, runtime: RoundRuntime, member: str, odd: list[str]) -> None:
+        if odd:
+            text = f"{member} reported invalid statistics: {', '.join(odd)}; ignored"
+            await self._noted(runtime, EventRaised("stats-odd", text, member))
 
     def expect(self, job: str, member: str) -> None:
         """Record that a process was launched for a member."""
         for runtime in self.runtimes.all_of(job, member):
-            runtime.machine.launch(member)
+            runtime.launched(member)
 
     def back(self, job: str, member: str) -> None:
         """Record that a member considered lost is connected again."""
@@ -230,6 +233,7 @@ class RoundService:
                 recover=recover,
                 lease=None if machine.recovers else own,
                 encrypted=job.spec.job.encryption == "on",
+                first_epoch=machine.first_epoch if takes_part else 0,
             )
 
     async def gone(self, job: str, member: str, *, lost: bool) -> None:

@@ -15,6 +15,7 @@ from atoll.clock import Clock
 from atoll.errors import AtollError
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.jobs import Jobs, Member, Write
+from atoll.hub.jobs.times import note_time
 from atoll.hub.rounds import timeline as timelines
 from atoll.hub.rounds.node_value import marginal_throughput
 from atoll.hub.rounds.timeline import Completed, Row, find_catch_up, row_view
@@ -235,7 +236,9 @@ class RoundStore:
 
     async def set_paused(self, job: str, reason: str) -> None:
         """Store why a job is paused; empty: it is not."""
-        self._jobs.get(job).paused = reason
+        record = self._jobs.get(job)
+        record.paused = reason
+        note_time(record, self._clock.wall())
         await self._jobs.write_when_room(job, lambda: self._jobs.storing(job))
 
     async def cursors_at(self, job: str, round_: int) -> dict[int, Cursor]:
@@ -316,6 +319,7 @@ def _describe(
     timeline: bytes | None,
 ) -> dict[str, Any]:
     plan, verdict = _plans.decode(plan_bytes), _verdicts.decode(verdict_bytes)
+    rows = timelines.views(timeline)
     return {
         "id": plan.epoch,
         "epoch": plan.epoch,
@@ -326,7 +330,7 @@ def _describe(
         "committed": verdict.committed,
         "reason": verdict.reason,
         "seconds": seconds,
-        "nbytes": nbytes,
+        "nbytes": timelines.round_bytes(plan.route, nbytes, rows),
         "time": decided,
-        "timeline": timelines.views(timeline),
+        "timeline": rows,
     }

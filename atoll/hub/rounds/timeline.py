@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from atoll.hub.db.database import Database
-from atoll.wire.messages import MemberStats, RoundJoin, RoundPlan, Verdict
+from atoll.wire.messages import MemberStats, RoundJoin, RoundPlan, RoundVote, Verdict
 
 PHASES = ("wait", "send", "vote", "apply", "upload")
 """Phases that `MemberStats` may name, in seconds; others are dropped."""
@@ -44,8 +44,17 @@ def validate_stats(join: RoundJoin) -> tuple[RoundJoin, list[str]]:
         phases=phases,
         update_norm=usable_stats(stats.update_norm, "update_norm", odd, least=0.0, most=LARGEST),
         loss=usable_stats(stats.loss, "loss", odd, least=-LARGEST, most=LARGEST),
+        sent_bytes=usable_stats(stats.sent_bytes, "sent_bytes", odd, least=0.0, most=LARGEST),
     )
     return msgspec.structs.replace(join, stats=clean), odd
+
+
+def validate_vote(vote: RoundVote) -> tuple[RoundVote, list[str]]:
+    """Return a vote with valid statistics in its report, if it has one, and what was invalid."""
+    if vote.report is None:
+        return vote, []
+    report, odd = validate_stats(vote.report)
+    return msgspec.structs.replace(vote, report=report), odd
 
 
 def usable_stats(
@@ -82,6 +91,8 @@ class Row(msgspec.Struct, kw_only=True, frozen=True):
     """Reported statistics that were rejected as invalid, e.g. `loss is nan`."""
     upload_s: float | None = None
     """Part of `send_s` until its contribution was sent."""
+    sent_bytes: float | None = None
+    """In this round, on any route."""
 
 
 ROW_FIELDS = Row.__struct_fields__
@@ -99,7 +110,7 @@ class Completed:
 class _Open:
     plan: RoundPlan
     planned_at: float
-    joins: Mapping[str, RoundJoin]
+    joins: dict[str, RoundJoin]
     came: Mapping[str, float]
     voted: dict[str, float] = field(default_factory=dict)
 
@@ -124,7 +135,11 @@ class Timeline:
         known = self._joins.get(member)
         if known is None or known.round != body.round:
             self._came[member] = now
-        self._joins[member], self._odd[member] = body, list(odd)
+        self._joins[member] = body
+        return self._told(member, odd)
+
+    def _told(self, member: str, odd: Sequence[str]) -> list[str]:
+        self._odd[member] = list(odd)
         fresh = [text for text in odd if (member, text.partition(" is ")[0]) not in self._reported]
         self._reported |= {(member, text.partition(" is ")[0]) for text in odd}
         return fresh
@@ -142,12 +157,20 @@ class Timeline:
 
     def recall(self, plan: RoundPlan, joins: Mapping[str, RoundJoin], now: float) -> None:
         """Restore an attempt planned before a restart of the hub, without times."""
-        self._open = _Open(plan, now, joins, {})
+        self._open = _Open(plan, now, dict(joins), {})
 
-    def voted(self, member: str, epoch: int, now: float) -> None:
-        """Record the first vote of a member."""
-        if self._open is not None and self._open.plan.epoch == epoch:
-            self._open.voted.setdefault(member, now)
+    def voted(self, member: str, vote: RoundVote, now: float, odd: Sequence[str] = ()) -> list[str]:
+        """Record a member's first vote, its newer report, and what is invalid in that.
+
+        Returns what was not reported before.
+        """
+        if self._open is None or self._open.plan.epoch != vote.epoch:
+            return []
+        self._open.voted.setdefault(member, now)
+        if vote.report is None or member not in self._open.joins:
+            return []
+        self._open.joins[member] = vote.report
+        return self._told(member, odd)
 
     def decided(self, verdict: Verdict, nodes: Mapping[str, str], now: float) -> list[Row]:
         """Return the rows of an attempt that was just decided; `nodes` by member."""
@@ -202,8 +225,21 @@ class Timeline:
 def _with_phases(row: Row, join: RoundJoin | None) -> Row:
     if join is None or join.stats is None:
         return row
-    phases = {f"{name}_s": seconds for name, seconds in join.stats.phases.items()}
-    return msgspec.structs.replace(row, **phases)
+    told: dict[str, float] = {f"{name}_s": s for name, s in join.stats.phases.items()}
+    if join.stats.sent_bytes is not None:
+        told["sent_bytes"] = join.stats.sent_bytes
+    return msgspec.structs.replace(row, **told)
+
+
+def round_bytes(route: str, relayed: int, rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return what members sent in a round; None: not known yet.
+
+    Members tell it with their next join. Before, only what the hub relayed is known.
+    """
+    told = [row["sent_bytes"] for row in rows if row["sent_bytes"] is not None]
+    if rows and len(told) == len(rows):
+        return int(sum(told))
+    return relayed if route != "direct" else None
 
 
 def row_view(row: Row) -> dict[str, Any]:

@@ -14,7 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.hub.scheduler.resources import Capacity, ResourceRequest, free_share, mismatch
+from atoll.hub.scheduler.resources import (
+    Capacity,
+    ResourceRequest,
+    free_share,
+    mismatch,
+    never,
+    summarized,
+)
 
 LAN_BITS = {4: 24, 6: 64}
 """Leading bits of their addresses by which private IPv4 and IPv6 addresses count as one network."""
@@ -121,9 +128,6 @@ Key = tuple[str, int]
 
 WHOLE = -1
 
-NODES_LISTED = 8
-"""Most nodes whose reasons are listed for people."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
@@ -166,19 +170,22 @@ class Shortfall:
     free: int
     reasons: tuple[str, ...] = ()
     """One reason per node, beginning with its name."""
+    never: str = ""
+    """Why none of the known nodes can run it even when idle; empty: one can."""
 
     @property
     def headline(self) -> str:
         """The short form, which changes only when the number of places changes."""
-        return f"needs {self.wanted} nodes, {self.free} are free"
+        if self.never:
+            return f"no machine here can ever run this: {self.never}"
+        plural, verb = "" if self.wanted == 1 else "s", "is" if self.free == 1 else "are"
+        return f"needs {self.wanted} node{plural}, {self.free} {verb} free"
 
     def __str__(self) -> str:
-        """Return the headline and the reason of every node."""
-        if not self.reasons:
+        """Return the headline and the reasons that matter."""
+        if not self.reasons or self.never:
             return self.headline
-        listed = "; ".join(self.reasons[:NODES_LISTED])
-        more = len(self.reasons) - NODES_LISTED
-        return f"{self.headline}: {listed}" + (f"; and {more} more" if more > 0 else "")
+        return f"{self.headline} ({summarized(self.reasons)})"
 
 
 @dataclass(frozen=True)
@@ -224,9 +231,9 @@ def assign(
                 living[name] += 1
             granted[ask.key] = nodes
         elif ask.essential:
-            short[job] = Shortfall(ask.least, total, _reasons(ask, here, keepers))
+            short[job] = _shortfall(ask, total, here, keepers)
         elif not ask.running:
-            short[job] = Shortfall(ask.least, total, _reasons(ask, here, keepers))
+            short[job] = _shortfall(ask, total, here, keepers)
             usable = _usable(ask, here, least=1 if settling else ask.least)
             keepers |= {name: job for name in usable if name not in keepers}
     return Assignment(granted, short)
@@ -295,6 +302,13 @@ def _usable(ask: Demand, places: Mapping[str, Capacity], *, least: int) -> Seque
     if sum(rooms.values()) < least:
         return ()
     return [name for name, count in rooms.items() if count]
+
+
+def _shortfall(
+    ask: Demand, free: int, places: Mapping[str, Capacity], keepers: Mapping[str, str]
+) -> Shortfall:
+    reasons = _reasons(ask, places, keepers) if places else ("no machine has joined yet",)
+    return Shortfall(ask.least, free, reasons, "" if free else never(ask.want, places.values()))
 
 
 def _reasons(

@@ -163,7 +163,7 @@ class PlacementRequests:
             said = process.failures >= MAX_FAILURES  # by who has given it up, e.g. an eviction
             if self._relaunches.first_time(job.job, process.member) and not said:
                 failed = process.failures + 1
-                text = f"{process.member} is not launched again: {failed} launches failed"
+                text = f"{process.node}'s worker is not started again: {failed} starts failed"
                 await self._events.add(job.job, "member-given-up", text, member=process.member)
             return False
         node = self._membership.nodes.get(process.node)

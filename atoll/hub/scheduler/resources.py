@@ -7,7 +7,7 @@ resources and its owner's limits.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from atoll.config import JobSpec, NeedsTable, member_spec
@@ -18,6 +18,11 @@ MBPS = 1e6
 
 _SLACK = 1e-6
 """Relative tolerance, so that rounding of decimal shares does not prevent a placement."""
+
+LISTED = 3
+"""Most machines, and most reasons, that are named to people."""
+
+ABSENT = "not connected"
 
 _SUFFIX = re.compile(r"-[0-9a-f]{4}")
 """The suffix that the hub appends to the name of a second machine with the same name."""
@@ -123,12 +128,74 @@ def mismatch(want: ResourceRequest, place: Capacity) -> str:
     """Return why a process does not fit on a node, e.g. `lap2: on battery`; empty: it fits."""
     why = (
         _is_not_there(want, place)
-        or _is_not_allowed(want, place)
+        or lasting(want, place)
         or _is_full(want.needs, place)
         or _lacks_gpu(want, place)
         or _is_far(want.needs, place)
     )
     return f"{place.node}: {why}" if why else ""
+
+
+def lasting(want: ResourceRequest, place: Capacity) -> str:
+    """Return why a process will not fit even when the machine is idle; empty: it may fit then."""
+    return (
+        _is_not_meant(want, place)
+        or _is_not_allowed(want, place)
+        or _is_too_small(want.needs, place)
+        or _lacks_gpu(want, place.emptied())
+    )
+
+
+def never(want: ResourceRequest, places: Iterable[Capacity]) -> str:
+    """Return why no known machine can run a process, connected or not; empty: one may.
+
+    What all machines lack is compared with the largest of them.
+    """
+    everything = list(places)
+    offers = [place for place in everything if not _is_not_meant(want, place)]
+    if everything and not offers:
+        return f"it may run on {', '.join(want.on)} only, which the hub does not know"
+    reasons = [f"{place.node}: {why}" for place in offers if (why := lasting(want, place))]
+    if not offers or len(reasons) < len(offers):
+        return ""
+    needs = want.needs
+    memory = max(_memory(place) for place in offers)
+    cores = max(_cores(place) for place in offers)
+    if _more(needs.memory_gb * GB, memory):
+        return f"it needs {needs.memory_gb:g} GB of memory, the largest has {_gb(memory)}"
+    if _more(needs.cores, cores):
+        return f"it needs {needs.cores:g} cores, the largest has {cores:.3g}"
+    return summarized(reasons)
+
+
+def summarized(reasons: Sequence[str]) -> str:
+    """Return the reasons of nodes, `NODE: why` each, in a few words for people.
+
+    Nodes with one reason are named together. The reasons of connected nodes come first; of the
+    nodes of other reasons than the first ones, only the number is told.
+    """
+    nodes: dict[str, list[str]] = {}
+    for reason in reasons:
+        node, _, why = reason.partition(": ")
+        nodes.setdefault(why, []).append(node)
+    order = sorted(nodes, key=lambda why: (why == ABSENT, -len(nodes[why])))
+    parts = [f"{_few(nodes[why])}: {why}" if why else _few(nodes[why]) for why in order[:LISTED]]
+    left = sum(len(nodes[why]) for why in order[LISTED:])
+    return "; ".join(parts) + (f"; and {left} more" if left else "")
+
+
+def _few(names: Sequence[str]) -> str:
+    if len(names) <= LISTED:
+        return ", ".join(names)
+    return f"{', '.join(names[: LISTED - 1])} and {len(names) - LISTED + 1} more"
+
+
+def _memory(place: Capacity) -> float:
+    return _least(place.info.memory_bytes, (place.info.offer or Offer()).memory_bytes)
+
+
+def _cores(place: Capacity) -> float:
+    return _least(place.info.cores, (place.info.offer or Offer()).cores)
 
 
 def free_share(want: ResourceRequest, place: Capacity, *, most: int) -> int:
@@ -141,13 +208,19 @@ def free_share(want: ResourceRequest, place: Capacity, *, most: int) -> int:
 
 def _is_not_there(want: ResourceRequest, place: Capacity) -> str:
     offer = place.info.offer or Offer()
-    if want.on and not any(answers_to(place.node, name) for name in want.on):
-        return f"not among the nodes it may run on ({', '.join(want.on)})"
+    if other := _is_not_meant(want, place):
+        return other
     if not place.connected:
-        return "not connected"
+        return ABSENT
     if place.draining:
         return f"is draining: {place.draining}"
     return offer.paused
+
+
+def _is_not_meant(want: ResourceRequest, place: Capacity) -> str:
+    if want.on and not any(answers_to(place.node, name) for name in want.on):
+        return f"not among the nodes it may run on ({', '.join(want.on)})"
+    return ""
 
 
 def _is_not_allowed(want: ResourceRequest, place: Capacity) -> str:
@@ -176,14 +249,22 @@ def _may_mount(folder: str, offer: Offer) -> bool:
     )
 
 
+def _is_too_small(needs: NeedsTable, place: Capacity) -> str:
+    if _more(needs.cores, cores := _cores(place)):
+        return f"{needs.cores:g} cores wanted, it has {cores:.3g}"
+    if _more(needs.memory_gb * GB, memory := _memory(place)):
+        return f"{needs.memory_gb:g} GB memory wanted, it has {_gb(memory)}"
+    return ""
+
+
 def _is_full(needs: NeedsTable, place: Capacity) -> str:
     info, offer, taken = place.info, place.info.offer or Offer(), place.taken
     if taken.processes >= info.slots:
-        return f"{taken.processes} of {info.slots} places are taken"
-    cores = _least(info.cores, offer.cores) - taken.cores
+        return "busy" if info.slots else "takes no jobs"
+    cores = _cores(place) - taken.cores
     if _more(needs.cores, cores):
         return f"{needs.cores:g} cores wanted, {max(0.0, cores):.3g} free"
-    memory = _least(info.memory_bytes, offer.memory_bytes) - taken.memory_bytes
+    memory = _memory(place) - taken.memory_bytes
     if _more(needs.memory_gb * GB, memory):
         return f"{needs.memory_gb:g} GB memory wanted, {_gb(memory)} free"
     disk = place.stats.get("disk_free_bytes", float(info.disk_free_bytes))

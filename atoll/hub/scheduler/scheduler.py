@@ -114,12 +114,10 @@ class Scheduler:
         """End a job: its members finish their round within `grace_s`, save and leave."""
         record = self._jobs.get(job)
         if record.state == JobState.WAITING:
-            await self._jobs.set_state(
-                job, JobState.STOPPED, reason="it was stopped before it started"
-            )
+            await self._jobs.set_state(job, JobState.STOPPED, reason="cancelled before starting")
         elif record.state == JobState.RUNNING:
             await self._jobs.update(job, rescaling=False)
-            await self._stores.events.add(job, "stopping", "a stop was requested")
+            await self._stores.events.add(job, "stopping", "stopped by operator")
             await self._begin_to_stop(record, grace_s=grace_s)
             self._tell_to_stop(record)
             for member in self._membership.live(job) if record.silent else []:

@@ -1,7 +1,7 @@
 """Authentication: tickets admit a machine or person, tokens identify it; stored as SHA-256.
 
-A *ticket* is exchanged for a *node token* or for the *login* of an operator or viewer. A *job
-token* gives access to one job. Each launch of a member gets its own, which invalidates earlier
+A *ticket* is exchanged for a *node token*, or for the *login* of an operator, viewer or program. A
+*job token* gives access to one job. Each launch of a member gets its own, which invalidates earlier
 ones, so that a suspended process cannot displace its replacement. The *operator token* gives access
 to everything.
 """
@@ -12,24 +12,26 @@ import hashlib
 import hmac
 import math
 import sqlite3
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 
 from atoll.clock import Clock
 from atoll.errors import AuthError, Revoked
 from atoll.hub.db.database import Database
-from atoll.hub.security import browser_logins, hub_secrets, tickets
+from atoll.hub.security import browser_logins, hub_secrets, scopes, tickets
 from atoll.hub.security.browser_logins import BrowserLogins
 from atoll.hub.security.connection_limits import RateLimit
 from atoll.hub.security.hub_secrets import HubSecrets
+from atoll.hub.security.roles import LOGINS as LOGINS
+from atoll.hub.security.roles import PEOPLE as PEOPLE
+from atoll.hub.security.roles import PROGRAM as PROGRAM
+from atoll.hub.security.roles import Identity as Identity
+from atoll.hub.security.roles import Role as Role
 from atoll.hub.security.tickets import NewTicket, TicketRole
 from atoll.ids import check_name, new_suffix, new_token
-
-Role = Literal["operator", "viewer", "node", "job"]
 
 SCHEMA = (
     """
@@ -43,6 +45,7 @@ CREATE TABLE IF NOT EXISTS auth_shut_out (hash TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS auth_shut_out_names (name TEXT PRIMARY KEY);
 """
     + tickets.SCHEMA
+    + scopes.SCHEMA
     + browser_logins.SCHEMA
 )
 
@@ -50,21 +53,6 @@ MAX_FAILURES = 10
 """Failed attempts of one address within `FAILURE_WINDOW_S` after which it must wait."""
 
 FAILURE_WINDOW_S = 60.0
-
-PEOPLE: tuple[Role, ...] = ("operator", "viewer")
-"""Roles of logins; nodes join instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The owner of a token."""
-
-    role: Role
-    name: str
-    """Node id, job id, `operator`, or the name of a login."""
-    member: str = ""
-    """The member that a job token was issued to; empty: any process of the job."""
-    attempt: int = 0
 
 
 class Auth:
@@ -77,8 +65,9 @@ class Auth:
         self._failures = RateLimit(clock, most=MAX_FAILURES, window_s=FAILURE_WINDOW_S)
         rows = database.read_now(
             lambda connection: connection.execute(
-                "SELECT hash, role, name, coalesce(member, ''), coalesce(attempt, 0)"
+                "SELECT hash, role, name, coalesce(member, ''), coalesce(attempt, 0), queues"
                 " FROM auth_tokens LEFT JOIN auth_launches USING (hash)"
+                " LEFT JOIN auth_program_queues USING (name)"
             ).fetchall()
         )
         self._folder = Path()
@@ -94,8 +83,9 @@ class Auth:
             )
         )
         """Hashes of tokens revoked by an operator; clients using one get a specific error."""
-        for hash_, role, *fields in rows:
-            self._know(hash_, Identity(cast("Role", role), *fields))
+        for hash_, role, name, member, attempt, queues in rows:
+            permitted = scopes.read_scopes(queues) if role == PROGRAM else ()
+            self._know(hash_, Identity(cast("Role", role), name, member, attempt, permitted))
 
     def _know(self, digest: str, identity: Identity) -> None:
         self._tokens[digest] = identity
@@ -163,6 +153,7 @@ class Auth:
         note: str = "",
         made_by: str = "",
         quotas: Mapping[str, int] | None = None,
+        queues: Sequence[str] = (),
     ) -> str:
         """Return the secret of a new ticket, see `NewTicket`.
 
@@ -172,7 +163,7 @@ class Auth:
         expires = None if valid_s is None else now + valid_s
         ticket = NewTicket(
             role=role, uses=uses, expires=expires, note=note, made=now, made_by=made_by,
-            quotas=quotas or {},
+            quotas=quotas or {}, queues=queues,
         )  # fmt: skip
         await self._database.write(
             lambda connection: tickets.insert_ticket(connection, _digest(secret), ticket)
@@ -192,7 +183,7 @@ class Auth:
         now = self._clock.wall()
         people = await self._database.write(lambda c: tickets.revoke_ticket(c, id, now))
         for name in people:
-            for role in PEOPLE:
+            for role in LOGINS:
                 await self._revoke(Identity(role, name), tell=True)
         return people
 
@@ -219,7 +210,7 @@ class Auth:
             while (
                 free == "operator"
                 or connection.execute(
-                    "SELECT 1 FROM auth_tokens WHERE role IN ('node', 'viewer', 'operator')"
+                    "SELECT 1 FROM auth_tokens WHERE role != 'job'"
                     " AND name = ? UNION SELECT 1 FROM auth_shut_out_names WHERE name = ?",
                     (free, free),
                 ).fetchone()
@@ -227,7 +218,8 @@ class Auth:
                 free = f"{name[:58]}-{new_suffix()}"
             _insert_token(connection, _digest(token), role, free, now)
             tickets.note_use(connection, digest, role=role, name=free, now=now, source=source)
-            return Identity(cast("Role", role), free)
+            permitted = scopes.pass_on(connection, digest, name=free) if role == PROGRAM else ()
+            return Identity(cast("Role", role), free, queues=permitted)
 
         try:  # a guess costs no transaction
             await self._database.read(lambda c: tickets.check_known(c, digest))
@@ -280,7 +272,7 @@ class Auth:
 
     async def log_out(self, identity: Identity) -> bool:
         """End a login; return whether it ended. The operator token of the hub cannot be ended."""
-        if identity.role not in PEOPLE or identity.name == "operator":
+        if identity.role not in LOGINS or identity.name == "operator":
             return False
         return await self._revoke(identity)
 
@@ -386,6 +378,8 @@ class Auth:
             return session == identity.name
         if identity.role == "viewer":
             return False
+        if identity.role == PROGRAM:
+            return session.startswith(f"program/{identity.name}.")
         job, _, member = session.partition("/")
         return job == identity.name and bool(member) and identity.member in ("", member)
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hmac
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from atoll.errors import AuthError, ConfigError
 from atoll.hub.quotas import overrides
+from atoll.hub.security import scopes
 
-TicketRole = Literal["node", "viewer", "operator"]
+TicketRole = Literal["node", "viewer", "operator", "program"]
 
 SCHEMA = (
     overrides.SCHEMA
@@ -70,6 +71,8 @@ class NewTicket:
     made_by: str
     quotas: Mapping[str, int] = field(default_factory=dict)
     """Limits of those who come with it, by name of the quota; others have the hub's."""
+    queues: Sequence[str] = ()
+    """Names below which a program may use queues; empty: all that are shared."""
 
 
 def insert_ticket(connection: sqlite3.Connection, digest: str, ticket: NewTicket) -> None:
@@ -83,6 +86,7 @@ def insert_ticket(connection: sqlite3.Connection, digest: str, ticket: NewTicket
         (digest, ticket.role, ticket.note, ticket.made, ticket.made_by),
     )
     overrides.set_for_ticket(connection, digest, ticket.quotas)
+    scopes.set_for_ticket(connection, digest, ticket.queues)
     _forget_old(connection, ticket.made)
 
 
@@ -147,6 +151,7 @@ def list_tickets(connection: sqlite3.Connection, now: float) -> list[dict[str, A
             "uses_left": uses_left, "expires": expires, "made": made, "made_by": made_by,
             "used_by": [name for (name,) in used],
             "quotas": overrides.of_ticket(connection, digest),
+            "queues": list(scopes.of_ticket(connection, digest)),
         })  # fmt: skip
     return tickets
 
@@ -201,6 +206,7 @@ def _forget_old(connection: sqlite3.Connection, now: float) -> None:
     for table in ("auth_ticket_facts", "auth_ticket_uses"):
         connection.execute(f"DELETE FROM {table} WHERE hash NOT IN (SELECT hash FROM auth_tickets)")
     overrides.forget_tickets(connection)
+    scopes.forget_tickets(connection)
 
 
 def _unknown() -> AuthError:
@@ -213,6 +219,11 @@ def _for_something_else(role: str) -> AuthError:
             "this ticket is for a node, not for a login",
             remedy="`atoll ticket new --role operator` (or viewer) on the hub's machine prints one "
             "for `atoll login`",
+        )
+    if role == "program":
+        return AuthError(
+            "this ticket is for a program, not for a machine or a person",
+            remedy="use it with `atoll.connect`; `atoll ticket new` prints one for `atoll join`",
         )
     return AuthError(
         f"this ticket is for a person ({role}), not for a machine",

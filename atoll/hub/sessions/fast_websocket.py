@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets import frames
 from websockets.protocol import OPEN
@@ -121,6 +122,10 @@ class FastWebSocketProtocol(WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         """Write a binary message directly."""
         payload = message.get("bytes") if message["type"] == "websocket.send" else None
+        if payload is not None and self.close_sent and self.initial_response is None:
+            # The other side has closed. uvicorn takes that for a fault of the application, with a
+            # traceback in the log for each connection.
+            raise ClientDisconnected
         if (
             payload is None
             or not self.handshake_complete

@@ -9,8 +9,9 @@ from typing import Any
 from atoll import __version__
 from atoll.errors import AuthError, VersionMismatch, WireError
 from atoll.hub.security.auth import Auth, Identity
+from atoll.wire.frames import Kind, decode
 from atoll.wire.limits import PROTOCOL
-from atoll.wire.messages import Hello, Message
+from atoll.wire.messages import Envelope, Hello, Message, unpack
 
 MAX_ADDRESS = 255
 
@@ -116,3 +117,14 @@ def of_another_site(scope: MutableMapping[str, Any]) -> bool:
     headers = dict(scope["headers"])
     origin = headers.get(b"origin")
     return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
+
+
+def first_message(message: MutableMapping[str, Any]) -> Envelope:
+    """Return what the first message of a connection says; raises WireError."""
+    data = message.get("bytes")
+    if data is None:
+        raise WireError("unexpected text message", expected="binary messages only")
+    frame = decode(data)
+    if frame.kind is not Kind.CONTROL:
+        raise WireError("the first message must be Hello", given="a relay frame")
+    return unpack(frame)

@@ -16,19 +16,35 @@ from typing import Any
 
 from atoll import __version__
 from atoll.clock import Clock
-from atoll.errors import AtollError, AuthError, FrameTooLarge, HubError, VersionMismatch, WireError
-from atoll.hub.security.auth import Auth, Identity
+from atoll.errors import AtollError, AuthError, FrameTooLarge, WireError
+from atoll.hub.security.auth import PROGRAM, Auth, Identity
 from atoll.hub.security.forwarded import source_of
+from atoll.hub.sessions.closing import (
+    POLICY,
+    REPLACED,
+    RESTART,
+    SILENT,
+    TOO_LARGE,
+    close,
+    refuse,
+)
 from atoll.hub.sessions.handshake import (
     MAX_ADDRESS,
     ClockOffset,
     ReplacedProcesses,
     check_hello,
+    first_message,
     of_another_site,
 )
 from atoll.hub.sessions.listener import Listener as Listener
-from atoll.hub.sessions.relay import PolicyBroken, Relay
-from atoll.hub.sessions.request_meter import FRAMES_PER_S, LARGE_BYTES, RequestMeter, cost_of
+from atoll.hub.sessions.relay import Relay
+from atoll.hub.sessions.request_meter import (
+    FRAMES_PER_S,
+    HTTP_COST,
+    LARGE_BYTES,
+    RequestMeter,
+    cost_of,
+)
 from atoll.hub.sessions.send_queue import Send, SendQueue
 from atoll.hub.tasks import Tasks
 from atoll.wire.frames import Kind, decode
@@ -36,7 +52,6 @@ from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, MAX_FRAME_BYTES, WINDOW
 from atoll.wire.messages import (
     Credit,
     Envelope,
-    Failure,
     Hello,
     Message,
     NodeInfo,
@@ -51,8 +66,8 @@ logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
-MALFORMED, TOO_LARGE, POLICY, RESTART, REPLACED, SILENT = 1002, 1009, 1008, 1012, 4000, 4001
-"""WebSocket close codes."""
+TURN_S = 0.002
+"""After so long the others have their turn, however much of one session has come already."""
 
 STALLED_S = 2.0
 """A longer pause between two sweeps means that the hub itself stalled, not its peers."""
@@ -141,6 +156,10 @@ class Sessions:
         """Raises AuthError or LimitReached if a connection may not use an identity."""
         self.limits_of: Callable[[str], dict[str, int]] = lambda address: {}
         """What the process at an address has to keep to, for its Welcome."""
+        self.pause_of: Callable[[Identity, float], float] = lambda identity, cost: 0.0
+        """Counts frames of a token; returns the seconds to wait before its next one is read."""
+        self.stranger_pause_of: Callable[[str], float] = lambda source: 0.0
+        """The same for an address without a valid token."""
         self.frames_per_s = FRAMES_PER_S
 
     def __len__(self) -> int:
@@ -174,14 +193,15 @@ class Sessions:
             hello, session, resumed = await self._handshake(scope, receive)
         except AtollError as error:
             self._report_rejected(getattr(error, "peer", ""), error, scope)
-            await _refuse(send, getattr(error, "hello_id", 0), error)
+            await asyncio.sleep(self.stranger_pause_of(source_of(scope)))
+            await refuse(send, getattr(error, "hello_id", 0), error)
             return
         if hello is None or session is None:
             return
         broken = await self._run_connection(session, hello, receive, send, resumed=resumed)
         if broken is not None:
             self._report_rejected(session.address, broken, scope, job=session.job)
-            await _refuse(send, 0, broken)
+            await refuse(send, 0, broken)
 
     async def _handshake(
         self, scope: Scope, receive: Receive
@@ -196,11 +216,13 @@ class Sessions:
             ) from None
         if message["type"] != "websocket.receive":
             return None, None, False
-        envelope = _envelope(message)
+        envelope = first_message(message)
         source = source_of(scope)
         try:
             hello, identity = check_hello(envelope.body, auth=self._auth, source=source)
             self.admit(identity, scope)
+            if pause_s := self.pause_of(identity, HTTP_COST):  # of who connects ever again
+                await asyncio.sleep(pause_s)
             self._replaced.check(hello)
         except AtollError as error:
             vars(error)["hello_id"] = envelope.id
@@ -282,13 +304,17 @@ class Sessions:
                 session.hang_up = lambda code, reason: None
             await _stop(writer)
         if broken is None and closing:
-            await _close(send, *closing[0])
+            await close(send, *closing[0])
         return broken
 
     async def _read(self, session: Session, receive: Receive) -> None:
         clock, relay, listener = self._clock, self.relay, self.listener
+        turn = clock.monotonic()
         while True:
             message = await receive()
+            if clock.monotonic() - turn > TURN_S:  # what has come already is received at once
+                await asyncio.sleep(0.0)
+                turn = clock.monotonic()
             if message["type"] != "websocket.receive":
                 if message.get("code") == TOO_LARGE:  # the server has closed already
                     raise FrameTooLarge(
@@ -301,6 +327,8 @@ class Sessions:
                 raise WireError("unexpected text message", expected="binary messages only")
             frame = decode(data)
             if frame.kind is Kind.RELAY:
+                if session.identity.role == PROGRAM:
+                    raise WireError("a program uses queues only", given="a payload for a member")
                 relay.forward(session, frame)
                 if len(data) >= LARGE_BYTES:
                     continue  # credits limit these
@@ -310,7 +338,8 @@ class Sessions:
                 cost = cost_of(envelope.body, len(data))
                 if listener is not None:
                     listener.received(session, envelope)
-            if pause_s := session.meter.took(session.last_heard, cost):
+            pause_s = session.meter.took(session.last_heard, cost)
+            if pause_s := max(pause_s, self.pause_of(session.identity, cost)):
                 await asyncio.sleep(pause_s)  # of this session's own connection only
 
     def _report_rejected(
@@ -354,16 +383,6 @@ class Sessions:
             self.listener.lost(session)
 
 
-def _envelope(message: MutableMapping[str, Any]) -> Envelope:
-    data = message.get("bytes")
-    if data is None:
-        raise WireError("unexpected text message", expected="binary messages only")
-    frame = decode(data)
-    if frame.kind is not Kind.CONTROL:
-        raise WireError("the first message must be Hello", given="a relay frame")
-    return unpack(frame)
-
-
 async def _write(queue: SendQueue, send: Send) -> None:
     """Drain a queue; a broken connection ends it silently, since the reader reports it."""
     with contextlib.suppress(OSError):
@@ -374,24 +393,3 @@ async def _stop(writer: asyncio.Task[None] | None) -> None:
     if writer is not None and not writer.done():
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
-
-
-async def _refuse(send: Send, id: int, error: AtollError) -> None:
-    if isinstance(error, FrameTooLarge):
-        code = TOO_LARGE
-    elif isinstance(error, PolicyBroken | HubError | VersionMismatch):
-        code = POLICY
-    else:
-        code = MALFORMED
-    failure = pack(Failure(error.to_dict()), id=id, reply=id > 0)
-    with contextlib.suppress(OSError, RuntimeError, TimeoutError):  # it may be closed already
-        async with asyncio.timeout(1.0):
-            await send({"type": "websocket.send", "bytes": failure})
-    await _close(send, code, type(error).__name__)
-
-
-async def _close(send: Send, code: int, reason: str) -> None:
-    """Close a connection; give up after one second if the peer reads nothing."""
-    with contextlib.suppress(OSError, RuntimeError, TimeoutError):
-        async with asyncio.timeout(1.0):
-            await send({"type": "websocket.close", "code": code, "reason": reason})

@@ -69,9 +69,9 @@ def storage_full_as_error(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise StorageFull(
-                "no room is left for a file",
+                "no room is left on the hub's disk for a file",
                 given=str(path),
-                remedy="free some space on the hub's disk and send it again; the old file is safe",
+                remedy="free some space there; what was stored before is untouched",
             ) from error
         raise AtollError("a file cannot be written", given=f"{path} ({error})") from error
 

@@ -25,7 +25,7 @@ from atoll.hub.rounds.checkpoints import Checkpoints
 from atoll.hub.rounds.groups import Meeting, Runtimes
 from atoll.hub.swarm.held_out import HeldOutStore
 from atoll.hub.swarm.view import MoveView, SwarmView, view_of_swarm
-from atoll.ids import slot_of
+from atoll.ids import machine_names, slot_of
 from atoll.swarm.ledger import Ledger
 from atoll.swarm.places import SwarmSettings
 from atoll.wire.messages import Verdict
@@ -321,11 +321,13 @@ class SwarmService:
         runtime.wake()
         moves, runtime.ledger.moved = runtime.ledger.moved, []
         for move in moves:
-            node, wall = self._nodes(runtime.job).get(move.member, ""), self._clock.wall()
+            nodes, wall = self._nodes(runtime.job), self._clock.wall()
+            name = machine_names(nodes).get(move.member, move.member)
             runtime.moves.append(
                 MoveView(
-                    time=wall, member=move.member, node=node, source=move.source,
-                    target=move.target, reason=move.reason,
+                    time=wall, member=move.member, name=name,
+                    node=nodes.get(move.member, ""), source=move.source, target=move.target,
+                    reason=move.reason,
                 )
             )  # fmt: skip
             text = f"{move.member} moves from stage {move.source} to stage {move.target}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from atoll.ids import machine_names
 from atoll.swarm.ledger import Ledger
 from atoll.swarm.places import Member, why_paused
 from atoll.swarm.routing import BOTH
@@ -27,6 +28,8 @@ class PeerView:
     """A member that serves a stage."""
 
     member: str
+    name: str
+    """For people: its machine, with the member where that has several."""
     node: str
     state: PeerState
     rows_per_s: float | None = None
@@ -77,6 +80,7 @@ class MoveView:
     time: float
     """Unix time."""
     member: str
+    name: str
     node: str
     source: int
     target: int
@@ -99,9 +103,9 @@ class SwarmView:
     """Stages without members."""
     stages: Sequence[StageView]
     coming: Sequence[str]
-    """Members that have no stage."""
+    """Names of members that have no stage."""
     whole: Sequence[str]
-    """Members that hold the whole model, with their machines."""
+    """Names of members that hold the whole model."""
     moves: Sequence[MoveView]
     """The newest last."""
     measured: int = 0
@@ -139,41 +143,40 @@ def view_of_swarm(
         starts: The first members build their stages, which is no pause.
     """
     rates = [_rows_per_s(ledger.serving(stage)) for stage in range(ledger.settings.stages)]
-    slowest = slowest_of(rates)
+    slowest, names = slowest_of(rates), machine_names(nodes)
     return SwarmView(
         step=ledger.step,
         microbatches=ledger.settings.microbatches,
         microbatches_per_s=ledger.recent.per_s(now),
-        paused="" if starts else _why_paused(ledger, nodes),
+        paused="" if starts else _why_paused(ledger, names),
         waits_s=waits_s,
         empty=ledger.empty(),
         stages=[
-            _stage(ledger, stage, now, nodes=nodes, rate=rate, slowest=stage == slowest)
+            _stage(
+                ledger, stage, now, nodes=nodes, names=names, rate=rate, slowest=stage == slowest
+            )
             for stage, rate in enumerate(rates)
         ],
-        coming=sorted(name for name, member in ledger.members.items() if member.stage < 0),
-        whole=[on_node(member, nodes.get(member, "")) for member in whole],
+        coming=sorted(
+            names.get(name, name) for name, member in ledger.members.items() if member.stage < 0
+        ),
+        whole=[names.get(member, member) for member in whole],
         moves=list(moves),
         measured=len(ledger.evaluations.counted),
         to_measure=len(ledger.evaluations.indices(ledger.step)),
     )
 
 
-def _why_paused(ledger: Ledger, nodes: Mapping[str, str]) -> str:
+def _why_paused(ledger: Ledger, names: Mapping[str, str]) -> str:
     """Return which stages wait for a machine, and which for a member that recovers their state."""
     coming = {stage: [m for m in ledger.members.values() if m.stage == stage]
               for stage in ledger.empty()}  # fmt: skip
     nobody = [stage for stage, members in coming.items() if not members]
     texts = [why_paused(nobody, ledger.settings.needs_bytes)]
     for stage, members in coming.items():
-        who = ", ".join(on_node(m.holder.member, nodes.get(m.holder.member, "")) for m in members)
+        who = ", ".join(names.get(m.holder.member, m.holder.member) for m in members)
         texts.append(f"stage {stage} waits for its state, which {who} recovers" if who else "")
     return "; ".join(filter(None, texts))
-
-
-def on_node(member: str, node: str) -> str:
-    """Return a member with its machine, for people."""
-    return f"{member} on {node}" if node else member
 
 
 def slowest_of(rates: Sequence[float | None]) -> int:
@@ -186,8 +189,8 @@ def slowest_of(rates: Sequence[float | None]) -> int:
 
 
 def _stage(
-    ledger: Ledger, stage: int, now: float, *, nodes: Mapping[str, str], rate: float | None,
-    slowest: bool,
+    ledger: Ledger, stage: int, now: float, *, nodes: Mapping[str, str],
+    names: Mapping[str, str], rate: float | None, slowest: bool,
 ) -> StageView:  # fmt: skip
     count, settings = ledger.counts[stage], ledger.settings
     shares = ledger.recent.shares(stage)
@@ -202,14 +205,17 @@ def _stage(
         rows_per_s=rate,
         slowest=slowest,
         needs_bytes=settings.needs_bytes[stage] if settings.needs_bytes else 0,
-        peers=[_peer(ledger, member, now, nodes=nodes, shares=shares) for member in members],
+        peers=[
+            _peer(ledger, member, now, nodes=nodes, names=names, shares=shares)
+            for member in members
+        ],
         failed_in_a_row=len(ledger.recent.in_a_row(stage, {m.holder.member for m in members})),
     )
 
 
 def _peer(
     ledger: Ledger, member: Member, now: float, *, nodes: Mapping[str, str],
-    shares: Mapping[str, float],
+    names: Mapping[str, str], shares: Mapping[str, float],
 ) -> PeerView:  # fmt: skip
     name = member.holder.member
     failures = ledger.recent.failures(name, now)
@@ -219,6 +225,7 @@ def _peer(
         state = PeerState.BANNED
     return PeerView(
         member=name,
+        name=names.get(name, name),
         node=nodes.get(name, ""),
         state=state,
         rows_per_s=1 / (BOTH * member.row_s) if member.row_s else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -163,14 +163,16 @@ class AccessCalls:
         valid_s: float | None = None,
         name: str = "",
         quotas: Mapping[str, int] | None = None,
+        queues: Sequence[str] = (),
     ) -> str:
-        """Return a new ticket for a `node`, `viewer` or `operator`; None: unlimited.
+        """Return a new ticket for a `node`, `viewer`, `operator` or `program`; None: unlimited.
 
-        `quotas` are limits of those who come with it, by name; others have the hub's.
+        `quotas` are limits of those who come with it, by name; others have the hub's. `queues` are
+        names below which a program may use queues and topics; empty: all that are shared.
         """
         body = {
             "role": role, "uses": uses, "valid_s": valid_s, "name": name,
-            "quotas": dict(quotas or {}),
+            "quotas": dict(quotas or {}), "queues": list(queues),
         }  # fmt: skip
         return str(self._rest.json("POST", "/api/tickets", json=body)["ticket"])
 

@@ -169,9 +169,10 @@ class HubClient(
         """
         self._rest.call("POST", _path(job, "nodes"), json={"min": least, "max": most})
 
-    def jobs(self) -> list[dict[str, Any]]:
-        """Return every job, newest first."""
-        return list(self._rest.json("GET", "/api/jobs"))
+    def jobs(self, *, brief: bool = False) -> list[dict[str, Any]]:
+        """Return every job, newest first; `brief`: without job files and members."""
+        params = {"brief": "1"} if brief else {}
+        return list(self._rest.json("GET", "/api/jobs", params=params))
 
     def job(self, job: str) -> dict[str, Any]:
         """Return one job with members and progress."""

@@ -202,7 +202,7 @@ class Agent:
         """End every process, send the last reports that fit into that time, stop all tasks."""
         self._draining.setdefault("leave", reason)
         if self._link.connected:
-            self._reports.tell(Drain(draining=True, reason=reason))
+            self._reports.tell(Drain(draining=True, reason=reason, leaving=True))
         await self._end_all(LEAVE_GRACE_S if grace_s is None else grace_s)
         await self._reports.close()
         await self._machine.watch.close()

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 WAITING_LINES = 20_000
 """Lines of one process that wait while the hub is unreachable; its output file has all of them."""
+GATHER_S = 0.05
+"""A process that prints line by line would be a message for each: 20 a second are enough."""
 
 Key = tuple[str, str]
 
@@ -76,6 +78,7 @@ class LogShipper:
                 capacity=WAITING_LINES,
                 thin=drop_oldest,
                 first=self._next.get(key, 1),
+                gather_s=GATHER_S,
             )
             self._outboxes[key].start()
         return self._outboxes[key].add

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from atoll.config import JobSpec
+from atoll.config.environment import LARGE_PAGES
 from atoll.config.redaction import Redaction, variables_of
 from atoll.errors import AtollError, ConfigError, NotAllowed
 from atoll.ids import is_reducer
@@ -150,13 +151,13 @@ class Order:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Additional variables: the job's `[launch] env`, threads, then ATOLL_*."""
+        """Additional variables: large pages, threads, the job's `[launch] env`, then ATOLL_*."""
         threads = {name: str(self.caps.threads) for name in THREADS if self.caps.threads}
         own = dict(line.partition("=")[::2] for line in self.spec.launch.env)
         if is_reducer(self.command.member):  # our own program, on machines that allow nothing else
             own = {}
         hidden = variables_of(self.spec.launch.secrets, self.secrets) if self.secrets else {}
-        return {**threads, **own, **hidden, **self.variables}
+        return {**LARGE_PAGES, **threads, **own, **hidden, **self.variables}
 
 
 THREADS = (

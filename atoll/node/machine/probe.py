@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import importlib.metadata
 import json
 import logging
@@ -18,13 +17,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 import atoll
 from atoll import system
 from atoll.node.imports import load
+from atoll.node.machine import nvml
 from atoll.node.machine.accelerators import computes_on, why_idle
 from atoll.wire.messages import NodeInfo
 
@@ -32,53 +31,43 @@ log = logging.getLogger(__name__)
 
 
 class Gpus:
-    """Accelerators according to NVIDIA's management library (NVML); empty without it."""
+    """NVIDIA's accelerators according to its driver; none without it."""
 
-    def __init__(self) -> None:
-        self._library: Any = None
-        self._handles: list[Any] = []
+    def __init__(self, library: nvml.Library | None = None) -> None:
+        """Ask a library; None: that of the driver, if there is one."""
+        self._library: nvml.Library | None = None
+        self._numbers = range(0)
         try:
-            library: Any = importlib.import_module("pynvml")
-            library.nvmlInit()
-            self._handles = [
-                library.nvmlDeviceGetHandleByIndex(index)
-                for index in range(library.nvmlDeviceGetCount())
-            ]
-            self._library = library
-        except ImportError:
-            return
-        except Exception as error:  # the library's error class may not be importable
+            self._library = nvml.load() if library is None else library
+            if self._library is not None:
+                self._numbers = range(self._library.count())
+        except OSError as error:
             log.debug("accelerators cannot be queried: %s", error)
 
     def __len__(self) -> int:
-        return len(self._handles)
+        return len(self._numbers)
 
     @property
     def name(self) -> str:
         """Name of the first one, or ""."""
-        if not self._handles:
-            return ""
-        name = self._library.nvmlDeviceGetName(self._handles[0])
-        return name.decode() if isinstance(name, bytes) else str(name)
+        return self._library.name(0) if self._library is not None and self._numbers else ""
 
     @property
     def memory_bytes(self) -> int:
         """Memory of the first one."""
-        if not self._handles:
-            return 0
-        return int(self._library.nvmlDeviceGetMemoryInfo(self._handles[0]).total)
+        return self._library.memory(0)[1] if self._library is not None and self._numbers else 0
 
     def figures(self) -> dict[str, float]:
         """Return `gpu_percent` (the mean of all) and `gpu_memory_used_bytes` (their sum)."""
-        if not self._handles:
+        library = self._library if self._numbers else None
+        if library is None:
             return {}
         try:
-            library = self._library
-            busy = [library.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu in self._handles]
-            used = [library.nvmlDeviceGetMemoryInfo(gpu).used for gpu in self._handles]
-        except Exception as error:  # e.g. the driver was updated under it
+            busy = [library.busy_percent(number) for number in self._numbers]
+            used = [library.memory(number)[0] for number in self._numbers]
+        except OSError as error:  # e.g. the driver was updated under it
             log.warning("accelerators can no longer be queried: %s", error)
-            self._handles = []
+            self._numbers = range(0)
             return {}
         return {
             "gpu_percent": float(sum(busy)) / len(busy),
@@ -227,8 +216,20 @@ def measure_compute(*, device: str = "auto", timeout_s: float = MATMUL_TIMEOUT_S
         return Compute(error=str(error))
 
 
+LEAST_PRODUCT_S = 2e-3
+"""A product is timed that takes as long as this: a smaller one tells how long its start takes."""
+
+LARGEST = 8192
+"""Rows of the largest product: three such matrices need 0.8 GB of an accelerator's memory."""
+
+
 def trial(wanted: str = "auto", *, seconds: float = 0.4, size: int = 512) -> Compute:
-    """Measure fp32 matmuls of `size` x `size` in this process, where jobs compute; imports torch.
+    """Measure fp32 matmuls in this process, where jobs compute; imports torch.
+
+    Args:
+        wanted: The owner's wish for the device of jobs.
+        seconds: How long to measure.
+        size: Rows and columns. On an accelerator they are doubled until a product takes a while.
 
     Raises:
         ConfigError: the wanted device is missing.
@@ -242,14 +243,23 @@ def trial(wanted: str = "auto", *, seconds: float = 0.4, size: int = 512) -> Com
     device = choose(wanted)
     left = torch.randn(size, size, device=device)
     out = left @ left
-    started = now = time.perf_counter()
-    products = 0
-    while now - started < seconds:
+    synchronize(device)
+
+    def product() -> float:
+        began = time.perf_counter()
         torch.mm(left, left, out=out)
-        products += 1
         synchronize(device)
-        now = time.perf_counter()
-    found = Compute(gflops=products * 2 * size**3 / (now - started) / 1e9)
+        return time.perf_counter() - began
+
+    while device.type != CPU and size < LARGEST and min(product(), product()) < LEAST_PRODUCT_S:
+        size *= 2
+        left = torch.randn(size, size, device=device)
+        out = torch.empty_like(left)
+    spent = products = 0.0
+    while spent < seconds:
+        spent += product()
+        products += 1
+    found = Compute(gflops=products * 2 * size**3 / spent / 1e9)
     if device.type == CPU:
         return found
     return dataclasses.replace(

@@ -284,9 +284,10 @@ class ActorChannel:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a saved state; the critic recognizes repeated trajectories by their number."""
         self.sequence, self.dropped = int(state["sequence"]), int(state["dropped"])
+        unsent = [(int(sequence), message) for sequence, message in state["unsent"]]
         with self._condition:
-            self._floor = max(self._floor, self.sequence)
-            self._line.extend((int(sequence), message) for sequence, message in state["unsent"])
+            self._floor = max(self._floor, self.sequence - len(unsent))
+            self._line.extend(unsent)
             self._condition.notify_all()
 
     def close(self, *, timeout_s: float = 5.0) -> None:

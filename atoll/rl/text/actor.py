@@ -14,14 +14,16 @@ from atoll.checkpoint.format.weights import describe
 from atoll.config import JobSpec
 from atoll.config.rl_roles import MemberRole
 from atoll.errors import AtollError, DataError
+from atoll.models.causal_lm import CausalLM
 from atoll.rl.actor.actor import ActorMetrics
 from atoll.rl.channel.actor import ActorChannel
 from atoll.rl.environments.spaces import DISCRETE, Actions, TaskSpec
 from atoll.rl.state_saver import StateSaver
 from atoll.rl.text.critic import TextCritic
 from atoll.rl.text.episodes import Episodes, encode_episodes
-from atoll.rl.text.language_policy import LanguagePolicy
-from atoll.rl.text.start import StartModel
+from atoll.rl.text.language_policy import LanguagePolicy, trained_tensors
+from atoll.rl.text.rollouts import Collector
+from atoll.rl.text.start import LIBRARY, StartModel
 from atoll.run import Run
 
 log = logging.getLogger(__name__)
@@ -60,13 +62,18 @@ class TextActor:
         self._side: ActorChannel | None = None
         if rl.has_critic:
             names = [policy.name for policy in rl.policies]
-            self._critic = TextCritic(names, beginning.model, rl, seed=run.seed)
+            self._critic = TextCritic(names, beginning.gpt, rl, seed=run.seed)
             self._side = ActorChannel(
                 run, rl=rl, policy=name, member=run.member, job=run.job, encode=encode_episodes,
                 stopping=lambda: run.stopping,
             )  # fmt: skip
         elif rl.algorithm != "grpo":
-            self._critic = TextCritic([name], beginning.model, rl, seed=run.seed)
+            self._critic = TextCritic([name], beginning.gpt, rl, seed=run.seed)
+        self._collector: Collector | None = None
+        """Takes the completions that other members write."""
+        workers = next(one.samplers for one in rl.policies if one.name == name)
+        if workers:
+            self._collector = Collector(run, self._policy, task=self._task(), workers=workers)
         self._metrics = ActorMetrics(last=rl.environments * rl.group)
         self._keeper = StateSaver(run, member=run.member)
         self._before: float | None = None
@@ -81,6 +88,8 @@ class TextActor:
         if self._side is not None:
             self._side.announce(self._task())
             self._wait_for_values(self._side)
+        if self._collector is not None:
+            self._collector.publish()
         bad = 0
         while not policy.done and not run.stopping:
             try:
@@ -111,7 +120,10 @@ class TextActor:
     def _one_round(self) -> None:
         """Write a batch, learn from it, send it to the critic, and report."""
         policy, critic, side = self._policy, self._critic, self._side
-        episodes = policy.write()
+        collector = self._collector
+        episodes = policy.write() if collector is None else collector.next()
+        if episodes is None:
+            return
         if side is not None:
             self._follow(side)
         values = None
@@ -120,6 +132,8 @@ class TextActor:
         self._metrics.lived(episodes.steps, episodes.scores.tolist())
         told = policy.improve(episodes, values)
         self._metrics.updates = policy.learner.version
+        if collector is not None:
+            collector.learned()
         if side is not None:
             side.send(episodes)
         elif critic is not None:
@@ -153,6 +167,9 @@ class TextActor:
         side = self._side
         if side is not None:
             values |= side.figures | {"dropped": values["dropped"] + side.dropped}
+        if self._collector is not None:
+            told = self._collector.figures
+            values |= told | {"dropped": values["dropped"] + told["dropped"]}
         self._run.log(tokens=episodes.steps, **values)
         self._run.stepped(episodes.steps)
 
@@ -204,6 +221,11 @@ class TextActor:
         if over:
             self._run.finish()
             self._leave_behind()
+        if self._collector is not None:
+            if over:
+                self._collector.end()
+            result["sent_bytes"] = self._collector.sent_bytes
+            result["dropped"] |= self._collector.dropped
         if self._side is not None:
             if over:
                 self._side.end()
@@ -218,10 +240,11 @@ class TextActor:
     def _leave_behind(self) -> None:
         """Publish the model in a file for `start` of another job, or for `atoll generate`."""
         run, name, model = self._run, self._role.policy, self._policy.model
-        about = describe(
-            "gpt", options=dataclasses.asdict(model.config),
-            tokenizer=self._beginning.wording.tokenizer.to_json(),
-        )  # fmt: skip
+        kind, options = "gpt", dataclasses.asdict(model.config)
+        if isinstance(model, CausalLM):
+            kind, options = LIBRARY, model.portable_options()
+        tokenizer = self._beginning.wording.tokenizer.to_json()
+        about = describe(kind, options=options, tokenizer=tokenizer)
         path = run.directory / f"policy-{name}.safetensors"
-        save_weights(path, model.state_dict(), about=about | {"policy": name})
+        save_weights(path, trained_tensors(model), about=about | {"policy": name})
         run.publish(path, path.name)

@@ -36,11 +36,25 @@ def check_text(spec: JobSpec) -> None:
                 f"language models have no {name} but the default",
                 given=f"{name} = {given!r}", expected=f"{name} = {works!r}",
             )  # fmt: skip
-    if spec.model.name != "gpt":
+    library = spec.model.name == "transformers"
+    if spec.model.name != "gpt" and not library:
         raise ConfigError(
-            "only the built-in GPT can learn from rewards", given=f'name = "{spec.model.name}"',
-            expected='name = "gpt" in [model]',
+            "this model cannot learn from rewards", given=f'name = "{spec.model.name}"',
+            expected='name = "gpt", or "transformers" with grpo, in [model]',
+        )  # fmt: skip
+    if library and (rl.algorithm != "grpo" or rl.start):
+        raise ConfigError(
+            "models of transformers learn from rewards by grpo, from their published weights",
+            given=f"algorithm = {rl.algorithm!r}, start = {rl.start!r}",
+            expected='algorithm = "grpo" in [rl], without start',
+            remedy="export the model of another run (atoll export), and name that folder in source",
         )  # fmt: skip
     for policy in rl.policies:
+        if policy.samplers and rl.algorithm != "grpo":
+            raise ConfigError(
+                "only the trainer of a policy writes its completions with this algorithm",
+                given=f"samplers = {policy.samplers}, algorithm = {rl.algorithm!r}",
+                expected='algorithm = "grpo", or samplers = 0',
+            )  # fmt: skip
         if ":" not in policy.env.removeprefix(PREFIX):  # a custom module exists on the nodes only
             make_task(policy.env, policy.options)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from atoll.config.rl_tables import RlTable
+from atoll.devices.choose import device_of_model
 from atoll.errors import ConfigError
-from atoll.models import GPT
+from atoll.models.causal_lm import CausalLM
 from atoll.rl import seeds
 from atoll.rl.algorithms.losses import explained_variance, standardised
 from atoll.rl.state_saver import load_module, parts_of, prefixed
@@ -18,7 +19,7 @@ from atoll.rl.text import rewards
 from atoll.rl.text.episodes import Episodes
 from atoll.rl.text.learner import TokenLearner
 from atoll.rl.text.prompts import Wording
-from atoll.rl.text.sampler import log_probabilities, write
+from atoll.rl.text.sampler import TextModel, log_probabilities, write
 from atoll.rl.text.tasks import TextTask
 
 
@@ -45,7 +46,7 @@ class LanguagePolicy:
         self,
         name: str,
         task: TextTask,
-        model: GPT,
+        model: TextModel,
         wording: Wording,
         rl: RlTable,
         *,
@@ -59,6 +60,7 @@ class LanguagePolicy:
         self.learner = TokenLearner(model, rl, updates=self.updates)
         self.written = 0
         """Batches so far."""
+        self._published = isinstance(model, CausalLM)
         self._task, self._wording, self._seed = task, wording, seed
         self._room = model.config.context - rl.max_tokens
         if self._room < 1:
@@ -72,35 +74,44 @@ class LanguagePolicy:
         """Whether it has learned from all its episodes."""
         return self.learner.version >= self.updates
 
-    def write(self) -> Episodes:
+    def write(self, *, writer: str = "", number: int = 0) -> Episodes:
         """Return the next batch, with rewards; a batch depends only on its number in the run.
+
+        Args:
+            writer: A rollout worker; then a batch depends on the version of the weights, too.
+            number: Its number among the batches of this worker and version, from 1.
 
         Raises:
             ConfigError: a prompt does not fit.
             DataError: a reward is not finite.
         """
-        self.written += 1  # counted first, so that a batch with a bad reward is not repeated
-        rl, number = self.rl, self.written
+        rl, version = self.rl, self.learner.version
+        if not writer:
+            self.written += 1  # counted first, so that a batch with a bad reward is not repeated
+            number = self.written
+        which = (writer, version, number) if writer else (number,)
         compared = rl.algorithm == "grpo"
         prompts = self._wording.draw(
             self._task, rl.environments if compared else rl.environments * rl.group,
             repeats=rl.group if compared else 1, room=self._room,
-            source=seeds.source("prompts", self._seed, self.name, number),
+            source=seeds.source("prompts", self._seed, self.name, *which),
         )  # fmt: skip
         written = write(
             self.model, prompts, ends=self._wording.ends, max_tokens=rl.max_tokens,
             temperature=rl.temperature,
-            generator=seeds.generator("writing", self._seed, self.name, number),
+            generator=seeds.generator("writing", self._seed, self.name, *which),
         )  # fmt: skip
         scores = rewards.scores(self._task, prompts, written, self._wording)
         episodes = Episodes(
             policy=self.name, tokens=written.tokens, prompts=prompts.lengths,
             lengths=written.lengths, log_probabilities=written.log_probabilities,
             rewards=torch.zeros_like(written.log_probabilities), scores=scores,
-            sequence=number, policy_version=self.learner.version,
+            sequence=number, policy_version=version,
         )  # fmt: skip
+        # Without a penalty in the rewards the reference is not asked.
+        reference = written.log_probabilities if compared else self.referred(episodes)
         episodes.rewards = rewards.rewards_per_step(
-            scores, written.lengths, written.log_probabilities, self.referred(episodes),
+            scores, written.lengths, written.log_probabilities, reference,
             kl=0.0 if compared else rl.kl,
         )  # fmt: skip
         return episodes.check()
@@ -137,7 +148,7 @@ class LanguagePolicy:
     @torch.no_grad()
     def referred(self, episodes: Episodes) -> Tensor:
         """Return the reference's log-probabilities of the written tokens, [B, T]."""
-        there = episodes.to(self.reference.embedding.weight.device)
+        there = episodes.to(device_of_model(self.reference))
         found, _ = log_probabilities(
             self.reference, there.tokens, there.places, there.written,
             temperature=self.rl.temperature,
@@ -167,8 +178,9 @@ class LanguagePolicy:
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that an exact resume requires, flat."""
         return {
-            **prefixed("model", self.model.state_dict()),
-            **prefixed("reference", self.reference.state_dict()),
+            **prefixed("model", trained_tensors(self.model)),
+            # A published base is loaded again, and the adapters' start is drawn from the seed.
+            **({} if self._published else prefixed("reference", self.reference.state_dict())),
             **prefixed("learner", self.learner.state_dict()),
             "written": torch.tensor(self.written),
         }
@@ -179,7 +191,23 @@ class LanguagePolicy:
         Raises:
             CheckpointCorrupt: it belongs to another model.
         """
-        load_module(self.model, parts_of(state, "model"), what=f"policy {self.name}")
-        load_module(self.reference, parts_of(state, "reference"), what=f"policy {self.name}")
+        own = parts_of(state, "model")
+        load_module(self.model, {**_frozen(self.model), **own}, what=f"policy {self.name}")
+        if not self._published:
+            referred = parts_of(state, "reference")
+            load_module(self.reference, referred, what=f"policy {self.name}")
         self.learner.load_state_dict(parts_of(state, "learner"))
         self.written = int(state["written"])
+
+
+def trained_tensors(model: TextModel) -> dict[str, Tensor]:
+    """Return the parameters and buffers that learning changes: all, or only adapters."""
+    named = model.named_parameters(remove_duplicate=False)  # tied weights have two names
+    frozen = {name for name, one in named if not one.requires_grad}
+    state = model.state_dict()
+    return {name: tensor for name, tensor in state.items() if name not in frozen}
+
+
+def _frozen(model: TextModel) -> dict[str, Tensor]:
+    learned = trained_tensors(model)
+    return {name: one for name, one in model.state_dict().items() if name not in learned}

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from atoll.config.rl_tables import RlTable
+from atoll.devices.choose import device_of_model
 from atoll.errors import LossNotFinite
-from atoll.models import GPT
 from atoll.rl.algorithms.losses import approximate_divergence, clipped_policy_loss, clipped_share
 from atoll.rl.nets.optimizer import (
     adam,
@@ -31,7 +31,7 @@ from atoll.rl.nets.optimizer import (
 )
 from atoll.rl.state_saver import parts_of, prefixed
 from atoll.rl.text.episodes import Episodes
-from atoll.rl.text.sampler import log_probabilities
+from atoll.rl.text.sampler import TextModel, log_probabilities
 
 
 def plain(log_ratios: Tensor) -> Tensor:
@@ -53,17 +53,18 @@ class TokenLearner:
     """Trains a policy.
 
     Args:
-        model: The policy, without dropout.
+        model: The policy, without dropout; parameters that need no gradient stay.
         rl: `[rl]`: `lr`, `clip`, `epochs`, `minibatches`, `entropy`, `max_norm`, `target_kl`;
             `kl` with `grpo`.
         updates: Number of updates after which the learning rate is zero.
     """
 
-    def __init__(self, model: GPT, rl: RlTable, *, updates: int) -> None:
+    def __init__(self, model: TextModel, rl: RlTable, *, updates: int) -> None:
         self.version = 0
         """Number of updates."""
         self._model, self._rl, self._updates = model.eval(), rl, max(1, updates)
-        self._optimizer = adam(model.parameters(), lr=rl.lr)
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self._optimizer = adam(self._trained, lr=rl.lr)
 
     def improve(
         self,
@@ -88,7 +89,7 @@ class TokenLearner:
         Raises:
             LossNotFinite: the loss is not finite; the weights are those of the step before.
         """
-        rl, device = self._rl, self._model.embedding.weight.device
+        rl, device = self._rl, device_of_model(self._model)
         episodes = episodes.to(device)
         advantages, reference = advantages.to(device), reference.to(device)
         rate = annealed(rl.lr, done=self.version, total=self._updates, anneal=rl.anneal)
@@ -149,7 +150,7 @@ class TokenLearner:
             )  # fmt: skip
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        clip_grad_norm_(self._model.parameters(), rl.max_norm)
+        clip_grad_norm_(self._trained, rl.max_norm)
         self._optimizer.step()
         with torch.no_grad():
             changes = log_ratios[mask]

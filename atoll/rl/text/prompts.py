@@ -30,10 +30,12 @@ class Prompts:
 class Wording:
     """Turns texts into tokens and back."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, size: int = 0) -> None:
+        """Use a tokenizer; `size` is the model's vocabulary if that is larger."""
         self.tokenizer = tokenizer
         ids = torch.arange(tokenizer.vocab_size)
-        self.ends = torch.tensor([END in tokenizer.decode(ids[i : i + 1]) for i in ids.tolist()])
+        ends = torch.tensor([END in tokenizer.decode(ids[i : i + 1]) for i in ids.tolist()])
+        self.ends = torch.nn.functional.pad(ends, (0, max(0, size - len(ends))))
         """[vocab], bool: tokens that end a completion."""
 
     def draw(

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from atoll.config import JobSpec
-from atoll.config.rl_roles import ACTOR, MemberRole, member_roles
+from atoll.config.rl_roles import ACTOR, SAMPLER, MemberRole, member_roles
 from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY
 from atoll.rl.critic.role import CriticRole
 from atoll.rl.text.actor import TextActor
 from atoll.rl.text.compatibility import check_text
 from atoll.rl.text.critic import TextCritic, TextCriticLearner
 from atoll.rl.text.episodes import decode_episodes
+from atoll.rl.text.rollouts import RolloutWorker
 from atoll.rl.text.start import shared_start_model
 from atoll.run import Run
 
@@ -31,8 +32,10 @@ def run_text_job(spec: JobSpec, run: Run, device: torch.device = IN_MAIN_MEMORY)
         return _nothing(role)
     if role.role == ACTOR:
         return TextActor(spec, run, role, beginning).run()
+    if role.role == SAMPLER:
+        return RolloutWorker(spec, run, role, beginning).run()
     names = [policy.name for policy in spec.rl.policies]
-    critic = TextCritic(names, beginning.model, spec.rl, seed=run.seed)
+    critic = TextCritic(names, beginning.gpt, spec.rl, seed=run.seed)
     return CriticRole(spec, run, TextCriticLearner(critic), decode=decode_episodes).run()
 
 

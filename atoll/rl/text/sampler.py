@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atoll.devices.choose import device_of_model
 from atoll.models import GPT
+from atoll.models.causal_lm import CausalLM
 from atoll.rl.text.prompts import Prompts
+
+TextModel = GPT | CausalLM
+"""What can learn from rewards; models of the library with GRPO only."""
+
+
+class LibraryDecoder:
+    """As :class:`Decoder`, for a model of `transformers`, whose own cache it uses."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self._theirs = model.library_model
+        self._cache: Any = None
+
+    @torch.no_grad()
+    def step(self, ids: Tensor) -> Tensor:
+        """Append a token to every sequence, [B] int64; return the logits after it, [B, V]."""
+        found = self._theirs(input_ids=ids[:, None], past_key_values=self._cache, use_cache=True)
+        self._cache = found.past_key_values
+        return cast(Tensor, found.logits[:, -1].float())
 
 
 class Decoder:
@@ -88,7 +108,7 @@ class Written:
 
 @torch.no_grad()
 def write(
-    model: GPT,
+    model: TextModel,
     prompts: Prompts,
     *,
     ends: Tensor,
@@ -117,8 +137,11 @@ def write(
     scores = torch.zeros(count, max_tokens)
     lengths = torch.zeros(count, dtype=torch.int64)
     writing = torch.ones(count, dtype=torch.bool)
-    decoder = Decoder(model, batch=count, length=longest + max_tokens)
-    device = model.embedding.weight.device
+    decoder = (
+        Decoder(model, batch=count, length=longest + max_tokens)
+        if isinstance(model, GPT) else LibraryDecoder(model)
+    )  # fmt: skip
+    device = device_of_model(model)
     for at in range(tokens.shape[1] - 1):
         logits = decoder.step(tokens[:, at].to(device)).cpu()
         step = at + 1 - prompts.lengths  # of the token at `at + 1`
@@ -150,7 +173,7 @@ def _choose(
 
 
 def log_probabilities(
-    model: GPT, tokens: Tensor, places: Tensor, written: Tensor, *, temperature: float
+    model: TextModel, tokens: Tensor, places: Tensor, written: Tensor, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Return a model's log-probabilities of written tokens, and its entropy at each step.
 

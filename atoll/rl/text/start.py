@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from atoll.config import JobSpec, TrainTable
-from atoll.data import make_tokenizer
+from atoll.data import PretrainedTokenizer, make_tokenizer
 from atoll.errors import ConfigError
 from atoll.models import GPT, build_model
+from atoll.models.causal_lm import CausalLM
 from atoll.queues import Topic
 from atoll.rl import seeds
 from atoll.rl.algorithms.trained_policy import IN_MAIN_MEMORY
@@ -28,9 +29,14 @@ from atoll.rl.channel.messages import decode_snapshot, encode_snapshot
 from atoll.rl.seeds import seed_for
 from atoll.rl.state_saver import load_module
 from atoll.rl.text.prompts import END, Wording, padded
+from atoll.rl.text.sampler import TextModel
 from atoll.rl.text.tasks import TextTask, make_task
+from atoll.train.build import model_tokenizer
 from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
 from atoll.train.results.sample import load_model
+
+LIBRARY = "transformers"
+"""Name of models of that library in [model]."""
 
 
 def pretrain(
@@ -107,9 +113,15 @@ class StartModel:
     tasks: dict[str, TextTask]
     """By policy."""
     wording: Wording
-    model: GPT
+    model: TextModel
     trained: bool
     """Whether the model was trained before, elsewhere."""
+
+    @property
+    def gpt(self) -> GPT:
+        """The model, of which value models are copies."""
+        assert isinstance(self.model, GPT)  # others learn by grpo only, see `check_text`
+        return self.model
 
 
 def start_model(spec: JobSpec) -> StartModel:
@@ -131,6 +143,8 @@ def start_model(spec: JobSpec) -> StartModel:
                 expected="weights of the model gpt",
             )
         return StartModel(tasks, Wording(tokenizer), model, trained=True)
+    if spec.model.name == LIBRARY:
+        return _published(spec, tasks)
     tokenizer = make_tokenizer("bytes")
     with torch.random.fork_rng(devices=[]):  # the layers draw from torch's global generator
         torch.manual_seed(seed_for(spec.job.seed, "weights"))
@@ -139,6 +153,19 @@ def start_model(spec: JobSpec) -> StartModel:
             build_model(spec.model.name, vocab_size=tokenizer.vocab_size, **spec.model.options),
         )
     return StartModel(tasks, Wording(tokenizer), model.eval(), trained=False)
+
+
+def _published(spec: JobSpec, tasks: dict[str, TextTask]) -> StartModel:
+    """Return a model of `transformers` as it was published, with new adapters if it has any."""
+    tokenizer = PretrainedTokenizer(model_tokenizer(spec).backend_tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(spec.job.seed, "weights"))
+        model = cast(
+            CausalLM,
+            build_model(spec.model.name, vocab_size=tokenizer.vocab_size, **spec.model.options),
+        )
+    size = int(model.library_model.config.vocab_size)
+    return StartModel(tasks, Wording(tokenizer, size=size), model.eval(), trained=True)
 
 
 def train_start_model(
@@ -150,8 +177,8 @@ def train_start_model(
     member gets the same model.
     """
     return pretrain(
-        beginning.model, list(beginning.tasks.values()), beginning.wording, table=spec.train,
-        seed=spec.job.seed, stopping=stopping,
+        beginning.gpt, list(beginning.tasks.values()), beginning.wording,
+        table=spec.train, seed=spec.job.seed, stopping=stopping,
     )  # fmt: skip
 
 

@@ -150,8 +150,44 @@ class Expressions:
         return prompt, "".join(parts)
 
 
+class Sums:
+    """Add two numbers: `12+30=` is completed by `42`.
+
+    Reward 1 for the right number, else 0; spaces around it do not matter.
+
+    Args:
+        least: Smallest number.
+        most: Largest number.
+        flawed: Fraction of wrong examples.
+    """
+
+    def __init__(self, *, least: int = 1, most: int = 9, flawed: float = 0.5) -> None:
+        _check_sizes(least, most, flawed)
+        self._least, self._most, self._flawed = least, most, flawed
+
+    def prompt(self, source: random.Random) -> str:
+        """Return a sum without its result."""
+        first, second = (source.randint(self._least, self._most) for _ in range(2))
+        return f"{first}+{second}="
+
+    def reward(self, prompt: str, completion: str) -> float:
+        """Return 1 if the result is right."""
+        return float(completion.strip() == self._result(prompt))
+
+    def example(self, source: random.Random) -> tuple[str, str]:
+        """Return a sum and its result; in the flawed fraction it is off by one."""
+        prompt = self.prompt(source)
+        right = int(self._result(prompt))
+        return prompt, str(right + (source.random() < self._flawed))
+
+    @staticmethod
+    def _result(prompt: str) -> str:
+        first, second = prompt.rstrip("=").split("+")
+        return str(int(first) + int(second))
+
+
 TASKS: Mapping[str, Callable[..., TextTask]] = MappingProxyType(
-    {"brackets": Brackets, "expressions": Expressions}
+    {"brackets": Brackets, "expressions": Expressions, "sums": Sums}
 )
 """The tasks after `text:`, besides `MODULE:FACTORY`."""
 
@@ -159,7 +195,8 @@ TASKS: Mapping[str, Callable[..., TextTask]] = MappingProxyType(
 def make_task(env: str, options: Mapping[str, Any]) -> TextTask:
     """Return the task that an `env` of `[[rl.policies]]` names.
 
-    `env` is `text:brackets`, `text:expressions`, or `text:MODULE:FACTORY` for a custom task.
+    `env` is `text:brackets`, `text:expressions`, `text:sums`, or `text:MODULE:FACTORY` for a custom
+    task.
 
     Raises:
         ConfigError: the task is unknown, or its options are wrong.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from atoll.devices.choose import CPU
 from atoll.errors import ConfigError, LossNotFinite
 from atoll.strategies.base import Outer, StepResult, extend_history_hash
 from atoll.strategies.inner.base import Rows
@@ -18,8 +20,11 @@ from atoll.strategies.inner.unit_transforms import apply_compile, apply_recomput
 from atoll.strategies.inner.units import pieces, units_of
 from atoll.task import Task
 
-LossOf = Callable[[nn.Module, Any], tuple[Tensor, int]]
-"""Returns the mean loss of a batch, and its number of tokens."""
+IGNORED = -100
+"""Target that torch's `cross_entropy` leaves out of the mean."""
+
+LossOf = Callable[[nn.Module, Any], tuple[Tensor, int | Tensor]]
+"""Returns the mean loss of a batch, and its number of tokens: on a device, so as not to wait."""
 
 
 def count_correct(outputs: Tensor, targets: Tensor) -> int:
@@ -27,8 +32,28 @@ def count_correct(outputs: Tensor, targets: Tensor) -> int:
     return int((outputs.argmax(dim=-1) == targets).sum())
 
 
+class _Norm:
+    """The norm of gradients as they are now; the processor need not wait for it to be computed."""
+
+    def __init__(self, gradients: list[Tensor]) -> None:
+        self.tensor = nn.utils.get_total_norm(gradients)
+        self._of = _versions(gradients)
+
+    def is_of(self, gradients: list[Tensor]) -> bool:
+        """Return whether these are the same gradients, to which nothing was written since."""
+        return self._of == _versions(gradients)
+
+
+def _versions(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    """Return which tensors these are, and how often each was written to."""
+    return [(id(tensor), tensor._version) for tensor in tensors]
+
+
 class Local:
     """Forward, backward, clip, step, with the outer strategy's hooks in between.
+
+    The processor waits for an accelerator once in a step, when the whole backward pass and the
+    gradients' norm have been given to it: then it reads loss, tokens and norm.
 
     Gradients are combined before they are clipped, as in data parallel training: the norm of the
     mean counts.
@@ -68,33 +93,43 @@ class Local:
         but not for the learning rate.
         """
         self.prepare(task.model)
+        begun = time.monotonic()
         task.optimizer.zero_grad(set_to_none=True)
-        value, tokens = self._backward(task.model, batch)
+        value, tokens, norm = self._backward(task, batch)
         if self.scaler.active:
             task.overflowed, task.skipped = self._overflowed(task, value), False
         else:
             self._refuse_unless_finite(task, value, 0.0)
         task.tokens += tokens
         task.losses.add(None if task.overflowed else value)
+        if self._options.least_step_s:  # before gradients are exchanged, which is no computing
+            time.sleep(max(0.0, begun + self._options.least_step_s - time.monotonic()))
         with task.gate.moving():
             outer.gradients(task)
-            length = self._update(task, value)
+            length = self._update(task, value, norm)
             return StepResult(value, length, tokens, extend_history_hash(task, outer.sync(task)))
 
-    def _backward(self, model: nn.Module, batch: Any) -> tuple[float, int]:
-        """Compute the gradients by accumulation step; return the mean loss and the tokens."""
+    def _backward(self, task: Task, batch: Any) -> tuple[float, int, _Norm | None]:
+        """Compute the gradients by accumulation step; return the mean loss, tokens and norm.
+
+        The norm only where it takes time of a device that is not this processor's.
+        """
         parts = [batch] if self._rows.accumulate == 1 else self._rows.deal(*_tensors(batch))
-        share, value, tokens = 1.0 / len(parts), 0.0, 0
+        share, found = 1.0 / len(parts), []
         for part in parts:
-            loss, counted = self._loss_of(model, part)
+            loss, counted = self._loss_of(task.model, part)
             factor = self.scaler.scale * share
             (loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
-            value, tokens = value + loss.item() * share, tokens + counted
-        return value, tokens
+            found.append((loss.detach(), counted))
+        gradients = _gradients(task)
+        ahead = not self.scaler.active and any(g.device.type != CPU for g in gradients[:1])
+        norm = _Norm(gradients) if ahead else None
+        value = sum(loss.item() * share for loss, _ in found)
+        return value, sum(int(counted) for _, counted in found), norm
 
     def _overflowed(self, task: Task, loss: float) -> bool:
         """Unscale the gradients; if they are not finite, zero them and return True."""
-        gradients = [p.grad for p in task.parameters() if p.grad is not None]
+        gradients = _gradients(task)
         self.scaler.unscale(gradients)
         if math.isfinite(loss) and math.isfinite(nn.utils.get_total_norm(gradients).item()):
             return False
@@ -102,19 +137,20 @@ class Local:
             gradient.zero_()
         return True
 
-    def _update(self, task: Task, loss: float) -> float:
+    def _update(self, task: Task, loss: float, norm: _Norm | None) -> float:
         """Clip and step; return the gradient norm before clipping."""
         if not self.scaler.update(finite=not (task.overflowed or task.skipped)):
             if self.scaler.exhausted:
                 self._refuse_unless_finite(task, loss, math.inf)
             task.advance(taken=False)
             return math.inf
-        gradients = [p.grad for p in task.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        length = norm.item()
+        gradients = _gradients(task)
+        if norm is None or not norm.is_of(gradients):  # e.g. the mean over members took their place
+            norm = _Norm(gradients)
+        length = norm.tensor.item()
         self._refuse_unless_finite(task, loss, length)
         if self._clip:
-            nn.utils.clip_grads_with_norm_(task.parameters(), self._clip, norm)
+            nn.utils.clip_grads_with_norm_(task.parameters(), self._clip, norm.tensor)
         task.optimizer.step()
         task.advance()
         return length
@@ -132,11 +168,32 @@ class Local:
         )
 
 
-def language_model_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
-    """Return the mean loss of a model with a `loss` method on (inputs, targets)."""
+def language_model_loss(
+    model: nn.Module, batch: tuple[Tensor, Tensor]
+) -> tuple[Tensor, int | Tensor]:
+    """Return the mean loss of a model with a `loss` method on (inputs, targets), and their number.
+
+    The number is a tensor where the targets are on a device.
+    """
     inputs, targets = batch
     loss: Tensor = model.loss(inputs, targets)  # type: ignore[operator]
-    return loss, targets.numel()
+    return loss, _counted(targets)
+
+
+def count_targets(targets: Tensor) -> int:
+    """Return the number of targets that a mean loss is over; -100 marks others, as in torch."""
+    return int(_counted(targets))
+
+
+def _counted(targets: Tensor) -> int | Tensor:
+    """Return the number of targets; a tensor if it has to be computed."""
+    if targets.dim() < 2 or targets.is_floating_point():  # one class per sample, or values
+        return targets.numel()
+    return targets.numel() - (targets == IGNORED).sum()
+
+
+def _gradients(task: Task) -> list[Tensor]:
+    return [p.grad for p in task.parameters() if p.grad is not None]
 
 
 def _tensors(batch: Any) -> tuple[Tensor, ...]:

@@ -39,6 +39,8 @@ class InnerOptions:
     recompute: str = "none"
     compile: bool = False
     clip: float = 0.0
+    least_step_s: float = 0.0
+    """A step takes at least so many seconds, as on a slower machine: see `config.least_step_s`."""
     reshard: bool = True
     offload: bool = False
     sequence: bool = False

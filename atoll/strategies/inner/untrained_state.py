@@ -18,18 +18,6 @@ from atoll.strategies.inner.gather_scatter import Subgroups, Transport
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
 
-def untrained_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's frozen parameters and saved buffers that are not floating-point, by name."""
-    saved = model.state_dict(keep_vars=True).keys()
-    frozen: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if not p.requires_grad}
-    counts = {
-        name: buffer
-        for name, buffer in model.named_buffers()
-        if name in saved and not buffer.is_floating_point()
-    }
-    return frozen | counts
-
-
 class UntrainedState:
     """One rank's part of the untrained state; every method is collective."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,17 +11,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from atoll.errors import ConfigError
 from atoll.strategies.inner.base import Rows, sum_over_data
 from atoll.strategies.inner.gradient_norm import complete
+from atoll.strategies.inner.model_facts import criterion_of, saved_buffers, untrained_state
 from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.parallelize import parallelize, synced
 from atoll.strategies.inner.precision import apply_precision
 from atoll.strategies.inner.replicate import average, average_changes, replicate
 from atoll.strategies.inner.units import units_of
-from atoll.strategies.inner.untrained_state import untrained_state
-
-Criterion = Callable[[Any, Tensor], Tensor]
 
 
 class WholeParts:
@@ -122,25 +119,3 @@ class WholeParts:
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         outputs = self._module(inputs.to(self._device))
         return self._criterion(outputs, targets.to(self._device))
-
-
-def criterion_of(model: nn.Module) -> Criterion:
-    """Return a model's criterion on outputs and targets; raises ConfigError if it has none."""
-    criterion: Any = getattr(model, "criterion", None)
-    if not callable(criterion):
-        raise ConfigError(
-            "the model does not define its loss", given=type(model).__name__,
-            expected="a method criterion(outputs, targets) that returns the mean loss",
-        )  # fmt: skip
-    found: Criterion = criterion
-    return found
-
-
-def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return the floating-point buffers that a model's checkpoints contain, by name."""
-    saved = model.state_dict(keep_vars=True).keys()
-    return {
-        name: buffer
-        for name, buffer in model.named_buffers()
-        if name in saved and buffer.is_floating_point()
-    }

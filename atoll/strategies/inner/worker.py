@@ -20,6 +20,7 @@ from atoll.strategies.inner.divide import split_model
 from atoll.strategies.inner.gather_scatter import Subgroups, Transport, trim_heap
 from atoll.strategies.inner.gradient_norm import GradientNorm
 from atoll.strategies.inner.host_model import PULL, PUSH
+from atoll.strategies.inner.model_facts import untrained_state
 from atoll.strategies.inner.options import ASYNC, InnerOptions
 from atoll.strategies.inner.precision import Scaler
 from atoll.strategies.inner.sharded_optimizer import (
@@ -29,7 +30,7 @@ from atoll.strategies.inner.sharded_optimizer import (
     State,
     clip_factor,
 )
-from atoll.strategies.inner.untrained_state import UntrainedState, untrained_state
+from atoll.strategies.inner.untrained_state import UntrainedState
 
 if TYPE_CHECKING:
     from atoll.strategies.inner.pipeline.async_steps import AsyncSteps

@@ -49,6 +49,10 @@ class AverageOuter(PeriodicOuter):
             every = interval
         return since + ((step - since) // every + 1) * every
 
+    def is_regular(self, step: int) -> bool:
+        """Return whether members no longer average in every step, and the interval is constant."""
+        return step >= self.options.every_step_until and not self.options.growing
+
     def is_plain(self, step: int) -> bool:
         """Return True: the mean is taken as it is."""
         return True

@@ -8,7 +8,6 @@ model of one donor; a checkpoint stores every member's model.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from torch import Tensor
 from atoll.clock import Clock, RealClock
 from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
+from atoll.digest import Digest
 from atoll.errors import ConfigError, LossNotFinite
 from atoll.group.base import Group
 from atoll.strategies.base import Committed, SyncResult, Traffic
@@ -154,7 +154,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
     def _advance(self, task: Task, digest_: str) -> None:
         """Record a committed and applied round."""
         chain = (self._base + digest_).encode()
-        self._base = hashlib.blake2b(chain, digest_size=16).hexdigest()
+        self._base = Digest(chain).hexdigest()
         task.round += 1
 
     # ----------------------------------------------------------------------------- state

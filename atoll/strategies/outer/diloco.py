@@ -56,7 +56,7 @@ class DiLoCoOuter(PeriodicOuter):
         self._warm_until = options.shared_steps + options.warmup_steps
         self._optimizer = make_outer_optimizer(
             options.outer_optimizer, lr=options.outer_lr, momentum=options.outer_momentum,
-            eps=options.outer_eps,
+            eps=options.outer_eps, options=options.outer_options,
         )  # fmt: skip
         # A member whose update is dropped keeps its own parameters, so models differ between
         # rounds.
@@ -72,6 +72,10 @@ class DiLoCoOuter(PeriodicOuter):
             return min(since + ((step - since) // every + 1) * every, self._warm_until)
         every, since = self.options.every, self._warm_until
         return since + ((step - since) // every + 1) * every
+
+    def is_regular(self, step: int) -> bool:
+        """Return whether the start is over."""
+        return step >= self._warm_until
 
     def is_plain(self, step: int) -> bool:
         """Return whether this round only averages: in the warm-up, or with plain SGD of rate 1."""

@@ -15,7 +15,6 @@ Differs from DistributedDataParallel:
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from atoll.clock import Clock, RealClock
 from atoll.codec.base import Codec
+from atoll.digest import Digest
 from atoll.errors import ConfigError, LossNotFinite, unknown
 from atoll.group.base import Group
 from atoll.group.collectives.costs import moved_bytes, star_bytes, wire_elements
@@ -139,7 +139,7 @@ class EveryStepOuter(OuterDefaults):
         task.skipped = any_overflowed(agreed.reduced.weight)
         # The parameters follow from the agreed gradients, so hashing those in every step is enough.
         chain = (self._base + agreed.reduced.digest).encode()
-        self._base = hashlib.blake2b(chain, digest_size=16).hexdigest()
+        self._base = Digest(chain).hexdigest()
         self._weigher.reset(task)
         task.round = number + 1
         apply_s = self._clock.monotonic() - began

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from atoll.errors import ConfigError, unknown
+from atoll.strategies.vectors.torch_optimizer import PREFIX, OuterTorch
 
 OUTER_OPTIMIZERS = ("nesterov", "momentum", "sgd", "adam")
-"""Names that `make_outer_optimizer` accepts."""
+"""Names that `make_outer_optimizer` accepts, besides `torch:` and a class of `torch.optim`."""
 
 BETA2 = 0.999
 """Decay of Adam's mean of squares."""
@@ -152,19 +153,28 @@ class OuterAdam:
 
 
 def make_outer_optimizer(
-    name: str, *, lr: float, momentum: float, eps: float = 0.1
+    name: str, *, lr: float, momentum: float, eps: float = 0.1, options: str = ""
 ) -> OuterOptimizer:
     """Return an outer optimizer by name.
 
     Args:
-        name: One of `OUTER_OPTIMIZERS`; empty means `nesterov`, or `sgd` with momentum 0.
+        name: One of `OUTER_OPTIMIZERS`; empty means `nesterov`, or `sgd` with momentum 0; or
+            `torch:` and a class of `torch.optim`.
         lr: Learning rate.
-        momentum: Of `nesterov` and `momentum`; the first beta of `adam`; unused by `sgd`.
+        momentum: Of `nesterov` and `momentum`; the first beta of `adam`; unused by the others.
         eps: Of `adam`.
+        options: Further arguments of a class of `torch.optim`; see :class:`OuterTorch`.
 
     Raises:
         ConfigError: the name is unknown, or a number is out of its range.
     """
+    if name.startswith(PREFIX):
+        return OuterTorch(name.removeprefix(PREFIX), lr=lr, options=options)
+    if options:
+        raise ConfigError(
+            f"only optimizers of torch.optim have outer_options, not {name or 'the default'}",
+            given=f"outer_options = {options!r}", expected='outer_optimizer = "torch:NAdam"',
+        )  # fmt: skip
     if name and name not in OUTER_OPTIMIZERS:
         raise unknown("outer optimizer", name, OUTER_OPTIMIZERS)
     if name in ("nesterov", "momentum") and momentum == 0:

@@ -32,6 +32,7 @@ from atoll.strategies.base import Committed, SyncResult, Traffic
 from atoll.strategies.codec_selection import codec_state, load_codec_state
 from atoll.strategies.outer.base import OuterDefaults, as_carrier
 from atoll.strategies.rounds.initial_sync import DIGEST_ELEMENTS, broadcast_start
+from atoll.strategies.rounds.interval import Interval
 from atoll.strategies.rounds.round_client import RoundClient, restore_mean
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.exact_math import EXACT, FEDNOVA, evened, mean_steps
@@ -101,6 +102,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         self._weigher = WeightRule(weight, among=(*WEIGHTS, FEDNOVA))
         self._clock: Clock = clock if clock is not None else RealClock()
         self._next = 0
+        self._interval = Interval()
         self._base = "start"
         self._resumed = False
         """Whether the last loaded state was this member's own, not a donor's."""
@@ -119,12 +121,26 @@ class PeriodicOuter(OuterDefaults, ABC):
     def is_plain(self, step: int) -> bool:
         """Return whether the round at `step` only averages."""
 
+    def is_regular(self, step: int) -> bool:
+        """Return whether from this step on only the interval decides when rounds are due.
+
+        Where that is so the hub may change the interval; by default it may not.
+        """
+        return False
+
     def prepare(self, delta: Tensor) -> None:
         """Change this member's pseudo-gradient in place before it is sent; not by default."""
 
     def weight_in(self, plan: RoundPlan, weight: float, *, last: bool) -> float:
         """Return this member's weight in a planned round; by default `weight`."""
         return weight
+
+    def exchange_beside(self, task: Task, found: Reduced, weight: float) -> Reduced:
+        """Exchange more in the same round; return `found` with its bytes and digest added.
+
+        May be called again after an aborted attempt, so it changes no state that outlasts one.
+        """
+        return found
 
     def takes_over(self, plan: RoundPlan, *, last: bool) -> bool:
         """Return whether this member loads the new common state; by default it does."""
@@ -158,7 +174,7 @@ class PeriodicOuter(OuterDefaults, ABC):
 
     def _plan(self, task: Task) -> None:
         """Start the period until the next round."""
-        self._next = self.next_due(task.step)
+        self._next = self._interval.due_after(task.step, self.next_due)
         # In the first `shared_steps` all members train on the same data and send nothing.
         task.begin_period(self._next, together=self._next <= self.shared_steps)
 
@@ -171,6 +187,7 @@ class PeriodicOuter(OuterDefaults, ABC):
     def sync(self, task: Task) -> SyncResult | None:
         """Run a round if one is due."""
         if task.step < self._next:
+            self._round_client.announce(task, base=self._base)
             return None
         shared = task.step == self.shared_steps
         result = self._same_start(task) if shared else self._round(task)
@@ -227,23 +244,27 @@ class PeriodicOuter(OuterDefaults, ABC):
             # steps of this period are in it, and nothing of it has been applied.
             own = self.weight_in(plan, weight, last=last)
             if self._weigher.kind == FEDNOVA:
-                return self._exchange_evened(task, delta, own)
-            work = self._round_client.group.reduce([delta], codec=self._codec, weight=own, key=KEY)
-            with task.gate.resting():
-                return work.wait()
+                found = self._exchange_evened(task, delta, own)
+            else:
+                group = self._round_client.group
+                work = group.reduce([delta], codec=self._codec, weight=own, key=KEY)
+                with task.gate.resting():
+                    found = work.wait()
+            return self.exchange_beside(task, found, own)
 
         committed = self._round_client.run(task, reduce, base=self._base, norm=norm)
 
         # The verdict is durable and all members hold the same bytes: from here on each computes the
         # same common state, so nothing may depend on this member alone.
         committed = restore_mean(committed, codec=self._codec, key=KEY)
-        began = self._clock.monotonic()
-        mean = committed.reduced.tensors[0]
+        began, mean = self._clock.monotonic(), committed.reduced.tensors[0]
         delta_norm = float(mean.norm())
-        self._apply(mean, task.step, alone=committed.plan.route == "alone")
+        self._apply(task, mean, alone=committed.plan.route == "alone")
         if self.takes_over(committed.plan, last=last):
             self._flat.write(self._start)
         self._settle(task)
+        if self.is_regular(task.step):
+            self._interval.follow(committed.verdict, step=task.step)
         task.round = number + 1
         apply_s = self._clock.monotonic() - began
         self._round_client.note_applied(apply_s)
@@ -267,16 +288,16 @@ class PeriodicOuter(OuterDefaults, ABC):
             received_bytes=found.received_bytes + received,
         )
 
-    def _apply(self, mean: Tensor, step: int, *, alone: bool) -> None:
+    def _apply(self, task: Task, mean: Tensor, *, alone: bool) -> None:
         """Move the common state by the mean: the outer step, and the plain mean of the buffers."""
         parameters = slice(0, self._num_parameters)
         buffers = slice(self._num_parameters, None)
-        if alone and self.is_plain(step):
+        if alone and self.is_plain(task.step):
             # start - (start - now) may differ from now in the last bit; a single member must
             # train exactly as it would without Atoll.
             self._flat.read(self._start)
             return
-        self.update(self._start[parameters], mean[parameters], step=step)
+        self.update(self._start[parameters], mean[parameters], step=task.step)
         self._start[buffers].sub_(mean[buffers])
 
     def _same_start(self, task: Task) -> SyncResult:
@@ -301,6 +322,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         return {
             "shared.start": self._start,
             "own.counters": self._weigher.state(),
+            **self._interval.state(),
             **codec_state(self._codec),
         }
 
@@ -319,7 +341,8 @@ class PeriodicOuter(OuterDefaults, ABC):
             self._weigher.load(state["own.counters"])
         load_codec_state(self._codec, state)
         self._base = digest(self._start)
-        self._next = self.next_due(self._weigher.step)
+        self._interval.load(state)
+        self._next = self._interval.due_after(self._weigher.step, self.next_due)
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
         """Return a member's traffic; see :meth:`Outer.traffic`."""
@@ -365,22 +388,13 @@ def start_volume(peers: int, *, rank: int) -> Traffic:
 
 
 def outcome(
-    committed: CommittedRound[Any],
-    number: int,
-    seconds: Mapping[str, float],
-    *,
-    digest: str,
+    committed: CommittedRound[Any], number: int, seconds: Mapping[str, float], *, digest: str,
     delta_norm: float,
-) -> SyncResult:
+) -> SyncResult:  # fmt: skip
     """Return the :class:`SyncResult` of a committed round."""
     return SyncResult(
-        round=number,
-        contributors=committed.reduced.contributors,
-        weight=committed.reduced.weight,
-        seconds=seconds,
-        sent_bytes=committed.sent_bytes,
-        received_bytes=committed.received_bytes,
-        delta_norm=delta_norm,
-        digest=digest,
+        round=number, contributors=committed.reduced.contributors,
+        weight=committed.reduced.weight, seconds=seconds, sent_bytes=committed.sent_bytes,
+        received_bytes=committed.received_bytes, delta_norm=delta_norm, digest=digest,
         aborted=committed.attempts - 1,
-    )
+    )  # fmt: skip

@@ -16,16 +16,18 @@ joining members use the common parameters.
 Differs from the paper:
   * contributions weigh by the tokens they were trained on, unless `weight = "equal"`;
   * the run may start warm: in the first `shared_steps` all members compute on the same data;
-  * the last round averages all fragments at once, and all members end with the common parameters;
+  * all members end with the common parameters; where the last step is not known, a last round
+    averages all fragments at once;
+  * with `delay = "auto"` tau follows from the measured times of rounds and steps: the verdict of a
+    round carries the tau of the next one, so it is the same on all members;
   * tensors outside numbered layers are spread over all fragments (see `fragments`);
   * floating-point buffers are averaged plainly, with the fragment of their layer.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -33,8 +35,9 @@ from torch import Tensor
 
 from atoll.clock import Clock
 from atoll.codec.base import Codec
+from atoll.digest import Digest
 from atoll.errors import ConfigError
-from atoll.group.base import Group
+from atoll.group.base import Group, Reduced
 from atoll.group.run_round import Exchange
 from atoll.methods.overlapped import Streaming
 from atoll.strategies.base import SyncResult, Traffic
@@ -89,6 +92,7 @@ class StreamingOuter(OverlappedOuter):
             trained=len(task.parameters()), count=self.options.fragments,
             pattern=self.options.pattern,
         )  # fmt: skip
+        self._schedule.last = task.last
         self._keep(self._start)
         self._settle(task)
         self._plan(task)
@@ -109,7 +113,7 @@ class StreamingOuter(OverlappedOuter):
     def _plan(self, task: Task) -> None:
         """Start the period until the next event: a round begins, or its result is applied."""
         if self._flight is not None:
-            self._next = self._flight.step + self.options.delay
+            self._next = self._flight.step + self._schedule.delay
         else:
             self._next = self._schedule.next_due(task.step)
         task.begin_period(self._next, together=self._next <= self.shared_steps)
@@ -137,7 +141,7 @@ class StreamingOuter(OverlappedOuter):
             result = self._take(task, self._flight)
         elif task.step == self.shared_steps:
             result = self._same_start(task)
-        elif self.options.delay:
+        elif self._schedule.delay:
             self._flight = self._begin_round(task, self._schedule.due_at(self._next))
         else:
             result = self._hold(task, self._schedule.due_at(self._next))
@@ -145,9 +149,16 @@ class StreamingOuter(OverlappedOuter):
         return result
 
     def finish(self, task: Task) -> SyncResult | None:
-        """Apply the round under way, average the rest, and load the common parameters."""
+        """Apply the round under way and load the common parameters.
+
+        Fragments that were never averaged are averaged now; all of them, if the schedule did not
+        know that the run ends here.
+        """
         results = [] if self._flight is None else [self._take(task, self._flight)]
-        rest = [p for p, weigher in enumerate(self._weighers) if weigher.step < task.step]
+        if self._schedule.last:
+            rest = self._schedule.left(task.step)
+        else:
+            rest = [p for p, weigher in enumerate(self._weighers) if weigher.step < task.step]
         if rest:
             results.append(self._hold(task, rest))
         self._flat.write(self._start)
@@ -196,7 +207,7 @@ class StreamingOuter(OverlappedOuter):
                 now = copied()
                 delta = pseudo_gradient(self._common[p].read(), now, out=now)
                 squares += finite_length(delta, task, step=step) ** 2
-                given.append((p, delta, weight))
+                given.append((p, self.outgoing(p, delta), weight))
             return math.sqrt(squares)
 
         def exchange(_: RoundPlan) -> Means:
@@ -210,9 +221,26 @@ class StreamingOuter(OverlappedOuter):
                     continue
                 with task.gate.resting():
                     found.append(work.wait())
+            for p, _delta, weight in given:
+                found += self.exchange_beside(p, weight)
             return Means.of(found)
 
         return exchange, prepare
+
+    def outgoing(self, fragment: int, delta: Tensor) -> Tensor:
+        """Return what is sent of a fragment's pseudo-gradient: all of it."""
+        return delta
+
+    def exchange_beside(self, fragment: int, weight: float) -> list[Reduced]:
+        """Exchange more for a fragment, in the same round and on its thread: nothing."""
+        return []
+
+    def merged(self, fragment: int, mean: Tensor, beside: Iterator[Tensor]) -> Tensor:
+        """Return the pseudo-gradient to apply, from the means of what was sent.
+
+        `beside` has what was exchanged beside it, from this fragment on.
+        """
+        return mean
 
     def _take(self, task: Task, flight: BackgroundRound) -> SyncResult:
         """Apply the result of the round under way."""
@@ -240,12 +268,16 @@ class StreamingOuter(OverlappedOuter):
         `current`: no step was done since the contribution was made.
         """
         began = self._clock.monotonic()
-        norm = math.sqrt(sum(float(mean.norm()) ** 2 for mean in landed.vectors))
-        for p, raw in zip(which, landed.vectors, strict=True):
+        self._schedule.learn(landed.delay)
+        means, beside = landed.vectors[: len(which)], iter(landed.vectors[len(which) :])
+        squares = 0.0
+        for p, raw in zip(which, means, strict=True):
             mean = self._codec.restore_mean(
                 raw, key=f"fragment{p}", contributors=landed.contributors, weight=landed.weight,
                 alone=landed.alone,
             )  # fmt: skip
+            mean = self.merged(p, mean, beside)
+            squares += float(mean.norm()) ** 2
             common, own = self._common[p], self._fragments[p].of(self._flat.tensors, task=task)
             if landed.alone and current and self._optimizers[p].is_plain:
                 # start - (start - now) may differ from now in the last bit; a single member must
@@ -264,7 +296,7 @@ class StreamingOuter(OverlappedOuter):
             elif mix < 1.0:
                 own.mix(theta, keep=mix)
         self._taken = task.step
-        return self._result(number, landed, began=began, delta_norm=norm)
+        return self._result(number, landed, began=began, delta_norm=math.sqrt(squares))
 
     # ------------------------------------------------------------------- the common state
 
@@ -276,7 +308,7 @@ class StreamingOuter(OverlappedOuter):
         if not self._digests:
             self._digests = [digest(part.read()) for part in self._common]
         text = " ".join(self._digests).encode()
-        return hashlib.blake2b(text, digest_size=16).hexdigest()
+        return Digest(text).hexdigest()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the common state, the counters, the codec's residuals and a pending result."""
@@ -292,7 +324,8 @@ class StreamingOuter(OverlappedOuter):
             for name, value in optimizer.state_dict().items()
         }
         sizes = torch.tensor([fragment.num_elements for fragment in self._fragments])
-        return self._shared() | {"shared.fragments": sizes} | velocities
+        delay = torch.tensor(self._schedule.delay)
+        return self._shared() | {"shared.fragments": sizes, "shared.delay": delay} | velocities
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load what `state_dict` returned.
@@ -312,6 +345,7 @@ class StreamingOuter(OverlappedOuter):
         self._keep(state["shared.start"].clone())
         self._begun = True
         self._taken = int(state["shared.step"])
+        self._schedule.learn(int(state["shared.delay"]))
         for p, optimizer in enumerate(self._optimizers):
             optimizer.load_state_dict(under(f"shared.outer.{p}.", state))
         self._resumed = "own.counters" in state
@@ -322,7 +356,7 @@ class StreamingOuter(OverlappedOuter):
         load_codec_state(self._codec, state)
         self._next = self._schedule.next_due(self._taken)
         if self._flight is not None:
-            self._next = self._flight.step + self.options.delay
+            self._next = self._flight.step + self._schedule.delay
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
         """Return a member's traffic; before `setup` the fragments count as equally large."""

@@ -12,21 +12,39 @@ class StreamingPlan:
 
     Legend: H steps between two rounds of a fragment, F fragments, tau steps until a result is
     applied. Fragment p first begins at (p + 1) H / F, rounded down, then every H steps.
+
+    Where the last step T is known, the last round begins at T - tau, so that training hides it,
+    too, and no round of all fragments follows: what members learned of a fragment after its last
+    round is dropped, as in the paper's evaluation.
     """
 
-    def __init__(self, *, every: int, count: int, delay: int, since: int, staggered: bool) -> None:
+    def __init__(
+        self, *, every: int, count: int, delay: int | str, since: int, staggered: bool
+    ) -> None:
         """Count from step `since`; without `staggered` all fragments begin with the last one.
+
+        With `delay = "auto"` it is :attr:`delay` that changes, by :meth:`learn`. Before the first
+        measured round it is half of the steps between two rounds.
 
         Raises:
             ConfigError: a number is out of range, or a result would come after the next round.
         """
+        self.measured = delay == "auto"
+        """Whether the delay follows from measured times."""
+        if isinstance(delay, str) and not self.measured:
+            raise ConfigError(
+                "unknown delay", given=repr(delay), expected='steps, or "auto"',
+                remedy='delay = "auto"',
+            )  # fmt: skip
+        gap = every // count if staggered and count > 0 else every
+        if isinstance(delay, str):
+            delay = max(0, gap // 2)
         least = {"every": (every, 1), "fragments": (count, 1), "delay": (delay, 0)}
         for name, (given, smallest) in {**least, "shared_steps": (since, 0)}.items():
             if given < smallest:
                 raise ConfigError(
                     f"{name} is too small", given=given, expected=f"{smallest} or more"
                 )
-        gap = every // count if staggered else every
         if delay >= gap:
             raise ConfigError(
                 "a round's result would be taken after the next one has to begin",
@@ -34,22 +52,52 @@ class StreamingPlan:
                 expected=f"delay below every / fragments, {gap} here",
                 remedy=f"delay = {gap - 1}" if gap else f"fragments = {every} or fewer",
             )
-        self._every, self._since = every, since
+        self._every, self._since, self._longest = every, since, gap - 1
+        self.delay = delay
+        """Steps between a round's begin and applying its result (tau)."""
+        self.last = 0
+        """The last step of the run (T); 0: unknown."""
         self._offsets = [(p + 1) * every // count if staggered else every for p in range(count)]
+
+    def learn(self, steps: int) -> None:
+        """Take the steps that hide a round, equal on all members, for the rounds to come."""
+        if self.measured and steps > 0:
+            self.delay = min(steps, self._longest)
 
     def next_due(self, step: int) -> int:
         """Return the first step after `step` at which a round begins, or the shared start ends."""
         if step < self._since:
             return self._since
+        due, latest = self._turn_after(step), self.last - self.delay
+        if not self.last or due <= latest:
+            return due
+        pulled = max(step + 1, latest)
+        # The last round takes the next turn. One that is not due before the end has to be hidden,
+        # and worth it.
+        late = pulled <= latest and 2 * (pulled - self._turn_before(step)) > self._longest
+        return pulled if due <= self.last or late or not self.delay else due
+
+    def due_at(self, step: int) -> list[int]:
+        """Return the fragments whose round begins at a step: those whose turn is then, or next."""
+        begun = self._turn_after(step - 1) - self._since
+        return [p for p, o in enumerate(self._offsets) if (begun - o) % self._every == 0]
+
+    def left(self, steps: int) -> list[int]:
+        """Return the fragments that had no turn in a run of so many steps."""
+        return [p for p, o in enumerate(self._offsets) if self._since + o > steps]
+
+    def _turn_after(self, step: int) -> int:
         begun = step - self._since
         cycle = begun // self._every * self._every
         ahead = [cycle + turn + o for o in self._offsets for turn in (0, self._every)]
         return self._since + min(when for when in ahead if when > begun)
 
-    def due_at(self, step: int) -> list[int]:
-        """Return the fragments whose round begins at a step."""
+    def _turn_before(self, step: int) -> int:
+        """Return the last turn up to a step, or the step from which turns are counted."""
         begun = step - self._since
-        return [p for p, o in enumerate(self._offsets) if (begun - o) % self._every == 0]
+        cycle = begun // self._every * self._every
+        past = [cycle + turn + o for o in self._offsets for turn in (-self._every, 0)]
+        return self._since + max((when for when in past if 0 <= when <= begun), default=0)
 
     def rounds(self, steps: int) -> Iterator[list[int]]:
         """Yield the fragments of every round in a run of `steps`, including the last round."""
@@ -59,8 +107,10 @@ class StreamingPlan:
             which = self.due_at(step)
             yield which
             newest |= dict.fromkeys(which, step)
-            step = self.next_due(step)
+            step = self.next_due(step + self.delay)
         rest = [p for p, when in newest.items() if when < steps]
+        if self.last:
+            rest = self.left(steps)
         if steps < self._since:
             rest = list(newest)
         if rest:

@@ -7,7 +7,6 @@ provider's values exactly.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
+from atoll.digest import Digest
 from atoll.errors import GroupError, PeerLost
 from atoll.group.base import Group, PeerMessage, Reduced, Resting
 from atoll.wire.messages import RoundPlan
@@ -127,7 +127,7 @@ def hold_sync_point(group: Group, plan: RoundPlan, view: View, *, resting: Resti
         done=all(bool(table[row, 1]) for row in present),
         contributors=reduced.contributors,
         weight=float(len(reduced.contributors)),
-        digest=hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest(),
+        digest=Digest("".join(digests).encode()).hexdigest(),
     )
 
 
@@ -195,7 +195,7 @@ def _given(
 
 def digest_of(shards: Sequence[Shard], *, anchor: int) -> str:
     """Return the digest of a committed state."""
-    digest = hashlib.blake2b(str(anchor).encode(), digest_size=16)
+    digest = Digest(str(anchor).encode())
     for shard in shards:
         packed: Any = shard.pack().numpy()
         digest.update(packed)

@@ -6,7 +6,6 @@ member that loads it applies the result at the same step as the others.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from atoll.clock import Clock
+from atoll.digest import Digest
 from atoll.errors import AtollError, PeerLost
 from atoll.group.base import Reduced, Work
 from atoll.group.run_round import CommittedRound
@@ -47,7 +47,7 @@ class Means:
         if any(one.contributors != found[0].contributors for one in found):
             raise PeerLost("a member was lost between the parts of a round")
         text = " ".join(one.digest for one in found).encode()
-        many = hashlib.blake2b(text, digest_size=16).hexdigest()
+        many = Digest(text).hexdigest()
         return cls(
             tuple(one.tensors[0] for one in found),
             found[0].contributors,
@@ -67,6 +67,8 @@ class RoundResult:
     """No other member took part."""
     seconds: Mapping[str, float]
     """Phases; `reduce` is the time waited for, `hidden` the time that passed during training."""
+    delay: int = 0
+    """Steps that hide the next round, as all members know it from the verdict; 0: unknown."""
     sent_bytes: int = 0
     received_bytes: int = 0
     aborted: int = 0
@@ -77,7 +79,8 @@ class RoundResult:
         means = agreed.reduced
         return cls(
             means.vectors, means.contributors, means.weight, agreed.plan.route == "alone",
-            seconds, agreed.sent_bytes, agreed.received_bytes, agreed.attempts - 1,
+            seconds, agreed.verdict.delay, agreed.sent_bytes, agreed.received_bytes,
+            agreed.attempts - 1,
         )  # fmt: skip
 
 
@@ -139,7 +142,7 @@ class BackgroundRound:
             return {}
         return {
             PENDING + "facts": torch.tensor(
-                [self.step, found.weight, found.alone], dtype=torch.float64
+                [self.step, found.weight, found.alone, found.delay], dtype=torch.float64
             ),
             PENDING + "contributors": _text(" ".join(found.contributors)),
             **{f"{PENDING}{number}": vector for number, vector in enumerate(found.vectors)},
@@ -151,12 +154,12 @@ class BackgroundRound:
         facts = state.get(PENDING + "facts")
         if facts is None:
             return None
-        step, weight, alone = facts.tolist()
+        step, weight, alone, delay = facts.tolist()
         count = sum(key.startswith(PENDING) for key in state) - 2
         vectors = tuple(state[f"{PENDING}{number}"].clone() for number in range(count))
         seconds = dict.fromkeys(("prepare", "join", "reduce", "commit"), 0.0)
         names = bytes(state[PENDING + "contributors"].tolist()).decode().split()
-        landed = RoundResult(vectors, tuple(names), weight, bool(alone), seconds)
+        landed = RoundResult(vectors, tuple(names), weight, bool(alone), seconds, int(delay))
         return cls(int(step), 0.0, None, landed)
 
 

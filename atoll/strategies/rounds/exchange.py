@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -10,6 +9,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from atoll.codec.base import Codec
+from atoll.digest import Digest
 from atoll.group.base import AllToAllResult, Group, PeerMessage, Reduced, Resting
 from atoll.wire.messages import RoundPlan
 
@@ -55,4 +55,4 @@ Exchanging = Callable[[ExchangeContext, RoundPlan], ExchangeResult[V]]
 
 def hashed(*digests: str) -> str:
     """Return one digest of several."""
-    return hashlib.blake2b("\0".join(digests).encode(), digest_size=16).hexdigest()
+    return Digest("\0".join(digests).encode()).hexdigest()

@@ -7,6 +7,7 @@ position in the data, and applies the pace and the data lease that the verdict a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -32,6 +33,11 @@ from atoll.wire.messages import Lease, MemberStats
 
 T = TypeVar("T", bound=Decidable)
 
+LEAST_TRIP_S = 0.005
+"""A shorter way to the hub is not worth a thread."""
+LONGEST_STEP_S = 1.0
+"""Where steps are longer a way to the hub is nothing beside them."""
+
 PHASES = {"wait": "join", "send": "reduce", "vote": "commit"}
 """Names of a round's phases in the statistics, and in :class:`CommittedRound`."""
 
@@ -47,6 +53,10 @@ class RoundClient:
         self._period_began = clock.monotonic()
         self._phases: dict[str, float] = {}
         """Seconds of the last round's phases, for the next report."""
+        self._sent_bytes: float | None = None
+        """In the last round, for the next report."""
+        self._trip_s = math.inf
+        """Shortest wait for a verdict so far: at least a way to the hub and back."""
 
     # ------------------------------------------------------------------------ a round
 
@@ -107,9 +117,35 @@ class RoundClient:
 
     # ------------------------------------------------------------------------- report
 
+    def announce(self, task: Task, *, base: str) -> None:
+        """Join the next round so many steps before its end that its plan is there then.
+
+        Called after each step. A step must be short: meanwhile the others may wait in the round.
+        The position in the data has to be known in advance: it counts with the contribution even if
+        this member is lost before its vote.
+        """
+        period = task.period
+        left = period.planned - period.done
+        known = LEAST_TRIP_S < self._trip_s < math.inf
+        if left <= 0 or not period.done or not known or task.witness is not None:
+            return
+        step_s = (self._clock.monotonic() - self._period_began) / period.done
+        if step_s >= LONGEST_STEP_S or left * step_s >= self._trip_s + step_s:
+            return
+        place = task.stretch.place_after(left) if task.stretch is not None else None
+        if place is not None or task.stretch is None:
+            stats = self._stats(norm=None, loss=None)
+            self.group.announce(self._report_of(task, base=base, place=place, stats=stats))
+
     def report(self, task: Task, *, base: str, norm: float | None = None) -> PeriodReport:
         """Return the report of the period since the last round; resets the task's losses."""
         place = task.stretch.place() if task.stretch is not None else None
+        stats = self._stats(norm=norm, loss=task.losses.take())
+        return self._report_of(task, base=base, place=place, stats=stats)
+
+    def _report_of(
+        self, task: Task, *, base: str, place: tuple[int, dict[str, int]] | None, stats: MemberStats
+    ) -> PeriodReport:
         return PeriodReport(
             round=task.round,
             base=task.labelled(base),
@@ -117,7 +153,7 @@ class RoundClient:
             steps=task.period.done,
             busy_s=self._clock.monotonic() - self._period_began,
             lease=Lease(*place) if place is not None else None,
-            stats=self._stats(norm=norm, loss=task.losses.take()),
+            stats=stats,
             group=task.group,
             commitment=task.witness.commitment() if task.witness is not None else None,
         )
@@ -129,7 +165,9 @@ class RoundClient:
         return replace(report, round=task.round, base=task.labelled(base), stats=stats)
 
     def _stats(self, *, norm: float | None, loss: float | None) -> MemberStats:
-        return MemberStats(phases=self._phases, update_norm=norm, loss=loss)
+        return MemberStats(
+            phases=self._phases, update_norm=norm, loss=loss, sent_bytes=self._sent_bytes
+        )
 
     # ------------------------------------------------------------------------ verdict
 
@@ -144,6 +182,9 @@ class RoundClient:
         if self._selection is not None:
             self._selection.committed()
         self._phases = {name: committed.seconds[phase] for name, phase in PHASES.items()}
+        if committed.attempts == 1 and not ahead:
+            self._trip_s = min(self._trip_s, committed.seconds["commit"])
+        self._sent_bytes = float(committed.sent_bytes)
         if self.group.upload_s is not None:
             self._phases["upload"] = self.group.upload_s
         verdict, me = committed.verdict, self.group.me
@@ -166,7 +207,7 @@ class RoundClient:
 
     def restart(self) -> None:
         """Restart the period, because this member recovered the state from others."""
-        self._phases = {}
+        self._phases, self._sent_bytes = {}, None
         self.begin_now()
 
     def begin_now(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from atoll.devices.choose import CPU
 from atoll.devices.transfer import Snapshot, copy_tensors
+from atoll.digest import Digest
 from atoll.errors import ConfigError
 from atoll.task import Task, real_numel
 
@@ -244,14 +244,14 @@ def length(vector: Tensor) -> float:
 
 
 def digest(vector: Tensor) -> str:
-    """Return 32 hex digits over the bytes of a contiguous vector (BLAKE2b).
+    """Return 32 hex digits over the bytes of a contiguous vector.
 
     For a vector on torch's device `meta`, used to compute traffic, the digest is zeros.
     """
     if vector.is_meta:
         return "0" * 32
     data: Any = vector.detach().numpy()
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return Digest(data).hexdigest()
 
 
 def iter_tensors(roots: list[Any]) -> Iterator[Tensor]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from atoll.digest import Digest
 from atoll.strategies.vectors.flat import WIDE, real_view
 from atoll.task import Task, is_inexact
 
@@ -55,12 +56,12 @@ def tensor_digest(tensor: Tensor) -> bytes:
     """Return 16 bytes over a tensor's canonical values; zeros on torch's device `meta`."""
     if tensor.is_meta:
         return bytes(16)
-    return hashlib.blake2b(_bytes(tensor).data, digest_size=16).digest()
+    return Digest(_bytes(tensor).data).digest()
 
 
 def together(digests: Iterable[bytes]) -> bytes:
     """Return one digest of many, 16 bytes."""
-    return hashlib.blake2b(b"".join(digests), digest_size=16).digest()
+    return Digest(b"".join(digests)).digest()
 
 
 def canonical_type(tensor: Tensor) -> torch.dtype:

@@ -11,8 +11,8 @@ from typing import Protocol
 from torch import Tensor
 
 from atoll.checkpoint import Part, Saved, SavePoint
-from atoll.checkpoint.format.dcp_storage import PIECES
 from atoll.checkpoint.format.part import STATE
+from atoll.checkpoint.format.pieces import PIECES
 from atoll.errors import CheckpointError, PeerLost
 from atoll.recovery import StateOf
 from atoll.recovery.snapshot_cache import Still

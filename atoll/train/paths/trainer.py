@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from atoll.checkpoint import save_weights
-from atoll.checkpoint.sharded import ShardedInfo
+from atoll.checkpoint.format.pieces import ShardedInfo
 from atoll.clock import RealClock
 from atoll.config import JobSpec
 from atoll.data import Cursor

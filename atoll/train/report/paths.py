@@ -59,9 +59,8 @@ def path_tables(paths: Mapping[str, Any]) -> str:
 
 
 def _row(row: Mapping[str, Any]) -> str:
-    who = f"{row['member']} on {row['node']}" if row["node"] else row["member"]
     cells = [
-        row["path"], ", ".join(map(str, row["modules"])), who, row["state"], row["step"],
+        row["path"], ", ".join(map(str, row["modules"])), row["name"], row["state"], row["step"],
         f"{row['tokens']:,}", _loss(row["loss"]), _loss(row["held_out"]), _loss(row["best"]),
         _known(row["best_step"]), "yes" if row["stopped_early"] else "no",
         _known(row["documents"]), _known(row["shard_tokens"]),

@@ -1,21 +1,26 @@
-"""`report.html`: a run's plots and tables in one file that opens offline. Loads no torch.
+"""`report.html`: a run's verdict, curves and tables in one file that opens offline. Loads no torch.
 
-plotly.js, copied from the installed plotly package, draws the charts; data and styles are inline.
+It has no script: charts are static SVG, styles are inline, and colours follow the reader's theme.
 """
 
 from __future__ import annotations
 
-import importlib.resources
 import json
+import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from atoll.config.writing import without_secrets
+from atoll.ids import machine_names
 from atoll.train.report.charts import Chart, Trace, layout, line
+from atoll.train.report.machines import by_machine, machines_of
 from atoll.train.report.paths import path_charts, path_tables
 from atoll.train.report.rl import gallery, policy_table, read_episodes, rl_charts, rl_tiles, texts
+from atoll.train.report.svg import draw
 from atoll.train.report.tables import event_table, member_table, text, tiles, worth
+from atoll.train.report.verdict import verdict
 from atoll.train.results.summary import (
     SUMMARY_NAME,
     ddp_bytes,
@@ -27,6 +32,10 @@ from atoll.train.results.summary import (
 REPORT_NAME = "report.html"
 ROUNDS_NAME = "rounds.json"
 TIMELINE_ROUNDS = 40
+TIMELINE_BARS = 640
+"""Most bars of one phase in that chart: fewer rounds are drawn of many members."""
+STRETCHES = 60
+"""Most intervals into which a member's time is divided in the chart of time."""
 PHASES = {
     "compute_s": ("computing", "#2ca02c"),
     "wait_s": ("waiting", "#d62728"),
@@ -83,14 +92,16 @@ def render(
     rounds, rl = rounds or {}, summary.get("rl")
     charts = rl_charts(rl, points) if rl else _charts(summary, points)
     charts += timeline_charts(rounds.get("rounds", ()))
+    nodes = machines_of(summary)
+    charts = by_machine(charts, machine_names(nodes))
     paths = path_tables(summary["paths"]) if summary.get("paths") else ""
     sample = str(summary.get("sample") or "")
     tail = f"{paths}{worth(rounds.get('worth') or {})}{'' if rl else member_table(summary)}"
-    tail += event_table(events)
+    tail += event_table(events, nodes)
     tail += f"<section><h2>Sample of the model</h2><pre>{text(sample)}</pre></section>" * bool(
         sample
     )
-    tail += f"<section><h2>Job</h2><pre>{text(job_text)}</pre></section>"
+    tail += f"<details><summary>Job file</summary><pre>{text(job_text)}</pre></details>"
     title = f"Atoll run {summary.get('job', '')}".strip()
     return page(title, head=_head(summary, episodes or {}), charts=charts, tail=tail)
 
@@ -101,33 +112,28 @@ def page(title: str, *, head: str, charts: Sequence[Chart], tail: str) -> str:
     Args:
         title: Of the page; plain text, as are the titles of charts.
         head: HTML before the charts.
-        charts: What plotly draws.
+        charts: What is drawn.
         tail: HTML after the charts.
     """
     sections = "".join(
-        f"<section><h2>{text(name)}</h2><p>{text(about)}</p>"
-        f'<div class="chart" id="chart{index}"></div></section>'
-        for index, (name, about, _, _) in enumerate(charts)
+        f"<section><h2>{text(name)}</h2><p>{text(about)}</p>{draw(name, traces, look)}</section>"
+        for name, about, traces, look in charts
     )
-    data = json.dumps([{"traces": traces, "layout": look} for _, _, traces, look in charts])
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{text(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{text(title)}</h1>{head}{sections}{tail}"
-        f"<script>{plotly_js()}</script>"
-        # Escape every "<", so that no data can end the script element.
-        f"<script>const charts = {data.replace('<', chr(92) + 'u003c')};{_SCRIPT}</script>"
+        f"<h1>{text(title)}</h1>{head}<div class='charts'>{sections}</div>{tail}"
         "</body></html>\n"
     )
 
 
 def _head(summary: Mapping[str, Any], episodes: Mapping[str, bytes]) -> str:
     """Return the part before the charts: figures, and for policies their episodes and a table."""
-    rl = summary.get("rl")
+    rl, opening = summary.get("rl"), f"<p class='verdict'>{text(verdict(summary))}</p>"
     if not rl:
-        return tiles(summary)
-    return rl_tiles(summary) + gallery(rl, episodes) + policy_table(rl) + texts(rl)
+        return opening + tiles(summary)
+    return opening + rl_tiles(summary) + gallery(rl, episodes) + policy_table(rl) + texts(rl)
 
 
 def _charts(summary: Mapping[str, Any], points: Points) -> list[Chart]:
@@ -141,12 +147,6 @@ def _charts(summary: Mapping[str, Any], points: Points) -> list[Chart]:
     ]
 
 
-def plotly_js() -> str:
-    """Return the text of plotly.js from the installed package."""
-    place = importlib.resources.files("plotly") / "package_data" / "plotly.min.js"
-    return place.read_text(encoding="utf-8")
-
-
 def members_of(points: Points) -> list[str]:
     """Return the members in the order of their slots."""
     return sorted({str(p["member"]) for p in points}, key=lambda name: (len(name), name))
@@ -157,13 +157,22 @@ def series(
 ) -> tuple[list[Any], list[Any]]:
     """Return x (step, or seconds since the first point if `of="time"`) and y of one value."""
     zero = min((float(p["time"]) for p in points), default=0.0)
-    xs: list[Any] = []
-    ys: list[Any] = []
-    for point in points:
-        if point["member"] == member and name in point["values"]:
-            xs.append(point["step"] if of == "step" else float(point["time"]) - zero)
-            ys.append(point["values"][name])
-    return xs, ys
+    own = [point for point in points if point["member"] == member and name in point["values"]]
+    if of == "step":
+        own = continued(own)
+    xs = [point["step"] if of == "step" else float(point["time"]) - zero for point in own]
+    return xs, [point["values"][name] for point in own]
+
+
+def continued(points: Points) -> list[Mapping[str, Any]]:
+    """Return points without those that a resume went back behind: steps never decrease."""
+    kept: list[Mapping[str, Any]] = []
+    first = math.inf
+    for point in reversed(points):
+        if point["step"] <= first:
+            kept.append(point)
+            first = point["step"]
+    return kept[::-1]
 
 
 def loss_chart(points: Points) -> Chart:
@@ -172,6 +181,8 @@ def loss_chart(points: Points) -> Chart:
         line(*series(points, member, "loss"), member, index)
         for index, member in enumerate(members_of(points))
     ]
+    for trace in traces:
+        trace["line"]["opacity"] = 0.6
     found = sorted(held_out_losses(points))
     traces.append(
         {
@@ -192,7 +203,12 @@ def speed_chart(points: Points) -> Chart:
         line(*series(points, member, "tokens_per_s", of="time"), member, index)
         for index, member in enumerate(members_of(points))
     ]
-    return "Speed", "Tokens per second of each member.", traces, layout("seconds", "tokens/s")
+    return (
+        "Speed",
+        "Tokens per second of each member.",
+        traces,
+        layout("time", "tokens/s", unit_x="duration"),
+    )
 
 
 def time_chart(points: Points) -> Chart:
@@ -222,7 +238,7 @@ def time_chart(points: Points) -> Chart:
                 "hovertemplate": "%{x:.2f} s " + label + "<extra>%{y}</extra>",
             }
         )
-    look = layout("seconds of training", "") | {"barmode": "overlay", "bargap": 0.35}
+    look = layout("time in training", "", unit_x="duration")
     return "Time", "Where each member's time went.", traces, look
 
 
@@ -240,7 +256,17 @@ def stretches(points: Points, member: str) -> list[dict[str, float]]:
             spent = {name: max(0.0, now[name] - before[name]) for name in names}
             found.append({"start": before["wall_s"], **spent})
         before = now
-    return found
+    return _joined(found, names)
+
+
+def _joined(found: list[dict[str, float]], names: Sequence[str]) -> list[dict[str, float]]:
+    """Return intervals joined to at most :data:`STRETCHES`, their seconds added."""
+    each = -(-len(found) // STRETCHES) or 1
+    groups = [found[start : start + each] for start in range(0, len(found), each)]
+    return [
+        {"start": group[0]["start"], **{name: sum(one[name] for one in group) for name in names}}
+        for group in groups
+    ]
 
 
 def bytes_chart(points: Points, summary: Mapping[str, Any]) -> Chart:
@@ -249,6 +275,7 @@ def bytes_chart(points: Points, summary: Mapping[str, Any]) -> Chart:
     last_step = 0
     for index, member in enumerate(members_of(points)):
         xs, ys = series(points, member, "sent_bytes")
+        ys = added_up(ys)
         last_step = max([last_step, *xs])
         traces.append(line(xs, ys, member, index))
     nodes, parameters = int(summary.get("nodes") or 1), int(summary.get("parameters") or 0)
@@ -264,10 +291,18 @@ def bytes_chart(points: Points, summary: Mapping[str, Any]) -> Chart:
                 "line": {"color": "#888", "dash": "dash"},
             }
         )
-    look = layout("step", "bytes sent")
-    look["yaxis"] |= {"type": "log", "exponentformat": "SI"}
+    look = layout("step", "sent", unit_y="bytes", log_y=True)
     about = "Bytes each member sent, against an fp32 all-reduce in every step (dashed)."
-    return "Bytes", about, traces, look
+    return "Traffic", about, traces, look
+
+
+def added_up(counts: Sequence[float]) -> list[float]:
+    """Return totals from the counts of processes that follow each other, each from 0."""
+    before, found = 0.0, [*counts[:1]]
+    for last, count in pairwise(counts):
+        before += last if count < last else 0.0
+        found.append(before + count)
+    return found
 
 
 def round_chart(points: Points) -> Chart:
@@ -281,12 +316,14 @@ def round_chart(points: Points) -> Chart:
         trace["line"]["shape"] = "hv"
         traces.append(trace)
     about = "Rounds committed; members that stay together draw one line."
-    return "Rounds", about, traces, layout("seconds", "rounds")
+    return "Rounds", about, traces, layout("time", "rounds", unit_x="duration")
 
 
 def timeline_charts(rounds: Points) -> list[Chart]:
     """Return what each member did in the newest rounds, as bars over time; empty without rounds."""
-    shown = [one for one in rounds if one.get("timeline")][-TIMELINE_ROUNDS:]
+    shown = [one for one in rounds if one.get("timeline")]
+    members = max((len(one["timeline"]) for one in shown), default=1)
+    shown = shown[-max(4, min(TIMELINE_ROUNDS, TIMELINE_BARS // members)) :]
     if not shown:
         return []
     zero = min(float(one["time"]) - _round_s(row) for one in shown for row in one["timeline"])
@@ -297,7 +334,7 @@ def timeline_charts(rounds: Points) -> list[Chart]:
             for row in one["timeline"]:
                 began = float(one["time"]) - _round_s(row) - zero
                 before = list(PHASES)[: list(PHASES).index(phase)]
-                ys.append(f"{row['member']} {row['node']}".strip())
+                ys.append(str(row["member"]))
                 xs.append(row[phase] or 0.0)
                 bases.append(began + sum(row[name] or 0.0 for name in before))
         traces.append(
@@ -307,7 +344,7 @@ def timeline_charts(rounds: Points) -> list[Chart]:
                 "hovertemplate": "%{x:.2f} s " + label + "<extra>%{y}</extra>",
             }
         )  # fmt: skip
-    look = layout("seconds", "") | {"barmode": "overlay", "bargap": 0.35}
+    look = layout("time", "", unit_x="duration")
     about = f"What each machine did in the last {len(shown)} rounds."
     return [("Timeline of rounds", about, traces, look)]
 
@@ -318,22 +355,37 @@ def _round_s(row: Mapping[str, Any]) -> float:
 
 
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1080px;padding:24px;color:#222}
-h1{font-size:24px;margin:0 0 16px}h2{font-size:18px;margin:0}section{margin:32px 0}
-section p{margin:2px 0 8px;color:#666}
+:root{color-scheme:light dark;--back:#fff;--text:#1f2328;--dim:#5f6873;--rim:#d8dde3;--pale:#f5f7f9;
+--c0:#1f77b4;--c1:#d9730d;--c2:#2a8a2a;--c3:#7f58b0;--c4:#8c564b;--c5:#c2569f;--c6:#70757a;
+--c7:#0f8f9e;--strong:#d62728;--quiet:#8a8f95}
+@media(prefers-color-scheme:dark){:root{--back:#15181c;--text:#e6e9ec;--dim:#9aa4ae;--rim:#353b42;
+--pale:#1e2328;--c0:#5aa9e6;--c1:#ff9f4a;--c2:#5cc45c;--c3:#b794e0;--c4:#c08a7d;--c5:#f08fcb;
+--c6:#a9afb5;--c7:#4fd0df;--strong:#ff6b6b;--quiet:#8a9199}}
+*{box-sizing:border-box}
+body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1080px;padding:24px;
+color:var(--text);background:var(--back);overflow-wrap:anywhere}
+h1{font-size:24px;margin:0 0 8px}h2{font-size:18px;margin:0}section{margin:32px 0;min-width:0}
+section p{margin:2px 0 8px;color:var(--dim)}.verdict{font-size:18px;margin:0 0 20px}
 .tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:10px}
-.tiles div{border:1px solid #ddd;border-radius:8px;padding:10px 12px}
-.tiles b{display:block;font-size:18px;overflow-wrap:anywhere}.tiles span{color:#666;font-size:13px}
+.tiles div{border:1px solid var(--rim);border-radius:8px;padding:10px 12px}
+.tiles b{display:block;font-size:18px;overflow-wrap:break-word}
+.tiles span{color:var(--dim);font-size:13px}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));
+gap:0 32px}
+svg{display:block;width:100%;height:auto;max-width:720px}svg text{font-size:26px;fill:var(--dim)}
+.grid{stroke:var(--rim);stroke-width:2;fill:none}.line{fill:none;stroke-linejoin:round}
+.dots{fill:none;stroke-width:14;stroke-linecap:round}.none{font-style:italic}
+.legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:13px}
+.legend i{display:inline-block;width:14px;height:4px;margin-right:5px;vertical-align:middle}
+.panels{display:grid;grid-template-columns:1fr 1fr;gap:8px}.panel{border:0}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}
 .episodes{display:grid;grid-template-columns:repeat(auto-fill,minmax(230px,1fr));gap:14px}
-figure{margin:0;border:1px solid #ddd;border-radius:8px;overflow:hidden}
-figure img{display:block;width:100%;aspect-ratio:4/3;object-fit:contain;background:#fbfbfb}
-figcaption{padding:8px 12px;color:#666;font-size:13px}
-th,td{text-align:left;padding:4px 10px;border-bottom:1px solid #eee}
-pre{background:#f6f6f6;padding:12px;border-radius:8px;overflow-x:auto;white-space:pre-wrap}
-"""
-
-_SCRIPT = """
-charts.forEach((chart, index) => Plotly.newPlot(
-  'chart' + index, chart.traces, chart.layout, {responsive: true, displaylogo: false}));
+figure{margin:0;border:1px solid var(--rim);border-radius:8px;overflow:hidden;min-width:0}
+figure img{display:block;width:100%;aspect-ratio:4/3;object-fit:contain;background:var(--pale)}
+figcaption{padding:8px 12px;color:var(--dim);font-size:13px}
+th,td{text-align:left;padding:4px 10px;border-bottom:1px solid var(--rim);
+overflow-wrap:normal}
+pre{background:var(--pale);padding:12px;border-radius:8px;white-space:pre-wrap}
+summary{font-size:18px;font-weight:bold;cursor:pointer}
+@media(max-width:600px){body{padding:16px}}
 """

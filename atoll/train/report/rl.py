@@ -6,7 +6,9 @@ import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from atoll import units
 from atoll.train.report.charts import COLOURS, Chart, Trace, layout, line
 from atoll.train.report.tables import boxes, table, text
 from atoll.train.results.rl_summary import curve, step_word
@@ -14,23 +16,23 @@ from atoll.train.results.rl_summary import curve, step_word
 EPISODES = "episodes"
 """Folder of a run that holds a recorded episode of each policy, `POLICY.gif`."""
 
-MAX_GIF_BYTES = 8 * 2**20
-"""A larger one stays beside the report."""
-
-PICTURES_IN_A_ROW = 4
+MAX_GIF_BYTES = 150_000
+"""Of all recorded episodes together; larger ones stay beside the report, which refers to them."""
 
 Points = Sequence[Mapping[str, Any]]
 Rl = Mapping[str, Any]
 
 
 def read_episodes(folder: Path, rl: Rl) -> dict[str, bytes]:
-    """Return the recorded episodes by policy, as GIF bytes."""
-    found = {}
+    """Return the recorded episodes by policy, as GIF bytes; empty: it stays beside the report."""
+    found, left = {}, MAX_GIF_BYTES
     for policy in rl.get("policies") or ():
         path = folder / EPISODES / f"{policy['policy']}.gif"
         inside = path.resolve().is_relative_to(folder.resolve())
-        if inside and path.is_file() and path.stat().st_size <= MAX_GIF_BYTES:
-            found[str(policy["policy"])] = path.read_bytes()
+        if inside and path.is_file():
+            size = path.stat().st_size
+            found[str(policy["policy"])] = path.read_bytes() if size <= left else b""
+            left -= size if size <= left else 0
     return found
 
 
@@ -50,8 +52,8 @@ def rl_tiles(summary: Mapping[str, Any]) -> str:
             "updates of the critic": f"{critic['updates']:,}" if critic else None,
             "trajectories it learned from": f"{critic['trajectories']:,}" if critic else None,
             "trajectories dropped": f"{dropped:,}",
-            f"bytes per {step_word(rl)}": None if not size else f"{size:,.1f}",
-            "seconds": f"{summary.get('wall_s') or 0.0:.1f}",
+            f"sent per {step_word(rl)}": None if not size else units.size(size),
+            "time": units.duration(summary.get("wall_s") or 0.0),
         }
     )
 
@@ -63,10 +65,12 @@ def gallery(rl: Rl, episodes: Mapping[str, bytes]) -> str:
         picture = episodes.get(str(policy["policy"]))
         if picture is None:
             continue
-        data = base64.b64encode(picture).decode("ascii")
+        source = f"{EPISODES}/{quote(str(policy['policy']))}.gif"
+        if picture:
+            source = f"data:image/gif;base64,{base64.b64encode(picture).decode('ascii')}"
         name, env = text(policy["policy"]), text(short_env(str(policy["env"])))
         figures += (
-            f"<figure><img alt='an episode of {name}' src='data:image/gif;base64,{data}'>"
+            f"<figure><img alt='an episode of {name}' src='{source}'>"
             f"<figcaption><b>{name}</b> {env}<br>return {text(rise(policy))}</figcaption></figure>"
         )
     if not figures:
@@ -101,8 +105,7 @@ def critic_charts(rl: Rl, points: Points) -> list[Chart]:
         there = [point for point in own if name in point["values"]]
         xs, ys = [p["step"] for p in there], [p["values"][name] for p in there]
         traces.append(line(xs, ys, str(policy["policy"]), index))
-    look = layout("updates of the critic", "value loss")
-    look["yaxis"] |= {"type": "log"}
+    look = layout("updates of the critic", "value loss", log_y=True)
     about = "Loss of the critic's head of each policy, in units of that policy's own returns."
     counts = sorted((int(age), count) for age, count in critic["staleness"].items())
     bars = {
@@ -110,7 +113,6 @@ def critic_charts(rl: Rl, points: Points) -> list[Chart]:
         "x": [age for age, _ in counts], "y": [count for _, count in counts],
     }  # fmt: skip
     ages = layout("updates behind", "trajectories")
-    ages["xaxis"] |= {"dtick": 1 if len(counts) <= 20 else None}
     old = "How many updates a policy was ahead of a trajectory when the critic learned from it."
     return [
         ("Loss of the critic", about, traces, look),
@@ -128,7 +130,7 @@ def policy_table(rl: Rl) -> str:
         [
             p["policy"], p["env"], number(p["return_first"]), number(p["return_last"]),
             number(p["return_best"]), f"{p['episodes']:,}", f"{p['env_steps']:,}",
-            f"{p['updates']:,}", f"{p['queue_wait_s']:.1f} s", f"{p['sent_bytes']:,}",
+            f"{p['updates']:,}", units.duration(p["queue_wait_s"]), units.size(p["sent_bytes"]),
             f"{_all(p['dropped']):,}",
         ]
         for p in rl["policies"]
@@ -178,31 +180,9 @@ def _returns(rl: Rl, points: Points) -> Chart:
     look = layout(f"{step_word(rl)}s", "return")
     about = "Mean return of each policy's last episodes, against its own environment steps."
     if len({short_env(str(policy["env"])) for policy in policies}) > 1:
-        look |= _side_by_side(policies, traces)
+        look["panels"] = True
         about += " Each has its own scale, because tasks differ."
     return "Return", about, traces, look
-
-
-def _side_by_side(policies: Sequence[Rl], traces: list[Trace]) -> dict[str, Any]:
-    """Give every trace its own axes; return the layout for them."""
-    columns = min(PICTURES_IN_A_ROW, len(policies))
-    rows = -(-len(policies) // columns)
-    look: dict[str, Any] = {
-        "grid": {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.35},
-        "height": 60 + 240 * rows, "showlegend": False, "annotations": [],
-        "margin": {"l": 50, "r": 20, "t": 30, "b": 45},
-    }  # fmt: skip
-    for index, (policy, trace) in enumerate(zip(policies, traces, strict=True)):
-        axis = str(index + 1) if index else ""
-        trace |= {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
-        trace["line"]["width"] = 2
-        look["annotations"].append(
-            {
-                "text": f"<b>{text(policy['policy'])}</b>", "showarrow": False, "x": 0.5, "y": 1.04,
-                "xref": f"x{axis} domain", "yref": f"y{axis} domain", "yanchor": "bottom",
-            }
-        )  # fmt: skip
-    return look
 
 
 def _explained(rl: Rl, points: Points) -> Chart:
@@ -212,7 +192,7 @@ def _explained(rl: Rl, points: Points) -> Chart:
         traces.append(line(xs, [max(-1.0, y) for y in ys], str(policy["policy"]), index))
     look = layout(f"{step_word(rl)}s", "explained variance")
     low = min((y for trace in traces for y in trace["y"]), default=0.0)
-    look["yaxis"] |= {"range": [min(-0.05, low), 1.05]}
+    look["range_y"] = (min(-0.05, low), 1.05)
     about = (
         "Share of the variance of returns that the values an actor used had foreseen: 1 is all of "
         "it, 0 no more than their mean. Where every return is the same, nothing is left to explain."
@@ -224,7 +204,7 @@ def _speed(rl: Rl, points: Points) -> Chart:
     traces = _over_time(rl, points, "env_steps_per_s")
     return (
         "Speed", f"{step_word(rl).capitalize()}s per second of each policy.",
-        traces, layout("seconds", f"{step_word(rl)}s/s"),
+        traces, layout("time", f"{step_word(rl)}s/s", unit_x="duration"),
     )  # fmt: skip
 
 
@@ -234,7 +214,7 @@ def _waiting(rl: Rl, points: Points) -> Chart:
         "Seconds that each actor has waited for room in its queue: the critic is what is slow "
         "where this rises steadily."
     )
-    return "Waiting", about, traces, layout("seconds", "seconds waited")
+    return "Waiting", about, traces, layout("time", "waited", unit_x="duration", unit_y="duration")
 
 
 def _over_time(rl: Rl, points: Points, name: str) -> list[Trace]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from atoll.config.rl_roles import ACTOR, MemberRole, member_roles
+from atoll.config.rl_roles import ACTOR, CRITICS, MemberRole, member_roles
 from atoll.config.rl_tables import RlTable
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -19,27 +19,32 @@ OF_TEXT = ("score_before", "score_after", "texts")
 """Figures of language models only: mean rewards of an evaluation, and completions in it."""
 
 
-def rl_summary(rl: RlTable, *, results: Results, points: Points) -> dict[str, Any]:
+def rl_summary(
+    rl: RlTable, *, results: Results, points: Points, sent: Mapping[str, float]
+) -> dict[str, Any]:
     """Return the results of each policy and of the critic (keys: docs/reference/run_files.md).
 
-    A lost member has no entry in `results`; its last measurements count.
+    A lost member has no entry in `results`; its last measurements count. `sent` are the bytes that
+    the hub counted, by member.
     """
     told = {f"w{slot}": role for slot, role in enumerate(member_roles(rl))}
     rows = {name: _member(name, role, results, points) for name, role in told.items()}
+    for name in rows.keys() & sent.keys():
+        rows[name]["sent_bytes"] = int(sent[name])
     policies = [
         _policy(policy.name, policy.env, policy.steps or rl.steps, rows.values())
         for policy in rl.policies
     ]
-    critic = next((row for row in rows.values() if row["role"] != ACTOR), None)
+    critic = next((row for row in rows.values() if row["role"] in CRITICS), None)
     steps, wall_s = sum(p["env_steps"] for p in policies), _wall_s(results)
-    sent = sum(row["sent_bytes"] for row in rows.values())
+    total = sum(row["sent_bytes"] for row in rows.values())
     return {
         "algorithm": rl.algorithm,
         "critic": "none" if rl.algorithm == "grpo" else rl.critic,
         "values": rl.values,
         "env_steps": steps,
         "env_steps_per_s": steps / wall_s if wall_s else None,
-        "bytes_per_env_step": sent / steps if steps else None,
+        "bytes_per_env_step": total / steps if steps else None,
         "policies": policies,
         "critic_member": critic,
     }

@@ -11,13 +11,16 @@ from atoll.group.base import Group
 from atoll.group.connect import Connection
 from atoll.strategies.base import SyncResult
 from atoll.task import Task
+from atoll.train.results.loggers import Loggers
 from atoll.train.results.metrics import REPORT_EVERY_S, Meter, Recorder, Totals, metrics_outbox
 
 
 class ScriptMeter:
     """Measures one member of a script; it sends nothing before `open`."""
 
-    def __init__(self, group: Group, clock: Clock) -> None:
+    def __init__(self, group: Group, clock: Clock, *, loggers: Loggers | None = None) -> None:
+        """`loggers` get every point, too."""
+        self._loggers = loggers or Loggers(())
         self.totals = Totals()
         self._group, self._clock = group, clock
         self._task: Task | None = None
@@ -39,11 +42,14 @@ class ScriptMeter:
         """Send points of `task` from now on."""
         self._task = task
         if connection is None:
-            self._recorder = Recorder(task, clock=self._clock)
+            self._recorder = Recorder(task, clock=self._clock, report=self._loggers.add)
         else:
             outbox = metrics_outbox(connection.link)
             self._recorder = Recorder(
-                task, clock=self._clock, report=outbox.add, announce=connection.link.notify
+                task,
+                clock=self._clock,
+                report=self._loggers.before(outbox.add),
+                announce=connection.link.notify,
             )
             self._flush = lambda: outbox.close(timeout_s=flush_timeout_s)
         self._recorder.point({"parameters": task.num_parameters})
@@ -95,6 +101,7 @@ class ScriptMeter:
     def close(self) -> None:
         """Send the last points."""
         self._flush()
+        self._loggers.close()
         if self._recorder is not None:
             self._recorder.close()
 

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll.config import JobSpec
 from atoll.errors import StorageFull
@@ -23,8 +23,21 @@ PROCESS_BEGAN = "process_began"
 ADDED = ("tokens", "samples_given", "wall_s", "compute_s", "sent_bytes", "received_bytes")
 """Totals that are added over the processes of a member: one that was killed has done its work."""
 
+OF_HUB = ("node", "sent_bytes", "received_bytes")
+"""Figures of a member that are the hub's."""
+
 Results = Mapping[str, Mapping[str, Any]]
 Points = Sequence[Mapping[str, Any]]
+
+
+class Rounds(NamedTuple):
+    """Numbers of rounds."""
+
+    committed: int = 0
+    aborted: int = 0
+
+
+NO_ROUNDS = Rounds()
 
 
 def summarise(
@@ -33,16 +46,20 @@ def summarise(
     spec: JobSpec,
     results: Results,
     points: Points,
-    rounds_committed: int,
-    rounds_aborted: int,
+    rounds: Rounds = NO_ROUNDS,
     paths: Mapping[str, Any] | None = None,
+    shown: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the content of `summary.json`; its keys are in docs/reference/run_files.md.
 
     A lost member has no entry in `results`; its last point counts. `paths` is what the hub shows of
-    the paths of a modular model.
+    the paths of a modular model, `shown` of the members: their machines, and what they sent and
+    received, which the hub alone adds up over processes.
     """
     members = {name: _figures(name, results, points) for name in _members(results, points)}
+    for view in shown:
+        if view["member"] in members:
+            members[view["member"]] |= {name: view[name] for name in OF_HUB}
     steps = max((int(m["steps"]) for m in members.values()), default=0)
     tokens = sum(int(m["tokens"]) for m in members.values())
     wall_s = max((m["wall_s"] for m in members.values()), default=0.0)
@@ -55,13 +72,13 @@ def summarise(
     ddp = 0 if spec.swarm.stages > 1 else ddp
     evaluations = held_out_losses(points)
     replicas = compare(results, nodes=spec.job.nodes)
-    final = _first_of(results, "loss_final")
+    final, accuracy = _first_of(results, "loss_final"), _accuracy(results, points)
     return {
         "job": job,
         "strategy": resolve(spec.strategy).names(),
         "nodes": spec.job.nodes,
-        "rounds_committed": rounds_committed,
-        "rounds_aborted": rounds_aborted,
+        "rounds_committed": rounds.committed,
+        "rounds_aborted": rounds.aborted,
         "steps": steps,
         "tokens": tokens,
         "data": data_account.account(results, given=given),
@@ -71,7 +88,8 @@ def summarise(
         "utilisation": compute_s / wall_s if wall_s else None,
         "loss_first": _loss_first(results, evaluations),
         "loss_final": final if final is not None else _last(evaluations),
-        "accuracy": _accuracy(results, points),
+        "accuracy": accuracy,
+        "loss_of": "pair" if spec.tune.preferences else "token" if accuracy is None else "image",
         "bytes_per_token": _first_of(results, "bytes_per_token"),
         "bytes_sent_per_node": round(sent),
         "bytes_sent_ddp_fp32": ddp,
@@ -87,13 +105,16 @@ def summarise(
         "members": list(members.values()),
         "sample": best_sample(results),
         **({"paths": paths} if paths else {}),
-        **(_of_policies(spec, results, points) if spec.kind == "rl" else {}),
+        **(_of_policies(spec, results, points, shown) if spec.kind == "rl" else {}),
     }
 
 
-def _of_policies(spec: JobSpec, results: Results, points: Points) -> dict[str, Any]:
+def _of_policies(
+    spec: JobSpec, results: Results, points: Points, shown: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return what differs for policies: they count steps, not tokens, and have no replicas."""
-    rl = rl_summary(spec.rl, results=results, points=points)
+    sent = {view["member"]: view["sent_bytes"] for view in shown}
+    rl = rl_summary(spec.rl, results=results, points=points, sent=sent)
     return {
         "rl": rl,
         "tokens": 0,
@@ -222,7 +243,8 @@ def _figures(name: str, results: Results, points: Points) -> dict[str, Any]:
         "compute_s": compute_s,
         "utilisation": compute_s / wall_s if wall_s else None,
         "tokens_per_s": tokens / wall_s if wall_s else 0.0,
-        "sent_bytes": float(told.get("sent_bytes", 0)) + float(told.get("control_sent_bytes", 0)),
+        "sent_bytes": float(told.get("sent_bytes", 0)),
+        "control_sent_bytes": int(told.get("control_sent_bytes", 0)),
         "received_bytes": float(told.get("received_bytes", 0)),
         "parameters": int(told.get("parameters", 0)),
         "loss": told.get("loss") if told.get("loss") is not None else latest.get("loss"),

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from atoll.checkpoint import Part
 from atoll.checkpoint.format.part import STATE
+from atoll.checkpoint.format.pieces import ShardedInfo
 from atoll.checkpoint.neighbours import fill_from_neighbours
-from atoll.checkpoint.sharded import ShardedInfo
-from atoll.checkpoint.sharded import Trained as StageState
 from atoll.checkpoint.stages import OLDER_PREFIX, load_stage, stage_part
+from atoll.checkpoint.state.sharded_state import Trained as StageState
 from atoll.config import JobSpec
 from atoll.config.swarm_tables import SYNC
-from atoll.data import Dataset, Deal, ImageDataset
+from atoll.data import Dataset, Deal, TrainingData
 from atoll.data.microbatches import HeldOutMicrobatches, Microbatches
 from atoll.errors import CheckpointError, CheckpointMissing, ConfigError, LossNotFinite
 from atoll.strategies.inner.options import confined_to
@@ -264,7 +264,7 @@ class JobStages:
         self._spec, self._cut = spec, replace(cut, size=confined_to(spec))
         self._member, self._device = member, device
         self._states = states
-        self._dataset: Dataset | ImageDataset | None = None
+        self._dataset: TrainingData | None = None
         self._deal: Deal | None = None
         self._held_out: HeldOutMicrobatches | None = None
         self._about: Mapping[str, str] = {}
@@ -393,7 +393,7 @@ class JobStages:
         data = self._data()
         return data.held_out.bytes_per_token if isinstance(data, Dataset) else None
 
-    def _data(self) -> Dataset | ImageDataset:
+    def _data(self) -> TrainingData:
         if self._dataset is None:
             self._dataset = load_data(self._spec)
         return self._dataset

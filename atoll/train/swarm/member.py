@@ -22,7 +22,7 @@ from atoll.group.peers.channel import PeerChannel, PeerMail
 from atoll.strategies.inner.swarm.runner import StepSum
 from atoll.train.swarm.asking import Asking
 from atoll.train.swarm.parts import Agreed, Answer, Ask, Event, Rounds, Stages, SwarmJob, Trained
-from atoll.train.swarm.serving import ServedStage
+from atoll.train.swarm.serving import Around, ServedStage
 from atoll.train.swarm.work import Effort, ReportTo
 from atoll.wire.swarm import (
     Holder,
@@ -55,16 +55,20 @@ class SwarmMember:
     ) -> None:  # fmt: skip
         """Start nothing yet; see :meth:`run`."""
         self.me, self.job = me, job
-        self._channel, self._rounds, self._stages = channel, rounds, stages
+        self._channel, self._stages = channel, stages
         self._clock: Clock = clock or RealClock()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._asking = Asking(me, ask, event=self._events.put, most=4 + job.room)
+        self.effort = Effort()
+        self._around = Around(
+            channel, rounds, event=self._events.put, ask=self._asking.ask, effort=self.effort,
+            clock=self._clock,
+        )  # fmt: skip
         self._stopped = threading.Event()
         self._epoch = self._table = self._history = self._ledger = 0
         self._ready = self._unlike = False
         self._again_at = 0.0
         self._served: ServedStage | None = None
-        self.effort = Effort()
         self.last = job.steps
         """Steps after which the job ends; fewer than planned if it is asked to stop."""
         self.finished = False
@@ -274,10 +278,8 @@ class SwarmMember:
             log.info("%s: no state of stage %s yet: %s", self.me, place.stage, error)
             return
         self._served = ServedStage(
-            trained, place.step, holder=holder, job=self.job, channel=self._channel,
-            rounds=self._rounds, event=self._events.put, ask=self._asking.ask,
-            effort=self.effort, clock=self._clock,
-        )  # fmt: skip
+            trained, place.step, holder=holder, job=self.job, around=self._around
+        )
         self._history, self._again_at = place.history, 0.0
 
     def _news(self, news: SwarmNews, served: ServedStage) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from random import Random
 
 import msgspec
@@ -57,28 +58,40 @@ MOST_EARLY = 256
 """Messages kept of steps that have not begun here."""
 
 
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a member's stages share with it."""
+
+    channel: PeerChannel
+    rounds: Rounds
+    event: Callable[[Event], None]
+    """Takes events from any thread."""
+    ask: Callable[[Message], None]
+    """Asks the ledger; its answers become events."""
+    effort: Effort
+    clock: Clock
+
+
 class ServedStage:
     """See the module's docstring."""
 
     def __init__(
-        self, trained: Trained, step: int, *, holder: Holder, job: SwarmJob, channel: PeerChannel,
-        rounds: Rounds, event: Callable[[Event], None], ask: Callable[[Message], None],
-        effort: Effort, clock: Clock,
-    ) -> None:  # fmt: skip
-        """Serve a stage from `step` on; `event` takes events from any thread.
-
-        `ask` asks the ledger; its answers become events.
-        """
+        self, trained: Trained, step: int, *, holder: Holder, job: SwarmJob, around: Around
+    ) -> None:
+        """Serve a stage from `step` on."""
         self.trained, self.step, self.now = trained, step, StepState()
         self.work = StageWork(
-            trained.runner, holder, channel, ActivationCodec(job.codec), job.rows, event=event,
-            clock=clock, effort=effort, evaluating=trained.evaluating,
+            trained.runner, holder, around.channel, ActivationCodec(job.codec), job.rows,
+            event=around.event, clock=around.clock, effort=around.effort,
+            evaluating=trained.evaluating,
         )  # fmt: skip
         self.driving: Driving | None = None
-        self._job, self._channel, self._rounds = job, channel, rounds
-        self._event, self._ask = event, ask
+        self._job, self._channel, self._rounds = job, around.channel, around.rounds
+        self._event, self._ask = around.event, around.ask
         self._early: list[PeerMail] = []
-        self.keeping = Keeping(channel, ask, clock, Copies(every_s=job.copies_s))
+        self.keeping = Keeping(
+            around.channel, around.ask, around.clock, Copies(every_s=job.copies_s)
+        )
         self.keeping.clear()
         self._table: list[SwarmPeer] = []
 

@@ -19,8 +19,8 @@ import msgspec
 from torch import Tensor, nn
 
 from atoll.checkpoint import Part
-from atoll.checkpoint.sharded import Trained
 from atoll.checkpoint.stages import load_stage
+from atoll.checkpoint.state.sharded_state import Trained
 from atoll.codec.base import Codec
 from atoll.config import JobSpec
 from atoll.errors import CheckpointError, ConfigError, GroupError, GroupLeft, LeftBehind, PeerLost

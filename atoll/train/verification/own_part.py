@@ -8,7 +8,6 @@ job and the step, so it is not a part.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -18,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from atoll.digest import Digest
 from atoll.errors import ConfigError, WireError
-from atoll.verification.trace import DIGEST_BYTES
 
 TYPES = {
     str(kind).removeprefix("torch."): kind
@@ -58,7 +57,7 @@ def own_bytes(optimizer: Optimizer) -> Iterator[bytes | memoryview]:
 
 def own_digest(optimizer: Optimizer) -> str:
     """Return the digest of an optimizer's tensors, 32 hex digits."""
-    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    found = Digest()
     for piece in own_bytes(optimizer):
         found.update(piece)
     return found.hexdigest()
@@ -66,7 +65,7 @@ def own_digest(optimizer: Optimizer) -> str:
 
 def bytes_digest(data: bytes) -> str:
     """Return the digest of an own part that was read."""
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+    return Digest(data).hexdigest()
 
 
 def load_own(optimizer: Optimizer, data: bytes | memoryview) -> None:

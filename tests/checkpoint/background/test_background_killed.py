@@ -15,6 +15,7 @@ import pytest
 
 from atoll.checkpoint import BackgroundSaver, DirectoryStore, Saved, SavePoint
 from tests.checkpoint.savers import WAIT_S, Events, killing, newest, parts, save, target
+from tests.tiers import sampled
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes")
 
@@ -52,9 +53,26 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.long(
+    "tests/checkpoint/background/test_background_killed.py"
+    "::test_kill_of_the_writer_at_some_points_loses_nothing"
+)
 def test_kill_of_the_writer_at_any_point_loses_nothing(tmp_path: Path) -> None:
+    seen = kill_the_writer(tmp_path, range(60))
+    assert len(seen) >= 20
+    assert {"manifest.json written", "manifest.json renamed", "written"} <= set(seen)
+
+
+def test_kill_of_the_writer_at_some_points_loses_nothing(tmp_path: Path) -> None:
+    assert kill_the_writer(tmp_path, range(1, 14, 6)) == [
+        "w0.safetensors written", "shared.safetensors flushed", "manifest.json renamed"
+    ]  # fmt: skip
+
+
+def kill_the_writer(tmp_path: Path, points: range) -> list[str]:
+    """Kill it at each of these points, as far as there are so many; return their names."""
     seen = []
-    for point in range(60):
+    for point in points:
         folder = tmp_path / str(point)
         store = DirectoryStore(folder / "job")
         store.put(SavePoint(1, 10, "w0", ["w0"]), parts(1.0))
@@ -74,8 +92,7 @@ def test_kill_of_the_writer_at_any_point_loses_nothing(tmp_path: Path) -> None:
             break
         assert events.kinds() == ["checkpoint-writer-restarted"]
         seen.append((folder / "mark").read_text())
-    assert len(seen) >= 20
-    assert {"manifest.json written", "manifest.json renamed", "written"} <= set(seen)
+    return seen
 
 
 @pytest.fixture(scope="module")
@@ -115,13 +132,21 @@ def until_gone(folder: Path) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("whom", "points"), [("writer", 12), ("self", 5)])
+@pytest.mark.parametrize(
+    ("whom", "points", "step"),
+    sampled(
+        [("writer", 12, 3), ("writer", 12, 1), ("self", 5, 1)],
+        lambda case: case[2] > 1,
+        "tests/checkpoint/background/test_background_killed.py"
+        "::test_killed_trainer_leaves_a_valid_checkpoint",
+    ),
+)
 def test_killed_trainer_leaves_a_valid_checkpoint(
-    tmp_path: Path, trainers: subprocess.Popen[str], whom: str, points: int
+    tmp_path: Path, trainers: subprocess.Popen[str], whom: str, points: int, step: int
 ) -> None:
     shared = shared_memory()
     found = []
-    for point in range(80):
+    for point in range(0, 80, step):
         folder = tmp_path / f"{whom}{point}"
         code = train(trainers, folder, left=point, whom=whom)
         until_gone(folder)
@@ -136,5 +161,5 @@ def test_killed_trainer_leaves_a_valid_checkpoint(
         assert code == -signal.SIGKILL
     assert found == sorted(found)
     assert set(found) == {-1, 2, 3}
-    assert len(found) > points
+    assert len(found) * step > points
     assert shared_memory() <= shared

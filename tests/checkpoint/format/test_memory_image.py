@@ -19,6 +19,7 @@ from torch import Tensor
 from atoll.checkpoint.format.memory_image import MemoryImage, image_nbytes, part_of
 from atoll.checkpoint.format.part import Part, part_blocks
 from atoll.errors import CheckpointCorrupt, CheckpointError
+from tests.tiers import examples
 
 TYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
@@ -183,7 +184,7 @@ def test_a_buffer_that_is_no_part_is_refused(lie: str) -> None:
         part_of(bytearray(LIES[lie]), "x.safetensors")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_no_alteration_of_the_header_reaches_torch_unchecked(data: st.DataObject) -> None:
     view = bytearray(MemoryImage(every_kind()).view)

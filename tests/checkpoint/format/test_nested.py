@@ -14,6 +14,7 @@ from torch import Tensor
 
 from atoll.checkpoint.format.nested import flatten, nest
 from atoll.errors import CheckpointCorrupt, CheckpointError
+from tests.tiers import examples
 
 
 def there_and_back(state: Any) -> Any:
@@ -38,7 +39,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(plain)
 def test_plain_state_comes_back_equal_and_with_its_types(state: Any) -> None:
     back = there_and_back(state)

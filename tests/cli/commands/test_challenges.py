@@ -41,4 +41,6 @@ def test_members_and_challenges_are_shown() -> None:
 
 def test_older_ones_are_left_out_and_counted() -> None:
     assert challenge_lines(FOUND, limit=1)[-1] == "1 older ones: --all"
-    assert challenge_lines({"members": {}, "open": [], "settled": []}) == ["nobody was checked yet"]
+    assert challenge_lines({"members": {}, "open": [], "settled": []}) == [
+        "no member has been checked yet"
+    ]

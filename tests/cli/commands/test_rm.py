@@ -85,7 +85,7 @@ def test_without_a_terminal_deletion_needs_confirmation(
 ) -> None:
     job = ended(client)
     assert run(job) != 0
-    assert "--yes" in capsys.readouterr().err
+    assert "not a terminal; pass --yes to delete" in capsys.readouterr().err
     assert left(client) == {job}
 
 

@@ -17,7 +17,7 @@ from atoll.cli.jobs.jobfile import (
     read_targets,
     sort_words,
 )
-from atoll.cli.jobs.submit import one_per_node
+from atoll.cli.jobs.submit import check_nodes, one_per_node
 from atoll.config import MeshShape, dump_spec, parse_spec
 from atoll.errors import ConfigError, PlanError
 
@@ -134,11 +134,23 @@ def test_wrong_setting_is_explained(settings: list[str], words: str) -> None:
 def test_thing_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be run"):
         read_target(tmp_path / "job.yaml", Overrides())
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="there is no such file"):
         read_target(tmp_path / "job.toml", Overrides())
     (tmp_path / "bad.toml").write_text("[job\n")
     with pytest.raises(ConfigError, match="not valid TOML"):
         read_target(tmp_path / "bad.toml", Overrides())
+
+
+def test_file_with_a_typo_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "gpt.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as found:
+        read_target(Path("exmples/gpt.toml"), Overrides())
+    assert found.value.remedy == f"did you mean {Path('examples/gpt.toml')}?"
+    with pytest.raises(ConfigError) as other:
+        read_target(Path("something.toml"), Overrides())
+    assert "atoll run demo" in str(other.value.remedy)
 
 
 @pytest.mark.parametrize("text", [demo_text(), (ROOT / "examples" / "gpt.toml").read_text()])
@@ -238,7 +250,7 @@ def test_each_makes_a_copy_for_every_node_that_takes_the_job() -> None:
     assert [(c.spec.job.name, c.spec.job.on, c.spec.job.nodes) for c in copies] == [
         ("j-lap1", ["lap1"], 1)
     ]
-    assert skipped == ["j: lap2: 2 cores wanted, 1 free", "j: Lap3: not connected"]
+    assert skipped == ["j: lap2: 2 cores wanted, it has 1", "j: Lap3: not connected"]
     paused = {"type": "Offer", "paused": "on battery"}
     with pytest.raises(PlanError, match="lap1: on battery"):
         one_per_node([job], [view("lap1", offer=paused)])
@@ -282,3 +294,14 @@ def test_the_demo_runs_on_as_many_machines_as_there_are(
     assert read_target(Path("demo"), Overrides(nodes=2)).spec.job.nodes == 2
     with pytest.raises(ConfigError, match="atoll run demo"):
         read_target(Path("dem"), Overrides())
+
+
+def test_unknown_node_is_refused_with_the_names_there_are() -> None:
+    nodes = [view("lap1"), view("attic-1a2b")]
+    known = parse_text('[job]\non = ["lap1", "attic"]\n', Overrides(), name="x")
+    check_nodes([known], nodes)
+    wrong = parse_text('[job]\non = ["lap11"]\n', Overrides(), name="x")
+    with pytest.raises(ConfigError, match=r"'lap11'.*lap1, attic-1a2b.*did you mean lap1\?"):
+        check_nodes([wrong], nodes)
+    with pytest.raises(ConfigError, match="none has"):
+        check_nodes([wrong], [])

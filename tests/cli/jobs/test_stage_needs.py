@@ -78,13 +78,21 @@ def test_run_refuses_before_it_submits(tmp_path: Path, monkeypatch: pytest.Monke
         token = http.post("/api/join", json=body).json()["token"]
         info = NodeInfo("lap1", "Linux", "3.11", "0.1", memory_bytes=10**8, slots=2)
         known = KnownHub(hub.url, hub.operator_token, operator=True)
-        monkeypatch.setattr("atoll.cli.hub_access.find", lambda _: known)
+        monkeypatch.setattr("atoll.cli.hub_access.find", lambda _, without: known)
         with Peer(hub, "lap1", info=info, token=token), known.client() as client:
             found = CliRunner().invoke(app, ["run", str(path), "--detach"])
             assert isinstance(found.exception, ConfigError)
             assert "as lap1 offers" in str(found.exception)
             assert client.jobs() == []
+            away = {**body, "name": "b"}  # it has joined, and is not connected
+            other = http.post("/api/join", json=away).json()["token"]
+            Peer(
+                hub,
+                "b",
+                info=msgspec.structs.replace(info, hostname="b", memory_bytes=10**12),
+                token=other,
+            ).close()
             large = CliRunner().invoke(app, ["run", str(path), "--detach", "--set", 'job.on=["b"]'])
-            assert large.exit_code == 0, large.exception  # no machine that may run it: it waits
+            assert large.exit_code == 0, large.exception  # it waits for a machine that is away
             (job,) = client.jobs()
             assert len(parse_spec(client.job(job["job"])["spec"]).swarm.needs_gb) == 2

@@ -36,7 +36,7 @@ def watched(*members: dict[str, Any], **changes: Any) -> Watched:
         "nodes_wanted": len(members),
         "members": list(members),
         "committed_round": 3,
-        "progress": {"step": 101, "steps": 400},
+        "progress": {"step": 100, "steps": 400},
     }
     return Watched("demo-1", view={**view, **changes}, loss=2.5, held_out=2.4, parameters=120_000)
 
@@ -72,22 +72,22 @@ def test_loss_is_the_mean_of_the_members_last_losses() -> None:
     assert job.loss == pytest.approx(2.0)
 
 
-def test_progress_is_that_of_the_slowest_member_that_lives() -> None:
-    assert watched(member(0), member(1)).step == 100
-    assert watched(member(0, state="lost"), member(1)).step == 101
-
-
 def test_data_parallel_is_a_ring_all_reduce_of_every_step() -> None:
-    job = watched(member(0, step=10), member(1, step=10), member(2, step=10), member(3, step=10))
+    progress = {"step": 10, "steps": 400}
+    job = watched(member(0), member(1), member(2), member(3), progress=progress)
     assert job.data_parallel_bytes == 2 * 3 / 4 * 4 * 120_000 * 10
     assert watched(member(0)).data_parallel_bytes == 0
 
 
-def test_time_left_is_unknown_until_there_is_a_speed() -> None:
-    job = watched(member(0), member(1))
-    assert job.left_s() is None or job.left_s() is not None
-    job._progress.extend([(0.0, 0), (10.0, 100)])
-    assert job.left_s() is not None
+def test_progress_and_time_left_are_those_of_the_hub() -> None:
+    assert watched(member(0)).left_s is None
+    job = watched(member(0), progress={"step": 300, "steps": 400, "left_s": 20.0})
+    assert (job.step, job.share, job.left_s) == (300, 0.75, 20.0)
+    assert "ETA 0:20" in plain_line(job)
+    script = watched(member(0), progress={"step": 77, "steps": 0, "left_s": None})
+    assert script.share is None
+    assert "77/" not in plain_line(script)
+    assert "ETA" not in plain_line(script)
 
 
 def test_view_has_node_rows_and_traffic_saved() -> None:
@@ -95,8 +95,29 @@ def test_view_has_node_rows_and_traffic_saved() -> None:
     with View(console, dashboard="http://127.0.0.1:1/?token=x") as view:
         view.show(watched(member(0), member(1, state="lost")))
     shown = console.export_text()
-    for words in ("w0", "node1", "lost", "by data parallel", "x less", "http://127.0.0.1:1", "25%"):
+    for words in (
+        "node0",
+        "node1",
+        "lost",
+        "by data parallel",
+        "x less",
+        "http://127.0.0.1:1",
+        "25%",
+    ):
         assert words in shown, words
+
+
+def test_waiting_job_in_the_view_is_its_reason() -> None:
+    reason = "needs 40 nodes, 9 are free (lap1, lap2 and 7 more: its owner does not allow scripts)"
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, record=True)
+    with View(console, dashboard="x", note="Ctrl+C leaves it running") as view:
+        view.show(watched(state="waiting", reason=reason))
+    shown = console.export_text()
+    assert "scripts)" in shown  # all of it, over two lines
+    assert "Ctrl+C leaves it running" in shown
+    assert "ETA" not in shown
+    assert "last seen" not in shown
+    assert max(map(len, shown.replace("╭", "\n╭").splitlines())) <= 80
 
 
 def test_without_a_terminal_lines_are_plain_and_few() -> None:
@@ -127,5 +148,5 @@ def test_without_a_terminal_the_first_loss_is_shown_at_once() -> None:
 
 
 def test_waiting_job_says_what_for() -> None:
-    job = watched(state="waiting", reason="needs 4 nodes, 1 are free")
+    job = watched(state="waiting", reason="needs 4 nodes, 1 is free")
     assert "needs 4 nodes" in plain_line(job)

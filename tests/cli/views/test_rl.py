@@ -13,14 +13,12 @@ from atoll.cli.views.job import (
     MAX_RETURNS,
     Returns,
     Watched,
-    left_s,
-    policies_of,
     sparkline,
 )
 from atoll.cli.views.live import View, plain_line
 from atoll.cli.views.rl import rl_table
 from atoll.config import parse_spec
-from atoll.hub.jobs.record import describe_roles
+from atoll.hub.jobs.descriptions import describe_roles
 from atoll.train.results.summary import summarise
 
 SPEC = """
@@ -57,7 +55,7 @@ def watched(*members: dict[str, Any], **changes: Any) -> Watched:
     view = {
         "job": "balance-1", "kind": "rl", "state": "running", "reason": "", "nodes_wanted": 3,
         "roles": describe_roles(parse_spec(SPEC)), "members": list(members),
-        "progress": {"step": 450, "steps": 1000}, **changes,
+        "progress": {"step": 450, "steps": 1000, "left_s": 1.2}, **changes,
     }  # fmt: skip
     job = Watched("balance-1", view=view)
     for rise in range(40):
@@ -109,21 +107,8 @@ def test_absent_actor_and_critic_are_named() -> None:
 
 def test_a_plain_line_names_every_policy_and_its_return() -> None:
     line = plain_line(watched(critic(), actor(1), actor(2)))
-    assert line.startswith("balance-1 running | steps 45% | left 0:01 | earth 50.0 | moon 100")
+    assert line.startswith("balance-1 running | steps 45% | ETA 0:01 | earth 50.0 | moon 100")
     assert line.endswith("critic v14")
-
-
-def test_the_time_left_is_that_of_the_policy_that_ends_last() -> None:
-    def left(*members: dict[str, Any]) -> float | None:
-        job = watched(*members)
-        return left_s(policies_of(job.view["roles"], job.members, job.returns))
-
-    slow = actor(2, env_steps=200.0, env_steps_per_s=100.0)
-    assert left(critic(), actor(1), slow) == 8.0
-    # One that is away says nothing about how long it takes; one that is done takes no time.
-    assert left(critic(), actor(1), slow | {"state": "lost"}) == pytest.approx(0.7)
-    assert left(critic(), actor(1, env_steps=1024.0), member(2)) == 0.0
-    assert left(critic(), member(1), member(2)) is None
 
 
 def test_before_the_first_episode_there_is_a_dash_and_no_curve() -> None:
@@ -165,8 +150,7 @@ def test_the_table_at_the_end_says_what_each_policy_came_to(finished: bool) -> N
     if finished:
         results["w2"] = {"rl": told | {"return_last": 10.0, "dropped": {}}, "wall_s": 10.0}
     summary = summarise(
-        job="balance-1", spec=parse_spec(SPEC), results=results, points=[], rounds_committed=0,
-        rounds_aborted=0,
+        job="balance-1", spec=parse_spec(SPEC), results=results, points=[],
     )  # fmt: skip
     console = Console(file=io.StringIO(), width=100, record=True)
     console.print(rl_table(summary))

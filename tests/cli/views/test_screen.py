@@ -46,7 +46,7 @@ HOSTILE = "\x1b[2J\x1b]52;c;ZXZpbA==\x07\x9b31m\u202egnp.exe\x08\x00 done"
 def test_texts_of_others_command_no_terminal() -> None:
     file = io.StringIO()
     console = screen.HarmlessConsole(file=file, force_terminal=True, width=200, highlight=False)
-    screen.log_line(console, {"member": "w0\x1bc", "text": HOSTILE})
+    screen.log_line(console, {"text": HOSTILE}, name="w0\x1bc")
     table = Table("name")
     table.add_row(f"[bold]{HOSTILE}[/]")
     with Live(table, console=console, refresh_per_second=1):
@@ -56,6 +56,11 @@ def test_texts_of_others_command_no_terminal() -> None:
     for forbidden in ("\x1b[2J", "\x1b]", "\x1bc", "\x9b", "\u202e", "\x08", "\x00", "\x07"):
         assert forbidden not in printed
     assert printed.count("\\x1b[2J\\x1b]52;c;ZXZpbA==") >= 3
+
+
+def test_names_between_colons_are_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.output().print("run :rocket: of lap:cat:3")
+    assert capsys.readouterr().out == "run :rocket: of lap:cat:3\n"
 
 
 @given(st.text())

@@ -9,10 +9,11 @@ from rich.console import Console
 from atoll.cli.views.tables import job_table, jobs_table, nodes_table, remarks
 
 
-def shown(thing: Any, *, width: int = 80) -> str:
+def shown(thing: Any, *, width: int = 80, soft_wrap: bool | None = None) -> str:
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
-        console.print(thing, soft_wrap=not hasattr(thing, "columns"))
+        wraps = not hasattr(thing, "columns") if soft_wrap is None else soft_wrap
+        console.print(thing, soft_wrap=wraps)
     return capture.get()
 
 
@@ -32,24 +33,97 @@ FAILED = job(
     last_lines=[f"line {n}" for n in range(9)], retries=2, retried=2, batch="four-1a2b",
 )  # fmt: skip
 WAITING = job(
-    "deep-20261121-110415", "waiting", reason="needs 1 nodes, 0 are free: lap4: on battery"
+    "deep-20261121-110415", "waiting", reason="needs 1 node, 0 are free (lap4: on battery)"
 )
 
 
-def test_narrow_screens_show_whole_job_names() -> None:
-    table = shown(jobs_table([FAILED, WAITING]))
-    assert FAILED["job"] in table
-    assert WAITING["job"] in table
-    assert "batch" in table.splitlines()[0]
-    assert "priority" not in table
-    assert "priority" in shown(jobs_table([job("a", "waiting", priority=3)]), width=120)
+RUNNING = job(
+    "gpt-20261121-110416", "running", started=1.0, loss=2.3456,
+    progress={"step": 300, "steps": 400, "left_s": 20.4, "training_s": 61.0}, nodes_wanted=4,
+    members=[{"member": "w0", "node": "lap1", "slot": 0, "state": "running", "step": 300}],
+    places=["lap1", "lap2"],
+)  # fmt: skip
+
+
+def test_jobs_take_one_line_each_at_80_columns() -> None:
+    table = shown(jobs_table([FAILED, WAITING, RUNNING]), soft_wrap=False).rstrip().splitlines()
+    assert table[0].split() == ["job", "state", "%", "loss", "ETA", "elapsed"]
+    assert [line.split()[0] for line in table[1:]] == [
+        FAILED["job"],
+        WAITING["job"],
+        RUNNING["job"],
+    ]
+    assert table[3].split()[1:] == ["running", "75", "2.346", "0:20", "1:01"]
+    assert table[2].split()[1:] == ["waiting", "-", "-", "-", "-"]
+    assert all(len(line) <= 80 for line in table)
+
+
+def test_wide_terminals_show_where_jobs_run() -> None:
+    table = shown(jobs_table([FAILED, RUNNING], width=120), width=120)
+    assert table.splitlines()[0].split()[-4:] == ["batch", "nodes", "rounds", "where"]
+    assert "lap1, lap2" in table
+    assert "priority" in shown(jobs_table([job("a", "waiting", priority=3)], width=120), width=120)
+
+
+def test_running_job_shows_its_progress() -> None:
+    text = shown(job_table(RUNNING), soft_wrap=False)
+    assert "75%  step 300/400  ETA 0:20" in text
+    assert "loss 2.346" in text
+    assert "ended" not in text
+
+
+def test_machines_take_one_line_each_at_80_columns() -> None:
+    info = {"cores": 16, "memory_bytes": 64e9, "torch": "2.13.0", "gpu": "NVIDIA H100 80GB HBM3"}
+    node = {"node": "workstation-of-mary", "state": "online", "last_seen_s": 7200.0, "info": info}
+    lines = shown(
+        nodes_table([{**node, "running": ["gpt-20261121-110416"]}, {**node, "running": []}])
+    ).splitlines()
+    assert len(lines) == 3
+    assert "2 h" in lines[1]
+    assert "torch" not in lines[0]
+    other = {**node, "running": [], "info": {**info, "torch": "2.9.0"}}
+    named = [{**node, "node": name, "running": []} for name in ("lap10", "lap9")]
+    rows = shown(nodes_table(named)).splitlines()
+    assert [row.split()[0] for row in rows[1:]] == ["lap9", "lap10"]
+    mixed = shown(nodes_table([{**node, "running": []}, other]), width=120)
+    assert "2.13.0" in mixed
+    assert "2.9.0" in mixed
+
+
+def test_machine_with_many_jobs_keeps_its_name_at_80_columns() -> None:
+    info = {"cores": 16, "memory_bytes": 64e9, "torch": "2", "gpu": "NVIDIA GeForce RTX 3090"}
+    running = [f"a-job-with-a-long-name-2026112{n % 4}-110416/w{n}" for n in range(9)]
+    node = {"node": "workstation-of-mary", "state": "online", "last_seen_s": 7200.0, "info": info}
+    lines = shown(nodes_table([{**node, "running": running}]), soft_wrap=False).splitlines()
+    assert lines[1].startswith("workstation-of-ma")
+    assert "4: a-job-with-a-long-na" in lines[1]
+    assert max(map(len, lines)) <= 80
+    wide = shown(nodes_table([{**node, "running": running}], width=120), width=120)
+    assert all(
+        words in wide for words in ("workstation-of-mary", "64.0 GB", "RTX 3090", "4: a-job")
+    )
+
+
+def test_waiting_job_in_full_is_its_reason_and_nothing_empty() -> None:
+    view = {**WAITING, "min_nodes": 1, "progress": {"step": 0, "steps": 400, "left_s": None}}
+    text = shown(job_table(view))
+    assert "waiting: needs 1 node, 0 are free (lap4: on battery)" in text
+    for empty in ("ETA", "rounds", "1 to 1", "last seen", "on -"):
+        assert empty not in text, empty
+
+
+def test_drained_machine_is_not_at_work() -> None:
+    info = {"cores": 4, "memory_bytes": 8e9, "torch": "2"}
+    node = {"node": "lap4", "state": "online", "last_seen_s": 1.0, "info": info, "running": []}
+    assert "drained" in shown(nodes_table([{**node, "shown": "drained"}]))
+    assert "left" in shown(nodes_table([{**node, "state": "left", "shown": "left"}]))
 
 
 def test_remarks_say_why_jobs_wait_and_how_they_failed() -> None:
     text = shown(remarks([FAILED, WAITING, job("fine", "done", reason="")]))
-    assert "deep-20261121-110415 waiting: needs 1 nodes, 0 are free: lap4: on battery" in text
+    assert "deep-20261121-110415 waiting: needs 1 node, 0 are free (lap4: on battery)" in text
     assert "wide-20261121-110414 failed exit status 3: w0: w0 ended with exit status 3" in text
-    assert "last lines of w0 on lap3:" in text
+    assert "its last lines on lap3:" in text
     assert "line 3" not in text
     assert "line 4\n" in text
     assert "line 8\n" in text
@@ -66,7 +140,7 @@ def test_one_job_is_shown_in_full() -> None:
 def test_node_that_takes_no_work_says_why() -> None:
     info = {"cores": 4, "memory_bytes": 8e9, "torch": "2", "offer": {"paused": "on battery"}}
     node = {"node": "lap4", "state": "online", "last_seen_s": 1.0, "info": info, "running": []}
-    assert "on battery" in shown(nodes_table([node]), width=120)
+    assert "on battery" in shown(nodes_table([{**node, "shown": "paused"}]), width=120)
     assert "lost" in shown(nodes_table([{**node, "state": "lost"}]), width=120)
 
 
@@ -100,8 +174,8 @@ def test_further_machines_of_a_member_stand_behind_it() -> None:
     )  # fmt: skip
     text = shown(job_table(view), width=120)
     assert "each member: shard=2 on 2 machines" in text
-    rows = [line.split() for line in text.splitlines() if line.split() and line[0] == "w"]
-    assert [(name, where, step) for name, where, _, step, *_ in rows] == [
+    rows = [line.split() for line in text.splitlines() if line.startswith("lap")]
+    assert [(name, where, step) for where, name, _, step, *_ in rows] == [
         ("w0", "lap1", "7"), ("w0.1", "lap2", "-"), ("w1", "lap3", "7"),
     ]  # fmt: skip
-    assert "2 x 2" in shown(jobs_table([view]), width=120)
+    assert "2 x 2" in shown(jobs_table([view], width=120), width=120)

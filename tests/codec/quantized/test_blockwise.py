@@ -12,6 +12,7 @@ from torch import Tensor
 from atoll.codec import Packet, make_codec
 from atoll.codec.quantized.blockwise import BlockwiseInt8
 from atoll.errors import ConfigError
+from tests.tiers import examples
 
 
 def gaussian(elements: int, *, seed: int = 0) -> Tensor:
@@ -97,7 +98,7 @@ def test_int8_decodes_the_largest_float_to_something_finite() -> None:
     assert torch.isfinite(decoded).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=70),
     block=st.integers(8, 40),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from atoll.codec import make_codec
 from atoll.codec.quantized.sigma8 import CHUNK
+from tests.tiers import examples
 
 
 def gaussian(elements: int, *, seed: int = 0) -> Tensor:
@@ -23,7 +24,7 @@ def once(x: Tensor, spec: str = "sigma8") -> Tensor:
 
 
 @pytest.mark.parametrize("spec", ["sigma8:6", "sigma8:12", "sigma8:6:centred"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     values=st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=200),
     shift=st.floats(-10, 10, width=32),

@@ -44,6 +44,7 @@ def members(spec: str, *names: str) -> dict[str, Codec]:
 
 
 @pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.every(3)
 def test_constant_vectors_converge_to_their_mean(spec: str) -> None:
     codecs = members(spec, "a", "b", "c")
     vectors = {name: gaussian(3000, seed=i) for i, name in enumerate(codecs)}
@@ -65,6 +66,7 @@ def test_lossless_codec_inside_gives_the_mean_of_every_round() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.every(3)
 def test_descent_converges_where_plain_compression_stalls(spec: str) -> None:
     """Quadratics that pull each member elsewhere: the gradients never vanish, their mean does."""
     targets = {name: 3 * gaussian(200, seed=i) for i, name in enumerate("abc")}

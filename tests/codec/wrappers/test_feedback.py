@@ -57,6 +57,18 @@ def test_coarse_codecs_lose_nothing_for_good(spec: str) -> None:
     assert float((sent / 60 - given / 60).norm() / (given / 60).norm()) < 0.5
 
 
+def test_a_decay_lets_the_residual_fade() -> None:
+    """E = 0.5 e + x - sent: what the largest value leaves behind halves with every round."""
+    codec = make_codec("feedback:0.5(topk:0.5)")
+    x = torch.tensor([4.0, 1.0])
+    residuals = []
+    for _ in range(3):
+        codec.encode(x, key="k")
+        codec.finish(committed=True)
+        residuals.append(codec.state_dict()["k"].tolist())
+    assert residuals == [[0.0, 1.0], [0.0, 1.5], [0.0, 1.75]]
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_one_encoding_loses_is_exactly_the_residual(spec: str) -> None:
     codec = make_codec(spec)

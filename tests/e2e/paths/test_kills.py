@@ -28,6 +28,9 @@ NEAR = 0.1
 """Nats: a few phases in which one path of four is missing cost less."""
 
 
+@pytest.mark.long(
+    "tests/paths/test_ledger_faults.py::test_no_path_counts_twice_or_is_lost_in_silence"
+)
 def test_members_and_hub_are_killed_in_turn(atoll: Atoll) -> None:
     known = atoll.hub()
     with known.client() as client:

@@ -84,16 +84,19 @@ def step_of(client: HubClient, job: str) -> int:
     return max(int(member["step"] or 0) for member in client.job(job)["members"])
 
 
-def test_four_members_train_four_paths(atoll: Atoll) -> None:
+def test_two_members_train_four_paths(atoll: Atoll) -> None:
     known = atoll.hub()
     with known.client() as client:
         until(lambda: answers(client))
-        atoll.join(ticket_of(known), name="n0", slots=4)
+        atoll.join(ticket_of(known), name="n0", slots=2)
         until(client.nodes)
-        job = client.submit(job_of(atoll))
+        job = client.submit(job_of(atoll, nodes=2))
         check_end(client, job)
 
 
+@pytest.mark.long(
+    "tests/paths/test_ledger.py::test_all_go_back_to_the_checkpoint_if_nobody_is_left"
+)
 def test_a_stopped_job_goes_on_from_its_checkpoint(atoll: Atoll) -> None:
     known = atoll.hub()
     with known.client() as client:

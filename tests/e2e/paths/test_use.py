@@ -57,6 +57,7 @@ def job_of(atoll: Atoll, assignment: str = "") -> Path:
     return file
 
 
+@pytest.mark.long("tests/cli/commands/test_paths.py::test_a_corpus_is_sharded_by_its_kinds")
 def test_a_corpus_becomes_paths_that_write(atoll: Atoll) -> None:
     alone = atoll.folder / "alone" / "paths.safetensors"
     job = str(job_of(atoll))

@@ -61,10 +61,13 @@ def summary_of(client: HubClient, job: str, text: str, view: dict[str, Any]) -> 
     results = {member["member"]: member["result"] for member in view["members"]}
     return summarise(
         job=job, spec=parse_spec(text), results={n: r for n, r in results.items() if r},
-        points=client.metrics(job)["points"], rounds_committed=0, rounds_aborted=0,
+        points=client.metrics(job)["points"],
     )  # fmt: skip
 
 
+@pytest.mark.long(
+    "tests/train/swarm/test_evaluating.py::test_one_member_per_stage_measures_what_one_process_does"
+)
 def test_a_swarm_is_measured_and_keeps_its_best_state(atoll: Atoll) -> None:
     text = job_of(atoll, steps=12).replace("eval_tokens = 512", "eval_tokens = 512\neval_every = 4")
     text += "[checkpoint]\nevery = 4\nkeep = 1\nkeep_best = 3\n"
@@ -83,6 +86,9 @@ def test_a_swarm_is_measured_and_keeps_its_best_state(atoll: Atoll) -> None:
     assert scores == {step: loss for step, _, loss in found if step}
 
 
+@pytest.mark.long(
+    "tests/train/swarm/test_evaluating.py::test_members_killed_in_an_evaluation_change_nothing"
+)
 def test_a_kill_in_an_evaluation_changes_no_figure(atoll: Atoll) -> None:
     """Of each stage a member is killed while the last state is measured, on all held-out data."""
     text = job_of(atoll, steps=6).replace("microbatches = 4", "microbatches = 8")
@@ -111,6 +117,9 @@ def under_way(client: HubClient, job: str, *, step: int) -> bool:
     return 0 < int(swarm["measured"]) < int(swarm["to_measure"]) - 8
 
 
+@pytest.mark.long(
+    "tests/train/swarm/test_outer.py::test_dropped_updates_are_not_in_what_is_measured"
+)
 def test_stages_that_meet_rarely_are_measured_where_they_agree(atoll: Atoll) -> None:
     strategy = 'preset = "diloco"\nevery = 3\nouter_lr = 0.8\ncodec = "fp32"\nwarmup_steps = 0'
     text = job_of(atoll, steps=11, strategy=strategy)
@@ -126,6 +135,7 @@ def test_stages_that_meet_rarely_are_measured_where_they_agree(atoll: Atoll) -> 
         assert len({r["digest"] for r in results_of(view) if r["stage"] == stage}) == 1
 
 
+@pytest.mark.long("tests/train/swarm/test_build.py::test_stages_measure_what_the_trainer_would")
 def test_members_with_the_whole_model_measure_alone(atoll: Atoll) -> None:
     strategy = 'preset = "diloco"\nevery = 4\nouter_lr = 0.8\ncodec = "fp32"\nwarmup_steps = 0'
     text = job_of(atoll, steps=8, nodes="3", strategy=strategy, whole=1)

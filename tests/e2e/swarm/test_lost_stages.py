@@ -50,6 +50,9 @@ def model_of(client: HubClient, job: str, folder: Path) -> Any:
     return load_model(path)[0]
 
 
+@pytest.mark.long(
+    "tests/train/swarm/test_member.py::test_a_lost_stage_goes_on_from_a_checkpoint_with_all"
+)
 def test_a_stage_without_living_members_goes_on_from_a_save(atoll: Atoll) -> None:
     text = text_of(atoll, steps=300, nodes=2)
     known, job = begin(atoll, text, slots=2)
@@ -63,6 +66,7 @@ def test_a_stage_without_living_members_goes_on_from_a_save(atoll: Atoll) -> Non
         assert model_of(client, job, atoll.folder)
 
 
+@pytest.mark.long("tests/train/swarm/test_build.py::test_files_of_stages_give_any_number_of_stages")
 def test_a_stopped_swarm_goes_on_with_more_stages(atoll: Atoll) -> None:
     text = at_one_rate(text_of(atoll, steps=2_000, nodes=2))
     known, job = begin(atoll, text, slots=3)

@@ -159,6 +159,9 @@ def stages_of(view: dict[str, Any], *, count: int) -> dict[str, int] | None:
     return found if sum(stage >= 0 for stage in found.values()) == count else None
 
 
+@pytest.mark.long(
+    "tests/train/swarm/test_member.py::test_a_swarm_in_a_subspace_trains_the_confined_model"
+)
 def test_stages_in_a_subspace_agree(atoll: Atoll) -> None:
     text = job_of(atoll, steps=12).replace('codec = "fp32"', 'codec = "subspace:4|int8"')
     known, job = begin(atoll, text)
@@ -169,6 +172,9 @@ def test_stages_in_a_subspace_agree(atoll: Atoll) -> None:
     assert whole[-1] - 0.1 < found < whole[0]  # restricted, but it learns
 
 
+@pytest.mark.long(
+    "tests/train/swarm/test_member.py::test_two_members_per_stage_train_the_same_model"
+)
 def test_two_members_per_stage_train_what_one_process_does(atoll: Atoll) -> None:
     text = job_of(atoll, steps=12)
     known, job = begin(atoll, text)
@@ -178,6 +184,9 @@ def test_two_members_per_stage_train_what_one_process_does(atoll: Atoll) -> None
     assert {result["steps"] for result in results_of(view)} == {12}
 
 
+@pytest.mark.long(
+    "tests/group/peers/test_nearest.py::test_a_moved_member_is_reached_at_its_new_address"
+)
 def test_members_that_reach_each_other_send_directly(atoll: Atoll) -> None:
     text = job_of(atoll, steps=ENDLESS)
     known, job = begin(atoll, text)
@@ -195,8 +204,13 @@ def test_members_that_reach_each_other_send_directly(atoll: Atoll) -> None:
     check_end(view, text)
 
 
+@pytest.mark.long(
+    "tests/train/swarm/test_member.py::test_members_join_and_a_killed_driver_is_replaced"
+)
 def test_kills_in_every_stage_and_a_late_member_change_nothing(atoll: Atoll) -> None:
     text = job_of(atoll, steps=ENDLESS, nodes="{ min = 4, max = 5 }")
+    # Members that wait for a new one would take all processor time.
+    text = text.replace('name = "gpt"', 'name = "tests.paced:gpt"\ntie = false')
     known, job = begin(atoll, text)
     with known.client() as client:
         stages = until(lambda: stages_of(client.job(job), count=4))
@@ -211,6 +225,7 @@ def test_kills_in_every_stage_and_a_late_member_change_nothing(atoll: Atoll) -> 
     check_end(view, text, members=5)
 
 
+@pytest.mark.long("tests/train/swarm/test_member.py::test_a_kill_does_not_change_what_is_early")
 def test_a_kill_changes_nothing_of_an_asynchronous_schedule(atoll: Atoll) -> None:
     text = late_job(atoll)
     known, job = begin(atoll, text)
@@ -235,6 +250,7 @@ def late_job(atoll: Atoll) -> str:
     )
 
 
+@pytest.mark.long("tests/swarm/test_saves.py::test_after_a_restart_the_newest_history_is_believed")
 @pytest.mark.parametrize("late", [False, True])
 def test_a_hub_that_is_killed_makes_the_swarm_wait_only(atoll: Atoll, late: bool) -> None:
     text = late_job(atoll) if late else job_of(atoll, steps=ENDLESS)
@@ -266,6 +282,9 @@ def test_one_member_per_stage_averages_with_itself(atoll: Atoll) -> None:
     assert {result["rounds"] for result in results_of(view)} == {3}
 
 
+@pytest.mark.long(
+    "tests/train/swarm/test_outer.py::test_a_newcomer_starts_from_what_was_agreed_and_its_momentum"
+)
 def test_stages_meet_every_few_steps_though_a_member_is_killed(atoll: Atoll) -> None:
     strategy = 'preset = "diloco"\nevery = 5\nouter_lr = 0.8\ncodec = "feedback(int8)"'
     text = job_of(atoll, steps=ENDLESS, strategy=strategy)

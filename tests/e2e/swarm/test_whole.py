@@ -42,6 +42,9 @@ def check_one_model(view: dict[str, Any], *, stages: int = 2) -> None:
     assert one["tensors"] == held, "one model, bit for bit"
 
 
+@pytest.mark.long(
+    "tests/train/swarm/test_whole.py::test_it_waits_for_donors_and_takes_their_optimizers"
+)
 def test_a_member_with_the_whole_model_meets_both_stages(atoll: Atoll) -> None:
     """It is killed in between, and takes over from the stages what they agreed on."""
     text = job_of(atoll, steps=ENDLESS, nodes="3", strategy=RARE, whole=1)
@@ -56,6 +59,7 @@ def test_a_member_with_the_whole_model_meets_both_stages(atoll: Atoll) -> None:
     check_one_model(view)
 
 
+@pytest.mark.long("tests/train/swarm/test_build.py::test_files_of_stages_give_any_number_of_stages")
 def test_a_stopped_mixed_run_goes_on_with_more_stages(atoll: Atoll) -> None:
     text = saved(job_of(atoll, steps=ENDLESS, nodes="3", strategy=DILOCO, whole=1))
     known, job = begin(atoll, text, slots=4)
@@ -75,6 +79,9 @@ def test_a_stopped_mixed_run_goes_on_with_more_stages(atoll: Atoll) -> None:
         assert min(result["steps"] for result in results_of(view)) > before
 
 
+@pytest.mark.long(
+    "tests/train/swarm/test_member.py::test_a_lost_stage_goes_on_from_a_checkpoint_with_all"
+)
 def test_when_everything_was_killed_it_goes_on_from_a_save(atoll: Atoll) -> None:
     text = saved(job_of(atoll, steps=ENDLESS, nodes="3", strategy=DILOCO, whole=1))
     words = ["hub", "--host", "127.0.0.1", "--port", str(free_port())]
@@ -98,6 +105,9 @@ def test_when_everything_was_killed_it_goes_on_from_a_save(atoll: Atoll) -> None
 
 
 @pytest.mark.parametrize("inner", ["ddp", "fsdp"])
+@pytest.mark.long(
+    "tests/e2e/test_mesh_products.py::test_pipeline_and_tensor_train_what_one_process_does"
+)
 def test_an_island_of_ranks_is_a_member_with_the_whole_model(atoll: Atoll, inner: str) -> None:
     """Its last rank is killed: the stages go on, and the island takes over what they agreed on."""
     text = job_of(atoll, steps=ENDLESS, nodes="3", strategy=RARE, whole=1)

@@ -8,6 +8,7 @@ from atoll.codec.base import Codec, Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.group.collectives.collectives import Exchanged
+from atoll.group.routes.direct import DirectGroup
 from atoll.group.routes.member_lines import MemberLines
 from atoll.group.routes.requests import ReduceRequest
 from atoll.reducer.mean import Share, mean_of, result_digest
@@ -28,6 +29,8 @@ class SimulatedDirect:
         self.process: Any = world.fibers.me().process
         self.dial = f"{address}:{world.number()}"
         self.identities: Any = None
+        self.first_epoch = 0
+        self.lines: dict[str, tuple[float, float]] = {}
         self.broken: set[Any] = set()
         """Processes whose connection to this one broke during the present exchange."""
         self._peers: dict[str, SimulatedDirect] = {}
@@ -38,6 +41,9 @@ class SimulatedDirect:
 
     def trust(self, lines: MemberLines) -> None:
         assert lines.key, "the hub hands out the key of the job"
+
+    def prepare(self, meeting: DirectGroup) -> None:
+        """Connect with nobody: here connections cost nothing."""
 
     def begin(self) -> int:
         self._serial += 1

@@ -20,8 +20,8 @@ from atoll.hub.rounds import store as round_book_module
 from atoll.hub.security import tickets as tickets_module
 from atoll.hub.storage.files import FileInfo
 from atoll.hub.stores import SCHEMAS
+from atoll.simulate.scheduler import Process, Scheduler
 from tests.faults.simulation.loop import VirtualLoop
-from tests.faults.simulation.scheduler import Process, Scheduler
 
 if TYPE_CHECKING:
     from atoll.wire.messages import QueuePutDone

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from atoll.simulate.scheduler import Process
 from tests.faults.simulation.member import Member
 from tests.faults.simulation.network import Line
 from tests.faults.simulation.processes import Networked
-from tests.faults.simulation.scheduler import Process
 
 if TYPE_CHECKING:
     from tests.faults.simulation.world import World

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, InvalidStateError
 from typing import Any, Protocol
 
-from tests.faults.simulation.scheduler import Alarm, Process, Scheduler
+from atoll.simulate.scheduler import Alarm, Process, Scheduler
 
 greenlets: Any
 try:

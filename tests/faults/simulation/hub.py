@@ -19,6 +19,7 @@ from atoll.hub.security.secrets import Secrets
 from atoll.hub.sessions.send_queue import SendQueue
 from atoll.hub.sessions.session import Sessions
 from atoll.hub.stores import Stores
+from atoll.simulate.scheduler import Process
 from atoll.wire.messages import Credit, Envelope, Hello, Message, Undeliverable
 from tests.faults.simulation.disk import (
     SimulatedBlobs,
@@ -28,7 +29,6 @@ from tests.faults.simulation.disk import (
 )
 from tests.faults.simulation.loop import VirtualLoop
 from tests.faults.simulation.network import DOWN, Connection
-from tests.faults.simulation.scheduler import Process
 
 if TYPE_CHECKING:
     from tests.faults.simulation.link import SimulatedLink

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from atoll.errors import AtollError, AuthError, DeadlineExceeded, HubError, PeerLost, from_dict
 from atoll.net.dispatcher import Reconnected, Relayed
 from atoll.net.transport import LinkCounters
+from atoll.simulate.scheduler import Process
 from atoll.wire.messages import Failure, Message, NodeInfo, Undeliverable
 from tests.faults.simulation.fibers import Parking, SimulatedFuture
 from tests.faults.simulation.network import ACCEPT_TIMEOUT_S, DEAD_AFTER_S, UP, Connection, Line
-from tests.faults.simulation.scheduler import Process
 
 if TYPE_CHECKING:
     from tests.faults.simulation.world import World

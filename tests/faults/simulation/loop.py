@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tests.faults.simulation.scheduler import Process, Scheduler
+from atoll.simulate.scheduler import Process, Scheduler
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):

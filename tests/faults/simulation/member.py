@@ -166,7 +166,7 @@ class Member(Child):
                 self.lease = registered.lease
             self.standing = True
         while self.round < self.world.rounds_wanted and not group.stopping:
-            stretch, steps, busy_s = self._period()
+            stretch, steps, busy_s = self._period(group)
             try:
                 self._meet(group, stretch, steps, busy_s)
             except LeftBehind as error:
@@ -174,11 +174,16 @@ class Member(Child):
                 self.world.oracle.wasted_steps += steps
                 self._recover(group)
 
-    def _period(self) -> tuple[Stretch, int, float]:
-        """Train until the next round is due."""
+    def _period(self, group: HubGroup) -> tuple[Stretch, int, float]:
+        """Train until the next round is due; join every second one before the last step."""
         began = self.lease.cursor.get("offset", 0)
         steps = round(STEPS * self.pace)
-        self.world.fibers.sleep(max(0.001, steps * self.step_s))
+        early = steps > 1 and self.round % 2 == 1
+        self.world.fibers.sleep(max(0.001, (steps - early) * self.step_s))
+        if early:
+            place = Lease(self.lease.slot, {"data_pass": 0, "offset": began + steps})
+            group.announce(PeriodReport(self.round, self.digest(), lease=place))
+            self.world.fibers.sleep(self.step_s)
         return (self.lease.slot, began, began + steps), steps, steps * self.step_s
 
     def _meet(self, group: HubGroup, stretch: Stretch, steps: int, busy_s: float) -> None:

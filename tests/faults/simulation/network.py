@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from tests.faults.simulation.scheduler import Process, Scheduler
+from atoll.simulate.scheduler import Process, Scheduler
 
 DEAD_AFTER_S = 15.0
 """Silence after which either end gives a connection up."""

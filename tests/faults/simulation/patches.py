@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import atoll.clock
 import atoll.config
+import atoll.group.announced
 import atoll.group.base
 import atoll.group.hub
 import atoll.group.hub_requests
+import atoll.group.reachable
 import atoll.group.routes.direct
 import atoll.group.routes.exchange_queue
 import atoll.group.routes.relay
@@ -63,11 +65,13 @@ def table(world: World) -> list[tuple[Any, str, Any]]:
         (atoll.group.run_round, "threading", threading),
         (atoll.group.base, "threading", threading),
         (atoll.group.base, "Future", lambda: SimulatedFuture(fibers)),
+        (atoll.group.announced, "threading", threading),
+        (atoll.group.reachable, "threading", threading),
         (atoll.group.hub, "threading", threading),
         (atoll.group.hub_requests, "threading", threading),
         (atoll.group.routes.exchange_queue, "threading", threading),
         (atoll.group.hub, "own_address", lambda url: "10.0.0.1"),
-        (atoll.group.hub, "probe_peers", reachable),
+        (atoll.group.reachable, "probe_peers", reachable),
         (atoll.group.routes.routes, "DirectRoute", lambda **k: SimulatedDirect(world, **k)),
         (atoll.hub.app, "Checkpoints", SimulatedCheckpoints),
         (atoll.hub.app, "ReducerProcesses", SimulatedReducers),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.errors import AtollError, DeadlineExceeded, HubError
 from atoll.ids import REDUCER
 from atoll.reducer.server import Reducer
+from atoll.simulate.scheduler import Process
 from atoll.wire.messages import (
     Launch,
     NodeInfo,
@@ -24,7 +25,6 @@ from atoll.wire.states import ProcessPhase
 from tests.faults.simulation.disk import JOB
 from tests.faults.simulation.link import SimulatedLink
 from tests.faults.simulation.network import Line
-from tests.faults.simulation.scheduler import Process
 from tests.faults.simulation.threads import Event
 
 if TYPE_CHECKING:

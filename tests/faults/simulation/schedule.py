@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.simulate.scheduler import BEGIN_S, Process
 from tests.faults.simulation.faults import CHECKPOINT, FAULTS, RECOVERY, Cell, Faults, target_of
 from tests.faults.simulation.member import Member
-from tests.faults.simulation.scheduler import BEGIN_S, Process
 from tests.faults.simulation.world import Setting, World, simulated
 
 PATIENCE_S = 300.0

@@ -12,6 +12,7 @@ import torch
 
 from atoll.errors import AuthError
 from atoll.hub.security.auth import Identity
+from atoll.simulate.scheduler import BEGIN_S, Process, Scheduler
 from atoll.wire.messages import Launch, RoundJoin, RoundVote
 from tests.faults.simulation import patches
 from tests.faults.simulation.disk import JOB, Disk
@@ -22,7 +23,6 @@ from tests.faults.simulation.member import Member
 from tests.faults.simulation.network import UP, Connection, Line
 from tests.faults.simulation.oracle import Oracle
 from tests.faults.simulation.processes import Child, Networked, Node, ReducerProcess
-from tests.faults.simulation.scheduler import BEGIN_S, Process, Scheduler
 from tests.faults.simulation.state import Replica
 from tests.faults.simulation.threads import Threading
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -54,6 +55,7 @@ def exact(n: int, size: int, weights: list[float]) -> Tensor:
 
 @pytest.mark.parametrize("n", MEMBERS)
 @pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.every(4)
 def test_members_end_bit_identical_near_the_float64_sum(place: Places, name: str, n: int) -> None:
     weights = [1.0 + rank for rank in range(n)]
     for size in SIZES:
@@ -72,8 +74,43 @@ def test_members_end_bit_identical_near_the_float64_sum(place: Places, name: str
         )
 
 
+@pytest.mark.parametrize("name", ["auto", *SUMS])
+@pytest.mark.every(3)
+def test_another_order_of_the_ring_has_the_same_result(place: Places, name: str) -> None:
+    order = (0, 3, 1, 4, 2)
+    asked: list[tuple[int, int]] = []
+
+    class Noted:
+        """Notes who sends to whom."""
+
+        def __init__(self, wires: BoundedProcessGroup) -> None:
+            self._wires = wires
+
+        def send(self, tensors: list[Tensor], to: int, tag: int) -> object:
+            asked.append((self._wires.rank, to))
+            return self._wires.group.send(tensors, to, tag)
+
+        def recv(self, tensors: list[Tensor], of: int, tag: int) -> object:
+            return self._wires.group.recv(tensors, of, tag)
+
+    def work(wires: BoundedProcessGroup) -> Exchanged:
+        ringed = replace(wires, ring=order, group=Noted(wires))
+        return agreed(ringed, vector(wires.rank, 1000), collective=name)
+
+    results = place(5).together(work)
+    assert len({found.digest for found in results}) == 1
+    assert results[0].contributors == tuple(f"w{rank}" for rank in range(5))
+    torch.testing.assert_close(
+        results[0].vector.double(), exact(5, 1000, [1.0] * 5), rtol=1e-5, atol=1e-6
+    )
+    if name in ("auto", "ring"):
+        hops = set(zip(order, (*order[1:], order[0]), strict=True))
+        assert set(asked) == hops
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("name", SUMS)
+@pytest.mark.every(5)
 def test_bytes_are_counted_and_equal_the_formula(place: Places, name: str, n: int) -> None:
     for size in (0, 3, 10_007):
         results = place(n).together(

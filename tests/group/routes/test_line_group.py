@@ -174,6 +174,7 @@ def test_collectives_are_those_of_a_process_group(n: int) -> None:
 
 @pytest.mark.parametrize("encrypted", [True, False])
 @pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.every(5)
 def test_a_ring_in_segments_has_the_same_bits(
     n: int, encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,3 +220,33 @@ def test_worn_lines_are_made_anew(place: Place, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(line_group, "RENEW_BYTES", 1000)
     assert place.together(mean)[0][0].item() == pytest.approx(MARK * 1.5)
     assert all(group is not route._group for group, route in zip(before, place.routes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("trip_s", "count"), [(0.0, 1), (0.02, 1), (0.1, 3), (0.15, 5), (10.0, line_group.MOST_LINES)]
+)
+def test_long_ways_have_as_many_lines_as_fill_them(trip_s: float, count: int) -> None:
+    assert line_group.lines_for(trip_s) == count
+
+
+def test_several_lines_carry_the_parts_of_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_group, "lines_for", lambda _: 3)
+    monkeypatch.setattr(line_group, "STRIPED_BYTES", 1000)
+    with places() as make:
+        place = make(3)
+        for sums in (place.together(mean), place.together(mean)):
+            assert all(torch.equal(each, sums[0]) for each in sums)
+            assert sums[0][0].item() == pytest.approx(MARK * 2)
+        for route in place.routes:
+            assert route._group is not None
+            assert len(route._group._sockets) == 6
+        place.routes[1].drop()  # e.g. an aborted attempt: its lines are made anew, all of them
+        assert place.together(mean)[0][0].item() == pytest.approx(MARK * 2)
+
+
+def test_parts_are_the_same_on_both_sides() -> None:
+    data = memoryview(bytes(range(256)) * 4000)
+    parts = line_group._striped(data, 3)
+    assert len(parts) == 3
+    assert b"".join(parts) == data
+    assert line_group._striped(data[:100], 3) == [data[:100]]

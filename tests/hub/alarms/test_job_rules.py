@@ -19,8 +19,8 @@ def test_failed_job_alarm_shows_error_and_ends_on_resume() -> None:
 
     played = play("job-failed", at, seconds=300)
     finding = played.only().finding
-    assert finding.cause == "j1 failed: the text is missing (x.txt), first on w1 on lap1"
-    assert finding.remedy.startswith("copy it there; then")
+    assert finding.cause == "j1 failed: the text is missing (x.txt), on lap1"
+    assert finding.remedy.startswith("copy it there; once that is mended: atoll resume")
     assert (finding.node, finding.severity) == ("lap1", "critical")
     assert len(played.ended) == 1
 

@@ -15,11 +15,12 @@ from atoll.hub.alarms.facts import Mark
 from atoll.hub.alarms.loss_rules import climb, flat_gain
 from atoll.hub.alarms.series import MAX_POINTS, LossCurve
 from tests.hub.alarms.stage import START, curve, facts, job, learning, play, rule
+from tests.tiers import examples
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rounds=st.integers(5, 600), noise=st.floats(0.0, 0.12), seed=st.integers(0, 10_000),
     every_s=st.floats(0.5, 120.0),
@@ -41,7 +42,7 @@ def test_the_recorded_runs_are_nothing_to_tell_about(name: str) -> None:
     assert flat_gain(points) is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(noise=st.floats(0.0, 0.008), seed=st.integers(0, 10_000), level=st.floats(0.5, 11.0))
 def test_run_that_learns_nothing_is_flat_once_certain(
     noise: float, seed: int, level: float
@@ -71,7 +72,7 @@ def test_flat_loss_alarm_ends_when_the_loss_falls() -> None:
     assert ended.ended > START + 3_000
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(noise=st.floats(0.0, 0.05), seed=st.integers(0, 10_000), rate=st.floats(0.03, 0.3))
 def test_a_loss_that_explodes_is_found_whatever_the_noise(
     noise: float, seed: int, rate: float
@@ -99,7 +100,7 @@ def test_climbing_loss_names_its_member_until_it_falls() -> None:
     assert [a.finding.member for a in played.opened] == ["w1"]
     assert played.opened[0].finding.node == "lap1"
     assert played.opened[0].finding.severity == "critical"
-    assert "most of all that of w1 on lap1" in played.opened[0].finding.cause
+    assert "most of all that of lap1" in played.opened[0].finding.cause
     assert len(played.ended) == 1
 
 

@@ -68,7 +68,7 @@ def test_stage_whose_speed_is_unknown_is_no_alarm() -> None:
 
 def test_stages_with_one_member_have_no_spare() -> None:
     found = played("stage-alone", ledger_with([4.0, 4.0], [4.0], [4.0])).only().finding
-    assert "stages 1 (w10 on lap10), 2 (w20 on lap20) have a single member each" in found.cause
+    assert "stages 1 (lap10), 2 (lap20) have a single member each" in found.cause
     assert "a member of another stage takes its place" in found.cause
     assert "join 2 more machines" in found.remedy
     found = played("stage-alone", ledger_with([4.0], [4.0])).only().finding
@@ -90,7 +90,7 @@ def test_member_that_takes_over_a_state_has_a_minute() -> None:
     ledger.announce("w9", SwarmAnnounce(), 0.0)
     assert not played("swarm-paused", ledger).opened
     found = played("swarm-paused", ledger, waits_s=61.0).only().finding
-    assert found.cause == "j1 waits: stage 1 waits for its state, which w9 on lap9 recovers"
+    assert found.cause == "j1 waits: stage 1 waits for its state, which lap9 recovers"
     assert "atoll logs j1 --member w9" in found.remedy
 
 
@@ -126,7 +126,7 @@ def test_member_that_fails_again_and_again_is_named() -> None:
     fail(ledger, now=200.0)
     found = played("member-banned", ledger, now=201.0).only().finding
     assert found.cause == (
-        "w10 on lap10 failed 3 times in ten minutes in stage 1 and was banned each time "
+        "lap10 failed 3 times in ten minutes in stage 1 and was banned each time "
         "(banned now): the member is not connected"
     )
     assert not played("member-banned", ledger, now=1_000.0).opened
@@ -143,7 +143,7 @@ def test_stage_whose_only_member_fails_is_named_with_the_reason() -> None:
     ledger.recent.heard("w00", SwarmWatch(driver.epoch, 0, failures=[failure]), 20.0)
     found = played("stage-fails", ledger, now=21.0).only().finding
     assert found.cause == (
-        "no microbatch comes through stage 1: w10 on lap10, its only member, failed 3 times since "
+        "no microbatch comes through stage 1: lap10, its only member, failed 3 times since "
         "the last one: CUDA error: an illegal memory access"
     )
     assert "atoll logs j1 --member w10" in found.remedy

@@ -14,7 +14,14 @@ from atoll.clock import VirtualClock
 from atoll.hub.dashboard import snapshot as snapshot_module
 from atoll.hub.dashboard import sse as stream_module
 from atoll.hub.dashboard.snapshot import SnapshotSource, coarse_age
-from atoll.hub.dashboard.sse import MAX_STREAMS, Cursors, EventStreams, Feed
+from atoll.hub.dashboard.sse import (
+    MAX_OF_ONE,
+    MAX_OF_OTHERS,
+    MAX_STREAMS,
+    Cursors,
+    EventStreams,
+    Feed,
+)
 from atoll.hub.http import jobs
 from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused
@@ -65,9 +72,12 @@ def context_of(stores: Stores, live: Nobody | None = None) -> Context:
     return Context(stores, live or Nobody(), VirtualClock(), "0", 0.0, lambda: "atoll://h:1/s")
 
 
-def request(query: str = "") -> Request:
+OPERATOR = Identity("operator", "operator")
+
+
+def request(query: str = "", *, login: Identity = OPERATOR) -> Request:
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    state = {"identity": Identity("operator", "operator")}
+    state = {"identity": login}
     return Request(scope | {"query_string": query.encode(), "state": state})
 
 
@@ -134,10 +144,25 @@ def test_a_client_that_goes_frees_its_place(tmp_path: Path) -> None:
 def test_too_many_dashboards_are_refused(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         streams = EventStreams()
-        streams.open = MAX_STREAMS
+        streams.by_login[OPERATOR] = MAX_STREAMS
         with pytest.raises(HttpRefused, match="too many dashboards") as refused:
             await streams.answer(request(), context_of(stores))
         assert refused.value.status == 503
+
+    with_stores(tmp_path, test)
+
+
+def test_one_viewer_leaves_room_for_others_and_all_for_operators(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        streams, context = EventStreams(), context_of(stores)
+        streams.by_login[Identity("viewer", "anna")] = MAX_OF_ONE
+        await streams.answer(request(login=Identity("viewer", "ben")), context)
+        with pytest.raises(HttpRefused, match="too many dashboards"):
+            await streams.answer(request(login=Identity("viewer", "anna")), context)
+        streams.by_login[Identity("viewer", "carl")] = MAX_OF_OTHERS - MAX_OF_ONE
+        with pytest.raises(HttpRefused, match="too many dashboards"):
+            await streams.answer(request(login=Identity("viewer", "ben")), context)
+        await streams.answer(request(), context)
 
     with_stores(tmp_path, test)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from atoll.config import parse_spec
-from atoll.hub.jobs.record import Job, describe_island, job_facts, policy_steps, steps_of
+from atoll.hub.jobs.descriptions import describe_island, describe_method
+from atoll.hub.jobs.record import Job, job_facts, policy_steps, steps_of
 
 SPEC = """
 [job]
@@ -57,3 +58,15 @@ def test_members_of_several_ranks_tell_how_they_lie() -> None:
 def test_other_jobs_have_the_steps_of_their_file() -> None:
     assert steps_of(parse_spec("[train]\nsteps = 7")) == 7
     assert steps_of(parse_spec('[job]\ncommand = ["true"]')) == 0
+
+
+def test_a_script_has_a_total_only_if_it_is_declared() -> None:
+    script = '[job]\nscript = "train.py"\n'
+    assert steps_of(parse_spec(script)) == 0
+    assert steps_of(parse_spec(f"{script}[train]\nsteps = 200")) == 200
+
+
+def test_method_is_told_in_the_words_that_people_use() -> None:
+    own = '[strategy]\npreset = "diloco"\nevery = 25\ncodec = "feedback(int8)"'
+    assert describe_method(parse_spec(own)) == "diloco int8 every 25"
+    assert describe_method(parse_spec('[job]\nscript = "train.py"')) == ""  # it says so itself

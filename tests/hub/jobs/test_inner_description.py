@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from atoll.config import parse_spec
-from atoll.hub.jobs.record import describe_inner, describe_island, job_facts
+from atoll.hub.jobs.descriptions import describe_inner, describe_island
+from atoll.hub.jobs.record import job_facts
 from atoll.wire.states import JobState
 from tests.hub.durable import with_stores
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ConfigError, HubError
-from atoll.hub.jobs.members import Members
+from atoll.hub.jobs.members import MAX_TAIL, MAX_TEXT, MAX_TEXTS, Members
 from atoll.hub.stores import Stores
 from atoll.wire.states import MemberState, ProcessPhase
 from tests.hub.durable import SPEC, with_stores
@@ -127,3 +127,21 @@ def test_no_other_module_writes_the_state_of_a_member() -> None:
         "queues/nats_items.py": {"item.state"},
         "queues/nats_leases.py": {"item.state"},
     }
+
+
+def test_words_of_a_failure_are_cut(tmp_path: Path) -> None:
+    """The record of a job is written as a whole with every change, and shown to everybody."""
+
+    async def test(stores: Stores) -> None:
+        jobs = stores.jobs
+        job = (await jobs.create(SPEC, files={})).job
+        await jobs.members.assign(job, member="w0", slot=0, node="n0")
+        error = {"what": "x" * 10**6, **{str(number): "y" for number in range(1_000)}}
+        await jobs.members.finished(job, "w0", ok=False, result={}, error=error)
+        member = await jobs.members.update(job, "w0", tail=["z" * 10**6] * 1_000)
+        assert member.error is not None
+        assert member.error["what"] == "x" * MAX_TEXT
+        assert len(member.error) == MAX_TEXTS
+        assert member.tail == ["z" * MAX_TEXT] * MAX_TAIL
+
+    with_stores(tmp_path, test)

@@ -126,7 +126,7 @@ def test_running_job_without_nodes_says_why(hub: HubServer) -> None:
         tell(agent, job, "starting")
         assert isinstance(agent.request(Offering(Offer(paused="on battery"))), Done)
         tell(agent, job, "exited", code=75)
-        until(lambda: job_of(hub, job).reason.endswith("0 are free: a: on battery"))
+        until(lambda: job_of(hub, job).reason.endswith("0 are free (a: on battery)"))
         assert job_of(hub, job).state == "running"
         assert isinstance(agent.request(Offering(Offer())), Done)
         again = launches(agent, 1)["w0"]

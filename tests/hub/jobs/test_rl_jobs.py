@@ -105,7 +105,7 @@ def test_how_a_job_of_policies_ends(
 def test_a_failed_job_says_who_failed_and_why() -> None:
     end = rl_outcome(job("done", "fatal", "fatal"))
     assert end is not None
-    assert end[1] == "w1: no such environment; also failed: w2"
+    assert end[1] == "n (w1): no such environment; also failed: n (w2)"
     assert end[2] == {"kind": "ConfigError", "what": "no such environment"}
 
 
@@ -284,7 +284,7 @@ def test_failed_actor_ends_no_one_else(hub: HubServer) -> None:
         assert job_of(hub, name).state == "running"
         assert isinstance(peers["w0"].request(Finished(ok=True, result={"y": 2})), Done)
         until(lambda: job_of(hub, name).state == "failed")
-        assert job_of(hub, name).reason == "w1: no such environment"
+        assert job_of(hub, name).reason == "box (w1): no such environment"
         assert job_of(hub, name).members["w2"].result == {"x": 1}
         for peer in peers.values():
             peer.close()

@@ -42,7 +42,8 @@ def job(
     for slot, state in enumerate(states):
         name, error = f"w{slot}", {"kind": "OutOfMemory", "what": "no memory"}
         members[name] = Member(
-            member=name, slot=slot, node="n", state=MemberState(state.replace("oom", "failed")),
+            member=name, slot=slot, node=f"lap{slot}",
+            state=MemberState(state.replace("oom", "failed")),
             error=error if state == "oom" else None, retried=99 * (state == "oom"),
             exit_code=-9 if state == "failed" else None, in_rounds=name in in_rounds.split(),
         )  # fmt: skip
@@ -68,8 +69,8 @@ def end_of(record: Job, *absent: str, working: set[str] | None = None) -> str | 
         (job(SCRIPT, "done", "failed", "running", in_rounds="w1 w2", rounds=3), None, [1]),
         (job(SCRIPT, "done", "failed", "done", in_rounds="w1 w2", rounds=3), "done", []),
         (job(SCRIPT, "oom", "done", in_rounds="w1", rounds=3),
-         "done: without w0, which did not come back", [0]),
-        (job(SCRIPT, "oom", "done"), "failed: w0 ended without finishing", [0]),
+         "done: without lap0, which did not come back", [0]),
+        (job(SCRIPT, "oom", "done"), "failed: lap0 ended without finishing", [0]),
         (job(COMMAND, "done", "failed"), None, [1]),
         (job(COMMAND, "done", "done"), "done", []),
         (job(CONTAINER, "done", "failed"), None, [1]),
@@ -96,14 +97,14 @@ def test_a_member_that_is_killed_every_time_fails_its_job() -> None:
     record.members["w1"].failures = MAX_FAILURES - 2
     assert end_of(record) is None
     record.members["w1"].failures += 1
-    assert end_of(record) == "failed: w1 ended without finishing"
+    assert end_of(record) == "failed: lap1 ended without finishing"
     record.stopping = True
-    assert end_of(record) == "stopped: a stop was requested"
+    assert end_of(record) == "stopped: stopped by operator"
 
 
 def test_lost_members_of_a_finished_group_are_named() -> None:
     record = job(TRAINER, "done", "failed", "lost", "stopped", rounds=3)
-    text = "w1, w2 did not report the end: others have finished its work"
+    text = "lap1, lap2 did not report the end: others have finished its work"
     assert covered_by_others(record) == text
     assert covered_by_others(job(TRAINER, "done", "done", rounds=3)) == ""
 
@@ -129,7 +130,7 @@ def test_an_elastic_job_ends_without_a_machine_that_is_gone() -> None:
     clock.advance(ABSENT_S - 1.0)
     assert look() is None
     clock.advance(2.0)
-    assert look() == "done: without w2, which did not come back"
+    assert look() == "done: without lap2, which did not come back"
     fixed = job(SCRIPT, "done", "done", "lost")
     assert not policy.absent(fixed)  # all are needed
     assert end_of(fixed) is None
@@ -204,7 +205,7 @@ def test_members_of_rounds_are_not_launched_again(
             kill(agent, name, "w1")
             peers[0].request(Finished(True))
             until(lambda: job_of(hub, name).state == "done")
-        text = "w1 did not report the end: others have finished its work"
+        text = "box (w1) did not report the end: others have finished its work"
         assert told(hub, name, "ended-by-others") == [text]
         for peer in peers:
             peer.close()
@@ -229,4 +230,4 @@ def test_an_elastic_job_says_that_it_ended_without_a_machine(
         agent.request(Drain(True, "no more work"))
         agent.request(ProcessState(name, where["box"], ProcessPhase.EXITED, exit_code=0))
         until(lambda: job_of(hub, name).state == "done")
-        assert job_of(hub, name).reason == f"without {where['laptop']}, which did not come back"
+        assert job_of(hub, name).reason == "without laptop, which did not come back"

@@ -120,3 +120,20 @@ def test_who_has_everything_does_not_ask_the_disk(
         assert line["text"] == "two"
 
     with_stores(tmp_path, test)
+
+
+def test_searches_do_not_keep_others_waiting(tmp_path: Path) -> None:
+    """One viewer may ask for many at once, each of which looks at every line."""
+
+    async def test(stores: Stores) -> None:
+        await stores.logs.add("j", "w0", source="s", seq=1, lines=["x" * 1_000] * 500)
+        searches = [
+            asyncio.create_task(stores.logs.tail("j", search=f"no such line {n}"))
+            for n in range(300)
+        ]
+        await asyncio.sleep(0)
+        assert len(await stores.logs.tail("j", limit=2)) == 2
+        assert not all(search.done() for search in searches)
+        assert await asyncio.gather(*searches) == [[]] * 300
+
+    with_stores(tmp_path, test)

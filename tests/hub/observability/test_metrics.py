@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.errors import LimitReached
+from atoll.hub.observability import point_cursors
 from atoll.hub.observability.metrics import MAX_NAMES, Metrics
 from atoll.hub.stores import Stores
 from atoll.wire.messages import Point
@@ -39,6 +41,23 @@ def test_points_sent_again_are_stored_once_even_over_a_restart(tmp_path: Path) -
 
     with_stores(tmp_path, first)
     with_stores(tmp_path, second)
+
+
+def test_processes_of_a_member_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who names another process with every report fills the memory, and slows every sum."""
+    monkeypatch.setattr(point_cursors, "MAX_PROCESSES", 3)
+
+    async def test(stores: Stores) -> None:
+        add = stores.metrics.add
+        for number in range(3):
+            one = point(1, sent_bytes=1.0)
+            assert await add("j", "w0", incarnation=str(number), seq=1, points=[one]) == 1
+        with pytest.raises(LimitReached, match="too many processes"):
+            await add("j", "w0", incarnation="more", seq=1, points=[point(1, sent_bytes=1.0)])
+        assert await add("j", "w0", incarnation="2", seq=2, points=[point(2, loss=1.0)]) == 2
+        assert await add("j", "w1", incarnation="more", seq=1, points=[point(2, loss=1.0)]) == 1
+
+    with_stores(tmp_path, test)
 
 
 def test_the_newest_value_of_every_name_is_kept_over_a_restart(tmp_path: Path) -> None:

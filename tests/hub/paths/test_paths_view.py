@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from atoll.hub.observability.metrics import Latest
+from atoll.hub.observability.latest import Latest
 from atoll.hub.paths.view import Around, PathState, view_of_paths
 from atoll.hub.server import HubServer
 from atoll.paths.layout import PathLayout
@@ -46,15 +46,15 @@ def test_states_of_paths_in_a_phase() -> None:
     )
     states = [path.state for path in view.paths]
     assert states == ["trained", "training", "training", "lost"]
-    assert [(path.member, path.node) for path in view.paths[1:]] == [
-        ("w0", ""), ("w1", "attic"), ("w2", ""),
+    assert [(path.name, path.node) for path in view.paths[1:]] == [
+        ("w0", ""), ("attic", "attic"), ("w2", ""),
     ]  # fmt: skip
     assert (view.paths[1].step, view.paths[1].loss) == (24, 2.25)
     assert list(view.empty) == [1]
     assert [path.modules for path in view.paths] == [[0, 0], [0, 1], [1, 0], [1, 1]]
     (first, second), (third, _) = view.levels
     assert (first.paths, second.paths, third.paths) == ([0, 1], [2, 3], [0, 2])
-    assert third.holders == ["w1 on attic", "w10"]
+    assert third.holders == ["attic", "w10"]
 
 
 def test_a_path_stopped_early_if_it_was_better_before() -> None:

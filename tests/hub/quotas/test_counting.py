@@ -21,6 +21,7 @@ from atoll.hub.storage.blobs import UNHELD_S
 from atoll.hub.stores import Stores, open_stores
 from atoll.wire.messages import QueueEntry, QueueOptions
 from tests.hub.durable import BOUND_S, SPEC
+from tests.tiers import examples
 
 LIMITS = Quotas(
     job_disk=20_000, queue=3_000, job_queues=5_000, blobs=4, blob_bytes=4_000, disk=30_000
@@ -200,7 +201,7 @@ async def stream(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + 500]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(actions=st.lists(_actions, min_size=5, max_size=30))
 def test_the_ledger_says_what_is_stored(actions: list[tuple[str, str, str, int]]) -> None:
     async def test(folder: Path) -> None:

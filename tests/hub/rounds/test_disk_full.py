@@ -8,6 +8,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,18 @@ from atoll.errors import StorageFull
 from atoll.hub.http.views import job_view
 from atoll.hub.observability.events import append_lines
 from atoll.hub.server import HubServer
+from atoll.wire.job_messages import FOUND_ROOM, WAITS_FOR_ROOM
 from atoll.wire.message import Message
-from atoll.wire.messages import Beat, RoundJoin, RoundPlan, Verdict
-from tests.hub.nodes.test_membership import Running, job_of, launches, options, until, vote
+from atoll.wire.messages import Beat, Event, Finished, RoundJoin, RoundPlan, Verdict
+from tests.hub.nodes.test_membership import (
+    Running,
+    job_of,
+    launches,
+    options,
+    told,
+    until,
+    vote,
+)
 from tests.small_disk import fill, small_disk
 
 ENOUGH_ROUNDS = 2_000
@@ -134,6 +144,29 @@ def test_members_lost_on_a_full_disk_come_back(
         assert isinstance(answer, RoundPlan | Verdict), "what the lost one had begun is completed"
         until(lambda: not trouble(running))
         running.close()
+
+
+def test_job_with_a_trained_model_that_finds_no_room_is_paused(running: Running) -> None:
+    """A member says at every try that it waits: one event, until it found room or is gone."""
+
+    def view() -> dict[str, Any]:
+        return job_view(job_of(running.hub, running.job), latest={}, live={})
+
+    waits = Event(WAITS_FOR_ROOM, "model.safetensors waits for room on the hub's disk")
+    for _ in range(3):
+        running.members[0].request(waits)
+    assert view()["paused"]
+    assert view()["paused_reason"] == (
+        "no room is left on the hub's disk for what box (w0) trained: free some space there; "
+        "it is kept, and stored then"
+    )
+    assert len(told(running.hub, running.job, WAITS_FOR_ROOM)) == 1
+    running.members[0].request(Event(FOUND_ROOM, "model.safetensors is stored"))
+    assert not view()["paused"]
+    running.members[0].request(waits)
+    assert view()["paused"]
+    running.members[0].request(Finished(ok=True))
+    assert not view()["paused"]
 
 
 def test_lines_on_a_full_disk_are_whole(disk: Path) -> None:

@@ -52,7 +52,7 @@ def test_member_that_leaves_is_waited_for_by_nobody_and_replaced(running: Runnin
     running.agent.request(report)
     until(lambda: bool(told(running.hub, running.job, "member-left")))
     assert launches(running.agent, 1)["w1"].attempt == 2
-    assert told(running.hub, running.job, "member-leaving") == ["w1 leaves: preempted"]
+    assert told(running.hub, running.job, "member-leaving") == ["box's worker leaves: preempted"]
     assert job_of(running.hub, running.job).members["w1"].failures == 0
 
 

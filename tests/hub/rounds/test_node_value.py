@@ -6,12 +6,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from atoll.hub.rounds.node_value import LEAST_ROUNDS, marginal_throughput
 from atoll.hub.rounds.timeline import CatchUp, Row
+from tests.tiers import examples
 
 STEPS = 50
 TOKENS_PER_STEP = 100
@@ -95,7 +97,7 @@ def check(
     return found["tokens_per_s"], really
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     steps=st.lists(st.floats(0.02, 0.3), min_size=2, max_size=6), exchange_s=st.floats(0.05, 5.0),
     route=st.sampled_from(["relay", "direct"]), paced=st.booleans(), which=st.integers(0, 5),
@@ -112,7 +114,7 @@ def test_rate_without_a_machine_is_foretold(
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     steps=st.lists(st.floats(0.05, 0.3), min_size=2, max_size=5), seed=st.integers(0, 1_000),
     which=st.integers(0, 4),
@@ -123,7 +125,7 @@ def test_noise_of_single_steps_changes_little(steps: list[float], seed: int, whi
     check(laptops, gone, tolerance=NOISY_TOLERANCE, noise=0.1, seed=seed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     step_s=st.floats(0.02, 0.3), exchange_s=st.floats(0.05, 8.0), count=st.integers(2, 8),
     route=st.sampled_from(["relay", "direct"]),
@@ -156,7 +158,7 @@ def test_only_a_costly_slow_laptop_is_to_be_removed() -> None:
     assert found["best_single"]["tokens_per_s"] == pytest.approx(1_000)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     uplinks=st.lists(st.floats(0.0, 20.0), min_size=1, max_size=6), which=st.integers(0, 5),
     exchange_s=st.floats(0.05, 5.0),
@@ -226,14 +228,6 @@ def test_too_early_is_said_and_counts() -> None:
     assert early["tokens_per_s"] is None
 
 
-def test_a_change_of_members_begins_anew() -> None:
-    laptops = {"w0": Laptop(0.1), "w1": Laptop(0.1), "w2": Laptop(0.1)}
-    rounds = simulate(laptops, rounds=20)
-    assert marginal_throughput(rounds, running={"w0", "w1"})["text"].startswith(
-        "too early to say: 0"
-    )
-
-
 def test_scripts_that_count_no_tokens_are_measured_in_steps() -> None:
     rounds = [
         CatchUp(one.epoch, one.round, one.route, one.members, one.contributors, one.time,
@@ -264,3 +258,18 @@ def test_a_round_in_which_a_machine_slept_changes_nothing() -> None:
         marginal_throughput(rounds)["tokens_per_s"], rel=0.01
     )
     assert marginal_throughput(late)["rounds"] == 12
+
+
+def test_a_verdict_holds_until_there_is_a_new_one() -> None:
+    laptops = {"w0": Laptop(0.1), "w1": Laptop(0.12), "w2": Laptop(0.11)}
+    rounds = simulate(laptops, rounds=12)
+    last = marginal_throughput(rounds)
+    drained = marginal_throughput(rounds, running={"w0", "w1"})
+    assert drained["nodes"] == last["nodes"]
+    assert drained["text"] == f"at round 12: {last['text']}"
+    after = simulate({"w0": Laptop(0.1), "w1": Laptop(0.12)}, rounds=2)
+    later = [
+        msgspec.structs.replace(one, round=12 + at, time=rounds[-1].time + 10.0 * (at + 1))
+        for at, one in enumerate(after)
+    ]
+    assert marginal_throughput([*rounds, *later])["nodes"] == last["nodes"]

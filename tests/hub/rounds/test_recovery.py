@@ -54,7 +54,20 @@ def test_newcomer_takes_over_the_state_and_meets_the_others(running: Running) ->
         assert plan.members == ["w0", "w1"]
         assert running.members[0].answer(waiting) == plan
     (text,) = told(running.hub, running.job, "recovered")
-    assert text == "w1 took over round 1 from w0: 1.0 MB in 0.5 s"
+    assert text == "box caught up (1.0 MB in 0.5 s)"
+
+
+def test_late_member_that_catches_up_is_no_fault(running: Running) -> None:
+    commit(running, 0)
+    late = running.members[1]
+    answer = late.request(RoundJoin(0, "base0"))  # once more: it did not hear of the verdict
+    assert isinstance(answer, Failure)
+    assert answer.error["kind"] == LeftBehind.__name__
+    ask_sources(late)
+    stand(late, 1, "base1")
+    (text,) = told(running.hub, running.job, "recovered")
+    assert text == "box was late; it caught up and rejoined (1.0 MB in 0.5 s)"
+    assert told(running.hub, running.job, "refused") == []
 
 
 def test_fresh_start_needs_no_state(running: Running) -> None:

@@ -25,6 +25,7 @@ from atoll.hub.rounds.timeline import (
     catch_up,
     decode,
     encode,
+    round_bytes,
     validate_stats,
 )
 from atoll.hub.server import HubServer
@@ -41,6 +42,7 @@ from atoll.wire.messages import (
 from tests.hub.nodes.test_membership import Running, told
 from tests.rounds.group_model import Group
 from tests.rounds.test_machine import SCHEDULES, play
+from tests.tiers import examples
 
 MEMBERS = ["w0", "w1"]
 NODES = {"w0": "lap1", "w1": "lap2"}
@@ -63,9 +65,9 @@ def one_round(
     line.joined("w0", join_of(round_, **join), [], at)
     line.joined("w1", join_of(round_, **join), [], at + 3.0)
     line.planned(plan_of(round_, epoch), at + 3.0)
-    line.voted("w0", epoch, at + 5.0)
-    line.voted("w1", epoch, at + 6.0)
-    line.voted("w1", epoch, at + 6.5)
+    line.voted("w0", RoundVote(0, epoch, True), at + 5.0)
+    line.voted("w1", RoundVote(0, epoch, True), at + 6.0)
+    line.voted("w1", RoundVote(0, epoch, True), at + 6.5)
     verdict = Verdict(round_, epoch, committed, "d", MEMBERS)
     return line.decided(verdict, NODES, at + 7.0)
 
@@ -91,9 +93,19 @@ def test_what_members_tell_of_a_round_comes_with_their_next_join() -> None:
     first, second = completed.rows
     assert (first.wait_s, first.send_s, first.vote_s, first.apply_s) == (2.9, 1.9, 1.8, 0.5)
     assert (second.wait_s, second.apply_s) == (0.0, None)
-    line.voted("w0", 2, 21.0)
+    line.voted("w0", RoundVote(0, 2, True), 21.0)
     (row, _) = line.decided(Verdict(1, 2, True, "d", MEMBERS), NODES, 22.0)
     assert row.compute_s == 3.5, "applying the last result is part of the busy time, not of work"
+
+
+def test_a_vote_brings_the_newer_report() -> None:
+    line = Timeline()
+    line.joined("w0", join_of(0), [], 10.0)
+    line.planned(plan_of(0, 1), 10.0)
+    newer = RoundJoin(0, "b", steps=12, busy_s=5.0, stats=MemberStats(loss=2.5))
+    line.voted("w0", RoundVote(0, 1, True, report=newer), 11.0)
+    (first, _) = line.decided(Verdict(0, 1, True, "d", MEMBERS), NODES, 12.0)
+    assert (first.steps, first.compute_s, first.loss) == (12, 5.0, 2.5)
 
 
 def test_work_counts_in_the_attempt_that_is_committed() -> None:
@@ -120,7 +132,7 @@ def test_tokens_are_those_of_the_period() -> None:
 def test_attempt_before_a_hub_restart_has_no_times() -> None:
     line = Timeline()
     line.recall(plan_of(4, 9), {m: join_of(4, loss=2.0) for m in MEMBERS}, 100.0)
-    line.voted("w0", 9, 101.0)
+    line.voted("w0", RoundVote(0, 9, True), 101.0)
     first, second = line.decided(Verdict(4, 9, True, "d", MEMBERS), NODES, 102.0)
     assert (first.wait_s, first.send_s, first.loss) == (None, 1.0, 2.0)
     assert (second.send_s, second.compute_s) == (None, 4.0)
@@ -180,7 +192,7 @@ def test_busy_time_that_cannot_be_is_left_out_of_the_timeline() -> None:
     assert rows[0].odd == ["busy_s is nan"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SCHEDULES, st.none() | ANY_FLOAT, ANY_FLOAT)
 def test_accounts_never_change_a_decision(
     actions: list[tuple[str, int, bool]], norm: float | None, seconds: float
@@ -299,3 +311,11 @@ def test_running_jobs_files_show_where_time_goes(hub: HubServer) -> None:
     assert found["rounds"][2]["timeline"][0]["tokens"] == 100
     assert found["worth"]["text"] == "too early to say: 2 of 5 rounds"
     group.close()
+
+
+def test_a_rounds_bytes_are_those_that_its_members_sent() -> None:
+    told: list[dict[str, Any]] = [{"sent_bytes": 100.0}, {"sent_bytes": 50.0}]
+    unknown: list[dict[str, Any]] = [{"sent_bytes": 100.0}, {"sent_bytes": None}]
+    assert round_bytes("direct", 0, told) == 150
+    assert round_bytes("direct", 0, unknown) is None
+    assert round_bytes("relay", 70, unknown) == 70

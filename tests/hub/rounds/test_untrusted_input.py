@@ -6,11 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 from atoll.errors import LeftBehind
 from atoll.hub.server import HubServer
+from atoll.wire.frames import HEADER
+from atoll.wire.limits import MAX_CONTROL_BYTES
 from atoll.wire.messages import (
     Failure,
     Lease,
@@ -20,6 +23,7 @@ from atoll.wire.messages import (
     RoundPlan,
     RoundVote,
     Verdict,
+    pack,
 )
 from tests.hub.meeting import commit
 from tests.hub.nodes.test_membership import Running, job_of, options, told, until, vote
@@ -54,6 +58,20 @@ def test_join_with_the_data_of_another_is_refused(running: Running) -> None:
     assert isinstance(answer, Failure)
     assert answer.error["kind"] == LeftBehind.__name__
     assert "not its own" in told(running.hub, running.job, "refused")[0]
+
+
+def test_a_reason_as_long_as_a_frame_does_not_keep_the_verdict(running: Running) -> None:
+    """Behind the member's name it would not fit into one."""
+    plan = running.plan()
+    against = RoundVote(plan.round, plan.epoch, False, reason="x")
+    frame = HEADER.size + MAX_CONTROL_BYTES
+    room = frame - len(pack(against, id=1000)) - 3  # a long text has 5 bytes for its length
+    asked = running.members[0].ask(msgspec.structs.replace(against, reason="x" * room))
+    other = running.members[1].request(vote(plan))
+    assert isinstance(other, Verdict)
+    assert not other.committed
+    assert "w0: xxx" in other.reason
+    assert isinstance(running.members[0].answer(asked), Verdict)
 
 
 def test_forged_verdict_closes_the_connection(running: Running) -> None:

@@ -6,35 +6,17 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.config import NeedsTable
-from atoll.hub.scheduler.assign import NODES_LISTED, WHOLE, Assignment, Demand, assign
-from atoll.hub.scheduler.resources import GB, Capacity, ResourceRequest, Usage, free_share, mismatch
-from atoll.wire.messages import NodeInfo, Offer
+from atoll.hub.scheduler.assign import WHOLE, Assignment, Demand, assign
+from atoll.hub.scheduler.resources import Capacity, Usage, free_share
+from tests.hub.scheduler.demands import ask, place
+from tests.tiers import examples
 
 NAMES = ("n0", "n1", "n2", "n3")
-SLOW = settings(max_examples=150, deadline=None)
-
-
-def place(
-    name: str, *, slots: int = 2, cores: int = 4, memory_gb: float = 8, **more: object
-) -> Capacity:
-    info = NodeInfo(
-        "box", "Linux", "3.11", "t", cores=cores, memory_bytes=int(memory_gb * GB), slots=slots
-    )
-    return replace(Capacity(node=name, info=info), **more)  # type: ignore[arg-type]
-
-
-def ask(
-    job: str, *, slot: int = WHOLE, cores: float = 0.0, memory_gb: float = 0.0, **more: object
-) -> Demand:
-    needs = NeedsTable(cores=cores, memory_gb=memory_gb)
-    want = ResourceRequest(needs=needs, on=more.pop("on", ()))  # type: ignore[arg-type]
-    return Demand(key=(job, slot), want=want, **more)  # type: ignore[arg-type]
+SLOW = settings(max_examples=examples(150), deadline=None)
 
 
 @st.composite
@@ -185,17 +167,6 @@ def test_job_that_can_never_start_here_keeps_nothing() -> None:
     assert made.short["large"].headline == "needs 9 nodes, 2 are free"
 
 
-def test_lower_priority_learns_who_a_node_is_kept_for() -> None:
-    there = [place("n0", slots=1), place("n1", slots=1, taken=Usage(processes=1))]
-    low, high = ask("low"), ask("high", least=2, most=2, priority=1, number=1)
-    made = assign([low, high], there)
-    assert not made.granted
-    assert str(made.short["low"]) == (
-        "needs 1 nodes, 0 are free: n0: kept for high, which comes first; "
-        "n1: 1 of 1 places are taken"
-    )
-
-
 def test_stalled_job_comes_first_but_grows_by_priority() -> None:
     there = [place("n0", slots=1)]
     urgent = ask("new", priority=9)
@@ -213,168 +184,6 @@ def test_process_avoids_its_jobs_nodes_and_the_last_one() -> None:
     again = ask("j", slot=3, avoid="n2", beside={"n0": 1})
     assert assign([again], there).granted == {("j", 3): ["n1"]}
     assert assign([replace(again, avoid="")], there).granted == {("j", 3): ["n2"]}
-
-
-def test_long_reasons_are_cut() -> None:
-    there = [place(f"m{i:02}", slots=0) for i in range(NODES_LISTED + 5)]
-    assert str(assign([ask("j")], there).short["j"]).endswith("; and 5 more")
-
-
-INFO = NodeInfo(
-    "box",
-    "Linux",
-    "3.11",
-    "t",
-    cores=8,
-    memory_bytes=int(16 * GB),
-    disk_free_bytes=int(50 * GB),
-    gpu="NVIDIA H200",
-    gpu_memory_bytes=int(141 * GB),
-    gpus=1,
-    slots=4,
-)
-
-
-@pytest.mark.parametrize(
-    ("want", "change", "why"),
-    [
-        (ResourceRequest(), {}, ""),
-        (ResourceRequest(), {"connected": False}, "not connected"),
-        (ResourceRequest(), {"draining": "new memory"}, "is draining: new memory"),
-        (ResourceRequest(), {"offer": Offer(paused="on battery")}, "on battery"),
-        (ResourceRequest(on=("lap2",)), {}, "not among the nodes it may run on (lap2)"),
-        (ResourceRequest(on=("lap2", "lap1")), {}, ""),
-        (ResourceRequest(on=("lap",)), {"node": "lap-3f9a"}, ""),
-        (
-            ResourceRequest(kind="script"),
-            {"offer": Offer(kinds=["trainer"])},
-            "its owner does not run jobs of kind script",
-        ),
-        (
-            ResourceRequest(kind="container", container=True),
-            {},
-            "no Docker or Podman is available",
-        ),
-        (
-            ResourceRequest(kind="container", container=True),
-            {"launchers": ["process", "container"]},
-            "",
-        ),
-        (
-            ResourceRequest(kind="container", container=True),
-            {"launchers": ["container"], "offer": Offer(kinds=["signed"])},
-            "its owner does not run jobs of kind container",
-        ),
-        (
-            ResourceRequest(kind="container", container=True, signed=True),
-            {"launchers": ["container"], "offer": Offer(kinds=["signed"])},
-            "",
-        ),
-        (ResourceRequest(mounts=("/data/big",)), {"offer": Offer(mounts=["/data"])}, ""),
-        (
-            ResourceRequest(mounts=("/database",)),
-            {"offer": Offer(mounts=["/data"])},
-            "its owner does not allow the folder /database",
-        ),
-        (
-            ResourceRequest(direct=True),
-            {"offer": Offer(upload_bps=1e6)},
-            "its owner limits bandwidth, which the direct route would bypass",
-        ),
-        (ResourceRequest(direct=True), {"offer": Offer()}, ""),
-        (
-            ResourceRequest(needs=NeedsTable(labels=["fast", "near"])),
-            {"offer": Offer(labels=["fast"])},
-            "lacks the label near",
-        ),
-        (ResourceRequest(needs=NeedsTable(labels=["fast"])), {}, "lacks the label fast"),
-        (ResourceRequest(), {"taken": Usage(processes=4)}, "4 of 4 places are taken"),
-        (
-            ResourceRequest(needs=NeedsTable(cores=3)),
-            {"taken": Usage(cores=6.0)},
-            "3 cores wanted, 2 free",
-        ),
-        (
-            ResourceRequest(needs=NeedsTable(cores=3)),
-            {"offer": Offer(cores=2)},
-            "3 cores wanted, 2 free",
-        ),
-        (
-            ResourceRequest(needs=NeedsTable(memory_gb=8)),
-            {"taken": Usage(memory_bytes=12.9 * GB)},
-            "8 GB memory wanted, 3.1 GB free",
-        ),
-        (ResourceRequest(needs=NeedsTable(disk_gb=60)), {}, "60 GB disk wanted, 50 GB free"),
-        (
-            ResourceRequest(needs=NeedsTable(disk_gb=40)),
-            {"stats": {"disk_free_bytes": 30 * GB}},
-            "40 GB disk wanted, 30 GB free",
-        ),
-        (ResourceRequest(needs=NeedsTable(gpu="h200")), {}, ""),
-        (ResourceRequest(needs=NeedsTable(gpu="A100")), {}, "A100 wanted, it has NVIDIA H200"),
-        (
-            ResourceRequest(needs=NeedsTable(gpu="any")),
-            {"gpu": ""},
-            "accelerator wanted, it has no accelerator",
-        ),
-        (
-            ResourceRequest(needs=NeedsTable(gpu="any")),
-            {"offer": Offer(device="cpu")},
-            "accelerator wanted, its owner keeps the accelerator",
-        ),
-        (ResourceRequest(), {"offer": Offer(device="cpu")}, ""),
-        (ResourceRequest(needs=NeedsTable(gpu="any")), {"offer": Offer(device="cuda:1")}, ""),
-        (
-            ResourceRequest(needs=NeedsTable(gpu="any")),
-            {"offer": Offer(device="cuda:1"), "taken": Usage(gpus=1)},
-            "all its accelerators are in use",
-        ),
-        (
-            ResourceRequest(needs=NeedsTable(gpu="any")),
-            {"taken": Usage(gpus=1)},
-            "all its accelerators are in use",
-        ),
-        (
-            ResourceRequest(needs=NeedsTable(gpu="any"), gpus=4),
-            {},
-            "4 accelerators wanted, one per rank, 1 free",
-        ),
-        (ResourceRequest(gpus=4), {}, ""),
-        (
-            ResourceRequest(needs=NeedsTable(gpu_memory_gb=200)),
-            {},
-            "200 GB accelerator memory wanted, it has 141 GB",
-        ),
-        (
-            ResourceRequest(needs=NeedsTable(bandwidth_mbps=10)),
-            {},
-            "its bandwidth is not measured yet",
-        ),
-        (
-            ResourceRequest(needs=NeedsTable(bandwidth_mbps=10)),
-            {"stats": {"up_bps": 2e7, "down_bps": 9e7}},
-            "",
-        ),
-        (
-            ResourceRequest(needs=NeedsTable(bandwidth_mbps=10)),
-            {"stats": {"up_bps": 2e7, "down_bps": 9e7}, "taken": Usage(bandwidth_bps=1.5e7)},
-            "10 Mbit/s wanted, 5 free",
-        ),
-        (
-            ResourceRequest(needs=NeedsTable(bandwidth_mbps=10)),
-            {"stats": {"up_bps": 2e7, "down_bps": 9e7}, "offer": Offer(upload_bps=8e6)},
-            "10 Mbit/s wanted, 8 free",
-        ),
-    ],
-)
-def test_misfit_says_what_is_missing(
-    want: ResourceRequest, change: dict[str, object], why: str
-) -> None:
-    of_info = {name: change[name] for name in ("offer", "launchers", "gpu") if name in change}
-    of_place = {name: value for name, value in change.items() if name not in of_info}
-    there = Capacity(node="lap1", info=msgspec.structs.replace(INFO, **of_info))
-    there = replace(there, **of_place)  # type: ignore[arg-type]
-    assert mismatch(want, there) == (f"{there.node}: {why}" if why else "")
 
 
 def test_large_job_keeps_returning_nodes_after_restart() -> None:

@@ -19,7 +19,8 @@ from atoll.hub.scheduler.assign import (
     network_of,
 )
 from atoll.hub.scheduler.resources import ResourceRequest, request_of
-from tests.hub.scheduler.test_assign import place
+from tests.hub.scheduler.demands import place
+from tests.tiers import examples
 
 COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 3), min_size=1)
 
@@ -29,7 +30,7 @@ def ask(*, least: int, most: int, slot: int = WHOLE, machines: int = 2, **more: 
     return Demand(key=("j", slot), want=want, least=least, most=most, machines=machines, **more)  # type: ignore[arg-type]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(COUNTS, st.integers(1, 4), st.integers(1, 4))
 def test_islands_get_different_machines_if_possible(
     counts: dict[str, int], islands: int, machines: int

@@ -113,7 +113,7 @@ def test_outcome_of_commands(
 def test_job_waits_with_its_reason_until_nodes_are_free(hub: HubServer) -> None:
     job = submit(hub, nodes=4)
     assert job_of(hub, job).state == "waiting"
-    assert job_of(hub, job).reason == "needs 4 nodes, 0 are free"
+    assert job_of(hub, job).reason == "needs 4 nodes, 0 are free (no machine has joined yet)"
     with node(hub, "a") as a:
         until(lambda: job_of(hub, job).reason == "needs 4 nodes, 2 are free")
         with node(hub, "b") as b:
@@ -139,7 +139,7 @@ def test_launch_carries_spec_files_and_a_token_of_its_job(hub: HubServer) -> Non
 def test_places_are_free_again_when_a_job_ended(hub: HubServer) -> None:
     with node(hub, "a", slots=1) as agent:
         first, second = submit(hub, nodes=1), submit(hub, nodes=1)
-        text = "needs 1 nodes, 0 are free: a: 1 of 1 places are taken"
+        text = "needs 1 node, 0 are free (a: busy)"
         assert job_of(hub, second).reason == text
         with member(hub, launches(agent, 1)["w0"]) as w0:
             registered(w0)
@@ -160,7 +160,8 @@ def test_waiting_job_is_stopped_at_once(hub: HubServer) -> None:
     assert hub.hub is not None
     job = submit(hub, nodes=1)
     hub.call(hub.hub.live.stop(job, grace_s=1))
-    assert job_of(hub, job).state == "stopped"
+    stopped = job_of(hub, job)
+    assert (stopped.state, stopped.reason) == ("stopped", "cancelled before starting")
 
 
 def test_stop_is_in_the_next_plan_and_the_job_ends_stopped(hub: HubServer) -> None:

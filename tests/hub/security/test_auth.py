@@ -192,6 +192,12 @@ def test_who_may_speak_under_which_address(
         (Identity("job", "j1"), "j1/rollouts", True),
         (Identity("job", "j1"), "j10/rollouts", False),
         (Identity("operator", "operator"), "anything", True),
+        (Identity("program", "p"), "pool/work", True),
+        (Identity("program", "p", queues=("pool/ada",)), "pool/ada", True),
+        (Identity("program", "p", queues=("pool/ada",)), "pool/ada/work", True),
+        (Identity("program", "p", queues=("pool/ada",)), "pool/adam", False),
+        (Identity("program", "p", queues=("pool/ada",)), "pool/work", False),
+        (Identity("program", "p", queues=("node",)), "node/n1", False),
     ],
 )
 def test_who_may_use_which_queue(identity: Identity, queue: str, allowed: bool) -> None:

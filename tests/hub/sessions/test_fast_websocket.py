@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from websockets import frames
 
 from atoll.hub.sessions.fast_websocket import FastWebSocketProtocol
+from tests.tiers import examples
 
 LIMIT = 70_000
 REQUEST = (
@@ -123,7 +124,7 @@ def heard(kind: type[WebSocketsSansIOProtocol], pieces: list[bytes]) -> tuple[An
     return asyncio.run(work())
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(st.lists(FRAMES, max_size=6), st.lists(st.integers(1, 300), max_size=12))
 @example([b"\x03", b"\x82\x00"], [])  # wrong from its first byte on, and its head is not whole
 @example([b"\x82\x7e\x00"], [])  # not masked, and its head is not whole

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+import atoll.hub.sessions.session as session_module
+from atoll.clock import RealClock
 from atoll.hub.alarms.watch import AlarmIntervals
 from atoll.hub.db.database import Database
+from atoll.hub.security.auth import Identity
 from atoll.hub.server import HubServer
 from atoll.hub.sessions.request_meter import (
     BURST,
@@ -15,10 +22,22 @@ from atoll.hub.sessions.request_meter import (
     RequestMeter,
     cost_of,
 )
-from atoll.hub.sessions.session import Sessions
+from atoll.hub.sessions.send_queue import SendQueue
+from atoll.hub.sessions.session import Session, Sessions
+from atoll.hub.tasks import Tasks
 from atoll.net.endpoint import HubEndpoint
 from atoll.net.http.client import HubClient
-from atoll.wire.messages import Beat, Event, LogLines, QueuePut, pack
+from atoll.wire.messages import (
+    Beat,
+    Event,
+    LogLines,
+    Metrics,
+    Point,
+    QueueEntry,
+    QueuePut,
+    QueuePutMany,
+    pack,
+)
 from tests.hub.peer import Peer
 from tests.patience import PATIENCE_S
 from tests.security.conftest import serving, stores_of, until
@@ -47,7 +66,45 @@ def test_reports_and_lines_count_as_what_they_cost() -> None:
     many = cost_of(LogLines("j", "w0", 1, ["x" * 200] * 500), 100_000)
     assert 5 < one < 10
     assert many > 50
-    assert cost_of(QueuePut(queue="q", key="k", payload=b""), 2**20) == 129.0
+    assert cost_of(QueuePut(queue="q", key="k", payload=b""), 2**20) == 133.0
+    few = cost_of(QueuePutMany("q", [QueueEntry("k", b"")] * 5), 100)
+    assert few < cost_of(QueuePutMany("q", [QueueEntry("k", b"")] * 1_000), 100) / 10
+    point = Point(time=0.0, step=1, round=0, values={f"m{n}": 0.0 for n in range(50)})
+    assert cost_of(Metrics("i", 1, [point]), 1_000) > cost_of(Event("note", "x"), 1_000) > 5
+
+
+def test_a_session_hands_over_although_all_its_frames_have_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To receive what has come already does not wait, so it has to let the others in itself."""
+    monkeypatch.setattr(session_module, "TURN_S", 0.0)
+    left = [pack(Beat())] * 1_000
+    turns = 0
+
+    async def receive() -> dict[str, object]:
+        if left:
+            return {"type": "websocket.receive", "bytes": left.pop()}
+        return {"type": "websocket.disconnect"}
+
+    async def other() -> None:
+        nonlocal turns
+        while left:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def both() -> None:
+        unused: Any = None
+        sessions = Sessions(auth=unused, clock=RealClock(), tasks=Tasks())
+        session = Session(
+            "j/w0", "i1", Identity("job", "j", "w0"), None, SendQueue(on_written=unused), 0.0,
+            meter=RequestMeter(0.0),
+        )  # fmt: skip
+        beside = asyncio.create_task(other())
+        await sessions._read(session, receive)
+        await beside
+
+    asyncio.run(both())
+    assert turns > 500
 
 
 def test_reports_of_one_session_are_stored_in_turns(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ from atoll.wire.messages import (
 )
 from tests.hub.peer import WAIT_S, Peer, open_socket
 from tests.patience import PROMPT_S
+from tests.tiers import examples
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,22 @@ def test_hello_is_welcomed_and_a_request_is_answered(hub: HubServer) -> None:
         assert not peer.welcome.resumed
         answer = peer.request(QueuePut("j/q", "a", b"x"))
         assert isinstance(answer, QueuePutDone)
+
+
+def test_a_wrong_frame_behind_hello_leaves_no_traceback(
+    hub: HubServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else anybody with a token can fill the hub's log."""
+    caplog.set_level(logging.ERROR, logger="uvicorn.error")
+    with open_socket(hub) as raw:
+        hello = Hello(PROTOCOL, "test", "j/gone", hub.operator_token, "i1")
+        raw.protocol.send_binary(pack(hello, id=1))
+        unmasked = b"\x82\x05wrong"
+        raw.socket.sendall(b"".join([*raw.protocol.data_to_send(), unmasked]))
+        with pytest.raises(ConnectionClosed):
+            receive_on(raw)
+    until_lost(hub, "j/gone")
+    assert [one.getMessage() for one in caplog.records if one.name == "uvicorn.error"] == []
 
 
 def test_reconnect_keeps_queued_messages(hub: HubServer) -> None:
@@ -254,7 +272,7 @@ def test_oversized_message_closes_only_its_connection(hub: HubServer) -> None:
     assert hub.call(answers(hub))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.binary(max_size=300), st.booleans(), st.sampled_from([1, 2]))
 def test_garbage_never_harms_the_hub(hub: HubServer, data: bytes, framed: bool, kind: int) -> None:
     message = encode(Kind(kind), data) if framed else data
@@ -271,7 +289,7 @@ async def answers(hub: HubServer) -> bool:
     return hub.hub is not None
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.binary(max_size=300), st.sampled_from([1, 2]))
 def test_garbage_in_a_session_ends_at_most_that_session(
     hub: HubServer, data: bytes, kind: int

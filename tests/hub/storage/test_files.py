@@ -78,7 +78,7 @@ def test_a_full_disk_is_told_and_the_old_file_stays(
     async def test(stores: Stores) -> None:
         await stores.files.write("j", "a", b"old")
         monkeypatch.setattr(upload, "_write_block", full)
-        with pytest.raises(StorageFull, match="the old file is safe"):
+        with pytest.raises(StorageFull, match="what was stored before is untouched"):
             await stores.files.put("j", "a", stream(b"new"))
         assert stores.files.path("j", "a").read_bytes() == b"old"
         assert incoming(tmp_path) == []

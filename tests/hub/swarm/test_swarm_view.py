@@ -50,12 +50,13 @@ def test_view_shows_members_their_shares_and_the_progress() -> None:
     watch = SwarmWatch(first.epoch, 0, failures=failures, direct_bytes=30, relayed_bytes=10)
     ledger.recent.heard("w0", watch, 13.0)
     ledger.announce("w3", SwarmAnnounce(), 13.0)  # takes over the state of the slowest stage
-    view = view_of_swarm(ledger, 14.0, nodes={"w0": "attic"})
+    view = view_of_swarm(ledger, 14.0, nodes={"w0": "attic", "w1": "lap", "w2": "lap"})
     assert [stage.counted for stage in view.stages] == [4, 4]
     assert view.microbatches_per_s == pytest.approx(3 / 4)
     (own,), others = view.stages[0].peers, view.stages[1].peers
     assert (own.node, own.direct, own.share, own.state) == ("attic", 0.75, 1.0, PeerState.READY)
     assert (own.accepts, others[0].accepts, others[0].direct) == (True, False, None)
+    assert [own.name, *(peer.name for peer in others)] == ["attic", "lap (w1)", "lap (w2)", "w3"]
     assert [stage.failed_in_a_row for stage in view.stages] == [0, 0]
     assert [(peer.member, peer.share, peer.queue, peer.state) for peer in others] == [
         ("w1", 0.75, 2.0, PeerState.READY),
@@ -98,7 +99,7 @@ def test_members_without_a_stage_are_named() -> None:
     ledger = Ledger(SwarmSettings(1, 4, needs_bytes=(100,)))
     ledger.announce("w1", SwarmAnnounce(free_bytes=50), 0.0)
     view = view_of_swarm(ledger, 0.0, nodes={"w0": "attic"}, whole=["w0"])
-    assert (view.coming, view.whole) == (["w1"], ["w0 on attic"])
+    assert (view.coming, view.whole) == (["w1"], ["attic"])
 
 
 def test_move_tells_why_in_words() -> None:

@@ -177,6 +177,20 @@ def test_reports_of_the_reducer_come_from_the_reducer(group: Running) -> None:
     assert group.members[0].request(Event("note", "it lives")) == Done()
 
 
+def test_who_has_a_strike_has_no_weight_in_the_next_rounds(group: Running, base: str) -> None:
+    ledger = service(group)._runtime(group.job).ledger
+    ledger.draw.struck("w2")
+    joins = [
+        peer.ask(RoundJoin(0, base, lease=Lease(slot), commitment=commitment(slot)))
+        for slot, peer in enumerate(group.members)
+    ]
+    plans = [peer.answer(id) for peer, id in zip(group.members, joins, strict=True)]
+    for plan in plans:
+        assert isinstance(plan, RoundPlan)
+        assert plan.unweighted == ["w2"]
+        assert "w2" in plan.members
+
+
 def test_liar_is_struck_and_at_the_third_strike_evicted(
     group: Running, base: str, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def _projected(cut: int) -> tuple[float, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("words", SCHEDULES)
+@pytest.mark.every(3)
 def test_gradients_in_a_subspace_are_those_of_one_device(
     ranks: Ranks, words: dict[str, Any]
 ) -> None:
@@ -54,6 +55,7 @@ def test_gradients_in_a_subspace_are_those_of_one_device(
 
 
 @pytest.mark.parametrize("words", SCHEDULES)
+@pytest.mark.every(3)
 def test_a_subspace_of_full_width_is_the_dense_pipeline(
     ranks: Ranks, words: dict[str, Any]
 ) -> None:
@@ -96,6 +98,7 @@ def test_bytes_between_stages_are_those_of_the_format(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("words", SCHEDULES)
+@pytest.mark.every(3)
 def test_gradients_through_int8_are_close(ranks: Ranks, words: dict[str, Any]) -> None:
     more = {"activations": "int8", **words}
     plainly, rounded = (
@@ -174,6 +177,7 @@ def _refused(place: int) -> str:
 
 
 @pytest.mark.parametrize("place", range(len(REFUSED)))
+@pytest.mark.every(3)
 def test_what_cannot_be_packed_is_refused(ranks: Ranks, place: int) -> None:
     _, axes, _, message = REFUSED[place]
     count = 4 if len(axes) > 1 else 2

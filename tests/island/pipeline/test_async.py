@@ -63,6 +63,7 @@ def test_the_delay_is_what_the_order_of_work_leaves(count: int, microbatches: in
 
 
 @pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.every(2)
 def test_a_drained_batch_has_the_gradients_of_one_device(ranks: Ranks, count: int) -> None:
     loss, expected = plain_pipeline("untied")
     words = {"schedule": "async"}
@@ -74,6 +75,7 @@ def test_a_drained_batch_has_the_gradients_of_one_device(ranks: Ranks, count: in
 
 
 @pytest.mark.parametrize("name", ["untied", "perceptron"])
+@pytest.mark.every(2)
 def test_replicas_of_a_pipeline_average_what_they_compute(ranks: Ranks, name: str) -> None:
     axes = {"pipeline": 2, "replicate": 2}
     expected, found = (
@@ -162,6 +164,7 @@ def _by_autograd(
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
+@pytest.mark.every(2)
 def test_gradients_are_exact_at_the_stashed_weights(ranks: Ranks, microbatches: int) -> None:
     by_rank = ranks.run(4, _stashed, microbatches)
     shape = PipelineShape("async", 4)
@@ -268,6 +271,7 @@ def _led(
 
 
 @pytest.mark.parametrize("optimizer", ["torch:NAdam", "muon"])
+@pytest.mark.every(2)
 def test_without_delay_it_is_the_synchronous_method(ranks: Ranks, optimizer: str) -> None:
     train = table(optimizer=optimizer, clip=0.0)
     expected, _ = ranks.run(2, partial(_led, train=train), "1f1b", False, 0.0, 2)

@@ -68,6 +68,7 @@ def _left(axes: dict[str, int]) -> list[str]:
 
 
 @pytest.mark.parametrize("axes", [{"pipeline": 2}, {"pipeline": 2, "tensor": 2}])
+@pytest.mark.every(2)
 def test_what_is_on_other_ranks_is_let_go(ranks: Ranks, axes: dict[str, int]) -> None:
     for left in ranks.run(2 * axes.get("tensor", 1), _left, axes):
         assert left == []
@@ -81,6 +82,7 @@ def _compiled() -> dict[str, Tensor]:
     return gradients(parts)
 
 
+@pytest.mark.long("tests/train/test_compiled.py::test_two_members_end_as_without_compiling")
 def test_stages_may_be_compiled(ranks: Ranks) -> None:
     _, expected = plain("gpt")
     assert_same(merged(ranks.run(2, _compiled)), expected)

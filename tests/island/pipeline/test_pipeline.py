@@ -28,6 +28,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "count", "schedule", "microbatches"), CASES)
+@pytest.mark.every(3)
 def test_gradients_equal_those_of_one_device(
     ranks: Ranks, name: str, count: int, schedule: str, microbatches: list[int]
 ) -> None:
@@ -50,6 +51,7 @@ def test_gradients_equal_those_of_one_device(
         {"recompute": "full"},
     ],
 )
+@pytest.mark.every(3)
 def test_a_sequence_of_layers_needs_no_change(ranks: Ranks, words: dict[str, Any]) -> None:
     loss, expected = plain_pipeline("perceptron")
     by_rank = ranks.run(2, steps, "perceptron", {"pipeline": 2}, words)
@@ -101,6 +103,7 @@ def _losses(axes: dict[str, int], words: dict[str, Any], rows: list[int]) -> lis
         ({"pipeline": 2, "shard": 2}, {}),
     ],
 )
+@pytest.mark.every(3)
 def test_any_number_of_rows_can_be_evaluated(
     ranks: Ranks, axes: dict[str, int], words: dict[str, Any]
 ) -> None:

@@ -52,6 +52,7 @@ def _order(words: dict[str, Any]) -> list[tuple[bool, int, int]]:
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), SHAPES)
+@pytest.mark.every(3)
 def test_orders_are_those_that_torch_follows(ranks: Ranks, schedule: str, chunks: int) -> None:
     shape = PipelineShape(schedule, 2, chunks)
     expected = [
@@ -163,6 +164,7 @@ def _ahead(words: dict[str, Any], *, slow: bool) -> tuple[list[Work], dict[str, 
 
 
 @pytest.mark.parametrize("axes", [{"pipeline": 2}, {"replicate": 2, "pipeline": 2}])
+@pytest.mark.every(2)
 def test_ready_passes_go_first_and_gradients_stay_bitwise(
     ranks: Ranks, axes: dict[str, int]
 ) -> None:

@@ -120,6 +120,7 @@ def _forever() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.every(2)
 def test_a_script_goes_on_bit_for_bit(ranks: Ranks, tmp_path: Path, way: str) -> None:
     count = WAYS[way][0].ranks
     steps = SAMPLES // BATCH // count + 5  # into a second pass over the data

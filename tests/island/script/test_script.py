@@ -64,6 +64,7 @@ def _plain(outer: str, folder: Path) -> dict[str, Tensor]:
         ("fsdp", "streaming"), ("fsdp", "cocktail"), ("tensor", "slowmo"),
     ],
 )  # fmt: skip
+@pytest.mark.every(3)
 def test_a_spread_model_ends_as_the_whole_one(
     ranks: Ranks, tmp_path: Path, way: str, outer: str
 ) -> None:
@@ -94,6 +95,7 @@ def _stopped(folder: str, *, by_follower: bool) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("by_follower", [False, True])
+@pytest.mark.every(2)
 def test_all_ranks_stop_after_the_same_step(
     ranks: Ranks, tmp_path: Path, by_follower: bool
 ) -> None:
@@ -116,6 +118,7 @@ def _logged(way: str, folder: str) -> tuple[float | None, int]:
 
 
 @pytest.mark.parametrize(("way", "tokens"), [("fsdp", 20), ("tensor", 10), ("both", 20)])
+@pytest.mark.every(2)
 def test_rows_are_counted_once_and_losses_averaged(
     ranks: Ranks, tmp_path: Path, way: str, tokens: int
 ) -> None:
@@ -227,6 +230,7 @@ def _donor(folder: Path) -> tuple[Run, CommittedState]:
 
 
 @pytest.mark.parametrize("way", ["fsdp", "both"])
+@pytest.mark.every(2)
 def test_an_island_takes_over_the_state_of_a_process(
     ranks: Ranks, tmp_path: Path, way: str
 ) -> None:

@@ -39,6 +39,7 @@ dist: Any = torch.distributed
         ("perceptron", 4, {}),
     ],
 )
+@pytest.mark.every(3)
 def test_gradients_equal_those_of_one_device(
     ranks: Ranks, name: str, count: int, words: dict[str, Any]
 ) -> None:
@@ -157,6 +158,7 @@ def _evaluated(axes: dict[str, int], rows: int, accumulate: int) -> float:
 
 @pytest.mark.parametrize("axes", [{"replicate": 4}, {"shard": 4}, {"replicate": 2, "shard": 2}])
 @pytest.mark.parametrize(("rows", "accumulate"), [(1, 1), (3, 2), (7, 1), (13, 3), (16, 2)])
+@pytest.mark.every(4)
 def test_the_loss_of_any_number_of_rows_is_their_mean(
     ranks: Ranks, axes: dict[str, int], rows: int, accumulate: int
 ) -> None:

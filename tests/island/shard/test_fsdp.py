@@ -35,6 +35,7 @@ from tests.island.reference import (
         ("perceptron", 4, {"accumulate": 2}),
     ],
 )
+@pytest.mark.every(4)
 def test_gradients_equal_those_of_one_device(
     ranks: Ranks, name: str, count: int, words: dict[str, Any]
 ) -> None:

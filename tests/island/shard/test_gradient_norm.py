@@ -46,6 +46,7 @@ def _measured(axes: dict[str, int], limit: float) -> tuple[Length, dict[str, Ten
 
 
 @pytest.mark.parametrize("axes", MESHES, ids=str)
+@pytest.mark.every(4)
 def test_norm_and_clipping_equal_those_of_one_device(ranks: Ranks, axes: dict[str, int]) -> None:
     _, whole = plain("gpt")  # embedding and output layer share their weights
     norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in whole.values()))
@@ -78,6 +79,7 @@ def _spoilt(axes: dict[str, int], rank: int, value: float) -> Length:
 @pytest.mark.parametrize("axes", [{"replicate": 2}, {"shard": 2}, {"pipeline": 2}], ids=str)
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.every(5)
 def test_what_is_not_finite_on_one_rank_is_known_to_all(
     ranks: Ranks, axes: dict[str, int], value: float, rank: int
 ) -> None:

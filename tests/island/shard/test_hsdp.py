@@ -24,6 +24,7 @@ AXES = {"replicate": 2, "shard": 2}
         ("perceptron", {"recompute": "full"}),
     ],
 )
+@pytest.mark.every(3)
 def test_gradients_equal_those_of_one_device(
     ranks: Ranks, name: str, words: dict[str, Any]
 ) -> None:

@@ -103,6 +103,7 @@ def _alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("axes", [{"replicate": 2}, {"shard": 2}], ids=str)
 @pytest.mark.parametrize("word", ["bf16", "fp16"])
+@pytest.mark.every(3)
 def test_half_precision_is_close_to_fp32(ranks: Ranks, axes: dict[str, int], word: str) -> None:
     expected_loss, expected, _ = ranks.run(2, spread, "gpt", axes, {}, True)[0]
     for loss, found, _ in ranks.run(2, spread, "gpt", axes, {"precision": word}, True):
@@ -133,6 +134,7 @@ def _overflowing(axes: dict[str, int], bad: int) -> list[tuple[bool, dict[str, f
     [({"replicate": 2}, 1), ({"shard": 2}, 1), ({"replicate": 2, "shard": 2}, 2)],
     ids=str,
 )
+@pytest.mark.every(3)
 def test_an_overflow_on_one_rank_is_skipped_by_all(
     ranks: Ranks, axes: dict[str, int], bad: int
 ) -> None:
@@ -289,6 +291,7 @@ def _gathered(name: str, axes: dict[str, int], words: dict[str, Any]) -> Any:
     [("llama", {"shard": 2}), ("resnet", {"shard": 2}), ("gpt2", {"shard": 2, "tensor": 2})],
     ids=str,
 )
+@pytest.mark.every(2)
 def test_shards_are_gathered_in_half_precision(
     ranks: Ranks, name: str, axes: dict[str, int]
 ) -> None:

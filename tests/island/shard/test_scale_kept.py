@@ -76,6 +76,7 @@ def saved_scale(folder: Path, round_: int) -> State:
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda m: " ".join(m) or "one process")
+@pytest.mark.every(3)
 def test_a_run_in_half_precision_goes_on_bit_for_bit(
     ranks: Ranks, corpus: str, tmp_path: Path, mesh: dict[str, int]
 ) -> None:

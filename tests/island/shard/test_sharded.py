@@ -169,6 +169,7 @@ def saved(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.every(4)
 def test_any_mesh_goes_on_from_a_square(
     ranks: Ranks, saved: tuple[Path, dict[str, Any]], shape: MeshShape
 ) -> None:
@@ -336,6 +337,7 @@ def _load_parts(folder: Path, shape: MeshShape) -> dict[str, Any]:
     [MeshShape(shard=4), MeshShape(pipeline=2, tensor=2), MeshShape(replicate=2), MeshShape()],
     ids=str,
 )
+@pytest.mark.every(3)
 def test_parts_of_inner_strategies_go_on_under_any_mesh(
     ranks: Ranks, trained: tuple[Path, dict[str, Any]], shape: MeshShape
 ) -> None:

@@ -56,6 +56,7 @@ def _criterion(options: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
     ],
     ids=["plain", "huge", "ignored", "sum", "none", "smooth"],
 )
+@pytest.mark.every(4)
 def test_slices_give_the_loss_of_the_whole(
     ranks: Ranks,
     ranks_: int,

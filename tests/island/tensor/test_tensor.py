@@ -23,6 +23,7 @@ from tests.island.tensor.cases import (
     together,
     whole,
 )
+from tests.tiers import sampled
 
 SHAPES = ({"tensor": 2}, {"tensor": 4}, {"shard": 2, "tensor": 2})
 
@@ -43,7 +44,16 @@ def _check(ranks: Ranks, case: Case, *, bound: float = 1e-10) -> None:
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("vocabulary", [False, True])
 @pytest.mark.parametrize("tie", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=["2", "4", "2x2"])
+@pytest.mark.parametrize(
+    "shape",
+    sampled(
+        SHAPES,
+        lambda shape: shape == {"tensor": 2},
+        "tests/island/tensor/test_tensor.py::test_gradients_equal_those_of_one_process",
+    ),
+    ids=["2", "4", "2x2"],
+)
+@pytest.mark.every(5)
 def test_gradients_equal_those_of_one_process(
     ranks: Ranks, shape: dict[str, int], tie: bool, vocabulary: bool, sequence: bool
 ) -> None:
@@ -53,6 +63,7 @@ def test_gradients_equal_those_of_one_process(
 
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "vit"])
+@pytest.mark.every(5)
 def test_other_models_are_split_as_well(ranks: Ranks, kind: str, sequence: bool) -> None:
     options = {"kv_heads": 2} if kind == "llama" else {}
     _check(ranks, Case(kind=kind, options=options, recipe={"sequence": sequence}))
@@ -60,6 +71,7 @@ def test_other_models_are_split_as_well(ranks: Ranks, kind: str, sequence: bool)
 
 @pytest.mark.parametrize("tie", [False, True])
 @pytest.mark.parametrize("kind", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.every(4)  # test_causal_lm.py has others
 def test_models_of_transformers_bring_their_plan(ranks: Ranks, kind: str, tie: bool) -> None:
     _check(ranks, Case(kind=kind, options={"tie_word_embeddings": tie}))
 
@@ -73,6 +85,7 @@ def test_a_plan_of_the_job_file_splits_any_model(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
+@pytest.mark.every(2)
 def test_half_a_block_costs_one_sum_forward_and_one_backward(ranks: Ranks, kind: str) -> None:
     (found, *_) = ranks.run(2, together, Case(kind=kind, recipe={"vocabulary": False}))
     assert found.forward == {"sum": 2 * LAYERS}
@@ -189,6 +202,7 @@ class _Again:
 
 
 @pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.every(2)
 def test_a_repeated_forward_pass_drops_the_same(ranks: Ranks, sequence: bool) -> None:
     case = Case(options={"dropout": 0.3}, recipe={"sequence": sequence})
     plain, repeated = (ranks.run(2, _with_dropout, case, again) for again in (False, True))
@@ -216,6 +230,7 @@ def _half(case: Case, kind: torch.dtype) -> tuple[float, dict[str, Tensor]]:
 
 @pytest.mark.parametrize(("kind", "bound"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3)])
 @pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.every(3)
 def test_half_precision_works_inside(
     ranks: Ranks, kind: torch.dtype, bound: float, sequence: bool
 ) -> None:
@@ -240,6 +255,7 @@ def _half_sent(case: Case) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.every(2)
 def test_half_precision_is_half_as_much_to_send(ranks: Ranks, sequence: bool) -> None:
     recipe = {"vocabulary": False, "sequence": sequence}
     case = Case(dtype=torch.float32, recipe=recipe)
@@ -260,6 +276,7 @@ def _compiled(case: Case) -> dict[str, Tensor]:
     return {name: whole(p.grad) for name, p in model.named_parameters()}
 
 
+@pytest.mark.long("tests/train/test_compiled.py::test_two_members_end_as_without_compiling")
 def test_blocks_may_be_compiled(ranks: Ranks) -> None:
     case = Case()
     expected = alone(case).gradients

@@ -94,6 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", JOBS)
+@pytest.mark.every(4)
 def test_static_memory_of_every_rank_is_predicted_to_the_byte(
     ranks: Ranks, folder: Path, name: str
 ) -> None:

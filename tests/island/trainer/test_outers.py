@@ -113,6 +113,7 @@ def found(ranks: Ranks) -> dict[str, list[Tensor]]:
 
 
 @pytest.mark.parametrize("case", ALIKE)
+@pytest.mark.every(4)
 def test_over_shards_it_is_as_over_one_process(found: dict[str, list[Tensor]], case: str) -> None:
     expected = _together(ALIKE[case])
     for member, alone in zip(found[case], expected, strict=True):
@@ -121,6 +122,7 @@ def test_over_shards_it_is_as_over_one_process(found: dict[str, list[Tensor]], c
 
 
 @pytest.mark.parametrize("case", FREE)
+@pytest.mark.every(2)
 def test_members_of_other_speeds_end_with_one_model(
     found: dict[str, list[Tensor]], case: str
 ) -> None:

@@ -151,6 +151,7 @@ def close(found: dict[str, Tensor], expected: dict[str, Tensor], within: float =
     [{"shard": 2}, SQUARE, {"pipeline": 2}, {"tensor": 2}, {"pipeline": 2, "tensor": 2}],
     ids=" ".join,
 )
+@pytest.mark.every(2)
 def test_an_island_and_a_plain_member_train_one_model(
     ranks: Ranks, corpus: str, tmp_path: Path, mesh: dict[str, int]
 ) -> None:
@@ -171,6 +172,7 @@ def test_an_island_and_a_plain_member_train_one_model(
 
 
 @pytest.mark.parametrize("vocabulary", [True, False])
+@pytest.mark.every(2)
 def test_untied_models_begin_under_pipeline_and_tensor(
     ranks: Ranks, corpus: str, tmp_path: Path, vocabulary: bool
 ) -> None:
@@ -208,6 +210,7 @@ FEWER_STAGES = [(4, 2, 6, (1, 2, 4), 4), (2, 3, 2, (3,), 0)]  # its second stage
 
 
 @pytest.mark.parametrize("shapes", [TWICE_SMALLER, FEWER_STAGES], ids=["2x2-3x1-1x1", "4x2-2x3"])
+@pytest.mark.every(2)
 def test_a_pipeline_that_morphs_keeps_its_loss_curve(
     ranks: Ranks, corpus: str, tmp_path: Path, shapes: list[tuple[int, int, int, Any, int]]
 ) -> None:

@@ -99,6 +99,7 @@ def test_slots_let_one_machine_take_several_members(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.every(2)
 def test_leaving_ends_the_workers_and_exits_cleanly(
     client: HubClient, start: Callable[..., Node], number: int
 ) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 
 import pytest
 
 from atoll.net.transport import LinkCounters
 from atoll.node.agent.reports import HeartbeatStats
+from atoll.node.machine import nvml
 from atoll.node.machine.probe import Gpus
 from tests.node.availability.test_sensors import supply
 
@@ -36,38 +35,29 @@ def test_battery_link_and_speed_are_told_when_they_are_known(tmp_path: Path) -> 
     assert (told["up_bps"], told["down_bps"]) == (5e6, 9e6)
 
 
-class Library(types.ModuleType):
-    """Has the face of the management library, with two accelerators."""
+class Library:
+    """The driver's library of a machine with two accelerators."""
 
     broken = False
 
-    def nvmlInit(self) -> None:
-        pass
-
-    def nvmlDeviceGetCount(self) -> int:
+    def count(self) -> int:
         return 2
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
+    def name(self, number: int) -> str:
+        return f"card {number}"
 
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        return f"card {handle}"
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> types.SimpleNamespace:
+    def busy_percent(self, number: int) -> int:
         if self.broken:
-            raise RuntimeError("the driver is gone")
-        return types.SimpleNamespace(gpu=20 + 40 * handle)
+            raise OSError("the driver is gone")
+        return 20 + 40 * number
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> types.SimpleNamespace:
-        return types.SimpleNamespace(total=8 * 10**9, used=10**9)
+    def memory(self, number: int) -> tuple[int, int]:
+        return 10**9, 8 * 10**9
 
 
-def test_failing_accelerator_library_is_harmless(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    library = Library("pynvml")
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    gpus = Gpus()
+def test_failing_accelerator_library_is_harmless() -> None:
+    library = Library()
+    gpus = Gpus(library)
     assert (len(gpus), gpus.name, gpus.memory_bytes) == (2, "card 0", 8 * 10**9)
     assert gpus.figures() == {"gpu_percent": 40.0, "gpu_memory_used_bytes": 2e9}
     library.broken = True
@@ -75,9 +65,10 @@ def test_failing_accelerator_library_is_harmless(
     assert len(gpus) == 0
 
 
+@pytest.mark.parametrize("library", ["libno-such-driver.so.1", "libc.so.6"])
 def test_a_machine_without_the_library_has_no_accelerators(
-    monkeypatch: pytest.MonkeyPatch,
+    library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(nvml, "LIBRARIES", (library,))
     gpus = Gpus()
     assert (len(gpus), gpus.name, gpus.memory_bytes, gpus.figures()) == (0, "", 0, {})

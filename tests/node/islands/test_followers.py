@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,13 +75,14 @@ def test_a_late_follower_is_awaited_also_by_a_restarted_hub(
 @pytest.mark.parametrize(
     "victim", ["rank of follower host", "follower host", "rank of leader", "leader"]
 )
+@pytest.mark.every(4)
 def test_a_killed_process_ends_all_ranks_and_they_start_anew(
     hub: RendezvousHub, tmp_path: Path, victim: str
 ) -> None:
     script = f"""
 wait_for_all()
 if not os.path.exists({str(tmp_path / "again")!r}):
-    time.sleep(60)
+    time.sleep(3600)
 """
 
     async def scenario() -> None:
@@ -90,11 +90,9 @@ if not os.path.exists({str(tmp_path / "again")!r}):
             follower, leader = await machines.start("w1.1"), await machines.start("w1")
             ranks = await all_here(follower, leader)
             pids = {"follower host": follower.process.pid, "leader": leader.process.pid}
-            began = time.monotonic()
             kill({**pids, "rank of follower host": ranks[3], "rank of leader": ranks[1]}[victim])
             ended = await leader.end()
             await until(lambda: not machines.living())
-            assert time.monotonic() - began < 6
             check(victim, ended.code, str(ended.error))
             if victim == "follower host":
                 await follower.end()
@@ -155,6 +153,7 @@ sys.exit(75 if rank == 0 else 0)
 
 
 @pytest.mark.parametrize("asked", ["leader", "follower host"])
+@pytest.mark.every(2)
 def test_island_leaves_as_one_whichever_machine_is_asked(
     hub: RendezvousHub, tmp_path: Path, asked: str
 ) -> None:

@@ -23,6 +23,7 @@ from atoll.node.machine.bandwidth import (
     _direction,
     measure_bandwidth,
 )
+from tests.node.running import until
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +57,22 @@ def test_all_line_speeds_are_measured_with_few_bytes(bps: float) -> None:
 
 def test_a_real_way_is_measured_and_a_capped_one_shows_its_cap(hub: HubServer) -> None:
     with HubClient(hub.url, hub.operator_token) as client:
-        free = measure_bandwidth(client)
-    assert min(free.up_bps, free.down_bps) > 50e6
+        until(lambda: slowest(measure_bandwidth(client)) > FREE_BPS)
     with HubClient(hub.url, hub.operator_token, endpoint=HubEndpoint(upload_bps=8e6)) as client:
-        capped = measure_bandwidth(client)
-    assert capped.up_bps == pytest.approx(8e6, rel=0.25)
-    assert capped.down_bps > 50e6
+        until(lambda: is_capped(measure_bandwidth(client)))
+
+
+FREE_BPS = 50e6
+"""Loopback is faster, in every moment in which a busy machine lets both sides run."""
+
+
+def slowest(found: Bandwidth) -> float:
+    return min(found.up_bps, found.down_bps)
+
+
+def is_capped(found: Bandwidth) -> bool:
+    assert found.up_bps < 10e6
+    return found.up_bps > 6e6 and found.down_bps > FREE_BPS
 
 
 class Watched:

@@ -11,13 +11,26 @@ import torch
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
-from atoll.queues import InMemoryChannel
+from atoll.queues import Channel, InMemoryChannel
 from atoll.rl.channel.actor import ActorChannel
 from atoll.rl.channel.critic import CriticChannel, Received
 from atoll.rl.channel.names import AWAY_S, most_unsaved
 from atoll.rl.environments.spaces import TaskSpec
+from atoll.wire.messages import Message
+from atoll.wire.queue_messages import QueuePut
 from tests.patience import PROMPT_S
-from tests.rl.channel.kit import BOUND_S, SPEC, actor, alone, critic, desk, hurry, trajectory, until
+from tests.rl.channel.kit import (
+    BOUND_S,
+    SPEC,
+    BadLink,
+    actor,
+    alone,
+    critic,
+    desk,
+    hurry,
+    trajectory,
+    until,
+)
 
 RL = RlTable(queue_items=3, save_every=2, staleness=4)
 
@@ -88,6 +101,52 @@ def test_an_actor_waits_while_the_critic_has_enough_to_read(channel: InMemoryCha
         assert one.queue_wait_s > 0.0
         reader.join()
         assert one.dropped == 0
+
+
+def test_a_restarted_actor_drops_nothing_the_hub_lacks(
+    channel: InMemoryChannel,
+) -> None:
+    dying = BadLink(channel)
+    first = ActorChannel(desk(dying, "w1"), rl=RL, policy=SPEC.policy, member="w1")
+    dying.dead = True
+    for number in range(RL.queue_items):
+        first.send(trajectory(seed=number))
+    state = first.state_dict()
+    first.close(timeout_s=0.0)
+    assert [sequence for sequence, _ in state["unsent"]] == [1, 2, 3]
+
+    slow = SlowChannel(channel)
+    second = ActorChannel(desk(slow, "w1"), rl=RL, policy=SPEC.policy, member="w1")
+    second.load_state_dict(state)
+    second.announce(SPEC)
+    with critic(channel, RL) as side:
+
+        def send() -> None:
+            for _ in range(RL.queue_items):
+                second.send(trajectory(seed=9))
+
+        more = threading.Thread(target=send)
+        more.start()
+        more.join(0.5)
+        slow.open.set()
+        got = take(side, 2 * RL.queue_items)
+        more.join(BOUND_S)
+    assert [one.trajectory.sequence for one in got] == [1, 2, 3, 4, 5, 6]
+    assert second.dropped == 0
+    second.close()
+
+
+class SlowChannel(BadLink):
+    """A channel whose puts wait for `open`."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
+        self.open = threading.Event()
+
+    def ask(self, body: Message, *, timeout_s: float) -> Message:
+        if isinstance(body, QueuePut):
+            assert self.open.wait(BOUND_S)
+        return super().ask(body, timeout_s=timeout_s)
 
 
 def test_actor_without_critic_keeps_the_newest_data(

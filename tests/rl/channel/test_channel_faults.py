@@ -18,6 +18,7 @@ from atoll.errors import AtollError
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.queues import Channel, InMemoryChannel
+from atoll.rl.channel import actor
 from atoll.rl.channel.actor import ActorChannel
 from atoll.rl.channel.messages import encode_trajectory
 from atoll.rl.state_saver import StateSaver
@@ -33,6 +34,7 @@ COUNT = 8
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hurry(monkeypatch)
+    monkeypatch.setattr(actor, "AWAY_S", PATIENCE_S)  # while a critic is away, items may be dropped
     told = logging.getLogger("atoll.rl")
     told.setLevel(logging.ERROR)  # dead links are told at length
     yield
@@ -49,7 +51,10 @@ def act(channel: Channel, member: str, *, count: int = COUNT) -> bool:
     side, keeper, ended = None, None, False
     with contextlib.suppress(AtollError):
         keeper = StateSaver(home, member=member)
-        side = ActorChannel(home, rl=RL, policy=SPEC.policy, member=member)
+        side = ActorChannel(
+            home, rl=RL, policy=SPEC.policy, member=member,
+            stopping=lambda: getattr(channel, "dead", False),
+        )  # fmt: skip
         saved = keeper.newest()
         if saved is not None:
             side.load_state_dict(saved)
@@ -131,22 +136,28 @@ def sweep(case: object, places: list[tuple[int, bool]]) -> None:
     assert not wrong, f"{len(wrong)} of {len(places)}: {list(wrong.items())[:3]}"
 
 
-def test_a_critic_killed_at_any_step_counts_everything_once() -> None:
+@pytest.mark.every(3)
+@pytest.mark.parametrize("share", range(3))
+def test_a_critic_killed_at_any_step_counts_everything_once(share: int) -> None:
+    """Each share takes every third place; together they take all of them."""
+
     def case(step: int, after: bool) -> None:
         channel = InMemoryChannel()
         bad = BadLink(channel, dies_at=step, after=after)
         whole(channel, critics=[bad, channel], actors={"w1": [channel], "w2": [channel]})
 
-    sweep(case, killed(24))
+    sweep(case, killed(24)[share::3])
 
 
-def test_actor_killed_at_any_step_keeps_exactly_once() -> None:
+@pytest.mark.every(3)
+@pytest.mark.parametrize("share", range(3))
+def test_actor_killed_at_any_step_keeps_exactly_once(share: int) -> None:
     def case(step: int, after: bool) -> None:
         channel = InMemoryChannel()
         bad = BadLink(channel, dies_at=step, after=after)
         whole(channel, critics=[channel], actors={"w1": [bad, channel], "w2": [channel]})
 
-    sweep(case, killed(16))
+    sweep(case, killed(16)[share::3])
 
 
 def test_both_killed_again_and_again_count_everything_once() -> None:
@@ -236,6 +247,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.every(3)
 def test_at_a_real_hub_both_killed_count_everything_once(
     hub: HubServer, tmp_path: Path, seed: int
 ) -> None:

@@ -56,6 +56,7 @@ def test_an_episode_becomes_a_small_moving_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("length", "every"), [(200, 1), (201, 2), (900, 8), (3_000, 16)])
+@pytest.mark.every(3)
 def test_long_episode_is_filmed_at_the_right_speed(
     length: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_long_episode_is_filmed_at_the_right_speed(
         ("mpe2.simple_spread_v3:parallel_env", {"max_cycles": 5}, 0),
     ],
 )  # fmt: skip
+@pytest.mark.every(3)
 def test_real_environments_are_recorded_without_a_display(
     env: str, options: dict[str, Any], recurrent: int, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ def test_what_text_has_not_is_named(changes: dict[str, Any], said: str) -> None:
 
 def test_other_models_are_refused() -> None:
     spec = dataclasses.replace(job(rl_table()), model=ModelTable(name="other"))
-    with pytest.raises(ConfigError, match="built-in GPT"):
+    with pytest.raises(ConfigError, match="cannot learn from rewards"):
         check_text(spec)
 
 

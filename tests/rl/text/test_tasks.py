@@ -97,3 +97,16 @@ def test_an_own_task_comes_from_a_module(monkeypatch: pytest.MonkeyPatch) -> Non
     assert task.reward("a", "a") == 1.0
     with pytest.raises(ConfigError, match="prompt, reward, example"):
         make_task("text:my_texts:nothing", {})
+
+
+def test_a_sum_is_right_or_wrong() -> None:
+    task = make_task("text:sums", {"least": 10, "most": 99})
+    source = random.Random(3)
+    for _ in range(20):
+        prompt = task.prompt(source)
+        first, second = map(int, prompt.rstrip("=").split("+"))
+        assert 10 <= first <= 99
+        assert task.reward(prompt, f" {first + second} ") == 1.0
+        for wrong in ("", str(first + second + 1), "about 7"):
+            assert task.reward(prompt, wrong) == 0.0
+    assert make_task("text:sums", {"flawed": 0.0}).example(source)[1].isdigit()

@@ -51,7 +51,7 @@ class TestAsynchronous(StrategySuite):
     """Members are equally fast, by the virtual clock; those with lower slots push first."""
 
     name = "asynchronous"
-    options = Asynchronous(every=EVERY, anchor_every=ANCHOR)
+    options = Asynchronous(every=EVERY, anchor_every=ANCHOR, outer_momentum=0.9)
     codec = "int8"
     identical = True
 
@@ -97,7 +97,7 @@ class TestSpreadOverServers(TestAsynchronous):
     """The same, with the vector on three servers."""
 
     name = "asynchronous_servers"
-    options = Asynchronous(every=EVERY, anchor_every=ANCHOR, servers=3)
+    options = Asynchronous(every=EVERY, anchor_every=ANCHOR, outer_momentum=0.9, servers=3)
     coarse = "feedback(fp16)"
 
 
@@ -148,7 +148,8 @@ def test_arrivals_weigh_the_same_and_momentum_counts_once(activation: float) -> 
 
 
 def test_one_outer_step_of_equal_members_is_that_of_diloco() -> None:
-    ours = train_together(Asynchronous(every=4, anchor_every=4), members=1, steps=4)
+    options = Asynchronous(every=4, anchor_every=4, outer_momentum=0.9)
+    ours = train_together(options, members=1, steps=4)
     theirs = train_together(DiLoCo(every=4), members=1, steps=4)
     assert (ours[0].vector() - theirs[0].vector()).abs().max() < 1e-6
 

@@ -158,7 +158,7 @@ def final_loss(options: Asynchronous) -> float:
 
 def test_naive_asynchronous_momentum_is_worse_than_delayed() -> None:
     """With members of different speeds, the same rate and the same momentum."""
-    delayed = Asynchronous(every=10, anchor_every=240, dynamic=False)
+    delayed = Asynchronous(every=10, anchor_every=240, dynamic=False, outer_momentum=0.9)
     naive = replace(delayed, outer_optimizer="nesterov", outer_lr=0.7 / 4)
     losses = final_loss(delayed), final_loss(naive)
     logging.getLogger(__name__).info("delayed %.4f, naive %.4f", *losses)

@@ -95,6 +95,32 @@ class TestDiLoCoAdam(StrategySuite):
         return theta
 
 
+class TestDiLoCoTorch(StrategySuite):
+    """An optimizer of torch.optim outside."""
+
+    name = "diloco_torch"
+    options = DiLoCo(
+        every=3, outer_optimizer="torch:RMSprop", outer_lr=0.2, outer_options="alpha=0.9, eps=0.1"
+    )
+
+    def same_as_plain(self) -> Any:
+        return DiLoCo(every=3, outer_optimizer="sgd", outer_lr=1.0)
+
+    def reference(self, members: int, steps: int) -> Tensor:
+        those = Reference.make(members, adamw)
+        theta = those.vectors()[0]
+        square = torch.zeros_like(theta)
+        for step in range(1, steps + 1):
+            for member in range(members):
+                those.gradient_step(member)
+            if step % 3 == 0 or step == steps:
+                g = theta - torch.stack(those.vectors()).mean(0)
+                square = 0.9 * square + 0.1 * g * g
+                theta = theta - 0.2 * g / (square.sqrt() + 0.1)
+                those.assign(theta)
+        return theta
+
+
 class TestDiLoCoDropped(StrategySuite):
     """Updates are lost, and who lost one goes on from its own parameters."""
 

@@ -33,7 +33,7 @@ class Nesterov:
 
 class TestEager(StrategySuite):
     name = "eager"
-    options = Eager(every=3, outer_lr=0.7)
+    options = Eager(every=3, outer_lr=0.7, outer_momentum=0.9)
     codec = "int8"
     identical = False
 
@@ -70,7 +70,7 @@ class TestEager(StrategySuite):
 @pytest.mark.parametrize("steps", [9, 11])
 def test_one_member_is_diloco_bit_for_bit(steps: int) -> None:
     ends = []
-    for options in (Eager(every=3, outer_lr=0.7), DiLoCo(every=3)):
+    for options in (Eager(every=3, outer_lr=0.7, outer_momentum=0.9), DiLoCo(every=3)):
         run = start_run(options, SingleGroup(), 0)
         run.train(steps)
         between = run.vector()
@@ -82,7 +82,7 @@ def test_one_member_is_diloco_bit_for_bit(steps: int) -> None:
 
 
 def test_members_differ_between_rounds_and_agree_on_what_counts() -> None:
-    runs = train_together(Eager(every=3), members=3, steps=12)
+    runs = train_together(Eager(every=3, outer_momentum=0.5), members=3, steps=12)
     middle = [run.rounds[2] for run in runs]
     assert not torch.equal(middle[0], middle[1])
     assert len({run.results[2].digest for run in runs}) == 1

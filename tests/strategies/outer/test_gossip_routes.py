@@ -27,6 +27,7 @@ ROUTES = ["relay", "direct"]
 
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.every(3)
 def test_each_member_equals_the_one_that_meets_others_in_memory(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:
@@ -42,6 +43,7 @@ def test_each_member_equals_the_one_that_meets_others_in_memory(
 
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.every(3)
 def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:
@@ -58,6 +60,7 @@ def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
 
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.every(3)
 def test_survivors_of_a_lost_member_end_with_one_model(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,59 @@ def test_sgd_by_name_has_no_momentum_whatever_its_number() -> None:
     assert make_outer_optimizer("sgd", lr=1.0, momentum=0.9).is_plain
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "arguments"),
+    [
+        ("NAdam", "betas=(0.8, 0.99), momentum_decay=0.01", {"betas": (0.8, 0.99)}),
+        ("RMSprop", "", {}),
+        ("SGD", "momentum=0.9, nesterov=True", {"momentum": 0.9, "nesterov": True}),
+    ],
+)
+def test_any_optimizer_of_torch_is_that_of_torch(
+    name: str, options: str, arguments: dict[str, Any]
+) -> None:
+    ours = make_outer_optimizer(f"torch:{name}", lr=0.3, momentum=0.9, options=options)
+    more = {"momentum_decay": 0.01} if name == "NAdam" else {}
+    torchs = getattr(torch.optim, name)([start()], lr=0.3, **arguments, **more)
+    assert_equal_to(torchs, ours, steps=6)
+
+
+def test_the_common_state_may_be_another_tensor_at_every_step() -> None:
+    same, moved = (make_outer_optimizer("torch:NAdam", lr=0.1, momentum=0.0) for _ in range(2))
+    a = b = torch.ones(4)
+    a = a.clone()
+    for size in (0.3, 0.2, -0.1):
+        same.step(a, torch.full((4,), size))
+        b = b.clone()
+        moved.step(b, torch.full((4,), size))
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "named"),
+    [
+        ("NAdm", "", "did you mean 'NAdam'"),
+        ("Muon", "", "Muon only supports 2D"),
+        ("LBFGS", "", "closure"),
+        ("NAdam", "betas=0.9", "torch.optim.NAdam cannot"),
+        ("NAdam", "beta=(0.9, 0.99)", "unexpected keyword"),
+        ("NAdam", "lr=0.1", r"outer_lr = 0\.1"),
+        ("NAdam", "eps=__import__('os')", "cannot be read"),
+        ("NAdam", "eps=1)(2", "cannot be read"),
+    ],
+)
+def test_what_torch_cannot_do_is_refused_before_the_run(
+    name: str, options: str, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make_outer_optimizer(f"torch:{name}", lr=0.7, momentum=0.9, options=options)
+
+
+def test_options_of_another_optimizer_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"only optimizers of torch\.optim"):
+        make_outer_optimizer("adam", lr=0.7, momentum=0.9, options="eps=0.1")
+
+
 def test_equal_gradients_move_as_the_nesterov_sequence_says() -> None:
     outer, theta = OuterSGD(lr=0.7, momentum=0.9), torch.zeros(1, dtype=torch.float64)
     moves = []
@@ -65,10 +119,11 @@ NEW: list[Callable[[], OuterOptimizer]] = [
     lambda: OuterSGD(lr=0.7, momentum=0.9),
     lambda: make_outer_optimizer("momentum", lr=0.7, momentum=0.9),
     lambda: make_outer_optimizer("adam", lr=0.3, momentum=0.9),
+    lambda: make_outer_optimizer("torch:NAdam", lr=0.3, momentum=0.0),
 ]
 
 
-@pytest.mark.parametrize("make", NEW, ids=["nesterov", "momentum", "adam"])
+@pytest.mark.parametrize("make", NEW, ids=["nesterov", "momentum", "adam", "torch"])
 def test_saved_state_continues_bit_for_bit(make: Callable[[], OuterOptimizer]) -> None:
     first, second = make(), make()
     a = torch.ones(5)

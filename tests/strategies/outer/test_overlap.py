@@ -208,6 +208,9 @@ class Place:
     def place(self) -> tuple[int, dict[str, int]]:
         return self.slot, {"slot": self.slot, "data_pass": 0, "offset": self.offset}
 
+    def place_after(self, steps: int) -> None:
+        return None
+
     def move(self, slot: int, cursor: Mapping[str, int]) -> None:
         self.slot, self.offset = slot, dict(cursor).get("offset", 0)
         self.moves.append(slot)

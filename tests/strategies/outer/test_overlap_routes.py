@@ -25,6 +25,7 @@ ROUTES = ["relay", "direct"]
 
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.every(3)
 def test_members_equal_those_that_meet_in_memory(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:
@@ -39,6 +40,7 @@ def test_members_equal_those_that_meet_in_memory(
 
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.every(3)
 def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:
@@ -53,6 +55,7 @@ def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
 
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.every(3)
 def test_loss_in_a_running_round_keeps_one_model(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from atoll.codec import make_codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
@@ -19,6 +21,7 @@ from tests.contracts.strategy_suite import (
     Run,
     StrategySuite,
     adamw,
+    batches,
     plain_training,
     start_run,
     train_together,
@@ -35,7 +38,8 @@ def formula(members: int, steps: int, options: Streaming) -> Tensor:
     theta, parts = those.vectors()[0], [FIRST, SECOND]
     velocity: list[Tensor | None] = [None, None]
     last, sent = [0, 0], None
-    half, delay, alpha = options.every // 2, options.delay, options.mix
+    half, alpha = options.every // 2, options.mix
+    delay = 0 if options.delay == "auto" else options.delay
 
     def outer(p: int, mean: Tensor, mix: float) -> None:
         before = velocity[p]
@@ -66,7 +70,9 @@ def formula(members: int, steps: int, options: Streaming) -> Tensor:
 
 class TestStreaming(StrategySuite):
     name = "streaming"
-    options = Streaming(every=4, fragments=2, delay=1, mix=0.5)
+    options = Streaming(
+        every=4, fragments=2, delay=1, mix=0.5, outer_lr=0.4, outer_momentum=0.9
+    )  # fmt: skip
     identical = False
 
     def same_as_plain(self) -> Any:
@@ -80,7 +86,10 @@ class TestStreamingLate(StrategySuite):
     """A longer delay, an earlier stop of mixing, neighbours together, a coarse codec."""
 
     name = "streaming_late"
-    options = Streaming(every=6, fragments=2, delay=2, mix=0.25, pattern="sequential", outer_lr=0.7)
+    options = Streaming(
+        every=6, fragments=2, delay=2, mix=0.25, pattern="sequential", outer_lr=0.7,
+        outer_momentum=0.9,
+    )  # fmt: skip
     codec = "int8"
     identical = False
 
@@ -189,6 +198,110 @@ def test_a_state_of_other_fragments_is_refused() -> None:
         other.outer.load_state_dict(state)
 
 
+def begins(plan: StreamingPlan, *, last: int) -> list[tuple[int, list[int]]]:
+    """Return the rounds of a run that ends at `last`, each taken after the delay."""
+    plan.last, found, step = last, list[tuple[int, list[int]]](), 0
+    while (step := plan.next_due(step)) <= last:
+        found.append((step, plan.due_at(step)))
+        step += plan.delay
+    return found
+
+
+def test_training_hides_the_last_round_where_the_end_is_known() -> None:
+    plan = StreamingPlan(every=12, count=3, delay=1, since=0, staggered=True)
+    assert begins(plan, last=24)[-3:] == [(16, [0]), (20, [1]), (23, [2])]
+    assert list(plan.rounds(24)) == [[0], [1], [2], [0], [1], [2]], "no round of all fragments"
+    assert begins(plan, last=27)[-2:] == [(24, [2]), (26, [0])], "what is left is worth a round"
+    assert begins(plan, last=26)[-2:] == [(20, [1]), (24, [2])], "one step is not"
+    assert plan.left(10) == [2], "it had no turn: it is averaged at the end"
+
+
+@pytest.mark.parametrize(("delay", "last"), [(0, 24), (0, 29), (1, 25), (3, 24), (3, 30)])
+def test_every_round_of_a_known_run_follows_the_one_before(delay: int, last: int) -> None:
+    plan = StreamingPlan(every=16, count=4, delay=delay, since=3, staggered=True)
+    found = begins(plan, last=last)
+    assert all(a[0] + delay < b[0] + (delay == 0) for a, b in pairwise(found))
+    assert {p for _, which in found for p in which} | {*plan.left(last)} == {0, 1, 2, 3}
+
+
+def test_members_end_without_a_round_of_all_fragments() -> None:
+    def body(group: Group) -> Run:
+        run = start_run(Streaming(every=4, fragments=2, delay=1), group, int(group.me[1:]))
+        run.task.last = 12
+        run.outer.setup(run.task, group=group, codec=make_codec("fp32"))
+        run.outer.begin(run.task)
+        run.train(12)
+        run.note(run.outer.finish(run.task))
+        return run
+
+    first, second = MemoryGroups(2).together(body)
+    assert torch.equal(first.vector(), second.vector())
+    sizes = [result.sent_bytes for result in first.results]
+    assert len(sizes) == 6
+    assert max(sizes) == 4 * 18, "the larger fragment"
+
+
+# ------------------------------------------------------------------------- delay = "auto"
+
+AUTO = Streaming(every=16, fragments=2, mix=0.0)
+"""Rounds every 8 steps; half of that is the delay before one is measured."""
+
+
+def test_auto_is_the_default_and_starts_with_half_the_gap() -> None:
+    assert Streaming().delay == "auto"
+    assert StreamingPlan(every=16, count=2, delay="auto", since=0, staggered=True).delay == 4
+    assert StreamingPlan(every=2, count=2, delay="auto", since=0, staggered=True).delay == 0
+
+
+def test_delay_follows_the_verdict_of_the_round_before_it() -> None:
+    groups = MemoryGroups(2)
+    groups.coordinator.delay = 2
+
+    def body(group: Group) -> list[int]:
+        run = start_run(AUTO, group, int(group.me[1:]))
+        steps = run.train_noting(20)
+        groups.coordinator.delay = 50  # the link has become slow
+        return steps + run.train_noting(28)
+
+    for steps in groups.together(body):
+        assert steps == [8 + 4, 16 + 2, 24 + 2, 32 + 7, 40 + 7], "7: below the gap of 8 steps"
+
+
+def test_auto_equals_a_fixed_delay_of_as_many_steps() -> None:
+    groups = MemoryGroups(2)
+    groups.coordinator.delay = 4
+
+    def body(group: Group) -> Run:
+        run = start_run(AUTO, group, int(group.me[1:]))
+        run.train(40)
+        run.note(run.outer.finish(run.task))
+        return run
+
+    fixed = train_together(replace(AUTO, delay=4), members=2, steps=40)
+    for ours, theirs in zip(groups.together(body), fixed, strict=True):
+        assert torch.equal(ours.vector(), theirs.vector())
+
+
+@pytest.mark.parametrize("cut", [9, 15])
+def test_a_resumed_run_keeps_the_measured_delay(cut: int) -> None:
+    groups = MemoryGroups(2)
+    groups.coordinator.delay = 3
+
+    def body(group: Group) -> list[int]:
+        run = start_run(AUTO, group, int(group.me[1:]))
+        run.train(cut)
+        state = {k: v.clone() for k, v in run.outer.state_dict().items()}
+        done = run.task
+        again = start_run(AUTO, group, 0, model=done.model, begin=False)
+        again.task.step, again.task.tokens, again.task.round = done.step, done.tokens, done.round
+        again.outer.load_state_dict(state)
+        again.stream = batches(int(group.me[1:]), start=cut)
+        return again.train_noting(30 - cut)
+
+    for steps in groups.together(body):
+        assert steps == [when for when in (12, 19, 27) if when > cut]
+
+
 def test_rounds_are_even_and_the_last_carries_the_rest() -> None:
     plan = StreamingPlan(every=10, count=3, delay=1, since=2, staggered=True)
     due, step = [], 2
@@ -209,6 +322,7 @@ def test_rounds_are_even_and_the_last_carries_the_rest() -> None:
         (Streaming(every=0), "1 or more"),
         (Streaming(fragments=0), "1 or more"),
         (Streaming(mix=1.5), "0 to 1"),
+        (Streaming(delay="soon"), 'delay = "auto"'),  # type: ignore[arg-type]
         (Streaming(pattern="stride"), "strided"),
         (Streaming(weight="size"), "tokens"),
         (Streaming(outer_momentum=1.0), "below 1"),

@@ -133,6 +133,7 @@ def test_synchronous_servers_equal_data_parallel_bits(
         pytest.param(Server(mode="asynchronous", anchor_every=4), id="async-sgd"),
     ],
 )
+@pytest.mark.every(3)
 def test_asynchronous_members_end_with_one_model(
     world: Callable[..., HubWorld], options: Any
 ) -> None:
@@ -148,6 +149,7 @@ def test_asynchronous_members_end_with_one_model(
         pytest.param(Server(mode="asynchronous", anchor_every=50), id="async-sgd"),
     ],
 )
+@pytest.mark.every(2)
 def test_the_slow_member_does_its_whole_loop(
     world: Callable[..., HubWorld], options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +182,7 @@ def start_vector() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.every(2)
 def test_bytes_on_the_wire_equal_the_formula_within_two_per_cent(
     world: Callable[..., HubWorld], codec: str
 ) -> None:
@@ -201,6 +204,7 @@ def test_bytes_on_the_wire_equal_the_formula_within_two_per_cent(
         pytest.param(Server(anchor_every=50), id="synchronous"),
     ],
 )
+@pytest.mark.every(3)
 def test_survivors_of_a_lost_member_go_on_and_end_with_one_model(
     world: Callable[..., HubWorld], options: Any
 ) -> None:

@@ -35,6 +35,7 @@ ROUTES = ["relay", "direct"]
 
 
 @pytest.mark.parametrize(("options", "codec"), METHODS)
+@pytest.mark.every(3)
 def test_relay_is_bit_identical_to_memory(
     world: Callable[..., HubWorld], options: Any, codec: str
 ) -> None:
@@ -51,6 +52,7 @@ def test_relay_is_bit_identical_to_memory(
     [pytest.param("direct", *case.values, id=f"direct-{case.id}") for case in METHODS]
     + [pytest.param("relay", *case.values, id=f"relay-{case.id}") for case in BY_ALL_TO_ALL],
 )
+@pytest.mark.every(5)
 def test_survivors_of_a_lost_member_finish_identical(
     world: Callable[..., HubWorld], route: str, options: Any, codec: str
 ) -> None:
@@ -78,6 +80,7 @@ def test_survivors_of_a_lost_member_finish_identical(
 
 @pytest.mark.parametrize(("options", "codec"), BY_ALL_TO_ALL)
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.every(5)
 def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
     world: Callable[..., HubWorld], route: str, options: Any, codec: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,19 @@ import pytest
 import torch
 
 import atoll
-from atoll.group.base import Group
+from atoll.clock import VirtualClock
+from atoll.group.base import Group, Reduced
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.period import PeriodReport
+from atoll.group.run_round import CommittedRound
+from atoll.group.single import SingleGroup
 from atoll.methods.every_step import EveryStep
 from atoll.methods.periodic import Average, DiLoCo, NoSync
 from atoll.run import Run as Script
 from atoll.run.place import Membership
-from atoll.wire.messages import MemberStats
+from atoll.strategies.rounds.round_client import RoundClient
+from atoll.task import Period
+from atoll.wire.messages import Lease, MemberStats, RoundPlan, Verdict
 from tests.contracts.strategy_suite import Run, small_model, squared_error, start_run
 
 STEPS = 12
@@ -114,3 +120,72 @@ def test_newcomer_reports_no_times_of_missed_rounds() -> None:
     run.outer.rejoin(run.task)
     run.train(2)
     assert groups.told["w0"][-1].phases == {}
+
+
+@pytest.mark.parametrize(
+    ("trip_s", "step_s", "after"),
+    [(0.25, 0.1, 17), (0.08, 0.2, 19), (0.001, 0.1, None), (0.3, 2.0, None)],
+)
+def test_a_round_is_announced_a_way_to_the_hub_before_its_end(
+    trip_s: float, step_s: float, after: int | None
+) -> None:
+    """A plan is then there when the last step ends; not for long steps or a near hub."""
+    clock, group = VirtualClock(), Announced()
+    task = start_run(DiLoCo(every=20), group, 0).task
+    client = RoundClient(group, clock)
+    client.announce(task, base="base")
+    assert not group.reports, "no way to the hub was measured yet"
+    seconds = {"join": 9.0, "reduce": 1.0, "commit": trip_s}
+    client.apply_verdict(task, CommittedRound(REDUCED, PLAN, VERDICT, seconds, 1, 0, 0))
+    for done in range(1, 20):
+        clock.advance(step_s)
+        task.period = Period(0, 20, 20, done)
+        client.announce(task, base="base")
+    found = [report.steps for report in group.reports]
+    assert found == ([] if after is None else list(range(after, 20)))
+    assert all(report.stats is not None for report in group.reports)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_only_known_positions_in_the_data_are_announced(known: bool) -> None:
+    """They count with the contribution, even if its member is lost before its vote."""
+
+    class Stretch:
+        def place(self) -> tuple[int, dict[str, int]]:
+            return 3, {"offset": 10}
+
+        def place_after(self, steps: int) -> tuple[int, dict[str, int]] | None:
+            return (3, {"offset": 10 + steps}) if known else None
+
+        def move(self, slot: int, cursor: Mapping[str, int]) -> None:
+            raise AssertionError("nothing was leased")
+
+    clock, group = VirtualClock(), Announced()
+    task = start_run(DiLoCo(every=20), group, 0).task
+    task.stretch = Stretch()
+    client = RoundClient(group, clock)
+    seconds = {"join": 0.3, "reduce": 1.0, "commit": 0.3}
+    client.apply_verdict(task, CommittedRound(REDUCED, PLAN, VERDICT, seconds, 1, 0, 0))
+    clock.advance(1.8)
+    task.period = Period(0, 20, 20, 18)
+    client.announce(task, base="base")
+    found = [report.lease for report in group.reports]
+    assert found == ([Lease(3, {"offset": 12})] if known else [])
+
+
+class Announced(SingleGroup):
+    """Keeps what is announced to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: list[PeriodReport] = []
+
+    def announce(self, report: PeriodReport) -> None:
+        self.reports.append(report)
+
+
+PLAN = RoundPlan("job", 0, 1, ["w0"], "relay")
+VERDICT = Verdict(0, 1, True, "digest", ["w0"])
+REDUCED = Reduced(
+    tensors=[], contributors=("w0",), weight=1.0, sent_bytes=0, received_bytes=0, digest="digest"
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,26 @@ MODELS: Mapping[str, Callable[[], Any]] = {
 }
 
 
-def built(name: str, *, seed: int = 3) -> Any:
+def _initial() -> Mapping[str, Any]:
+    with torch.random.fork_rng(devices=[]):
+        models = {}
+        for name, build in MODELS.items():
+            torch.manual_seed(3)
+            models[name] = build()
+        return models
+
+
+# Built before any member starts: threads share the random state, and every microbatch seeds it.
+INITIAL = _initial()
+
+
+def built(name: str) -> Any:
+    """Return a copy of the initial model of this name."""
+    return copy.deepcopy(INITIAL[name])
+
+
+def fresh(name: str, *, seed: int) -> Any:
+    """Return a new model with weights of this seed; not for members that are threads."""
     torch.manual_seed(seed)
     return MODELS[name]()
 

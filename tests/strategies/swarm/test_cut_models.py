@@ -67,7 +67,8 @@ def batches_of(case: str) -> list[Batch]:
 def test_stages_of_every_model_are_the_whole_bitwise(case: str) -> None:
     _, expected, _ = plainly(made(case), batches_of(case), rows=ROWS)
     assert all(bool(gradient.any()) for gradient in expected.values())
-    for stages in (1, 2, 3, 4):
+    # Of transformers' models, which share our way of cutting, only the most stages.
+    for stages in (4,) if "transformers " in case else (1, 2, 3, 4):
         path = runners(case, cut=StageCut(stages=stages), model=made)
         for index, batch in enumerate(batches_of(case)):
             key = MicrobatchKey(0, index)

@@ -9,7 +9,7 @@ from atoll.strategies.inner.swarm.runner import MicrobatchKey
 from atoll.strategies.inner.swarm.stage import StageCut
 from tests.strategies.swarm.kit import LENGTH, VOCAB, means, runners, through
 
-STEPS, ROWS, LAST = 200, 8, 40
+STEPS, ROWS, LAST = 120, 8, 40
 
 
 def text_of(step: int) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import pytest
 from atoll.config import read_spec
 from atoll.errors import StorageFull
 from atoll.train.results.summary import (
+    Rounds,
     ddp_bytes,
     held_out_losses,
     read_lines,
@@ -42,10 +43,11 @@ def point(member: str, step: int, round_: int = 0, **values: float) -> dict[str,
     return {"time": float(step), "member": member, "step": step, "round": round_, "values": values}
 
 
-def make(results: dict[str, Any], points: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def make(
+    results: dict[str, Any], points: list[dict[str, Any]] | None = None, **more: Any
+) -> dict[str, Any]:
     return summarise(
-        job="j", spec=SPEC, results=results, points=points or [], rounds_committed=5,
-        rounds_aborted=1,
+        job="j", spec=SPEC, results=results, points=points or [], rounds=Rounds(5, 1), **more,
     )  # fmt: skip
 
 
@@ -63,9 +65,9 @@ def test_the_figures_follow_their_definitions() -> None:
     assert found["utilisation"] == pytest.approx(10 / 12)
     assert found["loss_first"] == pytest.approx(3.0)
     assert found["loss_final"] == 1.5
-    assert found["bytes_sent_per_node"] == 500
+    assert found["bytes_sent_per_node"] == 400
     assert found["bytes_sent_ddp_fp32"] == 2 * 1 / 2 * 4 * 50 * 100
-    assert found["reduction"] == pytest.approx(40.0)
+    assert found["reduction"] == pytest.approx(50.0)
     assert found["best_single_node_tokens_per_s"] == 100.0
     assert found["replicas_identical"] is True
     assert found["strategy"] == {"inner": "local", "outer": "diloco", "codec": "feedback(int8)"}
@@ -140,8 +142,20 @@ def test_what_killed_processes_did_counts() -> None:
     assert found["wall_s"] == 4.0 + 0.5 + 10.0
     assert found["tokens_per_s"] == pytest.approx(2_340 / 14.5)
     row = found["members"][1]
-    assert (row["compute_s"], row["sent_bytes"]) == (12.0, 80.0 + 500.0)
+    assert (row["compute_s"], row["sent_bytes"]) == (12.0, 80.0 + 400.0)
     assert make({"w0": result("w0")}, points[:2])["tokens"] == 1_300
+
+
+def test_traffic_is_what_the_page_shows() -> None:
+    shown = [
+        {"member": name, "node": f"lap{sent}", "sent_bytes": sent, "received_bytes": 7}
+        for name, sent in (("w0", 300), ("w1", 500), ("w2", 1))
+    ]
+    found = make({"w0": result("w0"), "w1": result("w1")}, shown=shown)
+    rows = found["members"]
+    assert [(row["node"], row["sent_bytes"]) for row in rows] == [("lap300", 300), ("lap500", 500)]
+    assert found["bytes_sent_per_node"] * len(rows) == sum(row["sent_bytes"] for row in rows)
+    assert [row["control_sent_bytes"] for row in rows] == [100, 100]
 
 
 def test_shares_of_an_evaluation_add_up() -> None:
@@ -190,7 +204,7 @@ def test_a_full_disk_leaves_the_old_summary(
 
 def test_summary_and_report_load_no_torch() -> None:
     code = (
-        "import sys, atoll.train.results.summary, atoll.train.report.report as r; r.plotly_js();"
+        "import sys, atoll.train.results.summary, atoll.train.report.report;"
         "sys.exit('torch' in sys.modules)"
     )
     assert (

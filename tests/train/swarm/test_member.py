@@ -53,6 +53,7 @@ def test_two_members_per_stage_train_the_same_model() -> None:
 
 @pytest.mark.parametrize("early", [2, 5])
 @pytest.mark.parametrize(("members", "stages"), [(1, 1), (3, 3), (4, 2)])
+@pytest.mark.every(4)
 def test_early_microbatches_use_the_weights_before(members: int, stages: int, early: int) -> None:
     found = world(members, stages=stages, early=early, steps=6)
     found.wait()
@@ -62,6 +63,7 @@ def test_early_microbatches_use_the_weights_before(members: int, stages: int, ea
 
 
 @pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.every(2)
 def test_a_kill_does_not_change_what_is_early(stage: int) -> None:
     found = world(4, early=3, steps=6)
     found.until(lambda: found.ledger.step >= 2 and found.ledger.steps.ahead[stage].counted)
@@ -83,6 +85,7 @@ def test_who_joins_computes_early_ones_on_the_weights_before() -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.every(2)
 def test_a_member_killed_in_a_step_does_not_change_the_result(stage: int) -> None:
     found = world(4)
     found.until(lambda: found.ledger.step >= 1 and found.ledger.counts[0].counted)
@@ -93,6 +96,7 @@ def test_a_member_killed_in_a_step_does_not_change_the_result(stage: int) -> Non
 
 
 @pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.every(2)
 def test_a_copy_of_a_killed_members_sum_is_taken_over(stage: int) -> None:
     found = world(4)
 
@@ -131,9 +135,11 @@ def test_a_stage_without_members_waits_for_one() -> None:
     assert "no member serves stage 1" in found.ledger.paused()
     for member in found.members.values():
         member.stop()
+    found.wait()
 
 
 @pytest.mark.parametrize(("save_every", "early"), [(0, 0), (2, 0), (2, 3)])
+@pytest.mark.every(2)
 def test_a_lost_stage_goes_on_from_a_checkpoint_with_all(save_every: int, early: int) -> None:
     """Whatever was done after it is done again: the result is that of one process."""
     settings = SwarmSettings(2, COUNT, rebalance_s=0, save_every=save_every, early=early)

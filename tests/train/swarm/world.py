@@ -110,7 +110,6 @@ class World:
     """Why no member can build a stage."""
 
     def __post_init__(self) -> None:
-        # Threads share the random state, so the model is built once, before they start.
         self.model = built(self.name)
         self.network = LocalNetwork()
         self.settings = replace(self.settings, steps=self.steps)

@@ -11,14 +11,17 @@ import { Stream } from "./lib/client.js";
 import { JobView } from "./job/job.js";
 import { JobsView } from "./views/jobs.js";
 import { setUpKeys, showKeys } from "./lib/keys.js";
+import { PlanView } from "./views/plan.js";
 import { QueuesView } from "./views/queues.js";
 import { Store } from "./lib/store.js";
 import { setUpTheme } from "./lib/theme.js";
 
 const VIEWS = {
-  fleet: FleetView, jobs: JobsView, compare: CompareView, queues: QueuesView, events: EventsView,
+  fleet: FleetView, jobs: JobsView, plan: PlanView, compare: CompareView, queues: QueuesView,
+  events: EventsView,
 };
 
+const DOWN_MS = 3000;
 const $ = (id) => document.getElementById(id);
 const store = new Store();
 let view = null;
@@ -64,7 +67,10 @@ async function follow(opened) {
 // ---------------------------------------------------------------------------------- stream
 
 const stream = new Stream({
-  onState: (state) => setPill($("connection"), state),
+  onState: (state) => {
+    setPill($("connection"), state);
+    showDown(state === "reconnecting");
+  },
   onTick: (tick) => {
     store.apply(tick);
     view?.tick?.(tick);
@@ -74,6 +80,21 @@ const stream = new Stream({
     adding?.update();
   },
 });
+
+// After a while without an answer the page says so, over figures that are no longer true.
+let downTimer = null;
+function showDown(down) {
+  if (!down) {
+    clearTimeout(downTimer);
+    downTimer = null;
+    $("down").hidden = true;
+    return;
+  }
+  downTimer ??= setTimeout(() => {
+    setText($("down-since"), store.time ? `What is below is of ${new Date(store.time * 1000).toLocaleTimeString("en-GB")}.` : "");
+    $("down").hidden = false;
+  }, DOWN_MS);
+}
 
 function showBar() {
   const { hub, alarms } = store;

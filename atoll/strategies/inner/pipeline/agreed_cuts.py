@@ -9,11 +9,11 @@ import torch.distributed
 from torch import Tensor, nn
 
 from atoll.errors import AtollError
+from atoll.strategies.inner.model_facts import criterion_of
 from atoll.strategies.inner.options import InnerOptions, PipelineShape, microbatches_of
 from atoll.strategies.inner.pipeline.balance import balanced
 from atoll.strategies.inner.pipeline.cuts import check_cuts, cuts_by_size, profile
 from atoll.strategies.inner.pipeline.stages import check_chain
-from atoll.strategies.inner.whole import criterion_of
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 

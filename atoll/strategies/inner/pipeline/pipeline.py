@@ -18,6 +18,7 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleIn
 from atoll.errors import ConfigError
 from atoll.strategies.inner.base import Rows, sum_over_data
 from atoll.strategies.inner.gradient_norm import complete
+from atoll.strategies.inner.model_facts import criterion_of, saved_buffers, untrained_state
 from atoll.strategies.inner.options import (
     ASYNC,
     GPIPE,
@@ -52,12 +53,10 @@ from atoll.strategies.inner.pipeline.stages import (
     names_of,
     shared,
 )
-from atoll.strategies.inner.pipeline.stream import Batch, Neighbours, StashedWeights, Stream
+from atoll.strategies.inner.pipeline.stream import Batch, Neighbours, RankStage, Stream
 from atoll.strategies.inner.pipeline.timing import Watch, WatchedStage
 from atoll.strategies.inner.precision import widened
 from atoll.strategies.inner.replicate import average, average_changes
-from atoll.strategies.inner.untrained_state import untrained_state
-from atoll.strategies.inner.whole import criterion_of, saved_buffers
 
 dist: Any = torch.distributed  # untyped: torch's stubs lack most of the API used here
 
@@ -306,23 +305,22 @@ class PipelineParts:
             forward=self._group, backward=row_group(names, self.mesh), device=self._device,
             depth=2 * self.shape.ranks,
         )  # fmt: skip
-        return Stream(
-            self._modules[self._rank], StashedWeights(self._parameters), self._loss_alone,
-            self.shape, self._stage_shapes, neighbours, rank=self._rank, learns=self._learns,
-            activations=self._activations, watch=self.watch,
-        )  # fmt: skip
+        module, shapes = self._modules[self._rank], self._stage_shapes
+        stage = RankStage(self._rank, module, self._loss_alone, shapes, self._learns)
+        parameters, watch = self._parameters, self.watch
+        return Stream(stage, parameters, self.shape, neighbours, self._activations, watch)
 
     def _loss_alone(self, outputs: Any, targets: Tensor) -> Tensor:
         return self._criterion(widened(outputs, self._options.precision), targets)
 
     def _run(self, inputs: Tensor, targets: Tensor, *, microbatches: int) -> Tensor:
         """Run this rank's rows through the pipeline; return the sum of scaled losses, or 0."""
-        inputs, targets = inputs.to(self._device), targets.to(self._device)
+        inputs = inputs.to(self._device).contiguous()  # the stages of torch 2.11 refuse cuts
         schedule = self._schedule(inputs[: len(inputs) // microbatches], microbatches)
         self._activations.begin(inputs.chunk(microbatches))
         losses: list[Tensor] = []
         given = [inputs] if self._rank == 0 else []
-        expected = targets if self._rank == self.shape.ranks - 1 else None
+        expected = targets.to(self._device) if self._rank == self.shape.ranks - 1 else None
         with self.watch.passing(self._group):
             schedule.step(*given, target=expected, losses=losses, return_outputs=False)
         total = torch.zeros((), dtype=torch.float64, device=self._device)

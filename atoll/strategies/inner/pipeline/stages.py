@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from atoll.errors import ConfigError
 from atoll.models.causal_lm import GPT2, ROTARY, CausalLM
+from atoll.strategies.inner.model_facts import criterion_of
 from atoll.strategies.inner.pipeline.activations import Activations
 from atoll.strategies.inner.pipeline.cuts import as_tuple
 from atoll.strategies.inner.precision import computing
-from atoll.strategies.inner.whole import criterion_of
 
 
 def chain_of(model: nn.Module) -> tuple[list[nn.Module], bool]:

@@ -149,30 +149,32 @@ Done = Callable[[Batch], None]
 """Called on each stage when the gradient of a batch is complete, in `StashedWeights.newest`."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankStage:
+    """What one rank computes."""
+
+    rank: int
+    forward: Callable[..., Any]
+    criterion: Callable[[Any, Tensor], Tensor]
+    shapes: StageShapes
+    learns: Sequence[bool]
+    """Of every boundary, 0 to p, whether gradients pass it."""
+
+
 class Stream:
     """The passes of one rank's stage."""
 
     def __init__(
-        self,
-        stage: Callable[..., Any],
-        weights: StashedWeights,
-        criterion: Callable[[Any, Tensor], Tensor],
-        shape: PipelineShape,
-        shapes: StageShapes,
-        neighbours: Neighbours,
-        *,
-        rank: int,
-        learns: Sequence[bool],
-        activations: Activations,
-        watch: Watch,
-    ) -> None:
-        """`learns` says of every boundary, 0 to p, whether gradients pass it."""
-        self.weights, self.neighbours = weights, neighbours
-        self.shape, self.rank = shape, rank
-        self._stage, self._criterion, self._shapes = stage, criterion, shapes
-        self._given, self._gives = learns[rank], learns[rank + 1]
+        self, stage: RankStage, parameters: Mapping[str, nn.Parameter], shape: PipelineShape,
+        neighbours: Neighbours, activations: Activations, watch: Watch,
+    ) -> None:  # fmt: skip
+        """Take over the trained parameters, by their names in the whole model."""
+        self.weights, self.neighbours = StashedWeights(parameters), neighbours
+        self.shape, self.rank = shape, stage.rank
+        self._stage = stage
+        self._given, self._gives = stage.learns[stage.rank], stage.learns[stage.rank + 1]
         self._activations, self._watch = activations, watch
-        self._ahead = shape.ranks - 1 - rank
+        self._ahead = shape.ranks - 1 - stage.rank
         self._flying: deque[_Flight] = deque()
         self.most_versions = 1
         """Most versions of the weights kept at one time, the newest included."""
@@ -190,9 +192,9 @@ class Stream:
     def feed(self, batch: Batch, done: Done) -> None:
         """Start a batch, and finish what is due of earlier ones; on every rank alike."""
         part = batch.inputs[0]
-        if not self._shapes.known(part):
+        if not self._stage.shapes.known(part):
             self.drain(done)  # finding the shapes is collective
-        kinds = [kinds_of((part,)), *self._shapes.kinds(part)][self.rank]
+        kinds = [kinds_of((part,)), *self._stage.shapes.kinds(part)][self.rank]
         self._activations.begin(batch.inputs)
         for number in range(len(batch.inputs)):
             self._forward(batch, number, kinds)
@@ -225,9 +227,10 @@ class Stream:
         self.weights.show(weights)
         self._activations.enter(number)
         with self._watch.busy(self.rank, forward=True):
-            outputs = as_tuple(self._stage(*values))
+            outputs = as_tuple(self._stage.forward(*values))
             if self.last:
-                outputs = (self._criterion(outputs[0], batch.targets[number]) * batch.factor,)
+                loss = self._stage.criterion(outputs[0], batch.targets[number])
+                outputs = (loss * batch.factor,)
                 batch.loss += float(outputs[0].detach())
         self._watch.hold(1)
         if not self.last:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError
+from atoll.strategies.inner.model_facts import Criterion, saved_buffers, untrained_state
 from atoll.strategies.inner.options import ActivationFormat
 from atoll.strategies.inner.pipeline.activations import Activations
 from atoll.strategies.inner.pipeline.cuts import check_cuts, cuts_by_size, trained_units
@@ -35,8 +36,6 @@ from atoll.strategies.inner.pipeline.subspace import (
     check_confined,
 )
 from atoll.strategies.inner.precision import dtype_of
-from atoll.strategies.inner.untrained_state import untrained_state
-from atoll.strategies.inner.whole import Criterion, saved_buffers
 
 CPU = torch.device("cpu")
 ONE_STAGE = "stages = 1 in [swarm]"

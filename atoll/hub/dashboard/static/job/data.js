@@ -3,6 +3,7 @@
 import { Curves } from "../lib/curves.js";
 import { get } from "../lib/client.js";
 import { LearningCurves } from "../lib/learning_curves.js";
+import { nameOf } from "../lib/store.js";
 
 const MAX_ROUNDS = 600;
 const MAX_EVENTS = 1000;
@@ -72,7 +73,9 @@ export class JobData {
     return was;
   }
 
-  nodeOf(member) {
-    return this.view?.members.find((one) => one.member === member)?.node ?? "";
+  // The machine of a member, with the member where a machine has several; of a follower too.
+  labelOf(owner) {
+    const follower = this.view?.followers?.find(({ member }) => member === owner);
+    return follower ? `${follower.node} (${owner})` : nameOf(this.view, owner);
   }
 }

@@ -39,13 +39,14 @@ export class Gantt {
     document.removeEventListener("themechange", this.theme);
   }
 
-  show(rounds, members) {
+  // label: of a member, for people
+  show(rounds, label) {
     this.rounds = rounds;
+    this.label = label;
     this.bars = rounds.map(barsOf);
-    const nodes = new Map(members.map(({ member, node }) => [member, node]));
     const names = new Set(this.bars.flatMap((bars) => bars.map(({ member }) => member)));
     this.members = [...names].sort((a, b) => a.localeCompare(b, "en", { numeric: true }))
-      .map((member) => [member, nodes.get(member) ?? ""]);
+      .map((member) => [member, label(member)]);
     if (this.chosen >= rounds.length) this.chosen = -1;
     this.canvas.setAttribute("aria-label", rounds.length
       ? `${rounds.length} rounds of ${this.members.length} members; the table below has the same figures`
@@ -77,12 +78,8 @@ export class Gantt {
     this.#axis(pen, from, to, height, width, label);
     const colours = PHASES.map(([, , name]) => colour(name));
     this.bars.forEach((bars, at) => bars.forEach((bar) => this.#bar(pen, bar, colours, at, label)));
-    this.members.forEach(([member, node], row) => {
-      pen.fillStyle = colour("--text");
-      pen.fillText(member, 0, TOP + row * ROW + 13);
-      pen.fillStyle = colour("--quiet");
-      pen.fillText(node, 30, TOP + row * ROW + 13, label - 36);
-    });
+    pen.fillStyle = colour("--text");
+    this.members.forEach(([, name], row) => pen.fillText(name, 0, TOP + row * ROW + 13, label - 8));
     this.#tell();
   }
 
@@ -153,10 +150,10 @@ export class Gantt {
     const round = this.rounds[this.chosen];
     if (!round) { setText(this.note, ""); return; }
     const each = this.bars[this.chosen].map(({ member, seconds, reported }) => {
-      if (!reported) return `${member} took ${duration(seconds[2])}`;
+      if (!reported) return `${this.label(member)} took ${duration(seconds[2])}`;
       const parts = PHASES.map(([, text], at) => [text, seconds[at]]).filter(([, s]) => s > 0)
         .map(([text, s]) => `${text} ${duration(s)}`);
-      return `${member} ${parts.join(", ")}`;
+      return `${this.label(member)} ${parts.join(", ")}`;
     });
     setText(this.note, `Round ${round.round}, ${round.committed ? "committed" : `aborted: ${round.reason}`}. ${each.join("; ")}.`);
   }

@@ -2,8 +2,10 @@
 
 import { jobButtons } from "../lib/actions.js";
 import { element, fill, link, setPill, setText } from "../lib/dom.js";
-import { bytes, count, duration, loss, percent } from "../lib/format.js";
+import { bytes, count, loss, percent } from "../lib/format.js";
 import { ChallengesPart } from "./challenges.js";
+import { CommandPart } from "./command.js";
+import { Failure, Finished, sentence, times } from "./head.js";
 import { JobData } from "./data.js";
 import { FilesPart } from "./files.js";
 import { LearningPart, score } from "./learning.js";
@@ -12,7 +14,7 @@ import { OutputPart } from "./output.js";
 import { OverviewPart } from "./overview.js";
 import { TimelinePart } from "./timeline.js";
 import { criticOf, policiesOf } from "../lib/learning_curves.js";
-import { jobState, problem } from "../lib/store.js";
+import { jobState, nodesOf, problem } from "../lib/store.js";
 
 const PARTS = {
   overview: ["Overview", OverviewPart], timeline: ["Timeline", TimelinePart],
@@ -20,6 +22,7 @@ const PARTS = {
 };
 
 const SHOWN_POLICIES = 6;
+const isProgram = ({ kind, committed_round: rounds }) => (kind === "command" || kind === "container") && !rounds;
 
 export class JobView {
   constructor(store, { parts: [job, part = "overview"] }) {
@@ -30,7 +33,10 @@ export class JobView {
     this.state = element("span", { class: "pill", id: "job-state-now" });
     this.buttons = element("div", { class: "actions" });
     this.reason = element("p", { class: "reason", role: "status" });
+    this.sentence = element("p", { class: "sentence", id: "job-sentence" });
     this.each = element("p", { class: "quiet", id: "job-each" });
+    this.failure = new Failure();
+    this.finished = new Finished(store, job);
     this.progress = element("progress", { max: "1", value: "0", "aria-label": "Progress in optimizer steps" });
     this.progressText = element("p", { class: "quiet" });
     this.tiles = element("dl", { class: "tiles" });
@@ -43,8 +49,8 @@ export class JobView {
         element("div", { class: "head" },
           link("#/jobs", "Jobs", { class: "quiet" }), element("span", { class: "quiet", "aria-hidden": "true" }, "/"),
           element("h2", { id: "job-title" }, job), this.state, element("span", { class: "space" }), this.buttons),
-        this.reason, this.each, this.progress, this.progressText, this.tiles),
-      this.tabs, this.place);
+        this.sentence, this.reason, this.each, this.progress, this.progressText, this.finished.element, this.tiles),
+      this.failure.element, this.tabs, this.place);
     this.#open(part);
   }
 
@@ -58,10 +64,12 @@ export class JobView {
     return true;
   }
 
-  // RL jobs have their own overview; the kind of a job is known from the first tick.
+  // RL jobs and programs have their own overview; the kind of a job is known from the first tick.
   #open(wanted) {
     const name = PARTS[wanted] ? wanted : "overview";
-    const kind = name === "overview" && this.data.view?.kind === "rl" ? LearningPart : PARTS[name][1];
+    const { view } = this.data;
+    const kind = name !== "overview" || !view ? PARTS[name][1]
+      : view.kind === "rl" ? LearningPart : isProgram(view) ? CommandPart : OverviewPart;
     if (this.shown === name && this.part instanceof kind) return;
     this.part?.close();
     this.shown = name;
@@ -87,15 +95,20 @@ export class JobView {
       return;
     }
     if (!job) {
-      if (this.store.time && !this.store.jobs.has(this.job)) setText(this.reason, "Unknown job.");
+      if (this.store.time && !this.store.jobs.has(this.job)) this.#unknown();
       return;
     }
+    this.tabs.hidden = this.place.hidden = this.state.hidden = false; // it may have been unknown a moment ago
     setPill(this.state, jobState(job));
-    setText(this.reason, [job.paused_reason, problem(job)].filter(Boolean).join(" · "));
+    setText(this.sentence, sentence(job, { alarms: this.store.alarms, worth: this.data.worth, time: this.store.time }));
+    const why = job.state === "failed" ? "" : [job.paused_reason, problem(job)].filter(Boolean).join(" · ");
+    setText(this.reason, why && job.state === "waiting" ? `Waiting: ${why}` : why);
+    this.failure.show(job);
+    this.finished.show(job);
     const each = [job.island, job.inner].filter(Boolean).join(" · ");
     setText(this.each, each ? `each member: ${each}` : "");
     this.each.hidden = !each;
-    this.reason.className = job.state === "failed" ? "reason bad" : "reason";
+    this.reason.className = job.state === "waiting" || job.paused ? "reason note" : "reason";
     const signature = `${job.state}/${job.stopping}/${job.min_nodes}/${job.nodes_wanted}/${this.store.operator}`;
     if (signature !== this.signature) {
       this.signature = signature;
@@ -103,7 +116,8 @@ export class JobView {
     }
     const timeline = this.tabs.querySelector("[data-part=timeline]");
     this.tabs.querySelector("[data-part=challenges]").hidden = !job.verified;
-    timeline.hidden = job.kind === "rl" && !job.committed_round;
+    timeline.hidden = !job.committed_round && !job.aborted_rounds && (job.kind === "rl" || isProgram(job) || job.state !== "running");
+    this.tabs.querySelector("[data-part=output]").hidden = isProgram(job); // its overview shows it
     this.#showProgress(job);
     this.#open(this.shown);
     if (job.kind === "rl") this.#showPolicies(job);
@@ -111,32 +125,32 @@ export class JobView {
     this.part.update();
   }
 
-  #showProgress({ progress, started, ended, state, kind }) {
+  #showProgress(job) {
+    const { progress, state, kind } = job;
+    const known = progress.steps > 0;
+    this.progress.hidden = !known || state === "waiting";
     this.progress.value = progress.fraction;
-    const parts = [kind === "rl" ? `${percent(100 * progress.fraction)} of the steps of all policies`
-      : `step ${count(progress.step)} of ${count(progress.steps)}`];
-    const so_far = started ? Math.max(0, (ended ?? this.store.time) - started) : null;
-    if (so_far != null) parts.push(ended ? `took ${duration(so_far)}` : `${duration(so_far)} so far`);
-    if (state === "running" && progress.fraction > 0.02 && so_far > 5) {
-      parts.push(`about ${duration((so_far / progress.fraction) * (1 - progress.fraction))} left`);
-    }
-    setText(this.progressText, parts.join(" · "));
+    const steps = kind === "rl" ? `${percent(100 * progress.fraction)} of the steps of all policies`
+      : known ? `step ${count(progress.step)} of ${count(progress.steps)}` : progress.step ? `step ${count(progress.step)}` : "";
+    setText(this.progressText, [state === "waiting" ? "" : steps, times(job)].filter(Boolean).join(" · "));
   }
 
+  // Only what is known of a job of this kind.
   #showTiles(job) {
     const busy = this.data.curves.of("utilisation").map((curve) => curve.y.slice(-5)).flat();
     const running = job.state === "running";
-    const live = job.members.filter(({ state }) => state === "running").length;
+    const nodes = [job.min_nodes ? `at least ${job.min_nodes}` : "", job.island ? `each: ${job.island}` : ""].filter(Boolean).join(", ");
     const tiles = [
-      ["Round", count(job.committed_round), job.aborted_rounds ? `${job.aborted_rounds} aborted` : ""],
-      ["Train loss", loss(job.loss), ""],
-      ["Held-out loss", loss(job.held_out_loss), ""],
-      ["Tokens/s", running ? count(job.tokens_per_s) : "–", ""],
-      ["Nodes", running ? `${live} of ${job.nodes_wanted}` : String(job.nodes_wanted), [job.min_nodes ? `at least ${job.min_nodes}` : "", job.island ? `each: ${job.island}` : ""].filter(Boolean).join(", ")],
-      ["Computing", percent(busy.length ? busy.reduce((a, b) => a + b, 0) / busy.length : null), "of the time"],
-      ["Sent", bytes(job.sent_bytes), ""],
-      ["Received", bytes(job.received_bytes), ""],
-    ];
+      job.committed_round || job.aborted_rounds ? ["Round", count(job.committed_round), job.aborted_rounds ? `${job.aborted_rounds} aborted` : ""] : null,
+      job.loss == null ? null : ["Train loss", loss(job.loss), ""],
+      job.held_out_loss == null ? null : ["Held-out loss", loss(job.held_out_loss), ""],
+      running && job.tokens_per_s ? ["Tokens/s", count(job.tokens_per_s), ""] : null,
+      ["Nodes", nodesOf(job), nodes],
+      busy.length ? ["Computing", percent(busy.reduce((a, b) => a + b, 0) / busy.length), "of the time"] : null,
+      job.sent_bytes ? ["Sent", bytes(job.sent_bytes), "by all"] : null,
+      job.received_bytes ? ["Received", bytes(job.received_bytes), "by all"] : null,
+    ].filter(Boolean);
+    this.tiles.hidden = isProgram(job) || job.state === "waiting" || tiles.length < 2;
     this.#fillTiles(tiles);
   }
 
@@ -155,8 +169,16 @@ export class JobView {
       ["Environment steps", count(sum("env_steps")), ""],
       ["Steps/s", job.state === "running" ? count(sum("env_steps_per_s")) : "–", "all policies"],
       ...(criticOf(job) ? [["Critic", `v${count(critic.value_version ?? critic.updates ?? 0)}`, `${count(critic.trajectories ?? 0)} trajectories`]] : []),
-      ["Sent", bytes(job.sent_bytes), ""],
+      ["Sent", bytes(job.sent_bytes), "by all"],
     ]);
+  }
+
+  // One sentence, instead of an empty page.
+  #unknown() {
+    const known = this.store.jobs.size ? "It may have been deleted." : "No job has run yet.";
+    fill(this.reason, `There is no job named ${this.job}. ${known} `, link("#/jobs", "All jobs"));
+    this.tabs.hidden = this.place.hidden = this.progress.hidden = true;
+    this.state.hidden = true;
   }
 
   #fillTiles(tiles) {

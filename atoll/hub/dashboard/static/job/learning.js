@@ -1,6 +1,6 @@
 // Overview of an RL job: returns, critic, and events.
 
-import { Chart, colour, dates } from "../lib/charts.js";
+import { Chart, ChartGroup, dates, shade } from "../lib/charts.js";
 import { card, drawn, element, empty, fill, link, pill } from "../lib/dom.js";
 import { eventLine } from "../lib/event_line.js";
 import { bytes, count, duration, loss, NONE } from "../lib/format.js";
@@ -11,9 +11,9 @@ import { MetricChart } from "../lib/metric_chart.js";
 import { Table } from "../lib/table.js";
 
 const CHARTS = [
-  ["explained-chart", "Explained variance", "of the variance of returns", "explained_variance", { format: "" }],
-  ["critic-chart", "Loss of the critic", "of each policy's values", "value_loss", { zero: true, format: "" }],
-  ["steps-chart", "Speed", "environment steps per second", "env_steps_per_s", { zero: true }],
+  ["explained-chart", "Explained variance", "of the variance of returns", "explained_variance", {}],
+  ["critic-chart", "Loss of the critic", "of each policy's values", "value_loss", { zero: true }],
+  ["steps-chart", "Speed", "environment steps per second", "env_steps_per_s", { zero: true, format: count }],
 ];
 const AXES = [["step", "steps"], ["time", "time"]];
 const REDRAW_MS = 900;
@@ -27,7 +27,8 @@ export class LearningPart {
     this.data = data;
     this.axis = "step";
     this.drawnAt = 0;
-    this.charts = CHARTS.map(([id, title, note, kind, options]) => [new Chart({ id, title, note, ...options }), kind]);
+    this.group = new ChartGroup();
+    this.charts = CHARTS.map(([id, title, note, kind, options]) => [new Chart({ id, title, unit: note, group: this.group, ...options }), kind]);
     this.policies = new Table({ label: "Policies", columns: POLICIES, key: (row) => row.policy, cards: true });
     this.critic = new Table({ label: "Critic", columns: CRITIC, key: (row) => row.member, cards: true });
     this.criticCard = card("Critic", this.critic.element,
@@ -35,14 +36,14 @@ export class LearningPart {
     this.episodes = element("div", { class: "episodes" });
     this.episodesCard = card("Episodes", element("p", { class: "quiet" }, "One of each policy at its end, always its most likely action."), this.episodes);
     this.episodesCard.hidden = true;
-    this.metric = new MetricChart(data);
+    this.metric = new MetricChart(data, this.group, ["return", ...CHARTS.map(([, , , kind]) => kind)]);
     this.events = element("ol", { class: "events", tabindex: "0", "aria-label": "Events of the job" });
     this.element = element("div", { class: "stackview" },
       card("Policies", this.policies.element), this.criticCard, this.episodesCard,
       element("section", { class: "card", "aria-labelledby": "curves-title" },
         element("div", { class: "head" }, element("h2", { id: "curves-title" }, "Curves"),
-          element("span", { class: "quiet" }, "drag to zoom, double click to reset"),
-          element("span", { class: "space" }),
+          element("span", { class: "quiet" }, "drag to zoom all"),
+          element("span", { class: "space" }), ...this.group.tools,
           element("label", { class: "filter" }, "against ", element("select", {
             id: "axis", change: (event) => { this.axis = event.target.value; this.drawnAt = 0; this.data.changed.points = true; this.update(); },
           }, ...AXES.map(([value, text]) => element("option", { value }, text))))),
@@ -76,10 +77,10 @@ export class LearningPart {
 
   #draw(policies) {
     this.panels ??= this.#panels(policies);
-    for (const [chart, own] of this.panels) chart.draw(own(policies).flatMap((policy) => this.#traces(policy, "return")), [], this.axis);
+    for (const [chart, own] of this.panels) chart.draw(own(policies).flatMap((policy) => this.#traces(policy, "return")), [], envAxis(this.axis));
     for (const [chart, kind] of this.charts) {
       const own = policies.flatMap((policy) => this.#traces(policy, kind));
-      chart.draw([...own, ...(kind === "value_loss" ? this.#foreign(policies) : [])], [], kind === "value_loss" ? "step" : this.axis);
+      chart.draw([...own, ...(kind === "value_loss" ? this.#foreign(policies) : [])], [], kind === "value_loss" ? "update" : envAxis(this.axis));
     }
     this.metric.draw(this.axis);
   }
@@ -89,9 +90,9 @@ export class LearningPart {
     const apart = policies.length <= MOST_PANELS && new Set(policies.map(({ env }) => shortEnv(env))).size > 1;
     const panels = apart
       ? policies.map(({ policy, env }, place) => [
-        new Chart({ id: `return-chart-${place}`, title: `Return of ${policy}`, note: shortEnv(env), format: "" }), (all) => [all[place]],
+        new Chart({ id: `return-chart-${place}`, title: `Return of ${policy}`, unit: shortEnv(env), group: this.group }), (all) => [all[place]],
       ])
-      : [[new Chart({ id: "return-chart", title: "Return", note: "mean of each policy's last episodes", format: "" }), (all) => all]];
+      : [[new Chart({ id: "return-chart", title: "Return", unit: "mean of each policy's last episodes", group: this.group }), (all) => all]];
     this.returns.style.setProperty("--panels", Math.min(4, panels.length));
     this.returns.append(...panels.map(([chart]) => chart.element));
     return panels;
@@ -105,7 +106,7 @@ export class LearningPart {
     const owners = shared ? [shared] : actors;
     const curves = owners.map((owner) => this.data.learning.of(kind, owner)).filter(Boolean);
     return curves.map((curve) => ({
-      owner: curves.length > 1 ? `${policy} ${curve.owner}` : policy, color: colour(`--series-${at % 8}`),
+      owner: curves.length > 1 ? `${policy} ${curve.owner}` : policy, color: shade(at),
       x: this.axis === "time" && kind !== "value_loss" ? dates(curve.time) : curve.step,
       y: kind === "explained_variance" ? curve.y.map((value) => Math.max(-1, value)) : curve.y,
     }));
@@ -116,7 +117,7 @@ export class LearningPart {
     const known = new Set(policies.flatMap(({ policy, members }) => [policy, `${this.data.name}.${policy}`, ...members.map(({ member }) => member)]));
     return this.data.learning.owners("value_loss").filter((owner) => !known.has(owner)).map((owner, at) => {
       const { step, y } = this.data.learning.of("value_loss", owner);
-      return { owner, color: colour(`--series-${(policies.length + at) % 8}`), x: step, y };
+      return { owner, color: shade(policies.length + at), x: step, y };
     });
   }
 
@@ -155,7 +156,7 @@ export class LearningPart {
 
   #showEvents() {
     const newest = this.data.events.slice(-SHOWN_EVENTS).reverse();
-    fill(this.events, ...(newest.length ? newest.map((event) => eventLine(event)) : [element("li", null, empty("Nothing yet."))]));
+    fill(this.events, ...(newest.length ? newest.map((event) => eventLine(event, { view: this.data.view })) : [element("li", null, empty("Nothing yet."))]));
   }
 
   close() {
@@ -164,6 +165,8 @@ export class LearningPart {
     for (const [chart] of [...this.charts, ...(this.panels ?? [])]) chart.close();
   }
 }
+
+const envAxis = (axis) => (axis === "step" ? "env_step" : axis);
 
 // A return with the significant digits only.
 export function score(value) {
@@ -221,8 +224,7 @@ const POLICIES = [
 const figure = (name) => ({ values }) => values?.[name];
 
 const CRITIC = [
-  { name: "Member", align: "first", value: ({ member }) => member },
-  { name: "Node", value: ({ node }) => link(`#/fleet/${encodeURIComponent(node)}`, node) },
+  { name: "Machine", align: "first", value: ({ node }) => link(`#/fleet/${encodeURIComponent(node)}`, node) },
   { name: "State", value: (row) => pill(memberState(row)) },
   { name: "Version", align: "right", value: (row) => count(figure("value_version")(row) ?? figure("updates")(row)) },
   { name: "Trajectories", align: "right", value: (row) => count(figure("trajectories")(row)) },

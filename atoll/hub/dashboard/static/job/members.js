@@ -24,24 +24,24 @@ export class MembersPart {
     const signature = JSON.stringify(troubled.map(({ member, attempt, tail, error }) => [member, attempt, tail, error]));
     if (signature === this.signature) return;
     this.signature = signature;
-    this.tails.replaceChildren(...troubled.map(trouble));
+    this.tails.replaceChildren(...troubled.map((one) => trouble(one, this.data.labelOf(one.member))));
   }
 
   close() {}
 }
 
 // The error of a member as text, and its last output.
-function trouble({ member, node, error, tail, exit_code: code }) {
+function trouble({ member, error, tail, exit_code: code }, name) {
   const id = `trouble-${member}`;
   return element("section", { class: "card", "aria-labelledby": id },
-    element("h3", { id }, `${member} on ${node}`, code == null ? "" : ` ended with exit status ${code}`),
+    element("h3", { id }, name, code == null ? "" : ` ended with exit status ${code}`),
     error ? element("p", { class: "reason bad" }, [error.what, error.given, error.expected && `expected: ${error.expected}`, error.remedy].filter(Boolean).join(" · ")) : null,
-    tail?.length ? element("pre", { class: "output short", tabindex: "0", "aria-label": `Last lines of ${member}` }, tail.join("\n")) : null);
+    tail?.length ? element("pre", { class: "output short", tabindex: "0", "aria-label": `Last lines of ${name}` }, tail.join("\n")) : null);
 }
 
 const COLUMNS = [
-  { name: "Member", align: "first", value: (m) => m.member, sort: (m) => m.slot },
-  { name: "Node", value: (m) => link(`#/fleet/${encodeURIComponent(m.node)}`, m.node), sort: (m) => m.node },
+  { name: "Machine", align: "first", value: (m) => link(`#/fleet/${encodeURIComponent(m.node)}`, m.node), sort: (m) => m.node },
+  { name: "Member", value: (m) => m.member, sort: (m) => m.slot },
   { name: "State", value: (m) => pill(memberState(m)), sort: memberState },
   { name: "Step", align: "right", value: (m) => count(m.step), sort: (m) => m.step },
   { name: "Pace", align: "right", value: (m) => (m.pace ? percent(100 * m.pace) : "–"), sort: (m) => m.pace },
@@ -51,6 +51,6 @@ const COLUMNS = [
   { name: "Sent", align: "right", value: (m) => bytes(m.sent_bytes), sort: (m) => m.sent_bytes },
   { name: "Received", align: "right", value: (m) => bytes(m.received_bytes), sort: (m) => m.received_bytes },
   { name: "Launches", align: "right", value: (m) => m.attempt, sort: (m) => m.attempt },
-  { name: "Heard", value: (m) => (m.state === "running" ? age(m.last_seen_s) : "–") },
+  { name: "Last seen", value: (m) => (m.state === "running" ? age(m.last_seen_s) : "–") },
   { name: "Problem", align: "text", value: (m) => m.error?.what ?? "" },
 ];

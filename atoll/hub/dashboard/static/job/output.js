@@ -15,7 +15,7 @@ export class OutputPart {
     this.text = "";
     this.asked = 0;
     this.members = element("select", { id: "log-member", change: (event) => { this.member = event.target.value; this.#again(); } },
-      element("option", { value: "" }, "all members"));
+      element("option", { value: "" }, "all machines"));
     this.search = element("input", {
       id: "log-search", type: "search", placeholder: "Search all output", "data-search": "", maxlength: 200,
       input: () => { clearTimeout(this.timer); this.timer = setTimeout(() => this.#again(), PAUSE_MS); },
@@ -27,7 +27,7 @@ export class OutputPart {
       element("div", { class: "head" }, element("h2", { id: "output-title" }, "Output"), this.note,
         element("span", { class: "space" }),
         element("label", { class: "filter" }, this.follow, " follow"),
-        element("label", { class: "filter" }, element("span", { class: "hidden" }, "Member"), this.members),
+        element("label", { class: "filter" }, element("span", { class: "hidden" }, "Machine"), this.members),
         element("label", { class: "filter" }, element("span", { class: "hidden" }, "Search the output"), this.search)),
       this.log);
     this.#again();
@@ -43,9 +43,10 @@ export class OutputPart {
   #showMembers() {
     const { members = [], followers = [] } = this.data.view ?? {};
     const names = [...members, ...followers].map(({ member }) => member);
+    this.members.hidden = names.length < 2;
     const known = [...this.members.options].slice(1).map(({ value }) => value);
     if (names.join() === known.join()) return;
-    this.members.replaceChildren(this.members.options[0], ...names.map((name) => element("option", { value: name }, name)));
+    this.members.replaceChildren(this.members.options[0], ...names.map((name) => element("option", { value: name }, this.data.labelOf(name))));
     this.members.value = this.member;
   }
 
@@ -80,9 +81,10 @@ export class OutputPart {
   }
 
   #line({ member, time, text }) {
-    const name = element("b", null, member);
+    const { members = [], followers = [] } = this.data.view ?? {};
+    const name = members.length + followers.length === 1 ? null : element("b", null, this.data.labelOf(member));
     const slot = Number.parseInt(member.slice(1), 10);
-    if (!Number.isNaN(slot)) name.style.color = `var(--series-${slot % 8})`;
+    if (name && !Number.isNaN(slot)) name.style.color = `var(--series-${slot % 8})`;
     return element("div", { title: moment(time) }, name, ...marked(text, this.text));
   }
 

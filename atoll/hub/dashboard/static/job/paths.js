@@ -60,23 +60,22 @@ function moduleBox({ module, paths, holders, round }) {
 
 const COLUMNS = (share) => [
   { name: "Path", align: "first", value: ({ path, modules }) => element("span", null, element("b", null, path), ` (${modules.join(", ")})`), sort: ({ path }) => path, hint: "Its number, and its module of each level" },
-  { name: "Trained by", value: trainer, sort: ({ member }) => member },
+  { name: "Trained by", value: trainer, sort: ({ name }) => name },
   { name: "State", value: ({ state }) => pill(state, TONES[state]), sort: ({ state }) => state },
   { name: "Step", align: "right", value: ({ step }) => count(step), sort: ({ step }) => step },
   { name: "Tokens", align: "right", value: ({ tokens }) => count(tokens), sort: ({ tokens }) => tokens },
   { name: "Loss", align: "right", value: (path) => loss(path.loss), sort: (path) => path.loss, hint: "Training loss" },
   { name: "Held-out", align: "right", value: ({ held_out: held }) => loss(held), sort: ({ held_out: held }) => held, hint: "Loss on its own held-out documents" },
   { name: "Best", align: "right", value: best, sort: (path) => path.best, hint: "A path ends as it was when its held-out loss was least" },
-  { name: "Documents", value: ({ documents }) => (documents == null ? NONE : bar(share(documents), { name: "Documents of its shard", text: count(documents), bad: 101 })), sort: ({ documents }) => documents, optional: true, live: true },
+  { name: "Documents", value: ({ documents }) => (documents == null ? NONE : bar(share(documents), { name: "Documents of its shard", text: count(documents) })), sort: ({ documents }) => documents, optional: true, live: true },
   { name: "Shard", align: "right", value: ({ shard_tokens: tokens }) => (tokens == null ? NONE : `${count(tokens)} tokens`), sort: ({ shard_tokens: tokens }) => tokens, optional: true },
 ];
 
 const TONES = { training: "run", trained: "good", done: "good", lost: "bad", stopped: "warn", waiting: "" };
 
-function trainer({ member, node }) {
-  if (!member) return NONE;
-  return element("span", null, element("b", null, member),
-    ...node ? [" on ", link(`#/fleet/${encodeURIComponent(node)}`, node)] : []);
+function trainer({ name, node }) {
+  if (!name) return NONE;
+  return element("b", null, node ? link(`#/fleet/${encodeURIComponent(node)}`, name) : name);
 }
 
 function best({ best: least, best_step: step, stopped_early: early }) {

@@ -62,15 +62,15 @@ class Stage {
       peers.some(({ state }) => state !== "recovering") ? null : pill("no member", "bad"),
       element("span", { class: "quiet" }, [rows, needs].filter(Boolean).join(" · ")));
     fill(this.done, bar((100 * stage.counted) / microbatches, {
-      name: "Microbatches of this step that count", bad: 101,
+      name: "Microbatches of this step that count",
       text: `${stage.counted} of ${microbatches}${stage.agreed ? ", agreed" : ""}`,
     }));
-    const names = new Set(peers.map(({ member, node }) => `${member} ${node}`));
+    const names = new Set(peers.map(({ member, name }) => `${member} ${name}`));
     for (const [name, { line }] of this.known) {
       if (!names.has(name)) { line.remove(); this.known.delete(name); }
     }
     peers.forEach((peer, at) => {
-      const name = `${peer.member} ${peer.node}`;
+      const name = `${peer.member} ${peer.name}`;
       if (!this.known.has(name)) this.known.set(name, peerLine(peer));
       const { line, state, figures } = this.known.get(name);
       if (this.peers.children[at] !== line) this.peers.insertBefore(line, this.peers.children[at] ?? null);
@@ -80,18 +80,18 @@ class Stage {
   }
 }
 
-function peerLine({ member, node }) {
+function peerLine({ name, node }) {
   const state = element("span");
   const figures = element("span", { class: "figures" });
-  const place = node ? [" on ", link(`#/fleet/${encodeURIComponent(node)}`, node)] : [];
-  const line = element("li", null, element("span", { class: "who" }, element("b", null, member), ...place), state, figures);
+  const who = node ? link(`#/fleet/${encodeURIComponent(node)}`, name) : name;
+  const line = element("li", null, element("span", { class: "who" }, element("b", null, who)), state, figures);
   return { line, state, figures };
 }
 
 function figuresOf(peer) {
   const share = peer.share == null ? null : 100 * peer.share;
   return [
-    share == null ? null : bar(share, { name: "Share of the paths through this stage", bad: 101 }),
+    share == null ? null : bar(share, { name: "Share of the paths through this stage" }),
     element("span", null, peer.rows_per_s == null ? "speed unknown" : `${speed(peer.rows_per_s)} rows/s`),
     element("span", { title: "Microbatches that wait at it" }, `queue ${count(peer.queue)}`),
     element("span", { title: peer.accepts ? "Others can connect to it" : "Others cannot connect to it" },
@@ -100,10 +100,9 @@ function figuresOf(peer) {
   ];
 }
 
-function moved({ time, member, node, source, target, reason }) {
-  const who = node ? `${member} on ${node}` : member;
+function moved({ time, name, source, target, reason }) {
   return element("li", null, element("time", null, moment(time)),
-    element("span", null, element("b", null, who), `: stage ${source} → ${target}`, reason ? `, ${reason}` : ""));
+    element("span", null, element("b", null, name), `: stage ${source} → ${target}`, reason ? `, ${reason}` : ""));
 }
 
 function speed(value) {

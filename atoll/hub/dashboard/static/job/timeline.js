@@ -1,7 +1,7 @@
 // Timeline of a job: phases of every member per round, and a table of rounds.
 
 import { element, pill } from "../lib/dom.js";
-import { bytes, clock, duration } from "../lib/format.js";
+import { bytes, clock, duration, few, NONE } from "../lib/format.js";
 import { Gantt } from "./gantt.js";
 import { Table } from "../lib/table.js";
 
@@ -14,7 +14,7 @@ export class TimelinePart {
     this.number = 10;
     this.gantt = new Gantt();
     this.committed = element("span", { class: "quiet" });
-    this.table = new Table({ label: "Rounds", columns: COLUMNS, key: (row) => String(row.id), rowClass: ({ committed }) => (committed ? "" : "aborted") });
+    this.table = new Table({ label: "Rounds", columns: columns((member) => data.labelOf(member)), key: (row) => String(row.id), rowClass: ({ committed }) => (committed ? "" : "aborted") });
     this.table.element.classList.add("tall");
     this.element = element("div", { class: "stackview" },
       element("section", { class: "card", "aria-labelledby": "timeline-title" },
@@ -46,32 +46,35 @@ export class TimelinePart {
   }
 
   #draw() {
-    this.gantt.show(this.data.rounds.slice(-this.number), this.data.view?.members ?? []);
+    this.gantt.show(this.data.rounds.slice(-this.number), (member) => this.data.labelOf(member));
   }
 
   close() { this.gantt.close(); }
 }
 
-const COLUMNS = [
+// label: of a member, for people
+const columns = (label) => [
   { name: "Round", align: "right first", value: (row) => row.round },
   { name: "Epoch", align: "right", value: (row) => row.epoch },
   { name: "Verdict", value: (row) => pill(row.committed ? "committed" : "aborted") },
   { name: "At", value: (row) => clock(row.time) },
   { name: "Exchange", align: "right", value: (row) => duration(row.seconds) },
-  { name: "Bytes", align: "right", value: (row) => bytes(row.nbytes) },
+  { name: "Sent by all", align: "right", hint: "Known once the members have joined the next round", value: (row) => (row.nbytes ? bytes(row.nbytes) : NONE) },
   { name: "Route", value: (row) => row.route },
-  { name: "Slowest", value: (row) => slowest(row) },
-  { name: "Members", align: "text", value: (row) => (row.committed ? members(row) : row.reason) },
+  { name: "Slowest", value: (row) => slowest(row, label) },
+  { name: "Members", align: "text", value: (row) => (row.committed ? members(row, label) : spoken(row.reason, label)) },
 ];
 
-function members({ members: planned, contributors }) {
-  if (contributors.length === planned.length) return planned.join(" ");
-  return `${contributors.join(" ")} (${contributors.length} of ${planned.length})`;
+function members({ members: planned, contributors }, label) {
+  const names = few(contributors.map(label));
+  return contributors.length === planned.length ? names : `${names} (${contributors.length} of ${planned.length})`;
 }
 
-function slowest({ timeline }) {
+const spoken = (reason, label) => (reason ?? "").replace(/\bw\d+\b/g, label);
+
+function slowest({ timeline }, label) {
   const reported = (timeline ?? []).filter((row) => row.compute_s != null);
   if (reported.length < 2) return "–";
   const worst = reported.reduce((a, b) => (b.compute_s > a.compute_s ? b : a));
-  return `${worst.member} ${duration(worst.compute_s)}`;
+  return `${label(worst.member)} ${duration(worst.compute_s)}`;
 }

@@ -48,7 +48,7 @@ const TONES = {
   keep: "good", operator: "run",
   failed: "bad", lost: "bad", banned: "bad", critical: "bad", remove: "bad", refused: "bad",
   aborted: "warn", waiting: "warn", stopped: "warn", starting: "warn", assigned: "warn",
-  stopping: "warn", left: "warn", recovering: "warn", silent: "warn", paused: "warn",
+  stopping: "warn", recovering: "warn", silent: "warn", paused: "warn",
   draining: "warn", warning: "warn", reconnecting: "warn",
 };
 
@@ -62,11 +62,12 @@ export function setPill(target, state) {
   setText(target, state);
 }
 
-// A share as a bar with its number; `value` in percent, null if unknown.
-export function bar(value, { name = "", text = null, bad = 90 } = {}) {
+// A share as a bar with its number; `value` in percent, null if unknown. Never red: a machine in
+// full use is the goal, and what is a fault has an alarm.
+export function bar(value, { name = "", text = null } = {}) {
   if (value == null) return element("span", { class: "quiet" }, "–");
   const level = Math.max(0, Math.min(100, value));
-  const inside = element("span", { class: level >= bad ? "fill bad" : "fill" });
+  const inside = element("span", { class: "fill" });
   inside.style.width = `${level}%`;
   return element("span", { class: "bar", title: name || null },
     element("span", { class: "track", "aria-hidden": "true" }, inside),

@@ -25,11 +25,21 @@ export function bits(bps) {
 
 export function count(n) {
   if (n == null || !Number.isFinite(n)) return NONE;
+  if (n < 0) return `−${count(-n)}`;
   if (n >= 1e9) return `${(n / 1e9).toFixed(2)}G`;
   if (n >= 1e6) return `${(n / 1e6).toFixed(2)}M`;
   if (n >= 1e4) return `${(n / 1e3).toFixed(1)}k`;
   if (n > 0 && n < 10 && !Number.isInteger(n)) return n.toFixed(1);
   return Math.round(n).toLocaleString("en");
+}
+
+// A number with its significant digits only.
+export function short(n) {
+  if (n == null || !Number.isFinite(n)) return NONE;
+  const size = Math.abs(n);
+  if (size >= 1e4) return count(n);
+  if (size === 0 || size >= 1e-3) return String(Number(n.toPrecision(4)));
+  return n.toExponential(1);
 }
 
 export function loss(value) {

@@ -3,9 +3,9 @@
 import { element } from "./dom.js";
 import { show } from "./dialog.js";
 
-const GO = { f: "#/fleet", j: "#/jobs", c: "#/compare", q: "#/queues", e: "#/events" };
+const GO = { f: "#/fleet", j: "#/jobs", p: "#/plan", c: "#/compare", q: "#/queues", e: "#/events" };
 const HELP = [
-  ["g f  g j  g c  g q  g e", "go to fleet, jobs, compare, queues, events"],
+  ["g f  g j  g p  g c  g q  g e", "go to the cluster, jobs, plan, compare, queues, activity"],
   ["/", "search in this view"],
   ["↑ ↓ Home End", "move through a list, or around the map"],
   ["← →", "move through the parts of a job, or the rounds of the timeline"],

@@ -1,6 +1,6 @@
 // Curves by kind and owner, thinned in one place.
 
-const MAX_POINTS = 1600; // per curve; plotly draws this many without delay
+const MAX_POINTS = 1600; // per curve; so many are drawn without delay
 const MIN_POINTS = 200;
 const MAX_TOTAL = 200_000; // of all curves of a job: a few megabytes
 

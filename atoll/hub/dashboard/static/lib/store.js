@@ -35,7 +35,8 @@ export class Store {
     for (const node of this.nodes.values()) this.#measure(node);
   }
 
-  #measure({ node, sent_bytes: sent, received_bytes: received }) {
+  #measure({ node, stats, sent_bytes, received_bytes }) {
+    const sent = (stats?.sent_bytes ?? 0) + sent_bytes, received = (stats?.received_bytes ?? 0) + received_bytes;
     const before = this.counters.get(node);
     if (before && this.time - before.time < RATE_OVER_S) return;
     if (before && sent >= before.sent && received >= before.received) {
@@ -62,10 +63,18 @@ function merge(rows, key, changed = [], gone = []) {
 
 // ---------------------------------------------------------------------- states as one word
 
-export function nodeState(node) {
-  if (node.state !== "online") return "lost";
-  if (node.info.offer?.paused) return "paused";
-  return node.draining ? "draining" : "online";
+export const nodeState = (node) => node.shown;
+
+// The machine of a member, by the name that people gave it.
+export function machineOf(job, member) {
+  return job?.members?.find((one) => one.member === member)?.node || member;
+}
+
+// The same, with the member where that machine has several.
+export function nameOf(job, member) {
+  const machine = machineOf(job, member);
+  const several = machine !== member && job.members.filter(({ node }) => node === machine).length > 1;
+  return several ? `${machine} (${member})` : machine;
 }
 
 // Why a node takes no work, if so.
@@ -77,6 +86,13 @@ export function jobState(job) {
   if (job.state !== "running") return job.state;
   if (job.stopping) return "stopping";
   return job.paused ? "paused" : job.state;
+}
+
+// Nodes of a job: those that train, of those wanted; after its end those that did.
+export function nodesOf(job) {
+  if (job.state === "waiting") return String(job.nodes_wanted);
+  const wanted = job.nodes_wanted;
+  return job.state === "running" ? `${job.members_running} of ${wanted}` : String(job.members_placed || wanted);
 }
 
 // State of a member: its state in rounds is more specific than that of its process.
@@ -91,6 +107,7 @@ export function shortJob(job) {
 }
 
 export function problem({ reason, error }) {
-  return [reason, error?.what, error?.given, error?.remedy]
-    .filter((part, at, all) => part && all.indexOf(part) === at).join(" · ");
+  const given = /^w\d+$/.test(error?.given ?? "") ? "" : error?.given; // a member: its machine is in the reason
+  return [reason, error?.what, given, error?.remedy]
+    .filter((part, at, all) => part && !all.slice(0, at).some((said) => said?.includes(part))).join(" · ");
 }

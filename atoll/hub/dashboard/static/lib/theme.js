@@ -1,6 +1,5 @@
 // Light or dark theme: the system's, or as chosen here.
 
-import { redraw } from "./charts.js";
 import { setText } from "./dom.js";
 
 const NAMES = { "": "system default", light: "light", dark: "dark" };
@@ -16,7 +15,6 @@ export function setUpTheme(switcher) {
     setText(switcher, { "": "◐", light: "☀", dark: "☾" }[chosen]);
     switcher.setAttribute("aria-label", `Colours: ${NAMES[chosen]}. Change`);
     switcher.title = `Colours: ${NAMES[chosen]}`;
-    redraw();
     document.dispatchEvent(new Event("themechange"));
   };
   switcher.addEventListener("click", () => {

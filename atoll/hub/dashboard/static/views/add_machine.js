@@ -53,9 +53,10 @@ export class AddMachine {
     this.left = element("span", { class: "quiet" });
     this.pairing = element("div", { class: "pairing", role: "status" });
     this.steps = element("ol", { class: "steps" });
-    this.arrived = element("p", { class: "arrived", role: "status", hidden: "" });
+    this.arrived = element("p", { class: "arrived", role: "status" });
+    this.local = element("p", { class: "note", hidden: "" });
     const panel = element("div", { role: "tabpanel", "aria-label": "What to type there" }, this.steps);
-    this.element = element("div", { class: "add-machine" }, this.arrived, this.tabs, panel);
+    this.element = element("div", { class: "add-machine" }, this.local, this.tabs, panel);
     this.timer = setInterval(() => this.#ask(), ASK_MS);
     this.clock = setInterval(() => this.#showLeft(), 1000);
     this.#choose(this.system);
@@ -68,10 +69,12 @@ export class AddMachine {
     this.known = new Set([...(before ?? []), ...online]);
     const fresh = before ? online.filter((node) => !before.has(node)) : [];
     if (fresh.length) {
-      fill(this.arrived, pill("online"), " ", element("strong", null, fresh.join(", ")), " is here.");
-      this.arrived.hidden = false;
+      this.here = [...(this.here ?? []), ...fresh];
       this.#ask();
     }
+    const which = online.length ? "the next laptop" : "the first laptop";
+    this.arrived.classList.toggle("lit", Boolean(this.here));
+    fill(this.arrived, ...(this.here ? [pill("online"), " ", element("strong", null, this.here.join(", ")), " is here."] : [`waiting for ${which} …`]));
     if (this.ticket !== this.store.hub.ticket) this.#choose(this.system);
   }
 
@@ -91,10 +94,14 @@ export class AddMachine {
     const { ticket = "", package: wanted = "atoll", join_line: line = "" } = this.store.hub;
     this.ticket = this.store.hub.ticket;
     const secure = ticket.includes(WIDE_OPEN);
+    const local = /\/\/(127\.|localhost|\[?::1)/.test(ticket);
+    this.local.hidden = !local;
+    setText(this.local, local ? "This hub listens on 127.0.0.1, so other machines cannot reach it. Restart it so that they can: atoll hub --host 0.0.0.0" : "");
     this.steps.replaceChildren(
-      element("li", null, element("h3", null, "Install Atoll there, once"), command(`${python} install "${wanted}"`)),
-      element("li", null, element("h3", null, secure ? "In this network: type this, and the code" : "Join with the ticket"),
+      element("li", null, element("h3", null, "1. Install Atoll there, once"), command(`${python} install "${wanted}"`)),
+      element("li", null, element("h3", null, secure ? "2. In this network: type this, and the code" : "2. Join with the ticket"),
         command(secure ? join : `${join} ${ticket}`), secure ? this.pairing : null),
+      element("li", null, element("h3", null, "3. It appears here"), this.arrived),
       ...(line ? [element("li", null, element("h3", null, "Or from anywhere, without installing: paste this line"),
         command(line), element("p", { class: "quiet" }, "It needs uv (docs.astral.sh/uv), and this hub's address to be reachable from there."))] : []),
     );

@@ -1,7 +1,7 @@
 // Compare, for RL jobs: one chart per policy with its returns in all selected jobs, in the colours
 // of the jobs.
 
-import { Chart, colour } from "../lib/charts.js";
+import { Chart, shade } from "../lib/charts.js";
 import { element } from "../lib/dom.js";
 
 const MOST = 12;
@@ -23,14 +23,14 @@ export class ReturnPanels {
     const names = [...traces.keys()].slice(0, MOST);
     this.#make(names);
     this.element.hidden = !names.length;
-    for (const name of names) this.charts.get(name).draw(traces.get(name), [], axis === "time" ? "seconds" : "step");
+    for (const name of names) this.charts.get(name).draw(traces.get(name), [], axis === "time" ? "seconds" : "env_step");
   }
 
   #make(names) {
     if (names.join("\n") === [...this.charts.keys()].join("\n")) return;
     this.close();
     this.charts = new Map(names.map((name, at) => [
-      name, new Chart({ id: `compare-return-${at}`, title: `Return of ${name}`, note: "by job", format: "", legend: false }),
+      name, new Chart({ id: `compare-return-${at}`, title: `Return of ${name}`, unit: "by job", legend: false }),
     ]));
     this.element.style.setProperty("--panels", Math.min(3, names.length) || 1);
     this.element.replaceChildren(...[...this.charts.values()].map((chart) => chart.element));
@@ -43,7 +43,7 @@ export class ReturnPanels {
 function trace({ job, started, at }, curve, among, axis) {
   const begin = started ?? curve.time[0] ?? 0;
   return {
-    owner: among > 1 ? `${job} ${curve.owner}` : job, color: colour(`--series-${at % 8}`),
+    owner: among > 1 ? `${job} ${curve.owner}` : job, color: shade(at),
     x: axis === "time" ? curve.time.map((moment) => moment - begin) : curve.step, y: curve.y,
   };
 }

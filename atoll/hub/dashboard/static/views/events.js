@@ -8,14 +8,14 @@ import { get } from "../lib/client.js";
 import { Table } from "../lib/table.js";
 import { LimitsCard } from "./limits.js";
 
-const PARTS = [["alarms", "Alarms"], ["happened", "Events"], ["limits", "Limits"], ["audit", "Audit log"]];
+const PARTS = [["alarms", "Alarms"], ["happened", "Activity"], ["limits", "Limits"], ["audit", "Audit log"]];
 const REFRESH_MS = 5000;
 const SHOWN = 300;
 
 export class EventsView {
   constructor(store, { parts: [part = "alarms"] }) {
     this.store = store;
-    this.title = "Events";
+    this.title = "Activity";
     this.filter = "";
     this.tabs = element("nav", { class: "tabs", "aria-label": "Parts of the events" },
       ...PARTS.map(([name, text]) => link(`#/events/${name}`, text, { "data-part": name })));
@@ -23,7 +23,7 @@ export class EventsView {
     this.ended = new Table({ label: "Ended alarms", columns: this.#alarmColumns(false), key: (row) => String(row.id), cards: true });
     this.audit = new Table({ label: "Audit log", columns: AUDIT, key: (row) => JSON.stringify(row), cards: true });
     this.list = element("ol", { class: "events long", tabindex: "0", "aria-label": "Events of the hub, its nodes and jobs" });
-    this.calm = empty("No open alarms.");
+    this.calm = empty("All clear: no open alarms.");
     this.noneEnded = empty("None has ended yet.");
     this.limits = new LimitsCard();
     this.noAudit = empty("Nothing yet.");
@@ -33,7 +33,7 @@ export class EventsView {
         section("open-title", "Open alarms", this.calm, this.open.element),
         section("ended-title", "Ended alarms", this.noneEnded, this.ended.element)),
       happened: element("section", { class: "card", "aria-labelledby": "happened-title" },
-        element("div", { class: "head" }, element("h2", { id: "happened-title" }, "Events"), element("span", { class: "space" }),
+        element("div", { class: "head" }, element("h2", { id: "happened-title" }, "Activity"), element("span", { class: "space" }),
           element("label", { class: "filter" }, element("span", { class: "hidden" }, "Search events"), this.search)),
         this.list),
       limits: this.limits.element,
@@ -92,7 +92,7 @@ export class EventsView {
       const rows = (Array.isArray(found) ? found : found?.entries ?? found?.audit ?? []);
       this.noAudit.hidden = rows.length > 0;
       this.audit.element.hidden = rows.length === 0;
-      this.audit.show([...rows].sort((a, b) => b.time - a.time).slice(0, 500));
+      this.audit.show(grouped([...rows].sort((a, b) => b.time - a.time)).slice(0, 500));
     }
   }
 
@@ -100,10 +100,10 @@ export class EventsView {
     const columns = [
       { name: "Severity", value: ({ severity }) => pill(severity), sort: ({ severity }) => severity },
       { name: "Kind", align: "first", value: ({ kind }) => kind, sort: ({ kind }) => kind },
-      { name: "Cause", align: "text", value: ({ cause }) => cause },
-      { name: "Remedy", align: "text", value: ({ remedy }) => remedy },
-      { name: "Node", value: ({ node }) => (node ? link(`#/fleet/${encodeURIComponent(node)}`, node) : NONE), sort: ({ node }) => node },
-      { name: "Job", value: ({ job, member }) => (job ? link(`#/jobs/${encodeURIComponent(job)}`, member ? `${job}/${member}` : job) : NONE), sort: ({ job }) => job },
+      { name: "Cause", align: "text", value: (alarm) => this.#linked(alarm.cause, alarm) },
+      { name: "Remedy", align: "text", value: (alarm) => this.#linked(alarm.remedy, alarm) },
+      { name: "Machine", value: ({ node }) => (node ? link(`#/fleet/${encodeURIComponent(node)}`, node) : NONE), sort: ({ node }) => node },
+      { name: "Job", value: ({ job }) => (job ? link(`#/jobs/${encodeURIComponent(job)}`, job) : NONE), sort: ({ job }) => job },
       { name: "Since", value: ({ since }) => moment(since), sort: ({ since }) => since },
     ];
     if (!open) {
@@ -111,7 +111,19 @@ export class EventsView {
     }
     return [...columns,
       { name: "For", align: "right", live: true, value: ({ since }) => duration(Math.max(0, Math.floor(this.store.time - since))) },
-      { name: "Act", value: (alarm) => this.#act(alarm) }];
+      { name: "Action", value: (alarm) => this.#act(alarm) }];
+  }
+
+  // Commands as such, jobs and machines as links, members by their machine.
+  #linked(text, { job, node }) {
+    const places = [[job, "jobs"], [node, "fleet"]].filter(([name, place]) => name && (place === "jobs" || this.store.nodes.has(name)));
+    let parts = [text ?? ""];
+    for (const [name, place] of places) {
+      parts = parts.flatMap((part) => (typeof part !== "string" ? [part]
+        : part.split(new RegExp(`(?<![\\w-])(${name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")})(?![\\w-])`))
+          .map((piece) => (piece === name ? link(`#/${place}/${encodeURIComponent(name)}`, name) : piece))));
+    }
+    return element("span", null, ...parts);
   }
 
   #act(alarm) {
@@ -122,16 +134,23 @@ export class EventsView {
   close() { clearInterval(this.timer); }
 }
 
+// Repetitions of one sentence in a row become one row.
+function grouped(rows) {
+  const found = [];
+  for (const row of rows) {
+    const last = found.at(-1);
+    if (last && last.text === row.text && last.address === row.address) last.times += 1;
+    else found.push({ ...row, times: 1 });
+  }
+  return found;
+}
+
 function section(id, title, ...children) {
   return element("section", { class: "card", "aria-labelledby": id }, element("h2", { id }, title), ...children);
 }
 
 const AUDIT = [
-  { name: "Time", align: "first", value: (row) => moment(row.time), sort: (row) => row.time },
-  { name: "Who", value: (row) => row.name ?? NONE, sort: (row) => row.name },
-  { name: "Role", value: (row) => row.role ?? NONE, sort: (row) => row.role },
+  { name: "What happened", align: "first wrap", value: (row) => element("span", { class: /^[45]|[a-z]/.test(row.outcome) ? "bad" : null, title: `${row.action}: ${row.target}: ${row.outcome}` }, row.text, row.times > 1 ? ` (${row.times} times)` : "") },
+  { name: "Time", value: (row) => moment(row.time), sort: (row) => row.time },
   { name: "From", value: (row) => row.address ?? NONE, sort: (row) => row.address },
-  { name: "Action", align: "wrap", value: (row) => row.action ?? NONE, sort: (row) => row.action },
-  { name: "Target", align: "wrap", value: (row) => row.target ?? NONE, sort: (row) => row.target },
-  { name: "Outcome", value: (row) => String(row.outcome ?? NONE), sort: (row) => String(row.outcome) },
 ];

@@ -9,13 +9,14 @@ import { nodeReason, nodeState, shortJob } from "../lib/store.js";
 import { Table } from "../lib/table.js";
 
 const SHOWN_RUNS = 2;
-const FILTERS = ["all", "online", "paused", "draining", "lost"];
+const LOW_BYTES = 5e9, FULL_BYTES = 2e8; // on a disk; below the second the alarm is critical
+const FILTERS = ["all", "online", "paused", "draining", "drained", "left", "lost"];
 
 export class FleetView {
   constructor(store, { parts: [chosen = ""] }) {
     this.store = store;
     this.chosen = chosen;
-    this.title = chosen || "Fleet";
+    this.title = chosen || "Cluster";
     this.filter = "";
     this.wanted = "all";
     this.map = new FleetMap();
@@ -46,7 +47,7 @@ export class FleetView {
       this.none, this.table.element);
     this.element = element("div", { class: "view fleet" },
       this.invitation,
-      element("div", { class: "split" }, left, this.side), this.list);
+      this.split = element("div", { class: "split" }, left, this.side), this.list);
     this.#openSide();
   }
 
@@ -54,7 +55,7 @@ export class FleetView {
   go({ parts: [chosen = ""] }) {
     if (chosen === this.chosen) return true;
     this.chosen = chosen;
-    this.title = chosen || "Fleet";
+    this.title = chosen || "Cluster";
     this.#openSide();
     this.update();
     return true;
@@ -76,6 +77,8 @@ export class FleetView {
     setText(this.total, nodes.length ? `${online.length} of ${nodes.length} online` : "");
     this.none.hidden = nodes.length > 0;
     this.table.element.hidden = nodes.length === 0;
+    this.split.hidden = !nodes.length && !this.chosen; // nothing to draw or to add up
+    this.list.hidden = !nodes.length && this.store.operator; // the invitation says it
     this.table.show(nodes.filter((node) => this.#isWanted(node)));
     this.#invite(nodes);
     this.panel?.update();
@@ -123,9 +126,9 @@ function summary(nodes, online, store) {
       ["Cores", `${count(sum(({ info }) => info.cores))}${gpus ? ` and ${plural(gpus, "GPU")}` : ""}`],
       ["Processors", bar(cpu)],
       ["Memory", bytes(sum(({ info }) => info.memory_bytes))],
-      ["Moving now", `${rate(up)} up, ${rate(down)} down`],
-      ["Alarms", store.alarms.length ? link("#/events", plural(store.alarms.length, "open alarm")) : "none"],
-      versions.size > 1 ? ["Versions", element("span", { class: "bad" }, [...versions].sort().join(", "))] : null,
+      ["Traffic now", `${rate(up)} up, ${rate(down)} down`],
+      ["Alarms", store.alarms.length ? link("#/events", plural(store.alarms.length, "open alarm")) : "All clear"],
+      versions.size > 1 ? ["Versions", element("span", { class: "warn" }, [...versions].sort().join(", "))] : null,
     ]),
   ];
 }
@@ -149,7 +152,7 @@ function columns(store) {
     { name: "Runs", align: "runs", value: (node) => runsCell(node) },
     { name: "Owner allows", align: "policy", value: (node) => policyCell(node) },
     { name: "Version", value: (node) => versionCell(node, store), sort: ({ info }) => info.atoll },
-    { name: "Heard", value: (node) => age(node.last_seen_s), sort: (node) => node.last_seen_s },
+    { name: "Last seen", value: (node) => age(node.last_seen_s), sort: (node) => node.last_seen_s },
   ];
 }
 
@@ -161,18 +164,15 @@ function stateCell(node) {
 
 function diskCell({ state, stats, info }) {
   const free = state === "online" ? stats.disk_free_bytes ?? info.disk_free_bytes : null;
-  return element("span", { class: free != null && free < 5e9 && free > 0 ? "bad" : null }, free ? bytes(free) : NONE);
+  return element("span", { class: free > 0 && free < FULL_BYTES ? "bad" : free > 0 && free < LOW_BYTES ? "warn" : null }, free ? bytes(free) : NONE);
 }
 
 function batteryCell({ state, stats }) {
   if (state !== "online" || stats.battery_percent == null) return element("span", { class: "quiet" }, NONE);
-  const left = 100 - stats.battery_percent;
-  const shown = bar(stats.battery_percent, {
-    bad: 101, text: `${Math.round(stats.battery_percent)} %${stats.on_battery ? "" : " ⚡"}`,
+  return bar(stats.battery_percent, {
+    text: `${Math.round(stats.battery_percent)} %${stats.on_battery ? "" : " ⚡"}`,
     name: stats.on_battery ? "runs on its battery" : "plugged in",
   });
-  if (left > 80) shown.querySelector(".fill").classList.add("bad");
-  return shown;
 }
 
 function speedCell({ state, stats }) {
@@ -183,14 +183,13 @@ function speedCell({ state, stats }) {
 
 function runsCell({ running }) {
   if (!running.length) return element("span", { class: "quiet" }, "nothing");
-  const shown = running.slice(0, SHOWN_RUNS).map((name) => {
-    const [job, member = ""] = name.split("/");
-    return element("li", null, link(`#/jobs/${encodeURIComponent(job)}`, shortJob(job), { title: name }),
-      ` ${member}`);
-  });
-  const more = running.length - SHOWN_RUNS;
+  const jobs = new Map();
+  for (const name of running) jobs.set(name.split("/")[0], [...jobs.get(name.split("/")[0]) ?? [], name]);
+  const shown = [...jobs].slice(0, SHOWN_RUNS).map(([job, names]) => element("li", null,
+    link(`#/jobs/${encodeURIComponent(job)}`, shortJob(job), { title: names.join("\n") }), names.length > 1 ? ` × ${names.length}` : ""));
+  const more = jobs.size - SHOWN_RUNS;
   return element("ul", { class: "plain" }, ...shown,
-    more > 0 ? element("li", { class: "quiet", title: running.slice(SHOWN_RUNS).join("\n") }, `and ${more} more`) : null);
+    more > 0 ? element("li", { class: "quiet", title: [...jobs.keys()].slice(SHOWN_RUNS).join("\n") }, `and ${more} more`) : null);
 }
 
 function policyCell({ info }) {
@@ -202,6 +201,6 @@ function policyCell({ info }) {
 function versionCell({ info }, store) {
   if (!info.atoll) return element("span", { class: "quiet" }, NONE);
   const other = store.hub.version && info.atoll !== store.hub.version;
-  return element("span", { class: other ? "bad" : null, title: other ? `the hub is ${store.hub.version}` : null },
+  return element("span", { class: other ? "warn" : null, title: other ? `the hub is ${store.hub.version}` : null },
     other ? `${info.atoll} ≠ hub` : info.atoll);
 }

@@ -1,9 +1,9 @@
 // Jobs, filtered by state, batch and text.
 
 import { erase } from "../lib/actions.js";
-import { bar, button, element, empty, link, pill, setText } from "../lib/dom.js";
+import { bar, button, element, link, pill, setText } from "../lib/dom.js";
 import { count, duration, loss, moment, NONE } from "../lib/format.js";
-import { jobState, problem } from "../lib/store.js";
+import { jobState, nodesOf, problem } from "../lib/store.js";
 import { Table } from "../lib/table.js";
 
 const STATES = ["all", "running", "waiting", "paused", "done", "failed", "stopped"];
@@ -25,7 +25,7 @@ export class JobsView {
       label: "Jobs", columns: this.#columns(), key: (row) => row.job, cards: true,
       rowClass: (row) => jobState(row),
     });
-    this.none = empty("No job yet. Start one with", "atoll run job.toml");
+    this.none = firstJob();
     this.element = element("div", { class: "view" }, element("section", { class: "card", "aria-labelledby": "jobs-title" },
       element("div", { class: "head" },
         element("h2", { id: "jobs-title" }, "Jobs"), this.total, element("span", { class: "space" }), this.compare, this.delete,
@@ -54,7 +54,7 @@ export class JobsView {
     this.#showVerbs();
     const shown = jobs.filter((job) => this.#isWanted(job));
     const running = jobs.filter(({ state }) => state === "running").length;
-    setText(this.total, jobs.length ? `${running} of ${jobs.length} run${shown.length < jobs.length ? `, ${shown.length} shown` : ""}` : "");
+    setText(this.total, jobs.length ? `${running} of ${jobs.length} running${shown.length < jobs.length ? `, ${shown.length} shown` : ""}` : "");
     this.table.show(shown);
   }
 
@@ -85,10 +85,12 @@ export class JobsView {
     const over = [...this.chosen].every((job) => !["running", "waiting"].includes(this.store.jobs.get(job).state));
     this.delete.hidden = !this.store.operator || !this.chosen.size || !over;
     setText(this.delete, `Delete ${this.chosen.size}`);
-    const names = [...this.chosen].map(encodeURIComponent).join(",");
-    this.compare.hidden = this.chosen.size < 2;
-    this.compare.href = `#/compare?jobs=${names}`;
-    setText(this.compare, `Compare ${this.chosen.size}`);
+    const batch = this.wanted.batch && !this.chosen.size
+      ? this.store.jobList().filter((job) => job.batch === this.wanted.batch).map(({ job }) => job) : [];
+    const names = batch.length ? batch : [...this.chosen];
+    this.compare.hidden = names.length < 2;
+    this.compare.href = `#/compare?jobs=${names.map(encodeURIComponent).join(",")}`;
+    setText(this.compare, batch.length ? "Ranking of the batch" : `Compare ${names.length}`);
   }
 
   async #erase() {
@@ -98,17 +100,17 @@ export class JobsView {
 
   #columns() {
     return [
-      { name: "Pick", align: "pick", value: ({ job }) => this.#box(job) },
+      { name: "Select", align: "pick", value: ({ job }) => this.#box(job) },
       { name: "Job", align: "first", value: (job) => link(`#/jobs/${encodeURIComponent(job.job)}`, job.job), sort: (job) => job.job },
       { name: "State", value: (job) => pill(jobState(job)), sort: jobState },
-      { name: "Progress", value: (job) => bar(100 * job.progress.fraction, { bad: 101 }), sort: (job) => job.progress.fraction },
+      { name: "Progress", value: (job) => progressCell(job), sort: (job) => job.progress.fraction },
       { name: "Loss", align: "right", value: (job) => loss(job.loss), sort: (job) => job.loss },
       { name: "Held-out", align: "right", value: (job) => loss(job.held_out_loss), sort: (job) => job.held_out_loss },
       { name: "Tokens/s", align: "right", value: (job) => (job.state === "running" ? count(job.tokens_per_s) : NONE), sort: (job) => job.tokens_per_s },
-      { name: "Nodes", align: "right", value: (job) => (job.state === "running" ? `${job.members_running} of ${job.nodes_wanted}` : job.nodes_wanted), sort: (job) => job.members_running },
+      { name: "Nodes", align: "right", value: nodesOf, sort: (job) => job.members_running },
       { name: "Kind", value: (job) => [job.kind, job.batch].filter(Boolean).join(" · ") || NONE, sort: (job) => job.kind ?? "" },
-      { name: "Began", value: (job) => moment(job.started ?? job.created), sort: (job) => job.started ?? job.created },
-      { name: "Took", align: "right", live: true, value: (job) => took(job, this.store.time), sort: (job) => (job.ended ?? this.store.time) - (job.started ?? this.store.time) },
+      { name: "Submitted", value: (job) => moment(job.created), sort: (job) => job.created },
+      { name: "Elapsed", align: "right", hint: "Training time; the wall clock in brackets, with waits and stops", value: took, sort: ({ progress }) => progress.training_s },
       { name: "Reason", align: "text", value: (job) => { const text = problem(job); return element("span", { title: text }, text.length > 90 ? `${text.slice(0, 89)}…` : text); } },
     ];
   }
@@ -123,6 +125,25 @@ export class JobsView {
   close() {}
 }
 
-export function took(job, now) {
-  return job.started ? duration(Math.max(1, (job.ended ?? now) - job.started)) : NONE;
+// How long a job has trained, and in brackets the wall clock where that is longer.
+export function took({ progress: { training_s: trained, wall_s: wall } }) {
+  if (wall == null) return NONE;
+  return wall - trained > 1 ? `${duration(trained)} (${duration(wall)})` : duration(trained);
+}
+
+// A share of a known total, else the steps alone.
+function progressCell({ progress, state }) {
+  if (progress.steps || state === "done") return bar(100 * progress.fraction);
+  return progress.step ? `step ${count(progress.step)}` : NONE;
+}
+
+// What to type for a first job: things that exist, in every installation.
+function firstJob() {
+  return element("div", { class: "first-job" },
+    element("p", null, "No job yet. On the hub's machine, or any with a login, type one of these:"),
+    element("dl", { class: "facts" }, ...[
+      ["atoll run demo", "a small GPT on all machines, a few minutes"],
+      ["atoll run train.py --nodes 2", "your own training script on two machines"],
+      ["atoll run job.toml", "a model, data and method that a job file names"],
+    ].map(([text, what]) => element("div", null, element("dt", null, element("code", null, text)), element("dd", null, what)))));
 }

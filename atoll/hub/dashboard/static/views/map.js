@@ -10,10 +10,12 @@ const SHAPES = {
   idle: "M-6,0a6,6 0 1,0 12,0a6,6 0 1,0 -12,0",
   paused: "M-6,-7h4.5v14h-4.5zM1.5,-7h4.5v14h-4.5z",
   draining: "M-8,-6h16l-8,14z",
+  drained: "M-8,-6h16l-8,14z",
+  left: "M-7,-1.5h14v3h-14z",
   lost: "M-7,-4.5l2.5,-2.5 4.5,4.5 4.5,-4.5 2.5,2.5 -4.5,4.5 4.5,4.5 -2.5,2.5 -4.5,-4.5 -4.5,4.5 -2.5,-2.5 4.5,-4.5z",
 };
 const LEGEND = [
-  ["online", "works"], ["idle", "is free"], ["paused", "paused"], ["draining", "drains"], ["lost", "lost"],
+  ["online", "works"], ["idle", "is free"], ["paused", "paused"], ["draining", "drains"], ["drained", "drained"], ["left", "left"], ["lost", "lost"],
 ];
 
 const kind = (node) => {

@@ -1,9 +1,9 @@
 // One node: hardware, owner's policy, processes, and history.
 
 import { nodeButtons } from "../lib/actions.js";
-import { Chart, colour, dates } from "../lib/charts.js";
+import { Chart, dates } from "../lib/charts.js";
 import { bar, element, facts, fill, link, pill, setText } from "../lib/dom.js";
-import { age, bits, bytes, count, milliseconds, NONE, percent } from "../lib/format.js";
+import { age, bits, bytes, count, milliseconds, NONE, percent, short } from "../lib/format.js";
 import { get } from "../lib/client.js";
 import { nodeReason, nodeState } from "../lib/store.js";
 
@@ -33,7 +33,7 @@ export class NodePanel {
       ...FIGURES.map(([key, text]) => element("option", { value: key }, text)));
     this.ranges = element("select", { id: "node-range", change: (event) => { this.range = Number(event.target.value); this.#load(); } },
       ...RANGES.map(([text, seconds]) => element("option", { value: seconds }, `last ${text}`)));
-    this.chart = new Chart({ id: "node-chart", title: "Processors", legend: false, zero: true });
+    this.chart = new Chart({ id: "node-chart", title: "Processors", legend: false, zero: true, format: short });
     this.element = element("div", { class: "node-panel" },
       element("div", { class: "head" }, element("h2", { id: "node-title" }, name), this.state,
         element("span", { class: "space" }), link("#/fleet", "close", { class: "quiet" })),
@@ -83,7 +83,7 @@ export class NodePanel {
     const scaled = (values) => values.map((value) => (value == null ? null : value * scale));
     this.chart.draw(series ? [{
       owner: key, x: dates(found.times), y: scaled(series.mean), low: scaled(series.min),
-      high: scaled(series.max), color: colour(color),
+      high: scaled(series.max), color: `var(${color})`,
     }] : [], [], "time", dates([now - this.range, now]));
   }
 }
@@ -119,12 +119,12 @@ function pairs(node, store) {
     here && stats.gpu_percent != null ? ["GPU", bar(stats.gpu_percent, { text: `${percent(stats.gpu_percent)}${stats.gpu_memory_used_bytes ? `, ${bytes(stats.gpu_memory_used_bytes)} in use` : ""}` })] : null,
     here && stats.battery_percent != null ? ["Battery", `${percent(stats.battery_percent)}, ${stats.on_battery ? "on battery" : "plugged in"}`] : null,
     here ? ["Link", [milliseconds(stats.latency_ms), `${bits(stats.up_bps)} up`, `${bits(stats.down_bps)} down`, stats.reconnects ? `${stats.reconnects} reconnects` : ""].filter(Boolean).join(", ")] : null,
-    moving ? ["Moving now", `${bytes(moving.up)}/s up, ${bytes(moving.down)}/s down`] : null,
-    ["In all", `${bytes(node.sent_bytes)} sent, ${bytes(node.received_bytes)} received`],
+    moving ? ["Traffic now", `${bytes(moving.up)}/s up, ${bytes(moving.down)}/s down`] : null,
+    ["Traffic in all", `${bytes(node.sent_bytes)} sent, ${bytes(node.received_bytes)} received by its jobs`],
     offer ? ["Owner allows", element("ul", { class: "plain" }, ...((offer.text?.length ? offer.text : ["everything, at any time"]).map((line) => element("li", null, line))))] : null,
     limits ? ["Limits", limits] : null,
     offer?.kinds ? ["Kinds of job", offer.kinds.join(", ")] : null,
     offer?.labels?.length ? ["Labels", offer.labels.join(", ")] : null,
-    ["Heard", age(node.last_seen_s)],
+    ["Last seen", age(node.last_seen_s)],
   ];
 }

@@ -1,0 +1,4 @@
+"""Fine-tuning: `atoll tune`.
+
+May import what cli may. Start with `tune.py`.
+"""

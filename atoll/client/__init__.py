@@ -1,0 +1,8 @@
+"""`atoll.connect`: queues and topics for any program, without a job.
+
+May import the leaves, config, wire, net, queues and node (to trust a hub). No torch.
+"""
+
+from atoll.client.program import Client, connect
+
+__all__ = ["Client", "connect"]

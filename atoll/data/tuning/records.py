@@ -1,0 +1,152 @@
+"""Records of files: JSON lines, JSON, Parquet, CSV and plain text, one at a time.
+
+A record is a mapping of a file's column names to values, or `{"text": ...}` for a text file.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import ConfigError, DataError
+
+Record = Mapping[str, Any]
+
+_LONGEST_FIELD = 1 << 27
+"""Largest CSV field in bytes; Python's default, 128 KiB, is less than a long chat."""
+
+
+def find_files(patterns: Sequence[str]) -> list[list[Path]]:
+    """Return the files of each pattern (`~` is expanded), sorted by name.
+
+    Raises:
+        DataError: a pattern matches no file, or a file of an unknown kind.
+    """
+    found = []
+    for pattern in patterns:
+        names = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        files = [Path(name) for name in names if Path(name).is_file()]
+        if not files:
+            raise DataError(
+                "no file matches the data",
+                given=pattern,
+                expected="files of " + ", ".join(KINDS),
+                remedy=f"check the name; relative ones start at {Path.cwd()}" + _if_named(pattern),
+            )
+        for file in files:
+            _reader(file)
+        found.append(files)
+    return found
+
+
+def _if_named(pattern: str) -> str:
+    """Return what to do with the name of a data set at a hub; empty: it looks like none."""
+    owner, slash, name = pattern.partition("/")
+    if not (owner and slash and name) or any(one in pattern for one in "*.~") or "/" in name:
+        return ""
+    return (
+        f"; a data set of a model hub is fetched once: hf download --repo-type dataset {pattern} "
+        "--local-dir FOLDER, then 'FOLDER/**/*.parquet'"
+    )
+
+
+def read_records(file: Path) -> Iterator[Record]:
+    """Yield the records of a file in order; one is in memory at a time, except of `.json`.
+
+    Raises:
+        ConfigError: a library is missing.
+        DataError: the file, or a line of it, cannot be read; both are named.
+    """
+    try:
+        yield from _reader(file)(file)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            "a file of the data cannot be read", given=f"{file}: {error}",
+            expected="a readable file in UTF-8",
+        ) from error  # fmt: skip
+
+
+def _json_lines(file: Path) -> Iterator[Record]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _record(_parsed(line, file, number), file, number)
+
+
+def _json(file: Path) -> Iterator[Record]:
+    rows = _parsed(file.read_text(encoding="utf-8"), file, 1)
+    if not isinstance(rows, list):
+        raise _wrong(file, 1, type(rows).__name__, "a list of objects")
+    for number, row in enumerate(rows, start=1):
+        yield _record(row, file, number)
+
+
+def _csv(file: Path) -> Iterator[Record]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    with file.open(encoding="utf-8-sig", newline="") as rows:
+        for number, row in enumerate(csv.DictReader(rows), start=1):
+            if None in row:  # more fields than the header names
+                raise _wrong(file, number, f"{len(row[None])} more fields", "those of the header")
+            yield row
+
+
+def _parquet(file: Path) -> Iterator[Record]:
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise ConfigError(
+            "reading Parquet needs a library that is not installed", given=str(error),
+            expected="pyarrow", remedy="pip install 'atoll[tune]'",
+        ) from error  # fmt: skip
+    try:
+        with ParquetFile(file) as opened:
+            for batch in opened.iter_batches(batch_size=1024):
+                yield from batch.to_pylist()
+    except ArrowInvalid as error:
+        raise _wrong(file, 1, str(error)[:100], "Parquet") from error
+
+
+def _text(file: Path) -> Iterator[Record]:
+    yield {"text": file.read_text(encoding="utf-8")}
+
+
+def _parsed(text: str, file: Path, number: int) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise _wrong(file, number, f"{text[:60]!r}: {error}", "JSON") from error
+
+
+def _record(value: Any, file: Path, number: int) -> Record:
+    if not isinstance(value, dict):
+        raise _wrong(file, number, type(value).__name__, 'an object, e.g. {"messages": [...]}')
+    return value
+
+
+def _wrong(file: Path, number: int, given: str, expected: str) -> DataError:
+    return DataError(
+        "a record of the data cannot be read", given=f"{file}, record {number}: {given}",
+        expected=expected,
+    )  # fmt: skip
+
+
+KINDS: Mapping[str, Callable[[Path], Iterator[Record]]] = {
+    ".jsonl": _json_lines, ".json": _json, ".parquet": _parquet, ".csv": _csv,
+    ".txt": _text, ".md": _text,
+}  # fmt: skip
+"""Suffix of a file -> its reader."""
+
+
+def _reader(file: Path) -> Callable[[Path], Iterator[Record]]:
+    if file.suffix.lower() not in KINDS:
+        raise DataError(
+            "this kind of file holds no examples", given=str(file),
+            expected="one of " + ", ".join(KINDS),
+        )  # fmt: skip
+    return KINDS[file.suffix.lower()]

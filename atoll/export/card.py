@@ -1,0 +1,52 @@
+"""README.md of an exported model: what it is, from what, and how it was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.config.tables import JobSpec
+
+
+def model_card(
+    name: str, *, base: str, spec: JobSpec | None, summary: Mapping[str, Any], adapter: bool
+) -> str:
+    """Return the text, which begins with the metadata that model hubs read.
+
+    Args:
+        name: The run.
+        base: Of which model adapters were trained; empty: all weights were.
+        spec: The job, if known.
+        summary: Content of the run's summary.json; may be empty.
+        adapter: Only adapters are in the folder.
+    """
+    lines = ["---", f"library_name: {'peft' if adapter else 'transformers'}"]
+    published = base and not base.startswith(("/", ".", "~", "package:", "a "))
+    if published:
+        lines += [f"base_model: {base}", f"base_model_relation: {_relation(adapter)}"]
+    lines += ["pipeline_tag: text-generation", "tags: [atoll]", "---", "", f"# {name}", ""]
+    kind = "Adapters for" if adapter else "A fine-tuned model from"
+    lines.append(f"{kind} {base}, trained with Atoll." if base else "Trained with Atoll.")
+    lines.append("")
+    if spec is not None and spec.tune.active:
+        tune = spec.tune
+        rank = f", rank {tune.rank}, alpha {tune.alpha:g}" if tune.adapters else ""
+        lines.append(f"- method: {tune.method}{rank}")
+        if tune.preferences:
+            lines.append(f"- objective: preferences (DPO, beta {tune.beta:g})")
+    if summary:
+        lines += [
+            f"- {summary['steps']:,} steps on {summary['nodes']} members, "
+            f"{summary['rounds_committed']} rounds, {summary['tokens']:,} tokens",
+        ]
+        first, final = summary.get("loss_first"), summary.get("loss_final")
+        if final is not None:
+            before = f"{first:.3f} before, " if first is not None else ""
+            lines.append(
+                f"- held-out loss: {before}{final:.3f} nats per {summary['loss_of']} after"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _relation(adapter: bool) -> str:
+    return "adapter" if adapter else "finetune"

@@ -1,0 +1,248 @@
+"""What may be chosen: method, interval, codec, delay, route, collective and members."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.config import JobSpec, StrategyTable
+from atoll.errors import ConfigError
+from atoll.fleet.fleet import Fleet
+from atoll.forecast.efficiency import EVERY_STEP, PERIODIC
+from atoll.forecast.keys import AUTO
+from atoll.group.policy import ADD_ON_THE_WAY
+from atoll.methods.table import PRESETS
+from atoll.strategies.compatibility import check
+from atoll.strategies.resolve import Resolved, resolve
+
+ROUTES = ("relay", "direct")
+
+EVERY = (10, 25, 50, 100, 200, 500)
+"""Intervals that are tried."""
+FEWEST_ROUNDS = 4
+"""Rounds that a run has at least: a longer interval is not tried."""
+CODECS: Mapping[str, tuple[str, ...]] = {
+    "ddp": ("fp32", "feedback(int8)"),
+    "diloco": ("fp32", "feedback(int8)", "feedback(int4)"),
+    "streaming-diloco": ("feedback(int8)", "feedback(e3m0)"),
+}
+"""Codecs tried besides a preset's own, of which the losses were measured."""
+DELAY_SHARES = (0.0, 0.25, 0.9)
+"""Delays tried, as shares of the longest one possible; at least one step."""
+FOR_THIS = ("ddp", "powersgd", "one-bit-adam", "local-sgd", "diloco", "streaming-diloco", "muloco")
+"""Presets tried unless others are named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to run a job; hashable, so that equal ones are predicted once."""
+
+    preset: str
+    members: tuple[str, ...]
+    codec: str = ""
+    route: str = "relay"
+    collective: str = AUTO
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        options = tuple(sorted(self.options.items()))
+        return hash((self.preset, self.members, self.codec, self.route, self.collective, options))
+
+    @property
+    def alone(self) -> bool:
+        """Whether one machine trains by itself."""
+        return len(self.members) == 1
+
+    def table(self) -> StrategyTable:
+        """Return `[strategy]` of the job file."""
+        return StrategyTable(
+            preset=self.preset, codec=self.codec, collective=self.collective, options=self.options
+        )
+
+    def resolved(self, *, steps: int) -> Resolved:
+        """Return the strategy with all defaults; raises ConfigError for what cannot be."""
+        return resolve(self.table(), steps=steps)
+
+    def words(self) -> str:
+        """Return it in one line, without members."""
+        if self.alone:
+            return f"{self.members[0]} alone"
+        more = [f"{name} {value}" for name, value in self.options.items() if name in SHOWN]
+        where = self.route if self.collective == AUTO else f"{self.route} {self.collective}"
+        return ", ".join([self.preset, *more, self.codec or PRESETS[self.preset].codec, where])
+
+    def toml(self, *, of: int = 0) -> str:
+        """Return what to paste into a job file; its own [job] and [strategy] are replaced.
+
+        With all `of` so many machines their names need not be there.
+        """
+        lines = ["[job]", f"nodes = {len(self.members)}"]
+        if not self.alone:
+            lines.append(f'route = "{self.route}"')
+        if len(self.members) != of:
+            lines.append("on = [" + ", ".join(f'"{name}"' for name in self.members) + "]")
+        lines += ["", "[strategy]", f'preset = "{self.preset}"']
+        lines += [f'codec = "{self.codec}"'] if self.codec else []
+        lines += [f'collective = "{self.collective}"'] if self.collective != AUTO else []
+        lines += [f"{name} = {value}" for name, value in self.options.items()]
+        return "\n".join(lines) + "\n"
+
+
+SHOWN = ("every", "delay")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the job file fixes; empty or `auto`: the planner's choice."""
+
+    presets: tuple[str, ...] = FOR_THIS
+    every: tuple[int, ...] = EVERY
+    codec: str = ""
+    delay: int = -1
+    """-1: any."""
+    route: str = AUTO
+    collective: str = AUTO
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Options of the method that stay as they are."""
+    whole_fleet: bool = False
+    """Whether all machines take part, whatever that costs."""
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Wishes:
+        """Return what a job with some keys `auto` leaves open: its method is fixed."""
+        table, options = spec.strategy, dict(spec.strategy.options)
+        preset = PRESETS[table.preset]
+        every = options.pop("every", preset.options.get("every", AUTO))
+        delay = options.pop("delay", AUTO)
+        return cls(
+            presets=(table.preset,),
+            every=EVERY if every == AUTO else (int(every),),
+            # A codec that adapts while it runs is predicted as the preset's own.
+            codec=preset.codec if table.codec in ("", AUTO) else table.codec,
+            delay=-1 if delay == AUTO else int(delay),
+            route=spec.job.route, collective=table.collective, options=options,
+        )  # fmt: skip
+
+
+def candidates(
+    fleet: Fleet, *, steps: int, optimizer: str, wishes: Wishes | None = None
+) -> Iterator[Candidate]:
+    """Yield every candidate that the rules of a job allow: all machines, then fewer, then one.
+
+    Args:
+        fleet: The machines.
+        steps: Of the run, which limits the intervals.
+        optimizer: Of `[train]`.
+        wishes: What is fixed already.
+    """
+    wishes = wishes or Wishes()
+    everybody = [tuple(machine.name for machine in fleet.machines)]
+    for names in everybody if wishes.whole_fleet else member_sets(fleet):
+        if len(names) == 1:
+            yield Candidate(preset="alone", members=names, codec="fp32")
+            continue
+        direct = fleet.all_reach(fleet.of(names))
+        for preset in wishes.presets:
+            for found in _of_preset(preset, names, wishes, steps=steps, direct=direct):
+                if _possible(found, steps=steps, optimizer=optimizer):
+                    yield found
+
+
+def member_sets(fleet: Fleet) -> list[tuple[str, ...]]:
+    """Return which machines may take part: all, all but one, the better halves, and each alone."""
+    names = tuple(machine.name for machine in fleet.machines)
+    found = [names]
+    if 2 < len(names) <= MOST_LEFT_OUT:
+        found += [tuple(n for n in names if n != out) for out in names]
+    for key in (_speed, _line):
+        order = sorted(fleet.machines, key=key, reverse=True)
+        size = len(order) // 2
+        while size > 1:
+            best = {machine.name for machine in order[:size]}
+            found.append(tuple(name for name in names if name in best))
+            size //= 2
+    fastest = max(fleet.machines, key=_speed)
+    found.append((fastest.name,))
+    return list(dict.fromkeys(found))
+
+
+MOST_LEFT_OUT = 12
+"""Up to so many machines each is left out in turn."""
+
+
+def _speed(machine: Any) -> float:
+    return float(1 / machine.step_s if machine.step_s else machine.gflops / 1e6)
+
+
+def _line(machine: Any) -> float:
+    return float(min(machine.up_mbps, machine.down_mbps))
+
+
+def _of_preset(
+    preset: str, names: tuple[str, ...], wishes: Wishes, *, steps: int, direct: bool
+) -> Iterator[Candidate]:
+    own = PRESETS[preset].codec
+    codecs = (
+        (wishes.codec,) if wishes.codec else tuple(dict.fromkeys((own, *CODECS.get(preset, ()))))
+    )
+    routes = [
+        route for route in ROUTES
+        if wishes.route in (AUTO, route) and (route == "relay" or direct)
+    ]  # fmt: skip
+    for options in _options(preset, wishes, steps=steps):
+        for codec in codecs:
+            for route in routes:
+                for collective in _collectives(
+                    wishes, route=route, codec=codec, members=len(names)
+                ):
+                    yield Candidate(
+                        preset=preset, members=names, codec=codec, route=route,
+                        collective=collective, options=options,
+                    )  # fmt: skip
+
+
+def _collectives(wishes: Wishes, *, route: str, codec: str, members: int) -> Sequence[str]:
+    if wishes.collective != AUTO or route == "relay":
+        return (wishes.collective,) if route == "direct" or wishes.collective == AUTO else ()
+    if codec != "fp32" or members < 3:
+        return (AUTO,)
+    return (AUTO, *(name for name in ADD_ON_THE_WAY if name != "ring"))
+
+
+def _options(preset: str, wishes: Wishes, *, steps: int) -> Iterator[Mapping[str, Any]]:
+    """Yield the options that are tried of a method."""
+    kept = dict(wishes.options)
+    if preset in EVERY_STEP and preset not in PERIODIC:
+        yield kept
+        return
+    most = max(1, steps // FEWEST_ROUNDS)
+    intervals = [every for every in wishes.every if every <= most] or [min(wishes.every)]
+    for every in intervals:
+        if preset != "streaming-diloco":
+            yield {**kept, "every": every}
+            continue
+        fragments = int(kept.get("fragments", 4))
+        if every < 2 * fragments:
+            continue
+        longest = every // fragments - 1
+        delays = {max(1, round(share * longest)) for share in DELAY_SHARES}
+        for delay in sorted(delays) if wishes.delay < 0 else [wishes.delay]:
+            yield {**kept, "every": every, "delay": delay}
+
+
+def _possible(candidate: Candidate, *, steps: int, optimizer: str) -> bool:
+    """Return whether the rules of jobs allow it."""
+    if candidate.preset == "muloco" and optimizer != "muon":
+        return False
+    if candidate.preset == "one-bit-adam" and optimizer != "adamw":
+        return False
+    try:
+        check(
+            candidate.resolved(steps=steps), nodes=len(candidate.members),
+            min_nodes=len(candidate.members), route=candidate.route, optimizer=optimizer,
+        )  # fmt: skip
+    except ConfigError:
+        return False
+    return True

@@ -1,0 +1,54 @@
+"""The plan of a round that a member asks for while it computes the last steps before it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from atoll.group.base import Work
+from atoll.group.period import PeriodReport
+from atoll.wire.messages import RoundJoin, RoundPlan
+
+
+class AnnouncedJoin:
+    """At most one join in advance. :meth:`aborted` is called on other threads."""
+
+    def __init__(self) -> None:
+        """Start without one."""
+        self.report: RoundJoin | None = None
+        """Of the present round, where the plan was asked for with an older one."""
+        self._round = -1
+        self._asked: Work[RoundPlan] | None = None
+        self._lock = threading.Lock()
+        self._over = -1
+        """The last epoch that was aborted."""
+
+    def ask(self, round_: int, ask: Callable[[], RoundPlan]) -> None:
+        """Ask for the plan of a round on a thread, unless that was done already."""
+        if self._asked is None or self._round != round_:
+            self._round, self._asked = round_, Work.start(ask, name="announced")
+
+    def forget(self) -> None:
+        """Drop what was asked: this member recovers, and joins with another state."""
+        self._asked = None
+
+    def aborted(self, epoch: int) -> None:
+        """An attempt has ended without a commit: its plan is of no use."""
+        with self._lock:
+            self._over = max(self._over, epoch)
+
+    def take(self, report: PeriodReport) -> RoundPlan | None:
+        """Wait for the plan of a round; None: it was not asked for, or is over.
+
+        Raises:
+            AtollError: the hub's answer was this error.
+        """
+        asked, self._asked, self.report = self._asked, None, None
+        if asked is None or self._round != report.round:
+            return None
+        plan = asked.wait()
+        with self._lock:
+            if plan.epoch <= self._over:
+                return None
+        self.report = report.as_join()
+        return plan

@@ -1,0 +1,171 @@
+"""Asks `python -m atoll.forecast` for plans: the hub itself never loads torch.
+
+One process at a time, for at most `LIMIT_S`. An answer is kept as long as the job file and the
+machines stay as they are, their rates within about a tenth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.errors import ConfigError, HubError, LimitReached, PlanError, from_dict
+from atoll.system import before_program
+
+logger = logging.getLogger(__name__)
+
+Row = Mapping[str, Any]
+
+COMMAND = (sys.executable, "-P", "-m", "atoll.forecast")
+LIMIT_S = 300.0
+"""A plan takes 4 to 8 s of a core's time; a busy machine may need a hundred times as long."""
+NICENESS = 10
+"""Of the process: whoever may look at a job may ask for plans, and rounds go first."""
+MOST_WAITING = 8
+MOST_KEPT = 32
+LAW_FILE = "scaling.json"
+"""In the hub's data folder: a scaling law, by which losses are predicted too."""
+STEPS_PER_FACTOR = 7.0
+"""Rates that differ by less than a step of e^(1/7), 15 %, may count as the same."""
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a running job, whose keys are to be answered again."""
+
+    keys: list[str]
+    current: dict[str, Any]
+    """Their values now."""
+    step_s: dict[str, float]
+    """Measured seconds of a step, by node."""
+    links: list[dict[str, Any]] = []
+    """Measured between the nodes: `between`, `mbps`, `latency_ms`."""
+
+
+class Planner:
+    """See the module's docstring."""
+
+    def __init__(self, *, data: Path, torch: bool, limit_s: float = LIMIT_S) -> None:
+        """`torch`: whether this machine has it; without, nothing is planned here."""
+        self._law, self._torch, self._limit_s = data / LAW_FILE, torch, limit_s
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self.started = 0
+        """Processes started so far."""
+
+    def check(self) -> None:
+        """Raise HubError if nothing can be planned on this machine."""
+        if not self._torch:
+            raise HubError(
+                "this hub cannot plan", given="torch is not installed on its machine",
+                expected="torch here, or a plan made elsewhere",
+                remedy="on a machine with torch: atoll plan job.toml; or here: "
+                "pip install 'atoll[train]'",
+            )  # fmt: skip
+
+    async def ask(
+        self, spec: str, nodes: Sequence[Row], *, events: Sequence[Row] = (), hub: str = "",
+        running: Running | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return what the process answers; see `atoll/forecast/__main__.py`.
+
+        Raises:
+            AtollError: nothing can be planned; says why and what to do.
+            LimitReached: too many plans are asked for at once.
+        """
+        self.check()
+        if all(row.get("state") == "lost" for row in nodes):
+            raise ConfigError(
+                "no machine is online at this hub", given=f"{len(nodes)} known",
+                remedy="start one with `atoll join`, or plan for a file: "
+                "atoll plan job.toml --machines fleet.toml",
+            )  # fmt: skip
+        asked = {
+            "spec": spec, "nodes": list(nodes), "events": list(events), "hub": hub,
+            "law": str(self._law) if self._law.exists() else "",
+            "running": running,
+        }  # fmt: skip
+        key = _key_of(asked)
+        if self._waiting >= MOST_WAITING:
+            raise LimitReached(
+                "too many plans are asked for at once", given=f"{self._waiting} are waiting",
+                remedy="ask again in a minute",
+            )  # fmt: skip
+        self._waiting += 1
+        try:
+            async with self._turn:
+                if key not in self._kept:
+                    self._kept[key] = await self._run(msgspec.json.encode(asked))
+                self._kept.move_to_end(key)
+                while len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
+                answer = self._kept[key]
+        finally:
+            self._waiting -= 1
+        return _read(answer)
+
+    async def _run(self, asked: bytes) -> bytes:
+        """Run the process; return its answer, which may be an error that it found."""
+        self.started += 1
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE, preexec_fn=before_program(niceness=NICENESS),
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(self._limit_s):
+                told, complaint = await process.communicate(asked)
+        except TimeoutError as error:
+            raise PlanError(
+                "the plan was not made in time", given=f"{self._limit_s:g} s",
+                remedy="on a machine with less to do: atoll plan job.toml",
+            ) from error  # fmt: skip
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if process.returncode not in (0, 1) or not told:
+            logger.error("a plan failed: %s", complaint.decode(errors="replace")[-2000:])
+            raise PlanError(
+                "the plan was not made", given=f"exit status {process.returncode}",
+                remedy="see the hub's log; or plan elsewhere: atoll plan job.toml",
+            )  # fmt: skip
+        return told
+
+
+def _read(answer: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(answer)
+    if "error" in found:
+        raise from_dict(found["error"])
+    return found
+
+
+def _key_of(asked: Mapping[str, Any]) -> str:
+    """Return what must be equal for an answer to be used again."""
+    machines = sorted(_about(row) for row in asked["nodes"] if row.get("state") != "lost")
+    kept = [asked["spec"], asked["law"], asked["running"], machines]
+    return hashlib.sha256(msgspec.json.encode(kept)).hexdigest()
+
+
+def _about(row: Row) -> tuple[Any, ...]:
+    info, stats = row.get("info") or {}, row.get("stats") or {}
+    return (
+        str(row["node"]), info.get("matmul_gflops"), info.get("memory_bytes"),
+        info.get("gpu_memory_bytes"), _rough(stats.get("up_bps")), _rough(stats.get("down_bps")),
+        _rough(stats.get("latency_ms")),
+    )  # fmt: skip
+
+
+def _rough(value: Any) -> int | None:
+    """Return a figure on a coarse scale, so that its noise does not count."""
+    return round(STEPS_PER_FACTOR * math.log(value)) if value and value > 0 else None

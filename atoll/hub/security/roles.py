@@ -1,0 +1,30 @@
+"""Who may ask the hub for something: roles, and the owner of a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["operator", "viewer", "node", "job", "program"]
+
+PEOPLE: tuple[Role, ...] = ("operator", "viewer")
+"""Roles of people's logins; nodes join instead."""
+
+PROGRAM: Role = "program"
+"""Role of programs that use queues without a job."""
+LOGINS: tuple[Role, ...] = (*PEOPLE, PROGRAM)
+"""Roles for which a ticket is exchanged by a login."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The owner of a token."""
+
+    role: Role
+    name: str
+    """Node id, job id, `operator`, or the name of a login."""
+    member: str = ""
+    """The member that a job token was issued to; empty: any process of the job."""
+    attempt: int = 0
+    queues: tuple[str, ...] = ()
+    """Names below which a program may use queues and topics; empty: all that are shared."""

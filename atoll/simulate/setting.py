@@ -1,0 +1,146 @@
+"""What is simulated: machines, the job's sizes, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from atoll.errors import ConfigError
+from atoll.fleet.fleet import Fleet, Machine
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
+
+ASSUMED_STEP_S, ASSUMED_UP_MBPS, ASSUMED_DOWN_MBPS = 1.0, 20.0, 100.0
+"""Of a machine for which the file names nothing."""
+ASSUMED_SITE_MBPS = 1000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Processor time of the hub beside the round machine, measured by `python -m bench.hub`."""
+
+    message_s: float = 19e-6
+    """One request and its answer: 52,900 a second."""
+    beat_s: float = 44e-6
+    """One heartbeat: 5,000 nodes every two seconds take 0.11 of a core."""
+    beat_every_s: float = 2.0
+    relay_bytes_per_s: float = 1.248e9
+    """Bytes relayed per second of processor time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One simulation. Sizes in bytes, times in seconds."""
+
+    fleet: Fleet
+    every: int = 500
+    """Optimizer steps of a period, at full pace."""
+    exchange_bytes: float = 100e6
+    """What a member sends in a round, and gets back."""
+    state_bytes: float = 0.0
+    """What a newcomer takes over; 0: four times `exchange_bytes`."""
+    duration_s: float = DAY_S
+    seed: int = 0
+    route: str = "auto"
+    quorum: float = 0.0
+    """Share of the members whose joins suffice for a round; 0: rounds wait for all."""
+    jitter: float = 0.05
+    """Standard deviation of a period's compute time, as a share of it."""
+    repair_s: float = 600.0
+    """Mean time until a failed machine is back."""
+    start_s: float = 20.0
+    """From the launch of a process to its first request."""
+    costs: Costs = field(default_factory=Costs)
+    trace: tuple[tuple[int, float, float], ...] = ()
+    """Who was there when, instead of failures and owners' hours: (member, from, to)."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 1), ("duration_s", 1.0), ("exchange_bytes", 1.0)):
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"{name} of a simulation is too small",
+                    given=getattr(self, name), expected=f"at least {least}",
+                )  # fmt: skip
+        if not 0 <= self.quorum <= 1 or not 0 <= self.jitter < 1:
+            raise ConfigError(
+                "a share is out of range", given=f"quorum {self.quorum}, jitter {self.jitter}",
+                expected="quorum from 0 to 1, jitter from 0 to below 1",
+            )  # fmt: skip
+
+    @property
+    def newcomer_bytes(self) -> float:
+        """Bytes that a newcomer takes over: by default weights, momentum and two moments."""
+        return self.state_bytes or 4 * self.exchange_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One machine of the simulation, with every figure known."""
+
+    name: str
+    step_s: float
+    up_bps: float
+    down_bps: float
+    one_way_s: float
+    """To the hub."""
+    site: str
+    site_bps: float
+    failures_per_s: float
+    lent_share: float
+    """Share of a day in which its owner lends it."""
+
+
+def scaled(fleet: Fleet, members: int) -> Fleet:
+    """Return a fleet of `members` machines, in the same proportions.
+
+    Kinds are mixed evenly. A site keeps its size: what is added is in further sites, because more
+    machines do not make one home's network larger. Links between sites are not copied.
+    """
+    size = len(fleet)
+    order = sorted(range(size), key=lambda n: (n * 0.6180339887498949) % 1.0)
+    machines = []
+    for number in range(members):
+        copy, index = divmod(number, size)
+        one = fleet.machines[order[index] if copy * size + size > members else index]
+        end = f"+{copy}" if copy else ""
+        machines.append(replace(one, name=one.name + end, site=one.site + end if one.site else ""))
+    return fleet.with_machines(machines)
+
+
+def profiles(fleet: Fleet) -> Iterator[Profile]:
+    """Yield the machines of a fleet, with what its file does not say assumed."""
+    sites = {site.name: site for site in fleet.sites}
+    for machine in fleet.machines:
+        site = sites.get(machine.site.partition("+")[0])
+        inside = site.mbps if site is not None else 0.0
+        yield Profile(
+            name=machine.name,
+            step_s=machine.step_s or ASSUMED_STEP_S,
+            up_bps=(machine.up_mbps or ASSUMED_UP_MBPS) * 1e6,
+            down_bps=(machine.down_mbps or ASSUMED_DOWN_MBPS) * 1e6,
+            one_way_s=machine.latency_ms / 2000,
+            site=machine.site,
+            site_bps=(inside or ASSUMED_SITE_MBPS) * 1e6,
+            failures_per_s=machine.failures_per_day / DAY_S,
+            lent_share=machine.share,
+        )
+
+
+def assumptions(fleet: Fleet) -> list[str]:
+    """Return what was assumed because the file does not say it."""
+
+    def count(missing: str) -> int:
+        return sum(not getattr(machine, missing) for machine in fleet.machines)
+
+    found = [
+        (count("step_s"), f"no step_s: taken as {ASSUMED_STEP_S:g} s"),
+        (count("up_mbps"), f"no up_mbps: taken as {ASSUMED_UP_MBPS:g}"),
+        (count("down_mbps"), f"no down_mbps: taken as {ASSUMED_DOWN_MBPS:g}"),
+    ]
+    notes = [f"{number} of {len(fleet)} machines have {what}" for number, what in found if number]
+    if not all(fleet.hub_rates_mbps):
+        notes.append("the hub's line is not given in [hub]: it does not limit")
+    return notes
+
+
+__all__ = ["Costs", "Machine", "Profile", "Setting", "assumptions", "profiles", "scaled"]

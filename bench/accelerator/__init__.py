@@ -1,0 +1,1 @@
+"""What this machine's accelerator does for Atoll: `python -m bench.accelerator`."""

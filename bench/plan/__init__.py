@@ -1,0 +1,1 @@
+"""The planner against the truth: `python -m bench.plan`."""

@@ -1,0 +1,99 @@
+"""Joins in advance: a round waits for no plan that could be asked for during the steps before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import LeftBehind
+from atoll.group.announced import AnnouncedJoin
+from atoll.group.hub import HubGroup
+from atoll.group.period import PeriodReport
+from atoll.group.run_round import CommittedMean
+from atoll.wire.messages import RoundPlan, RoundVote
+from tests.contracts.group_suite import one_round, together, values
+from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.group.test_first_round import Counts
+from tests.patience import PATIENCE_S
+
+REPORT = PeriodReport(1, "base", tokens=100, steps=10, busy_s=1.0)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[HubWorld]:
+    with start_hub(tmp_path) as hub:
+        node = NodeInName(hub)
+        world = HubWorld(node, 3, route="direct")
+        yield world
+        world.close()
+        node.link.close()
+
+
+def rounds(world: HubWorld) -> list[CommittedMean]:
+    return together(world, lambda group: one_round(group, values(group.me, (1000,))))
+
+
+def announce(group: HubGroup) -> RoundPlan:
+    group.announce(replace(REPORT, round=group.committed_round))
+    assert group._announced._asked is not None
+    return group._announced._asked.wait(PATIENCE_S)
+
+
+def test_an_announced_round_waits_for_the_verdict_only(
+    world: HubWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds(world)
+    together(world, announce)  # type: ignore[arg-type]
+    counts = Counts(monkeypatch)
+    done = rounds(world)
+    assert (dict(counts.asked), counts.connected) == ({RoundVote: 3}, 0)
+    assert {each.plan.round for each in done} == {1}
+    assert all(each.attempts == 1 for each in done)
+    newest = PeriodReport(1, "base").as_join()
+    assert [body.report for body in counts.bodies if isinstance(body, RoundVote)] == [newest] * 3
+    counts.bodies.clear()
+    rounds(world)  # asks for its plan again, which is the newest report
+    assert [body.report for body in counts.bodies if isinstance(body, RoundVote)] == [None] * 3
+
+
+def test_a_plan_that_was_aborted_meanwhile_is_asked_for_again(world: HubWorld) -> None:
+    rounds(world)
+    together(world, announce)  # type: ignore[arg-type]
+    last = world.groups[2]
+    world.die(last)
+    world.groups = world.groups[:2]
+    for each in rounds(world):
+        assert each.plan.members in (["w0", "w1"], ["w0", "w1", "w2"])
+        assert list(each.reduced.contributors) == ["w0", "w1"]
+
+
+def test_only_the_announced_round_takes_the_plan() -> None:
+    plan = RoundPlan("job", 1, 7, ["w0"], "alone")
+    asked = AnnouncedJoin()
+    asked.ask(1, lambda: plan)
+    asked.ask(1, lambda: pytest.fail("asked twice"))
+    assert asked.take(REPORT) is plan
+    assert asked.report == REPORT.as_join()
+    assert asked.take(REPORT) is None
+    assert asked.report is None
+    asked.ask(2, lambda: plan)
+    assert asked.take(REPORT) is None
+    asked.ask(1, lambda: plan)
+    asked.aborted(7)
+    assert asked.take(REPORT) is None
+    asked.ask(1, lambda: plan)
+    asked.forget()
+    assert asked.take(REPORT) is None
+
+
+def test_the_hubs_error_is_that_of_the_join() -> None:
+    def ask() -> RoundPlan:
+        raise LeftBehind("the others went on")
+
+    asked = AnnouncedJoin()
+    asked.ask(1, ask)
+    with pytest.raises(LeftBehind, match="went on"):
+        asked.take(REPORT)

@@ -1,0 +1,81 @@
+"""A running job whose lines become worse gets another interval, which is said."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from atoll.hub.app import Hub, HubOptions
+from atoll.hub.planning.replanning import KIND
+from atoll.hub.server import HubServer
+from tests.dashboard.scene import MACHINES, Scene
+from tests.patience import PATIENCE_S
+
+SPEC = """
+[job]
+name = "planned"
+nodes = 2
+planned = ["every"]
+[model]
+layers = 1
+width = 32
+heads = 2
+context = 32
+[train]
+steps = 4000
+[strategy]
+preset = "local-sgd"
+codec = "fp32"
+every = 10
+"""
+SLOW = {"latency_ms": 900.0, "up_bps": 1e5, "down_bps": 1e5}
+
+
+def hub_of(server: HubServer) -> Hub:
+    assert server.hub is not None
+    return server.hub
+
+
+def told(scene: Scene, job: str) -> list[str]:
+    events = scene.http.get(f"/api/jobs/{job}/events").json()["events"]
+    return [event["text"] for event in events if event["kind"] == KIND]
+
+
+def slower_lines(scene: Scene, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for node in {row["node"] for row in scene.view(job)["members"]}:
+        about, stats = MACHINES[node]
+        monkeypatch.setitem(MACHINES, node, (about, {**stats, **SLOW}))
+
+
+def test_slower_lines_give_a_longer_interval_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = HubOptions(
+        data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False, dead_after_s=3600.0
+    )
+    with HubServer(options) as server, Scene(server) as scene:
+        hub = hub_of(server)
+        job = str(scene.http.post("/api/jobs", json={"spec": SPEC, "files": {}}).json()["job"])
+        members = scene.start(job)
+        scene.round(members, 0)
+        server.call(hub.replanner.look(), timeout_s=PATIENCE_S)
+        assert (told(scene, job), hub.planner.started) == ([], 0)
+
+        slower_lines(scene, job, monkeypatch)
+        deadline = time.monotonic() + PATIENCE_S
+        while not told(scene, job):
+            assert time.monotonic() < deadline
+            server.call(hub.replanner.look(), timeout_s=PATIENCE_S)
+            time.sleep(0.2)  # it has to last for a while
+        assert hub.planner.started == 1
+        (text,) = told(scene, job)
+        scene.round(members, 1)
+        runtime = hub.rounds.runtime(job)
+        every = runtime.verdicts[max(runtime.verdicts)].every
+        assert every > 10
+        assert text.startswith(f"planned again: every {every} instead of 10, because ")
+        assert "slower" in text
+    with HubServer(options) as server:
+        assert hub_of(server).rounds.machine(job).commit_log.every == every

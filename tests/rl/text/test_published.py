@@ -1,0 +1,161 @@
+"""GRPO on a model of `transformers` with adapters: it learns, only the adapters do, and is kept."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atoll.config import JobSpec, read_spec
+from atoll.errors import ConfigError
+from atoll.models.adapted import TunedLM
+from atoll.rl.channel.versions import sampling_weights
+from atoll.rl.text.compatibility import check_text
+from atoll.rl.text.in_process import TextInProcessRun
+from atoll.rl.text.language_policy import trained_tensors
+from atoll.rl.text.sampler import log_probabilities, write
+from atoll.rl.text.start import StartModel, start_model
+from tests.models.tiny import save_tiny
+
+pytest.importorskip("transformers", reason="pip install 'atoll[hf]'")
+pytest.importorskip("peft", reason="pip install 'atoll[tune]'")
+
+
+class Ending:
+    """Reward: that the completion ends, which is worth something without reading it."""
+
+    def prompt(self, source: random.Random) -> str:
+        return source.choice(["the user", "the assistant", "count apples"])
+
+    def reward(self, prompt: str, completion: str) -> float:
+        return 1.0
+
+    def example(self, source: random.Random) -> tuple[str, str]:
+        return self.prompt(source), ""
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose output is not nearly uniform, so that adapters can move it."""
+    import transformers
+
+    folder = save_tiny(tmp_path_factory.mktemp("pretrained"))
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(8.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+def spec_of(pretrained: Path, **rl: Any) -> JobSpec:
+    return read_spec(
+        {
+            "job": {"nodes": 1, "seed": 5},
+            "model": {
+                "name": "transformers", "source": str(pretrained), "context": 48,
+                "adapter": {"method": "lora", "rank": 8},
+            },
+            "rl": {
+                "algorithm": "grpo", "environments": 4, "group": 16, "max_tokens": 12,
+                "steps": 64 * 25, "lr": 0.02, "kl": 0.0, "anneal": False, "epochs": 1,
+                "policies": [{"name": "p", "env": "text:tests.rl.text.test_published:Ending"}],
+                **rl,
+            },
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture
+def beginning(pretrained: Path) -> StartModel:
+    return start_model(spec_of(pretrained))
+
+
+def test_only_adapters_travel_to_rollout_workers(pretrained: Path, beginning: StartModel) -> None:
+    trainer, worker = beginning.model, start_model(spec_of(pretrained)).model
+    learned = trained_tensors(trainer)
+    with torch.no_grad():
+        for tensor in learned.values():
+            tensor.add_(torch.randn_like(tensor))
+    sent = sampling_weights(trainer, only=learned)
+    whole = sum(tensor.nbytes for tensor in trainer.state_dict().values())
+    assert sum(tensor.nbytes for tensor in sent.values()) < 0.2 * whole
+    worker.load_state_dict(sent, strict=False)
+    received = trained_tensors(worker)
+    assert received.keys() == learned.keys()
+    for name, tensor in learned.items():
+        assert torch.equal(received[name], tensor.bfloat16().to(tensor.dtype)), name
+
+
+def test_rewards_rise_and_only_adapters_change(pretrained: Path, beginning: StartModel) -> None:
+    run = TextInProcessRun(spec_of(pretrained), beginning)
+    (policy,) = run.policies
+    assert isinstance(policy.model, TunedLM)
+    frozen = {
+        name: tensor.clone()
+        for name, tensor in policy.model.state_dict().items() if "lora_" not in name
+    }  # fmt: skip
+    before, _ = policy.examine(64, temperature=1.0)
+    while not run.done:
+        run.update()
+    after, _ = policy.examine(64, temperature=1.0)
+    assert after > before + 0.4
+    now = policy.model.state_dict()
+    assert all(torch.equal(tensor, now[name]) for name, tensor in frozen.items())
+    assert all("lora_" in name for name in trained_tensors(policy.model))
+
+
+def test_cached_sampling_has_the_whole_models_probabilities(
+    pretrained: Path, beginning: StartModel
+) -> None:
+    prompts = beginning.wording.encode(["the user", "count the apples of the user"], room=30)
+    written = write(
+        beginning.model, prompts, ends=beginning.wording.ends, max_tokens=8, temperature=1.0,
+        generator=torch.Generator().manual_seed(3),
+    )  # fmt: skip
+    steps = written.log_probabilities.shape[1]
+    places = (prompts.lengths[:, None] - 1 + torch.arange(steps)).clamp(
+        max=written.tokens.shape[1] - 1
+    )
+    following = written.tokens.gather(1, (places + 1).clamp(max=written.tokens.shape[1] - 1))
+    with torch.no_grad():
+        whole, _ = log_probabilities(
+            beginning.model, written.tokens, places, following, temperature=1.0
+        )
+    mask = torch.arange(steps)[None] < written.lengths[:, None]
+    torch.testing.assert_close(whole[mask], written.log_probabilities[mask], rtol=1e-4, atol=1e-4)
+
+
+def test_a_resumed_policy_goes_on_exactly(pretrained: Path) -> None:
+    spec = spec_of(pretrained)
+
+    def fresh() -> TextInProcessRun:
+        return TextInProcessRun(spec, start_model(spec))
+
+    whole = fresh()
+    for _ in range(3):
+        whole.update()
+    half = fresh()
+    half.update()
+    state = half.policies[0].state_dict()
+    assert sum(tensor.numel() for tensor in state.values()) < 3.2 * sum(
+        tensor.numel() for tensor in trained_tensors(half.policies[0].model).values()
+    )  # adapters and their moments, not the base
+    again = fresh()
+    again.policies[0].load_state_dict(state)
+    for _ in range(2):
+        again.update()
+    for name, tensor in trained_tensors(whole.policies[0].model).items():
+        assert torch.equal(tensor, trained_tensors(again.policies[0].model)[name]), name
+
+
+@pytest.mark.parametrize(
+    "changes", [{"algorithm": "ppo", "critic": "own"}, {"start": "file.safetensors"}]
+)
+def test_what_models_of_the_library_cannot_do_is_refused(
+    pretrained: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="by grpo"):
+        check_text(spec_of(pretrained, **changes))
