@@ -70,7 +70,7 @@ class GroupedJobs:
 
     def working(self, job: str) -> set[str]:
         """Return members that have work left although they meet in no round now."""
-        return self.paths.working(job)
+        return self._of(job).working(job)
 
     def gone(self, job: str, member: str) -> None:
         """A process has ended, leaves, or was silent for too long."""

@@ -25,7 +25,8 @@ from atoll.hub.rounds.checkpoints import Checkpoints
 from atoll.hub.rounds.groups import Meeting, Runtimes
 from atoll.hub.swarm.held_out import HeldOutStore
 from atoll.hub.swarm.view import MoveView, SwarmView, view_of_swarm
-from atoll.ids import machine_names, slot_of
+from atoll.hub.swarm.whole import WholeMembers
+from atoll.ids import machine_names
 from atoll.swarm.ledger import Ledger
 from atoll.swarm.places import SwarmSettings
 from atoll.wire.messages import Verdict
@@ -112,6 +113,7 @@ class SwarmService:
         )
         self._jobs, self._events, self._clock, self._live = jobs, events, clock, live
         self._checkpoints = checkpoints
+        self._whole = WholeMembers(jobs, checkpoints, live)
         self._runtimes: dict[str, SwarmRuntime] = {}
 
     def ledger(self, job: str) -> Ledger:
@@ -127,7 +129,7 @@ class SwarmService:
         waits_s = now - runtime.waits_since if runtime.waits_since is not None else 0.0
         starts = not runtime.ran and waits_s < STARTS_S
         return view_of_swarm(
-            runtime.ledger, now, nodes=nodes, moves=runtime.moves, whole=self._whole(job),
+            runtime.ledger, now, nodes=nodes, moves=runtime.moves, whole=self._whole.of(job),
             waits_s=waits_s, starts=starts,
         )  # fmt: skip
 
@@ -141,12 +143,8 @@ class SwarmService:
     async def announce(self, job: str, member: str, body: SwarmAnnounce) -> SwarmPlace:
         """Give a member its place; see :meth:`Ledger.announce`."""
         runtime = self._runtime(job)
-        if member in self._whole(job):  # it serves no stage, and only asks who has its state
-            donors = [m.holder.member for m in runtime.ledger.serving(body.stage)]
-            ledger = runtime.ledger
-            saved = ledger.saves.saved == ledger.step
-            step = ledger.step if saved or not ledger.finished else -1
-            place = SwarmPlace(0, body.stage, step, donors=donors, finished=ledger.finished)
+        if member in self._whole.of(job):  # it serves no stage, and only asks who has its state
+            place = await self._whole.place(job, runtime.ledger, body.stage)
         else:
             place = runtime.ledger.announce(member, body, self._clock.monotonic())
             if runtime.ledger.bereft(self._clock.monotonic()) >= 0:
@@ -246,26 +244,21 @@ class SwarmService:
     def groups_of(self, job: str, member: str) -> Sequence[int]:
         """Return the stage that a member serves, or all stages if it holds the whole model."""
         runtime = self._runtimes.get(job)
-        if member in self._whole(job):
+        if member in self._whole.of(job):
             return range(self._jobs.get(job).spec.swarm.stages)
         stage = runtime.ledger.stage_of(member) if runtime is not None else -1
         return (stage,) if stage >= 0 else ()
 
-    def _whole(self, job: str) -> list[str]:
-        """Return the members, launched and not ended, that hold the whole model."""
-        record = self._jobs.find(job)
-        whole = record.spec.swarm.whole if record is not None else 0
-        return [member for member in self._live(job) if slot_of(member) < whole] if whole else []
-
     def meeting(self, job: str, group: int) -> Meeting:
         """Return the members of a stage, and those without which its round would lose a share."""
-        runtime, guests = self._runtimes.get(job), frozenset(self._whole(job))
+        runtime, guests = self._runtimes.get(job), frozenset(self._whole.of(job))
         if runtime is None:  # those with the whole model may come before all others
-            return Meeting(0 if guests else -1, guests, frozenset(), guests=guests)
+            over = self._whole.stages_over(job, None)
+            return Meeting(0 if guests else -1, guests, frozenset(), guests=guests, over=over)
         ledger = runtime.ledger
         members = frozenset(m.holder.member for m in ledger.serving(group)) | guests
         if not ledger.settings.agrees:
-            over = ledger.finished and not members - guests
+            over = self._whole.stages_over(job, ledger) and not members - guests
             # At the planned end all know by themselves which round is the last.
             last = ledger.last and ledger.saves.stopping
             return Meeting(0, members, frozenset(), last=last, guests=guests, over=over)
@@ -292,8 +285,13 @@ class SwarmService:
             runtime.wake()
 
     def working(self, job: str) -> set[str]:
-        """Return nobody: members at work meet."""
-        return set()
+        """Return the members with the whole model, once the stages have ended.
+
+        Until then members at work meet.
+        """
+        runtime = self._runtimes.get(job)
+        over = self._whole.stages_over(job, runtime.ledger if runtime is not None else None)
+        return set(self._whole.of(job)) if over else set()
 
     def gone(self, job: str, member: str) -> None:
         """A process has ended, or is leaving: what it alone held is leased again."""
@@ -390,7 +388,7 @@ class SwarmService:
             step=record.start_round,
             # Numbers of an earlier ledger must not come again; it counted at most one per message.
             first_number=int(self._clock.wall() * 1000),
-            expected=set(self._live(job)) - set(self._whole(job)),
+            expected=set(self._live(job)) - set(self._whole.of(job)),
             rebuild_until=self._clock.monotonic() + RETURN_S,
             # Else this hub, or the one before, has forgotten which checkpoint is the newest.
             saved=record.start_round if committed <= record.start_round else -1,

@@ -13,6 +13,7 @@ from atoll.swarm.ledger import Ledger
 from atoll.wire.messages import (
     Done,
     Failure,
+    Finished,
     Leaving,
     RoundJoin,
     RoundPlan,
@@ -26,7 +27,7 @@ from atoll.wire.messages import (
     Verdict,
 )
 from atoll.wire.swarm import Holder, Share
-from tests.hub.nodes.test_membership import Running, told, until, vote
+from tests.hub.nodes.test_membership import Running, job_of, told, until, vote
 from tests.hub.peer import Peer
 
 TABLES = """
@@ -252,6 +253,47 @@ def test_a_whole_member_follows_the_stages_pace_and_end(mixed: Running) -> None:
     assert refused.error["kind"] == "LeftBehind"
     place = announced(whole, SwarmAnnounce(stage=0))
     assert (place.finished, place.step, place.round) == (True, ledger.step, 1)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_job_ends_with_a_whole_member_that_was_late(mixed: Running, restarted: bool) -> None:
+    """The stages' last round went on without it: it reports their model after they have ended."""
+    whole, *stages = mixed.members
+    for peer in stages:
+        ready(peer)
+    for stage, peer in enumerate(stages):
+        waiting = whole.ask(RoundJoin(0, "base", group=stage))
+        plan = peer.request(RoundJoin(0, "base"))
+        assert isinstance(plan, RoundPlan), plan
+        whole.answer(waiting)
+        voting = whole.ask(vote(plan))
+        peer.request(vote(plan))
+        whole.answer(voting)
+    for peer in stages:
+        plan = peer.request(RoundJoin(1, "base"))
+        assert isinstance(plan, RoundPlan), plan
+        assert "w0" not in plan.members
+        peer.request(vote(plan))
+    ledger = ledger_of(mixed)
+    ledger.begin(ledger.settings.steps)
+    ledger.saves.complete(ledger.step, 0)
+    for peer in stages:
+        peer.request(Finished(True))
+    assert mixed.hub.hub is not None
+    mixed.hub.call(mixed.hub.hub.scheduler.review(mixed.job))
+    assert job_of(mixed.hub, mixed.job).state == "running", "it has not reported its result yet"
+    saved = ledger.step
+    if restarted:
+        mixed.hub.hub.grouped.swarm._runtimes.clear()  # all that a restart of the hub loses
+        saved = -1  # no member has saved a checkpoint here
+    refused = whole.request(RoundJoin(2, "base", group=0))
+    assert isinstance(refused, Failure)
+    assert refused.error["kind"] == "LeftBehind"
+    place = announced(whole, SwarmAnnounce(stage=0))
+    assert (place.finished, place.step) == (True, saved)
+    whole.request(Finished(True, {"loss_final": 1.0}))
+    until(lambda: job_of(mixed.hub, mixed.job).state == "done")
+    assert job_of(mixed.hub, mixed.job).members["w0"].result == {"loss_final": 1.0}
 
 
 def test_stages_meet_without_a_lost_whole_member(mixed: Running) -> None:
