@@ -21,7 +21,7 @@ def status(
     from atoll.cli.commands.alarms import worth_lines
     from atoll.cli.jobs.names import job_named
     from atoll.cli.views import screen
-    from atoll.cli.views.tables import job_table, jobs_table, nodes_table, remarks
+    from atoll.cli.views.tables import failures, job_table, jobs_table, nodes_table, remarks
 
     where = hub_access.find(hub)
     console = screen.output()
@@ -33,6 +33,9 @@ def status(
                 typer.echo(json.dumps({**view, "worth": worth}, indent=1))
                 return
             console.print(job_table(view))
+            if view["state"] == "failed":
+                lines = len(view.get("last_lines") or [])
+                console.print(failures([view], lines=lines), soft_wrap=True)
             if view["committed_round"]:
                 console.print("\n".join(worth_lines(worth)), soft_wrap=True, markup=False)
             return

@@ -79,8 +79,9 @@ def follow_batch(
 def say_how_they_ended(client: HubClient, watched: Sequence[Watched], *, console: Console) -> None:
     """Print a line per job; for failed ones the exit status, the last lines and the remedy."""
     for one in watched:
-        say_ended(console, one.view)
-        if one.state == JobState.FAILED:
+        if one.state != JobState.FAILED:
+            say_ended(console, one.view)
+        else:
             show_failure(screen.errors(), client, one.view)
             screen.show_error(failure(one.view))
 

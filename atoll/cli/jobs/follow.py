@@ -144,23 +144,29 @@ def failure(view: dict[str, Any]) -> AtollError:
     )
 
 
-def show_failure(console: Console, client: HubClient, view: dict[str, Any]) -> None:
-    """Print the failed member, its node, and its last lines (with the traceback)."""
+def show_failure(
+    console: Console, client: HubClient, view: dict[str, Any], *, echoed: bool = False
+) -> None:
+    """Print where a job failed and the last lines there; `echoed`: its output was printed."""
     failed = [m for m in view.get("members", []) if m.get("error")]
     if not failed:
         return
     worst = next((m for m in failed if m["member"] == view.get("failed_member")), failed[0])
     member, node = worst["member"], worst["node"]
-    try:
-        lines = client.logs(view["job"], member=member, tail=TAIL_LINES)["lines"]
-    except AtollError:
-        lines = []
     code = worst.get("exit_code")
     ended = f" (exit status {code})" if code is not None else ""
-    title = f"[bold]last lines on {escape(node)}{ended}:[/]"
-    console.print(title, soft_wrap=True)
+    lines = [] if echoed else _last_lines(client, view["job"], member)
+    title = f"{escape(view['job'])} failed{_spent(view)} on [bold]{escape(node)}[/]{ended}"
+    console.print(title + (", its last lines:" if lines else ""), soft_wrap=True)
     for line in lines:
         console.print(f"  {escape(line['text'])}", soft_wrap=True, style="dim")
+
+
+def _last_lines(client: HubClient, job: str, member: str) -> list[dict[str, Any]]:
+    try:
+        return list(client.logs(job, member=member, tail=TAIL_LINES)["lines"])
+    except AtollError:
+        return []
 
 
 def say_ended(console: Console, view: dict[str, Any]) -> None:

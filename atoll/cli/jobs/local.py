@@ -145,7 +145,8 @@ def _conduct(
             if len(outcome.jobs) > 1:
                 batch.say_how_they_ended(client, outcome.watched, console=console)
             elif outcome.watched[0].state == JobState.FAILED:
-                show_failure(screen.errors(), client, outcome.watched[0].view)
+                failed = outcome.watched[0].view
+                show_failure(screen.errors(), client, failed, echoed=_is_echoed(plan))
 
 
 def _follow(
@@ -164,8 +165,13 @@ def _follow(
         interrupts=interrupts,
         check=embedded.check,
         away_s=AWAY_S,
-        echo=bool(plan.submissions and plan.submissions[0].spec.kind not in SILENT),
+        echo=_is_echoed(plan),
     )
+
+
+def _is_echoed(plan: LocalRun) -> bool:
+    """Return whether the output of the members is printed while they run."""
+    return bool(plan.submissions and plan.submissions[0].spec.kind not in SILENT)
 
 
 def _enter(plan: LocalRun, client: HubClient) -> list[str]:

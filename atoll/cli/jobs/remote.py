@@ -116,7 +116,7 @@ def follow_remote(
             return 130
         if watched.state == JobState.FAILED:
             results.fetch(client, job, runs / job)
-            show_failure(screen.errors(), client, watched.view)
+            show_failure(screen.errors(), client, watched.view, echoed=echo)
             if results.came_to_something(watched.view):
                 results.finish(runs / job, view=watched.view, console=console)
             raise failure(watched.view)
@@ -137,10 +137,10 @@ def watch_remote(where: KnownHub, job: str, *, console: Console) -> int:
         echo = watched.view.get("kind") not in SILENT
         if not _follow_live(where, client, watched, console=console, echo=echo):
             return 130
-        say_ended(console, watched.view)
         if watched.state == JobState.FAILED:
-            show_failure(screen.errors(), client, watched.view)
+            show_failure(screen.errors(), client, watched.view, echoed=echo)
             raise failure(watched.view)
+        say_ended(console, watched.view)
     again = "resume" if watched.state == JobState.STOPPED else "collect"
     words = {"resume": "resume it", "collect": "its results"}
     console.print(f"{words[again]}: atoll {again} {escape(job)}", soft_wrap=True)

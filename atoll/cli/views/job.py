@@ -341,6 +341,11 @@ def shown_job_state(view: dict[str, Any]) -> str:
     return "paused" if state == JobState.RUNNING and view.get("paused") else state
 
 
+def why_not_yet(view: dict[str, Any]) -> str:
+    """Return why a job waits, is paused or has not begun on all its machines, or how it ended."""
+    return str(view.get("reason") or view.get("paused_reason") or view.get("starting") or "")
+
+
 def is_live(member: dict[str, Any]) -> bool:
     """Return whether a member is active."""
     return MemberState(member["state"]).live

@@ -21,7 +21,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from atoll.cli.views import screen
-from atoll.cli.views.job import Watched, shown_job_state
+from atoll.cli.views.job import Watched, shown_job_state, why_not_yet
 from atoll.cli.views.members import members_table
 from atoll.cli.views.paths import paths_part
 from atoll.cli.views.progress import bar, figures
@@ -101,6 +101,8 @@ class View:
         self._drawn = False
         self._last_plain = -math.inf
         self._loss_shown = False
+        self._late: list[dict[str, Any]] = []
+        """Failures of members, until the next refresh."""
 
     def __enter__(self) -> View:
         if self._console.is_terminal:
@@ -134,19 +136,35 @@ class View:
 
     def show(self, job: Watched, *, last: bool = False) -> None:
         """Draw the job's current state; `last` also prints a plain line that is not due."""
-        for event in job.events:
-            if event["kind"] not in QUIET_EVENTS:
-                said = spoken(event["text"], job.nodes, member=str(event.get("member") or ""))
-                self._console.print(f"[dim]{escape(said)}[/]", soft_wrap=True)
+        for event in self._news(job, last=last):
+            said = spoken(event["text"], job.nodes, member=str(event.get("member") or ""))
+            self._console.print(f"[dim]{escape(said)}[/]", soft_wrap=True)
         if self._still is not None and job.steps:
             still = self._picture(job, dashboard=self.dashboard.partition("?")[0])  # no token in it
             self._still.offer(still, share=job.step / job.steps)
         if self._live is not None:
             self._drawn = True
             self._live.update(self._picture(job, dashboard=self.dashboard), refresh=True)
-        elif last or self._is_due(job):
+        elif job.state != JobState.FAILED and (last or self._is_due(job)):
             self._last_plain = time.monotonic()
             self._console.print(plain_line(job), soft_wrap=True)
+
+    def _news(self, job: Watched, *, last: bool) -> list[dict[str, Any]]:
+        """Return the events to show: not those with the cause of a failure, told once at its end.
+
+        A failed member is shown one refresh late: by then it is known whether its job failed, too.
+        """
+        failed = job.state == JobState.FAILED
+        news = [event for event in job.events if event["kind"] not in QUIET_EVENTS]
+        late = [event for event in news if event["kind"] == "member-failed"]
+        known = [] if failed else self._late + (late if last else [])
+        self._late = late
+        return known + [
+            event
+            for event in news
+            if event["kind"] != "member-failed"
+            and not (failed and event["kind"] == "alarm" and job.job in event["text"])
+        ]
 
     def _is_due(self, job: Watched) -> bool:
         """Return whether to print a plain line: after every interval, and for the first loss."""
@@ -168,9 +186,8 @@ class View:
             parts = []  # nothing has begun
         elif kind != "command":  # which reports no steps
             parts = [bar(job), figures(job), *parts]
-        reason = job.view.get("reason") or (state == "paused" and job.view.get("paused_reason"))
-        if reason:
-            parts.insert(0, Text(str(reason), style="red" if state == "failed" else "yellow"))
+        if (reason := why_not_yet(job.view)) and state != JobState.FAILED:  # it is told at the end
+            parts.insert(0, Text(reason, style="yellow"))
         footer = Text(f"dashboard  {dashboard}", style="dim", overflow="fold")
         if self._note and not job.ended:
             footer.append(f"\n{self._note}")
@@ -182,8 +199,8 @@ class View:
 def plain_line(job: Watched) -> str:
     """Return the state of a job as one line."""
     parts = [f"{job.job} {shown_job_state(job.view)}"]
-    if job.state == JobState.WAITING and job.view.get("reason"):
-        parts.append(str(job.view["reason"]))
+    if not job.ended and (reason := why_not_yet(job.view)):
+        parts.append(reason)
     if job.view.get("kind") == "rl":
         return escape(" | ".join([*parts, *rl_line(job)]))
     swarm = job.view.get("swarm")

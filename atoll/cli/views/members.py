@@ -26,28 +26,42 @@ def members_table(members: list[dict[str, Any]]) -> RenderableType:
     """Return a row per member, and per further machine of one."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("node", no_wrap=True)
-    for heading in ("state", "step", "loss", "tokens/s", "sent", "received", "seen"):
+    kept = ["state", *_measured(members), "seen"]
+    for heading in kept:
         table.add_column(heading, justify="left" if heading == "state" else "right", no_wrap=True)
     nodes = Counter(str(member["node"]) for member in members)
     island = any(member.get("follower_of") for member in members)
     for member in members:
         named = island or nodes[str(member["node"])] > 1
-        table.add_row(*_member_row(member, named=named))
+        name, cells = _member_row(member, named=named)
+        table.add_row(name, *(cells[heading] for heading in kept))
     return table
 
 
-def _member_row(member: dict[str, Any], *, named: bool) -> list[str]:
-    """Return the cells of a member; `named` where its machine alone does not say which it is."""
+def _measured(members: list[dict[str, Any]]) -> list[str]:
+    """Return the columns that have values: a program need not train, or talk to others."""
+    trains = any(m.get("step") or m.get("loss") is not None for m in members)
+    talks = any(traffic(m, "sent_bytes") or traffic(m, "received_bytes") for m in members)
+    return [
+        *(["step", "loss", "tokens/s"] if trains else []),
+        *(["sent", "received"] if talks else []),
+    ]
+
+
+def _member_row(member: dict[str, Any], *, named: bool) -> tuple[str, dict[str, str]]:
+    """Return a member's name and its cells by column.
+
+    `named`: its machine alone does not say which member it is.
+    """
     seen, loss, state = member.get("last_seen_s"), member.get("loss"), shown_state(member)
     style = STATE_STYLE.get(str(member["state"]) if "," in state else state, "yellow")
-    return [
-        escape(str(member["node"]))
-        + (f" [dim]{escape(str(member['member']))}[/]" if named else ""),
-        f"[{style}]{escape(state)}[/]",
-        "-" if member.get("follower_of") else str(member.get("step") or 0),
-        "-" if loss is None else f"{loss:.3f}",
-        screen.count(float(member.get("tokens_per_s") or 0.0)),
-        screen.size(traffic(member, "sent_bytes")),
-        screen.size(traffic(member, "received_bytes")),
-        "-" if seen is None else f"{seen:.0f} s",
-    ]
+    name = escape(str(member["node"]))
+    return name + (f" [dim]{escape(str(member['member']))}[/]" if named else ""), {
+        "state": f"[{style}]{escape(state)}[/]",
+        "step": "-" if member.get("follower_of") else str(member.get("step") or 0),
+        "loss": "-" if loss is None else f"{loss:.3f}",
+        "tokens/s": screen.count(float(member.get("tokens_per_s") or 0.0)),
+        "sent": screen.size(traffic(member, "sent_bytes")),
+        "received": screen.size(traffic(member, "received_bytes")),
+        "seen": "-" if seen is None else f"{seen:.0f} s",
+    }

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.cli.views import screen
-from atoll.cli.views.job import Watched, shown_job_state
+from atoll.cli.views.job import Watched, shown_job_state, why_not_yet
 from atoll.cli.views.members import members_table
 from atoll.cli.views.paths import paths_part
 from atoll.cli.views.progress import bar, figures
@@ -136,7 +136,7 @@ def remarks(jobs: Sequence[dict[str, Any]]) -> RenderableType:
     """Return why jobs wait or are paused, and the last lines of the newest failed ones."""
     parts: list[RenderableType] = []
     for view in jobs:
-        state, reason = shown_job_state(view), view.get("reason") or view.get("paused_reason")
+        state, reason = shown_job_state(view), why_not_yet(view)
         if state in (JobState.WAITING, JobState.RUNNING, "paused") and reason:
             parts.append(f"[bold]{escape(view['job'])}[/] {escape(state)}: {escape(str(reason))}")
     return Group(*parts, failures(jobs))
@@ -191,15 +191,13 @@ def job_table(view: dict[str, Any]) -> RenderableType:
         parts.append(paths_part(view["paths"]))
     if watched.processes:
         parts.append(members_table(watched.processes))
-    if view["state"] == JobState.FAILED:
-        parts.append(failures([view], lines=len(view.get("last_lines") or [])))
     return Group(*parts)
 
 
 def _facts(view: dict[str, Any]) -> RenderableType:
     """Return what is known of a job, one fact a line; what does not apply is left out."""
     state = shown_job_state(view)
-    reason = view.get("reason") or (view.get("paused_reason") if state == "paused" else "")
+    reason = "" if state == JobState.FAILED else why_not_yet(view)  # which is told last
     each = " · ".join(filter(None, [view.get("island"), view.get("inner")]))
     rounds = f"{view['committed_round']} committed, {view['aborted_rounds']} aborted"
     facts = {

@@ -42,7 +42,11 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class Snapshot:
-    """The hub at one moment. `delta` is relative to snapshot `number - 1`."""
+    """The hub at one moment. `delta` is relative to snapshot `number - 1`.
+
+    Numbers begin at the time in milliseconds, faster than snapshots are made, so that no number
+    that a page knows from before a restart is used again.
+    """
 
     number: int
     made: float
@@ -55,7 +59,7 @@ class Snapshot:
     def bytes_after(self, number: int) -> bytes:
         """Return the JSON that updates a client from snapshot `number` to this one."""
         if number == self.number:
-            return _encode({"full": False, "time": self.content["time"]})
+            return _encode({"full": False, "number": number, "time": self.content["time"]})
         if number == self.number - 1:
             return self.delta
         self._full = self._full or _encode({"full": True, **self.content})
@@ -121,7 +125,10 @@ class SnapshotSource:
             ]
             self._queues_at = now + QUEUES_EVERY_S
         events = await self._events()
+        before = self._picture
+        number = before.number + 1 if before is not None else int(1000 * self._context.clock.wall())
         content = {
+            "number": number,
             "time": self._context.clock.wall(),
             "nodes": list(nodes.values()),
             "jobs": list(jobs.values()),
@@ -129,8 +136,7 @@ class SnapshotSource:
             "queues": self._queues,
             "hub_events": events,
         }
-        before = self._picture
-        delta: dict[str, Any] = {"full": False, "time": content["time"]}
+        delta: dict[str, Any] = {"full": False, "number": number, "time": content["time"]}
         if before is not None:
             delta |= {
                 "nodes": _changed("node", self._nodes, nodes),
@@ -143,7 +149,6 @@ class SnapshotSource:
             last = before.content["hub_events"][-1:]
             delta["hub_events"] = [e for e in events if not last or e["id"] > last[0]["id"]]
         self._nodes, self._jobs = nodes, jobs
-        number = before.number + 1 if before is not None else 1
         return Snapshot(number, now, content, _encode(delta))
 
     def _job_rows(self, now: float) -> Iterable[Row]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -41,6 +42,7 @@ _FIRST_LINES = 200
 _FIRST_EVENTS = 300
 ROUNDS_LATE_S = 3.0
 """How long after a verdict in memory its row is looked for in the database."""
+_GZIP_WBITS = 31
 _encode = msgspec.json.Encoder().encode
 
 
@@ -52,7 +54,11 @@ class EventStreams:
         self._snapshots: SnapshotSource | None = None
 
     async def answer(self, request: Request, context: Context) -> Response:
-        """GET /api/stream?job=J&points=ID: ticks; `points` is the last point the client has."""
+        """GET /api/stream?job=J&points=ID&since=N: ticks, compressed for who accepts that.
+
+        `points` is the last point that the client has of the job, `since` its last snapshot: a page
+        that goes to another job does not get all machines again.
+        """
         login = identity_of(request)
         if self._full(login):
             raise HttpRefused(
@@ -69,11 +75,11 @@ class EventStreams:
         if not context.stores.jobs.knows(job):
             job = ""
         cursors = Cursors.read(request.headers.get("last-event-id", ""), job)
-        had = request.query_params.get("points", "")
-        if had.isascii() and had.isdigit() and len(had) < 19:
-            cursors.points = max(cursors.points, int(had))
+        cursors.points = max(cursors.points, _number(request, "points"))
         feed = Feed(context, self._snapshots, cursors, role=login.role)
-        return _Stream(self, feed, login)
+        feed.seen = _number(request, "since")
+        compressed = "gzip" in request.headers.get("accept-encoding", "")
+        return _Stream(self, feed, login, compressed=compressed)
 
     @property
     def open(self) -> int:
@@ -85,6 +91,12 @@ class EventStreams:
             return self.open >= MAX_STREAMS
         others = sum(n for one, n in self.by_login.items() if one.role != "operator")
         return others >= MAX_OF_OTHERS or self.by_login[login] >= MAX_OF_ONE
+
+
+def _number(request: Request, name: str) -> int:
+    """Return a number of the query; -1 if it is missing or none."""
+    given = request.query_params.get(name, "")
+    return int(given) if given.isascii() and given.isdigit() and len(given) < 19 else -1
 
 
 class Cursors:
@@ -124,7 +136,8 @@ class Feed:
         self.snapshots = snapshots
         self._context = context
         self._role = role
-        self._seen = -1
+        self.seen = -1
+        """Number of the last snapshot that the client has."""
         self._job: dict[str, Any] = {}
         self._worth: dict[str, Any] = {}
         self._round: dict[str, Any] = {}
@@ -132,10 +145,13 @@ class Feed:
         self._verdicts = (-1, -1)
         self._rounds_until = 0.0
 
-    async def tick(self) -> tuple[bytes, bool]:
-        """Return one tick as JSON, and whether more is available already."""
+    async def tick(self) -> tuple[list[bytes], bool]:
+        """Return one tick as JSON in three parts, and whether more is available already.
+
+        The second part contains the ticket, and nothing that others may choose.
+        """
         snapshot = await self.snapshots.current()
-        own: dict[str, Any] = {"hub": self._hub()}
+        own: dict[str, Any] = {}
         more, jobs, job = False, self._context.stores.jobs, self.cursors.job
         if job:
             try:
@@ -145,10 +161,11 @@ class Feed:
                 if jobs.knows(job):
                     raise
             if not jobs.knows(job):  # perhaps deleted while its part of the tick was read
-                own, more, self.cursors = {"hub": own["hub"], "deleted": job}, False, Cursors("")
-        shared = snapshot.bytes_after(self._seen)
-        self._seen = snapshot.number
-        return shared[:-1] + b"," + _encode(own)[1:], more
+                own, more, self.cursors = {"deleted": job}, False, Cursors("")
+        shared = snapshot.bytes_after(self.seen)
+        self.seen = snapshot.number
+        hub = b',"hub":' + _encode(self._hub())
+        return [shared[:-1], hub, (b"," if own else b"") + _encode(own)[1:]], more
 
     def _hub(self) -> dict[str, Any]:
         context = self._context
@@ -246,10 +263,21 @@ class Feed:
 class _Stream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, streams: EventStreams, feed: Feed, login: Identity) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+    def __init__(
+        self, streams: EventStreams, feed: Feed, login: Identity, *, compressed: bool
+    ) -> None:
+        encoding = {"content-encoding": "gzip"} if compressed else {}
+        super().__init__(
+            headers={
+                "cache-control": "no-store",
+                "vary": "accept-encoding",
+                "x-accel-buffering": "no",
+                **encoding,
+            }
+        )
         del self.headers["content-length"]
         self._streams, self._feed, self._login = streams, feed, login
+        self._gzip = zlib.compressobj(1, wbits=_GZIP_WBITS) if compressed else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send ticks until the client disconnects or accepts none for too long."""
@@ -271,11 +299,22 @@ class _Stream(Response):
             gone.cancel()
 
     async def _send_tick(self, send: Send) -> bool:
-        tick, more = await self._feed.tick()
-        text = b"id: %s\ndata: %s\n\n" % (str(self._feed.cursors).encode(), tick)
+        (first, *others), more = await self._feed.tick()
+        begin = b"id: %s\ndata: %s" % (str(self._feed.cursors).encode(), first)
+        body = b"".join(map(self._packed, (begin, *others, b"\n\n")))
         async with asyncio.timeout(SEND_TIMEOUT_S):
-            await send({"type": "http.response.body", "body": text, "more_body": True})
+            await send({"type": "http.response.body", "body": body, "more_body": True})
         return more
+
+    def _packed(self, part: bytes) -> bytes:
+        """Return a part as it is sent.
+
+        A full flush forgets what came before: the lengths of parts with text that others choose
+        tell nothing of the ticket, which has a part of its own.
+        """
+        if self._gzip is None:
+            return part
+        return self._gzip.compress(part) + self._gzip.flush(zlib.Z_FULL_FLUSH)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -14,11 +14,12 @@ from atoll.hub.http.endpoint import (
     Json,
     audit_more,
     body_as,
+    compressed,
     forbidden,
     identity_of,
     number,
 )
-from atoll.hub.http.jobs import job_of
+from atoll.hub.http.jobs import job_of, view_of
 from atoll.hub.observability.history import HOUR_S
 from atoll.ids import is_follower, member_of_follower
 from atoll.wire.messages import Drain, RendezvousAddress
@@ -151,12 +152,13 @@ async def show_history(request: Request, context: Context) -> Response:
     """GET /api/history: `owner=O&from=T&to=T&points=N` for buckets, or `job=J&points=N`.
 
     `owner` is `node/NAME` or `JOB/MEMBER`; Unix times, by default the last hour. With `job` the
-    response is that of the metrics, thinned to `points` per member; readers continue from `last`.
+    response is that of the metrics, thinned to `points` per member, and the job's `view` without
+    its spec, so that a page draws both at once; readers continue from `last`.
     """
     points = int(number(request, "points", 300, low=2, high=MAX_POINTS))
     job, owner = request.query_params.get("job", ""), request.query_params.get("owner", "")
     if job:
-        return await _curves(context, job, points)
+        return await _curves(request, context, job, points)
     if not owner:
         raise ConfigError(
             "the owner of the history is missing",
@@ -166,11 +168,13 @@ async def show_history(request: Request, context: Context) -> Response:
     until = number(request, "to", context.clock.wall())
     since = number(request, "from", until - HOUR_S)
     found = await context.stores.history.read(owner, since=since, until=until, points=points)
-    return Json(found | {"from": since, "to": until})
+    return compressed(request, found | {"from": since, "to": until})
 
 
-async def _curves(context: Context, job: str, points: int) -> Response:
+async def _curves(request: Request, context: Context, job: str, points: int) -> Response:
     if not context.stores.jobs.knows(job):
         raise HttpRefused(404, HubError("there is no such job", given=repr(job[:100])))
     found = await context.stores.metrics.curves(job, points=points)
-    return Json({"last": found[-1]["id"] if found else 0, "points": found})
+    view = {name: value for name, value in view_of(context, job).items() if name != "spec"}
+    last = found[-1]["id"] if found else 0
+    return compressed(request, {"last": last, "points": found, "view": view})

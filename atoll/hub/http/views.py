@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from atoll.hub.http.progress import progress_of
 from atoll.hub.jobs.jobs import Job, Member
-from atoll.hub.jobs.people import standstill
+from atoll.hub.jobs.people import standstill, starting
 from atoll.hub.nodes.store import Node
 from atoll.hub.observability.held_out import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS
 from atoll.hub.observability.latest import Latest
@@ -57,6 +57,7 @@ def job_view(
         "min_nodes": job.min_nodes,
         "paused": bool(standstill(job)) and job.state == JobState.RUNNING,
         "paused_reason": standstill(job),
+        "starting": starting(job),
         "members": members,
         "members_placed": len(members),
         "members_running": len(running),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from atoll.hub.jobs.people import few
 
 MUCH = 0.2
 """A change of members, rates or round trips above this share is worth another plan."""
@@ -102,11 +104,6 @@ def _line(old: Line, new: Line, line: str, trip: str) -> Iterator[str]:
     was, became = old.latency_ms, new.latency_ms
     if was and became and abs(became - was) > max(LEAST_MS, MUCH * was):
         yield f"{trip} went from {was:.0f} to {became:.0f} ms"
-
-
-def few(names: Sequence[str]) -> str:
-    """Return names for people; of many only the first."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _first(found: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from atoll.config import JobSpec, NeedsTable, member_spec
+from atoll.hub.jobs.people import LISTED, few
 from atoll.wire.messages import NodeInfo, Offer
 
 GB = 1e9
@@ -18,9 +19,6 @@ MBPS = 1e6
 
 _SLACK = 1e-6
 """Relative tolerance, so that rounding of decimal shares does not prevent a placement."""
-
-LISTED = 3
-"""Most machines, and most reasons, that are named to people."""
 
 ABSENT = "not connected"
 
@@ -179,15 +177,9 @@ def summarized(reasons: Sequence[str]) -> str:
         node, _, why = reason.partition(": ")
         nodes.setdefault(why, []).append(node)
     order = sorted(nodes, key=lambda why: (why == ABSENT, -len(nodes[why])))
-    parts = [f"{_few(nodes[why])}: {why}" if why else _few(nodes[why]) for why in order[:LISTED]]
+    parts = [f"{few(nodes[why])}: {why}" if why else few(nodes[why]) for why in order[:LISTED]]
     left = sum(len(nodes[why]) for why in order[LISTED:])
     return "; ".join(parts) + (f"; and {left} more" if left else "")
-
-
-def _few(names: Sequence[str]) -> str:
-    if len(names) <= LISTED:
-        return ", ".join(names)
-    return f"{', '.join(names[: LISTED - 1])} and {len(names) - LISTED + 1} more"
 
 
 def _memory(place: Capacity) -> float:

@@ -150,3 +150,42 @@ def test_without_a_terminal_the_first_loss_is_shown_at_once() -> None:
 def test_waiting_job_says_what_for() -> None:
     job = watched(state="waiting", reason="needs 4 nodes, 1 is free")
     assert "needs 4 nodes" in plain_line(job)
+
+
+def test_starting_job_says_which_machines_it_waits_for() -> None:
+    why = "waiting for lap3 to start: loading torch, the model and the data"
+    job = watched(member(0, state="starting", step=0), starting=why)
+    assert why in plain_line(job)
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, record=True)
+    with View(console, dashboard="x") as view:
+        view.show(job)
+    assert why in console.export_text()
+
+
+def event(kind: str, text: str) -> dict[str, Any]:
+    return {"kind": kind, "text": text, "member": "w0"}
+
+
+def test_cause_of_a_failed_job_is_left_to_its_end() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=False, width=80)
+    with View(console, dashboard="x") as view:
+        job = watched(member(0))
+        job.events = [event("member-failed", "node0's worker ended with exit status 1: KeyError")]
+        view.show(job)
+        failed = watched(member(0), state="failed", reason="node0: KeyError")
+        failed.events = [event("alarm", "demo-1 failed: KeyError"), event("late", "node0 was late")]
+        view.show(failed, last=True)
+    assert "KeyError" not in file.getvalue()
+    assert "node0 was late" in file.getvalue()
+
+
+def test_failure_of_a_member_whose_job_goes_on_is_shown() -> None:
+    file = io.StringIO()
+    with View(Console(file=file, force_terminal=False, width=80), dashboard="x") as view:
+        job = watched(member(0))
+        job.events = [event("member-failed", "node0's worker was killed (SIGKILL); restarting")]
+        view.show(job)
+        job.events = []
+        view.show(job)
+    assert file.getvalue().count("(SIGKILL); restarting") == 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 
-from atoll.cli.views.tables import job_table, jobs_table, nodes_table, remarks
+from atoll.cli.views.tables import failures, job_table, jobs_table, nodes_table, remarks
 
 
 def shown(thing: Any, *, width: int = 80, soft_wrap: bool | None = None) -> str:
@@ -132,7 +132,7 @@ def test_remarks_say_why_jobs_wait_and_how_they_failed() -> None:
 
 
 def test_one_job_is_shown_in_full() -> None:
-    text = shown(job_table(FAILED), width=120)
+    text = shown(Group(job_table(FAILED), failures([FAILED], lines=9)), width=120)
     for words in ("four-1a2b", "1, on lap3", "2 of 2 used", "line 0", "exit status 3"):
         assert words in text
 

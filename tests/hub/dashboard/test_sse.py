@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +77,13 @@ def context_of(stores: Stores, live: Nobody | None = None) -> Context:
 OPERATOR = Identity("operator", "operator")
 
 
-def request(query: str = "", *, login: Identity = OPERATOR) -> Request:
-    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+def request(
+    query: str = "",
+    *,
+    login: Identity = OPERATOR,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> Request:
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": list(headers)}
     state = {"identity": login}
     return Request(scope | {"query_string": query.encode(), "state": state})
 
@@ -88,8 +95,8 @@ def feed_of(
 
 
 async def tick_of(feed: Feed) -> tuple[dict[str, Any], bool]:
-    data, more = await feed.tick()
-    tick: dict[str, Any] = json.loads(data)
+    parts, more = await feed.tick()
+    tick: dict[str, Any] = json.loads(b"".join(parts))
     return tick, more
 
 
@@ -257,6 +264,63 @@ def test_pages_get_all_once_and_then_only_what_changed(tmp_path: Path) -> None:
         assert live.looks == looks + 1, "all pages share one look"
         tick, _ = await tick_of(late)  # asked again within the same tick
         assert (tick["full"], "nodes" in tick) == (False, False)
+
+    with_stores(tmp_path, test)
+
+
+def test_a_page_that_goes_to_a_job_does_not_get_all_again(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        live = Nobody()
+        live.rows = [row("a")]
+        context, streams = context_of(stores, live), EventStreams()
+        first = await first_tick(streams, request(), context)
+        again = await first_tick(streams, request(f"since={first['number']}"), context)
+        assert (first["full"], again["full"], "nodes" in again) == (True, False, False)
+        older = await first_tick(streams, request(f"since={first['number'] - 5}"), context)
+        assert [one["node"] for one in older["nodes"]] == ["a"]
+
+    with_stores(tmp_path, test)
+
+
+async def first_tick(streams: EventStreams, asked: Request, context: Context) -> dict[str, Any]:
+    """Return the first tick of a stream; the client goes after it."""
+    body = await first_body(streams, asked, context)
+    found: dict[str, Any] = json.loads(body.partition(b"data: ")[2])
+    return found
+
+
+async def first_body(streams: EventStreams, asked: Request, context: Context) -> bytes:
+    sent, bodies = asyncio.Event(), list[bytes]()
+
+    async def gone_after_one() -> dict[str, Any]:
+        await sent.wait()
+        return {"type": "http.disconnect"}
+
+    async def take(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            bodies.append(message["body"])
+            sent.set()
+
+    await (await streams.answer(asked, context))({"type": "http"}, gone_after_one, take)
+    return bodies[0]
+
+
+def test_ticks_are_compressed_and_the_ticket_apart(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        live = Nobody()
+        live.rows = [row(f"node-{number}", said="atoll://h:1/s") for number in range(100)]
+        context, streams = context_of(stores, live), EventStreams()
+        plain = await first_body(streams, request(), context)
+        accepts = [(b"accept-encoding", b"gzip, deflate, br")]
+        packed = await first_body(streams, request(headers=accepts), context)
+        assert len(packed) < len(plain) / 4
+        unpack = zlib.decompressobj(wbits=31)
+        tick = json.loads(unpack.decompress(packed).partition(b"data: ")[2])
+        assert (len(tick["nodes"]), tick["hub"]["ticket"]) == (100, "atoll://h:1/s")
+        # What a machine says, the ticket itself too, does not change how long its part is.
+        live.rows = [row(f"node-{number}", said="atoll://h:1/t") for number in range(100)]
+        other = await first_body(EventStreams(), request(headers=accepts), context_of(stores, live))
+        assert len(other) == len(packed)
 
     with_stores(tmp_path, test)
 

@@ -26,6 +26,7 @@ const $ = (id) => document.getElementById(id);
 const store = new Store();
 let view = null;
 let shown = "";
+let fed = null; // the view that the stream's details are for; not the next one, which is being fetched
 let adding = null; // the dialog about another machine, while it is open
 
 // ----------------------------------------------------------------------------------- views
@@ -45,23 +46,32 @@ async function go() {
     view = new kind(store, wanted);
     $("main").replaceChildren(view.element);
     window.scrollTo(0, 0);
+    name(wanted, view);
     await follow(view);
-  }
+    if (!view.element.isConnected) return; // another one was chosen meanwhile
+  } else name(wanted, view);
+  if (store.time) view.update();
+}
+
+// In the bar and in the title of the window.
+function name(wanted, { title }) {
   for (const tab of $("views").children) {
     if (tab.dataset.view === wanted.name) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
-  document.title = `${view.title} · Atoll`;
-  if (store.time) view.update();
+  document.title = `${title} · Atoll`;
 }
 
 // The stream carries details of one job; showing another job needs another stream.
 async function follow(opened) {
   const job = opened.job ?? "";
-  if (stream.source && job === shown) return;
+  if (stream.source && job === shown) { fed = opened; return; }
   shown = job;
+  fed = null;
   if (job) await opened.begin();
-  if (view === opened) stream.open(job, () => opened.data?.last.points ?? 0);
+  if (view !== opened) return;
+  fed = opened;
+  stream.open(job, () => ({ since: store.number, ...(job ? { points: opened.data.last.points } : {}) }));
 }
 
 // ---------------------------------------------------------------------------------- stream
@@ -73,7 +83,7 @@ const stream = new Stream({
   },
   onTick: (tick) => {
     store.apply(tick);
-    view?.tick?.(tick);
+    if (view === fed) view?.tick?.(tick);
     if (document.hidden) return;
     showBar();
     view?.update();

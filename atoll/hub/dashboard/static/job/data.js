@@ -28,6 +28,7 @@ export class JobData {
   async load() {
     const found = await get("api/history", { job: this.name, points: FIRST_POINTS });
     if (!found) return;
+    this.view = found.view;
     this.#measure(found.points);
     this.last.points = found.last;
     this.changed.points = true;

@@ -10,18 +10,22 @@ import { fileAddress } from "./files.js";
 
 // One sentence: what, how, on how many machines; health; the slowest; the end.
 export function sentence(job, { alarms, worth, time }) {
-  const nodes = job.state === "running" ? job.members_running : job.state === "waiting" ? job.nodes_wanted : job.members_placed || job.nodes_wanted;
+  const nodes = job.state === "running" ? job.members_running || job.members_placed : job.state === "waiting" ? job.nodes_wanted : job.members_placed || job.nodes_wanted;
   const parameters = Math.max(0, ...job.members.map(({ values }) => values?.parameters ?? 0));
   const what = `${job.work || job.job}${parameters ? ` ${millions(parameters)}` : ""}`;
   const parts = [[what, job.method, job.kind === "command" ? "" : plural(nodes, "node")].filter(Boolean).join(", ")];
   if (job.state !== "running") return job.kind === "command" ? parts[0] : `${parts[0]}.`;
   const own = alarms.filter((alarm) => alarm.job === job.job);
-  const health = job.stopping ? "Stopping" : jobState(job) === "paused" ? "Paused" : own.length ? plural(own.length, "alarm") : "Healthy";
+  const health = job.stopping ? "Stopping" : jobState(job) === "paused" ? "Paused" : own.length ? plural(own.length, "alarm")
+    : job.starting && !job.members_running ? "" : job.progress.steps && !job.progress.step ? "No step is done yet" : "Healthy";
   const slowest = slowestOf(job, worth);
   const left = job.progress.left_s;
   parts.push([health, slowest ? `slowest ${slowest}` : "", left == null ? "" : `done about ${clock(time + left).slice(0, 5)}`].filter(Boolean).join("; "));
-  return `${parts.join(". ")}.`;
+  if (job.starting) parts.push(capital(job.starting));
+  return `${parts.filter(Boolean).join(". ")}.`;
 }
+
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 const MUCH_SLOWER = 0.9; // of the fastest; closer together none is called slow
 

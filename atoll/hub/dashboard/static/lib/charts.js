@@ -62,7 +62,7 @@ export class Chart {
   // unit: beside the title and along the axis; zero: the axis begins at 0; format: of its values;
   // mean: a bold one of the members; group: what it is linked with.
   constructor({ id, title, unit = "", zero = false, format = short, legend = true, mean = false, group = new ChartGroup() }) {
-    Object.assign(this, { title, zero, format, legend, mean, group, axis: "step", traces: null, marks: [] });
+    Object.assign(this, { title, zero, format, legend, mean, group, axis: "step", traces: null, marks: [], size: [0, 0] });
     this.svg = drawn("svg", { class: "plot", "aria-hidden": "true" });
     this.tip = element("div", { class: "tip", hidden: "" });
     this.target = element("div", { class: "chart", id, role: "img", "aria-label": `${title}: no values yet` }, this.svg, this.tip);
@@ -71,7 +71,10 @@ export class Chart {
     this.caption = element("span", null, title);
     this.keys = element("ul", { class: "legend" });
     this.element = element("figure", null, element("figcaption", null, this.caption, " ", this.note), this.target, this.keys);
-    this.watcher = new ResizeObserver(() => this.redraw());
+    this.watcher = new ResizeObserver(() => {
+      this.size = [this.target.clientWidth, this.target.clientHeight];
+      this.redraw();
+    });
     this.watcher.observe(this.target);
     this.#listen();
     group.charts.add(this);
@@ -88,7 +91,7 @@ export class Chart {
   }
 
   redraw() {
-    const width = this.target.clientWidth, height = this.target.clientHeight;
+    const [width, height] = this.size; // asked for here, it would lay out the page once per chart
     if (!this.traces || !width || !height) return;
     set(this.svg, { viewBox: `0 0 ${width} ${height}`, width, height });
     this.shown = this.#lines();

@@ -50,9 +50,9 @@ export class Stream {
     document.addEventListener("visibilitychange", () => this.#look());
   }
 
-  // Opens the stream with details of one job; `points()` is the id of the last known point.
-  open(job = "", points = () => 0) {
-    this.wanted = { job, points };
+  // Opens the stream with details of one job; `known()` is what the page has of it and of the hub.
+  open(job = "", known = () => ({})) {
+    this.wanted = { job, known };
     this.#connect();
   }
 
@@ -71,8 +71,8 @@ export class Stream {
 
   #connect() {
     this.source?.close();
-    const { job, points } = this.wanted;
-    const source = new EventSource(`api/stream?${new URLSearchParams(job ? { job, points: points() } : {})}`);
+    const { job, known } = this.wanted;
+    const source = new EventSource(`api/stream?${new URLSearchParams({ ...(job ? { job } : {}), ...known() })}`);
     source.onmessage = (message) => {
       if (source !== this.source) return;
       this.heard = performance.now();

@@ -6,6 +6,7 @@ const TIME_STEPS = [1, 2, 5, 10, 15, 30].map((n) => n * SECOND)
     [1, 2, 7, 14, 30, 90, 365].map((n) => n * DAY));
 const GAP_TIMES = 8; // a pause this many times longer than usual is an absence
 const GAP_S = 20;
+const HELD = 0.03; // of the axis: so long the last value of a curve counts in the mean
 
 // Round values between low and high, about `most` of them.
 export function ticks(low, high, most) {
@@ -65,25 +66,47 @@ export function gaps(time) {
   return new Set(pauses.flatMap((pause, place) => (pause > long ? [place + 1] : [])));
 }
 
-// The mean of several curves in `bins` intervals of x.
+// The mean of several curves in `bins` intervals of x. Where one has no point, its line between its
+// neighbours counts, so that the mean does not jump from one member to another; not beyond its ends,
+// except for a moment, and not while it was away.
 export function meanOf(curves, bins = 200) {
   const xs = curves.flatMap(({ x }) => [x[0], x.at(-1)]);
   const low = Math.min(...xs), width = (Math.max(...xs) - low) / bins || 1;
-  const cells = new Map();
-  curves.forEach(({ x, y }, owner) => y.forEach((value, at) => {
-    if (!Number.isFinite(value)) return;
-    const bin = Math.min(bins - 1, Math.floor((x[at] - low) / width));
-    const cell = cells.get(bin) ?? cells.set(bin, new Map()).get(bin);
-    const [sum, count, place] = cell.get(owner) ?? [0, 0, 0];
-    cell.set(owner, [sum + value, count + 1, place + x[at]]);
-  }));
+  const means = curves.map((curve) => binned(curve, low, width, bins));
   const mean = { x: [], y: [] };
-  for (const [, cell] of [...cells].sort(([a], [b]) => a - b)) {
-    const owners = [...cell.values()];
-    mean.x.push(owners.reduce((sum, [, count, place]) => sum + place / count, 0) / owners.length);
-    mean.y.push(owners.reduce((sum, [total, count]) => sum + total / count, 0) / owners.length);
+  for (const bin of [...new Set(means.flatMap((one) => one.map(({ bin: at }) => at)))].sort((a, b) => a - b)) {
+    const values = means.map((one) => between(one, bin, HELD * bins)).filter((value) => value != null);
+    const here = means.flatMap((one) => one.filter(({ bin: at }) => at === bin));
+    mean.x.push(here.reduce((sum, { x }) => sum + x, 0) / here.length);
+    mean.y.push(values.reduce((sum, value) => sum + value, 0) / values.length);
   }
   return mean;
+}
+
+// A curve as one point per interval that it has values in, ascending: {bin, x, y, after: a pause}.
+function binned({ x, y, gaps: broken = new Set() }, low, width, bins) {
+  const cells = new Map();
+  let after = false;
+  y.forEach((value, at) => {
+    after ||= broken.has(at);
+    if (!Number.isFinite(value)) return;
+    const bin = Math.min(bins - 1, Math.floor((x[at] - low) / width));
+    const cell = cells.get(bin) ?? cells.set(bin, { bin, x: 0, y: 0, count: 0, after }).get(bin);
+    Object.assign(cell, { x: cell.x + x[at], y: cell.y + value, count: cell.count + 1 });
+    after = false;
+  });
+  return [...cells.values()].map((cell) => ({ ...cell, x: cell.x / cell.count, y: cell.y / cell.count }));
+}
+
+// The value of a binned curve at an interval; undefined where it has none.
+function between(points, bin, held) {
+  const next = points.findIndex(({ bin: at }) => at >= bin);
+  const [before, after] = [points[next - 1] ?? (next < 0 ? points.at(-1) : undefined), points[next]];
+  if (after?.bin === bin) return after.y;
+  if (!before) return undefined;
+  if (!after) return bin - before.bin <= held ? before.y : undefined;
+  if (after.after) return undefined;
+  return before.y + ((after.y - before.y) * (bin - before.bin)) / (after.bin - before.bin);
 }
 
 // Index of the value nearest to `at` in ascending numbers; -1 in an empty list.

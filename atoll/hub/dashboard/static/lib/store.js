@@ -6,6 +6,7 @@ const MAX_EVENTS = 1000;
 export class Store {
   constructor() {
     this.time = 0;
+    this.number = 0; // of the hub's snapshot that the rows are of
     this.hub = { role: "", version: "", uptime_s: 0, rss_bytes: 0 };
     this.nodes = new Map();
     this.jobs = new Map();
@@ -20,6 +21,7 @@ export class Store {
 
   apply(tick) {
     this.time = tick.time;
+    this.number = tick.number;
     if (tick.hub) this.hub = tick.hub;
     if (tick.full) {
       this.nodes = new Map(tick.nodes.map((row) => [row.node, row]));
