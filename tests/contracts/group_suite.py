@@ -188,16 +188,22 @@ class GroupSuite:
         torch.testing.assert_close(results[0].tensors[0].double(), expected, atol=0.05, rtol=0.01)
 
     def test_no_weight_at_all_is_an_error_for_everybody(self, build: Build) -> None:
-        told = threading.Barrier(2)  # one that leaves before lets the other go on alone
+        told = threading.Barrier(2)  # the vote of one would end the exchange of the other
 
-        def member(group: Group) -> None:
+        def member(group: Group) -> str:
+            group.join(PeriodReport(group.committed_round, "base"))
+            work = group.reduce(values(group.me, (10,)), codec=make_codec("fp32"), weight=0.0)
             try:
-                one_round(group, values(group.me, (10,)), weight=0.0)
+                with pytest.raises(GroupError, match="nothing to average") as caught:
+                    work.wait(PATIENCE_S)
             finally:
                 told.wait(PATIENCE_S)
+            verdict = group.commit(None, ok=False, reason=str(caught.value))
+            assert not verdict.committed
+            return verdict.reason
 
-        results = build(2).run(member)
-        assert all(isinstance(result, GroupError) for result in results), results
+        for reason in together(build(2), member):
+            assert "nothing to average" in reason
 
     def test_rounds_follow_each_other(self, build: Build) -> None:
         def member(group: Group) -> list[Reduced]:

@@ -28,6 +28,7 @@ from atoll.checkpoint import DirectoryStore, Extras
 from atoll.codec import make_codec
 from atoll.config import StrategyTable
 from atoll.group.base import Work
+from atoll.group.period import PeriodReport
 from atoll.group.policy import GroupPolicy
 from atoll.island.peer_failure import is_peer_failure
 from atoll.strategies.base import Outer, extend_history_hash
@@ -86,20 +87,31 @@ def nursery(pipe: Connection) -> None:
             start: Start = pipe.recv()
         except EOFError:
             os._exit(0)
+        met, tell = os.pipe()
         children = []
         for rank in range(RANKS):
             child = os.fork()
             if not child:
                 pipe.close()
-                _be_a_rank(start, rank)
+                _be_a_rank(start, rank, tell)
             children.append(child)
+        os.close(tell)
         pipe.send(children)
+        with os.fdopen(met, "rb") as all_have:
+            if start.moment != "meeting":
+                together = len(all_have.read()) == RANKS  # until each has met the others or ended
+                pipe.send(together)
+                if not together:
+                    for child in children:
+                        os.kill(child, signal.SIGKILL)
+                        os.waitpid(child, 0)
+                    continue
         for _ in children:
             child, status = os.wait()
             pipe.send((child, os.waitstatus_to_exitcode(status)))
 
 
-def _be_a_rank(start: Start, rank: int) -> None:
+def _be_a_rank(start: Start, rank: int, tell: int) -> None:
     try:
         if start.victim == rank:
             _arrange(start.moment)
@@ -109,6 +121,8 @@ def _be_a_rank(start: Start, rank: int) -> None:
             "gloo", init_method=f"tcp://127.0.0.1:{start.port}", rank=rank, world_size=RANKS,
             timeout=timedelta(seconds=60),
         )  # fmt: skip
+        os.write(tell, b"m")
+        os.close(tell)
         led(lambda member: _live(member, start), NAME, table(steps=10_000), SQUARE)
     except BaseException as error:
         if not is_peer_failure(error):
@@ -180,6 +194,9 @@ class FarGroup:
         if error is not None:
             raise error
         return value
+
+    def announce(self, report: PeriodReport) -> None:
+        self.ask("announce", report)
 
     def join(self, round_: int, **named: Any) -> Any:
         return self.ask("join", round_, **{**named, "deadline": None})

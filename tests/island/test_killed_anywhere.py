@@ -23,7 +23,7 @@ from atoll.train.state.committed import CommittedState
 from tests.island import doomed
 from tests.island.doomed import AFTER, BEFORE, ENDED, LOST, RANKS, STARTING, Start
 from tests.island.leading import by_itself, table
-from tests.island.pool import free_port
+from tests.island.pool import MEETINGS, free_port
 from tests.patience import PATIENCE_S
 from tests.tiers import sampled
 
@@ -70,12 +70,16 @@ class World:
             self.group = self.groups.add("w0")
         self.moment, self.victim = moment, victim
         self.standing.clear()
-        order = Start(
-            free_port(), str(self.folder / "hub"), self.key, self.folder / "job", late,
-            moment, victim,
-        )  # fmt: skip
-        self.pipe.send(order)
-        self.pids = self._hear()
+        for _ in range(MEETINGS):
+            order = Start(
+                free_port(), str(self.folder / "hub"), self.key, self.folder / "job", late,
+                moment, victim,
+            )  # fmt: skip
+            self.pipe.send(order)
+            self.pids = self._hear()
+            if moment == "meeting" or self._hear():
+                return
+        raise AssertionError("the ranks did not meet")
 
     def _hear(self) -> Any:
         assert self.pipe.poll(PATIENCE_S), "the ranks neither die nor end"
