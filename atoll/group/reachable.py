@@ -11,8 +11,8 @@ from atoll.errors import AtollError
 from atoll.group.base import Work
 from atoll.group.hub_requests import HubRequests
 from atoll.group.routes.rendezvous_store import probe_peers
-from atoll.rounds.ring_order import MOST
 from atoll.wire.messages import Peer, Roster, RosterReply
+from atoll.wire.round_messages import MOST_LINES
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class ReachablePeers:
 
         def look() -> None:
             try:
-                peers = self._all_of(wanted) if 1 < wanted <= MOST else []
+                peers = self._all_of(wanted) if 1 < wanted <= MOST_LINES else []
             except AtollError as error:  # e.g. this member leaves
                 log.debug("%s does not know yet whom it will meet: %s", self._me, error)
             else:

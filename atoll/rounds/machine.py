@@ -103,7 +103,7 @@ class RoundMachine(Quorum):
                 return []
             effects += self.attempt.leave(member)
         self.members.states[member] = RoundMemberState.LIVE
-        self.lines.learn(member, body.lines)
+        self.lines.learn(member, body.lines, among=self.members.states)
         if body.round == self.committed_round:  # `quorum.py` decides about later rounds
             self.proved(member, body.base)
             if body.lease is not None:

@@ -11,12 +11,10 @@ neighbours are near in the order has short hops, too.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-Line = tuple[float, float]
-"""Round trip in seconds and bytes per second, from one member to another."""
+from atoll.wire.round_messages import MOST_LINES, Line
 
 PIECE_BYTES = 1 << 20
 """What a hop carries at once, see `RING_SEGMENT` of `group/collectives/adding.py`."""
@@ -27,8 +25,6 @@ LEAST = 4
 NEAR_S = 0.01
 """Where no round trip is longer all are at one place: each member's own line decides, whatever the
 order, and rates measured on busy machines are noise."""
-MOST = 64
-"""Members whose lines are measured, and ordered; beyond, all stay as they are."""
 WORTH = 0.9
 """Another order must take at most this share of the present one: sums of other orders have
 other last bits, which noise in a measurement must not choose."""
@@ -42,12 +38,11 @@ class MeasuredLines:
     _members: list[str] = field(default_factory=list)
     _ring: list[str] = field(default_factory=list)
 
-    def learn(self, member: str, lines: Mapping[str, Line]) -> None:
-        """Take what a member has measured from others to itself; nonsense is left out."""
-        for other, (trip_s, bytes_per_s) in itertools.islice(lines.items(), MOST):
-            found = (trip_s, bytes_per_s)
-            usable = all(map(math.isfinite, found)) and trip_s >= 0 and bytes_per_s > 0
-            if usable and self.lines.get((other, member)) != found:
+    def learn(self, member: str, lines: Mapping[str, Line], *, among: Container[str]) -> None:
+        """Take what a member has measured from others to itself; `among`: the job's members."""
+        for other, found in lines.items():
+            known = other in among and other != member
+            if known and self.lines.get((other, member)) != found:
                 self.lines[other, member] = found
                 self._members = []
 
@@ -66,7 +61,7 @@ def ring_order(members: Sequence[str], lines: Mapping[tuple[str, str], Line]) ->
     Lines that were not measured count like the slower half of the others.
     """
     n = len(members)
-    if not LEAST <= n <= MOST or all(trip_s <= NEAR_S for trip_s, _ in lines.values()):
+    if not LEAST <= n <= MOST_LINES or all(trip_s <= NEAR_S for trip_s, _ in lines.values()):
         return []
     usual = sorted(lines.values(), key=_hop_s)[len(lines) // 2]
     hops = [[lines.get((a, b), usual) for b in members] for a in members]

@@ -15,7 +15,8 @@ at once, who computes the last step, the contribution and the packet.
 
 The checker never sees the member's digests, so it cannot claim to have found them. Whoever is
 silent at its turn for longer than the patience: the member gets a strike, a checker or a judge is
-replaced by another.
+replaced by another. A checker that falls silent after it has named other digests takes nothing
+back: the judges then compute from the beginning to the first mark that differs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from atoll.wire.messages import Commitment, VerificationAnswer, VerificationTask
 
 LONGEST = 5.0
 """Times the patience for which a member may say that it is still computing."""
+
+TRIAL = "trial"
+"""Why a round is computed again by a checker that has accused falsely before."""
 
 HELPERS = 3
 """Checkers, or judges, that are asked one after the other before a challenge is given up."""
@@ -113,6 +117,8 @@ class Challenge:
     """What the round ends in, as the checker found it."""
     final: bool = False
     """Whether the difference is after the last step."""
+    begin: int = 0
+    """A judge computes the steps after this one."""
     part: tuple[int, int] = (0, 0)
     """Steps between which the first difference lies."""
     sides: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -142,7 +148,7 @@ class Challenge:
         facts = self.facts
         first, last = {
             Stage.DETAIL: self.part, Stage.STATE: (0, self.step - 1),
-            Stage.JUDGE: (self.step - 1, self.step),
+            Stage.JUDGE: (self.begin, self.step),
         }.get(self.stage, (0, facts.steps))  # fmt: skip
         return VerificationTask(
             challenge=self.number, kind=self.stage, member=self.member, round=facts.round,
@@ -261,14 +267,15 @@ class Challenge:
             self.final, self.step = False, first + at
         else:
             self.step = last if self.final else first + first_difference(own, found)
+        self.begin = self.step - 1
         self._next(Stage.JUDGE if self.step == 1 else Stage.STATE, now)
 
     def _judged(self, body: VerificationAnswer, now: float) -> None:
-        if body.failed or len(body.digests) != 1:
+        if body.failed or len(body.digests) != self.step - self.begin:
             self._without(self.judge, now)
             return
         outcome = Outcome(body.closing, body.contribution, body.packet)
-        (digest,) = body.digests
+        digest = body.digests[-1]
         own = self.sides[self.member][self.step] == digest
         other = self.sides[self.checker][self.step] == digest
         if self.final and own:
@@ -292,7 +299,10 @@ class Challenge:
 
     def _difference(self) -> str:
         if not self.final:
-            return f"step {self.step} of {self.facts.steps} was not computed as the job says"
+            steps = f"step {self.step}"
+            if self.step - self.begin > 1:
+                steps = f"one of the steps {self.begin + 1} to {self.step}"
+            return f"{steps} of {self.facts.steps} was not computed as the job says"
         one, other = self._own_outcome, self._found
         if one.contribution != other.contribution:
             return "the contribution is not the difference that its steps made"
@@ -306,7 +316,7 @@ class Challenge:
         """Give the open place of checker or judge to the first of `candidates` that may have it."""
         if self.stage == Stage.REPLAY and not self.checker:
             free = [name for name in candidates if name not in (self.member, *self.asked)]
-            if not free or len(self.asked) >= HELPERS:
+            if not free or len(self.asked) >= (1 if self.why == TRIAL else HELPERS):
                 self.settle(Result.UNCHECKED, "", "there is nobody to compute it again")
                 return
             self.checker = free[0]
@@ -343,6 +353,10 @@ class Challenge:
         """A checker or a judge is of no use: another one takes its place."""
         if helper == self.judge and self.stage == Stage.JUDGE:
             self.judge = ""
+        elif helper == self.checker and self.stage in (Stage.DETAIL, Stage.STATE):
+            # What it has named stands: it is judged without its help.
+            self.step, self.begin = self.part[1], 0
+            self._next(Stage.JUDGE, now)
         elif helper == self.checker:
             self.checker, self.found, self.final, self.step = "", None, False, 0
             self.details.clear()

@@ -17,12 +17,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from atoll.verification.challenge import Challenge, Facts, Result, Stage
+from atoll.verification.challenge import TRIAL, Challenge, Facts, Result, Stage
 from atoll.verification.draw import Draw
 from atoll.verification.record import MemberBook, MemberRecord, SettledChallenge, VerificationRecord
 from atoll.verification.scores import odd_ones, rated
 from atoll.verification.trace import FRESH, mark_positions, planned_steps
 from atoll.wire.messages import Commitment, Look, VerificationAnswer, VerificationTask
+
+DECIDED = (Result.PASSED, Result.FAILED, Result.ACCUSED_FALSELY)
 
 PATIENCE_S = 120.0
 PATIENCE_ROUNDS = 10.0
@@ -122,10 +124,31 @@ class VerificationLedger:
                 continue
             self._uncheckable.discard(member)
             self.draw.challenged(member)
-            self.number += 1
-            challenge = replace(sound[member], number=self.number, why=why)
-            self.open[self.number] = challenge
+            self._open(sound.pop(member), why)
+        self._try_accusers(sound)
         return notices
+
+    def _open(self, sound: Challenge, why: str, *, checker: str = "") -> None:
+        self.number += 1
+        asked = [checker] if checker else []
+        self.open[self.number] = replace(
+            sound, number=self.number, why=why, checker=checker, asked=asked
+        )
+
+    def _try_accusers(self, sound: dict[str, Challenge]) -> None:
+        """Let each member that accused falsely compute a round of somebody who is trusted."""
+        waiting = {one.checker for one in self.open.values() if one.why == TRIAL}
+        waiting |= {one.member for one in self.open.values()}
+        for accuser in sorted(self.draw.on_trial.keys() & sound.keys() - waiting):
+            usual = self._arithmetic.get(accuser)
+            free = [
+                name for name in sorted(sound.keys() - self.draw.distrusted)
+                if name not in waiting and self._arithmetic.get(name) == usual
+            ]  # fmt: skip
+            if len(free) > 1:  # one to be checked, one to judge
+                member = free[self.draw.random.randrange(len(free))]
+                waiting.add(member)
+                self._open(sound[member], TRIAL, checker=accuser)
 
     def _contradiction(
         self, record: MemberRecord, round_: int, known: MemberRound,
@@ -171,10 +194,15 @@ class VerificationLedger:
         found = [
             name for name in sorted(live)
             if name != member and self._arithmetic.get(name) == arithmetic
-            and not self.book.of(name).evicted and name not in self.draw.watched
+            and not self.book.of(name).evicted and name not in self.draw.distrusted
         ]  # fmt: skip
         load = Counter(name for one in self.open.values() for name in one.waits_for)
-        return sorted(found, key=lambda name: (load[name], self.draw.random.random()))
+
+        def order(name: str) -> tuple[int, bool, float]:
+            # Who has never checked anybody comes first: so one that accuses falsely shows early.
+            return load[name], self.book.of(name).checks > 0, self.draw.random.random()
+
+        return sorted(found, key=order)
 
     def _cannot(self, member: str) -> list[Notice]:
         """Say once that a member cannot be checked."""
@@ -246,22 +274,28 @@ class VerificationLedger:
                     ", ".join(one.judges), one.step, one.guilty, one.reason, *one.gains,
                 )
             )  # fmt: skip
-            if one.result in (Result.PASSED, Result.FAILED, Result.ACCUSED_FALSELY):
+            on_trial = one.why == TRIAL and one.result == Result.PASSED
+            if one.checker and one.result in DECIDED:
+                self.book.of(one.checker).checks += 1
+                if one.why == TRIAL or one.result == Result.ACCUSED_FALSELY:
+                    falsely = one.result == Result.ACCUSED_FALSELY
+                    self.draw.accused(one.checker, falsely=falsely)
+            if one.result in DECIDED and not on_trial:  # nobody believes it that all was right
                 record.checked += 1
-            if one.result in (Result.PASSED, Result.ACCUSED_FALSELY):
-                record.passed += 1
-                self.draw.passed(one.member)
-            if one.result == Result.PASSED and any(one.gains):
+                if one.result != Result.FAILED:
+                    record.passed += 1
+                    self.draw.passed(one.member)
+            if one.result == Result.PASSED and any(one.gains) and not on_trial:
                 record.own, record.held_out = own, held_out = one.gains
                 record.rating = rated(record.rating, own=own, held_out=held_out)
-            elif one.result == Result.UNCHECKED:
+            elif one.result == Result.UNCHECKED and one.why != TRIAL:
                 self.draw.again.add(one.member)
             where = f"round {one.facts.round}"
             if one.result == Result.FAILED:
                 notices += self._strike(one.member, f"{where}: {one.reason}")
             elif one.result == Result.ACCUSED_FALSELY:
-                text = f"{where}: as checker of {one.member}, {one.reason}"
-                notices += self._strike(one.checker, text)
+                text = f"{where}: it accused {one.member} falsely: {one.reason}"
+                notices += self._strike(one.checker, text, accuser=True)
             elif one.result == Result.UNDECIDED:
                 text = f"{one.member} in {where}: {one.reason}"
                 notices.append(Notice("undecided", one.member, text))
@@ -275,14 +309,17 @@ class VerificationLedger:
         self.book.settled.append(found)
         self.book.of(member).checked += 1
 
-    def _strike(self, member: str, reason: str) -> list[Notice]:
+    def _strike(self, member: str, reason: str, *, accuser: bool = False) -> list[Notice]:
         if self.book.of(member).evicted:
+            self.draw.forget(member)
             return []
+        self.book.of(member).accused_falsely += accuser
         evicted = self.book.strike(member, reason)
         count = len(self.book.of(member).strikes)
         notices = [Notice("strike", member, f"{member}: strike {count} in {reason}")]
         if not evicted:
-            self.draw.struck(member)
+            if not accuser:
+                self.draw.struck(member)
             return notices
         self.draw.forget(member)
         for number, one in list(self.open.items()):
@@ -309,6 +346,8 @@ class VerificationLedger:
         for member, one in known.members.items():
             if one.checked:
                 self.draw.challenged(member)  # not a newcomer any more
-            if one.strikes and not one.evicted:
+            if len(one.strikes) > one.accused_falsely and not one.evicted:
                 self.draw.struck(member)
+            if one.accused_falsely and not one.evicted:
+                self.draw.accused(member, falsely=True)
         self.draw.again = set(known.again)

@@ -22,6 +22,10 @@ class MemberRecord(msgspec.Struct, omit_defaults=True):
     passed: int = 0
     strikes: list[str] = []
     """Why each was given."""
+    checks: int = 0
+    """Rounds of others that it has computed again."""
+    accused_falsely: int = 0
+    """Strikes that it got for naming digests of another's round that judges did not find."""
     evicted: bool = False
     round: int = -1
     """The last one that it committed to."""

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from atoll.wire.member_messages import Lease
 from atoll.wire.message import Digest, Message, Name, Number
+
+MOST_LINES = 64
+"""Members that measure the lines between them; among more, nobody does."""
+
+MOST_MARKS = 64
+"""Digests of states in one commitment."""
+
+TripSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+BytesPerSecond = Annotated[float, msgspec.Meta(gt=0.0, le=1e15)]
+
+Line = tuple[TripSeconds, BytesPerSecond]
+"""Round trip in seconds and bytes per second, from one member to another."""
 
 
 class Roster(Message, frozen=True):
@@ -44,7 +58,7 @@ class MemberStats(Message, frozen=True):
 class Commitment(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a member says that it computed in a round, before it is known who is checked.
 
-    Digests are 32 hex digits (BLAKE2b). A *state* is the model with the member's own part: the
+    Digests are 32 hex digits (BLAKE3). A *state* is the model with the member's own part: the
     optimizer's tensors.
     """
 
@@ -56,16 +70,16 @@ class Commitment(msgspec.Struct, frozen=True, omit_defaults=True):
     """Optimizer steps that the member took in them."""
     slot: Number
     """Data slot that it read, from `cursor` on; an empty one: from its beginning."""
-    cursor: dict[str, Number] = {}
-    opening: str = ""
+    cursor: Annotated[dict[Name, Number], msgspec.Meta(max_length=16)] = {}
+    opening: Digest = ""
     """Digest of the own part before the first step."""
-    closing: str = ""
+    closing: Digest = ""
     """Digest of the own part after the last step."""
-    marks: list[str] = []
+    marks: Annotated[list[Digest], msgspec.Meta(max_length=MOST_MARKS)] = []
     """Digests of the states after the marked steps, see `verification/trace.py`."""
-    contribution: str = ""
+    contribution: Digest = ""
     """Digest of the update, before it is encoded."""
-    arithmetic: str = ""
+    arithmetic: Name = ""
     """Processor type and library versions: members that name the same one compute the same bits."""
 
 
@@ -77,8 +91,8 @@ class RoundJoin(Message, frozen=True):
     """Digest of the committed state that this member holds."""
     reachable: list[str] = []
     """Members that accepted a connection at `dial`; empty if only the relay is allowed."""
-    lines: dict[str, tuple[float, float]] = {}
-    """Member -> what was measured from it to this one: round trip in seconds, bytes per second."""
+    lines: Annotated[dict[Name, Line], msgspec.Meta(max_length=MOST_LINES)] = {}
+    """Member -> what was measured from it to this one."""
     tokens: int = 0
     """Tokens trained in total, for the record."""
     steps: int = 0

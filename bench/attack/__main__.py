@@ -6,6 +6,7 @@ role has: nothing, a ticket, a token, a node, a member of the job. Then the deco
 last line of stdout is JSON; the exit status is 1 when a promise is broken or an attack failed.
 
     held, broken, not_tried, failed    how many attacks had this end
+    not_fuzzed                         decoders whose process did not start: they say nothing
     rows                               of each: attack, promise, verdict, what was seen, seconds
     fuzz                               of each decoder: executions, per second, crashes
 """
@@ -106,6 +107,7 @@ def main() -> int:
         ),
         "hours_fuzzed": round(sum(one.seconds for one in fuzzed) / 3600, 3),
         "crashes": sum(len(one.crashes) for one in fuzzed),
+        "not_fuzzed": sum(bool(one.not_fuzzed) for one in fuzzed),
     }
     emit(result, [{name: getattr(row, name) for name in _COLUMNS} for row in rows])
     return 1 if counts["broken"] or counts["failed"] or result["crashes"] else 0
@@ -120,7 +122,8 @@ def fuzz(seconds: float) -> list[Found]:
     for one in fuzz_all(list(targets()), seconds=seconds, engine=engine):
         sys.stderr.write(
             f"fuzz {one.decoder}: {one.executions} executions, {one.per_second:,.0f} a second, "
-            f"{one.kept} inputs kept, {len(one.crashes)} crashes\n"
+            f"{one.kept} inputs kept, {len(one.crashes)} crashes"
+            f"{', not fuzzed: ' * bool(one.not_fuzzed)}{one.not_fuzzed}\n"
         )
         for crash in one.crashes:
             sys.stderr.write(f"  {crash['error']}; input in base64: {crash['input'][:400]}\n")

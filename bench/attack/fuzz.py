@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = str(ROOT / "atoll")
@@ -38,8 +38,15 @@ LARGE_MB = 1_024.0
 
 MOST_CRASHES = 5
 
-SLACK_S = 120.0
-"""For the start of a process that fuzzes, on a busy machine."""
+START_S = 900.0
+"""For the start of a process that fuzzes: a busy machine loads libraries for minutes. Who does not
+start says nothing about its decoder, so this is no crash."""
+
+BEGINS = "fuzzing: "
+"""Before the name of a decoder in the standard error of a process that fuzzes."""
+
+END_S = 120.0
+"""For its end, beyond its time and one slow input."""
 
 
 @dataclass
@@ -53,6 +60,8 @@ class Found:
     kept: int = 0
     """Inputs that reach what others do not."""
     crashes: list[dict[str, str]] = field(default_factory=list)
+    not_fuzzed: str = ""
+    """Why nothing was tried; empty: it was."""
 
     @property
     def per_second(self) -> float:
@@ -72,20 +81,25 @@ def fuzz_all(names: list[str], *, seconds: float, engine: str) -> Iterator[Found
 
 def _in_process(names: list[str], seconds: float, engine: str) -> list[Found]:
     words = [sys.executable, "-m", "bench.attack.fuzz", str(seconds), engine]
-    limit_s = len(names) * seconds + SLACK_S + 2 * SLOW_S
+    limit_s = len(names) * (seconds + 2 * SLOW_S) + END_S
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            done = subprocess.run(
-                [*words, folder, *names], capture_output=True, text=True, errors="replace",
-                check=False, cwd=ROOT, timeout=limit_s,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return [_failed(name, engine, "it did not end") for name in names]
+        done = run([*words, folder, *names], limit_s=limit_s)
+        begun = re.findall(f"^{BEGINS}(.*)$", done.stderr, re.MULTILINE)
+        if not begun and done.status is None:
+            why = f"its process did not start within {START_S:.0f} s"
+            return [Found(name, engine, not_fuzzed=why) for name in names]
+        error = "it did not end" if done.status is None else done.stderr[-400:]
         if engine != "atheris":
             lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
             told = [Found(**json.loads(line)) for line in lines]
             missing = names[len(told) :]
-            return told + [_failed(name, engine, done.stderr[-400:]) for name in missing]
+            return told + [
+                _failed(name, engine, error) if number == 0
+                else Found(name, engine, not_fuzzed=f"{missing[0]} ended the process")
+                for number, name in enumerate(missing)
+            ]  # fmt: skip
+        if done.status is None:
+            return [_failed(names[0], engine, error)]
         found = Found(names[0], engine, *_read_libfuzzer(done.stderr))
         for path in Path(folder).glob("*-*"):
             if path.name.partition("-")[0] in ("crash", "timeout", "oom"):
@@ -93,9 +107,47 @@ def _in_process(names: list[str], seconds: float, engine: str) -> list[Found]:
                     "error": _last_error(done.stderr) or path.name.partition("-")[0],
                     "input": base64.b64encode(path.read_bytes()).decode(),
                 })  # fmt: skip
-    if done.returncode and not found.crashes:
-        return [_failed(names[0], engine, done.stderr[-400:])]
+    if done.status and not found.crashes:
+        return [_failed(names[0], engine, error)]
     return [found]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process that fuzzes ended."""
+
+    status: int | None
+    """None: it was killed, because it took too long to start or to end."""
+    stdout: str
+    stderr: str
+
+
+def run(words: list[str], *, limit_s: float, start_s: float = START_S) -> Ended:
+    """Run a process for at most so long after it has begun to fuzz, which it says itself."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(words, stdout=out, stderr=err, cwd=ROOT)
+        deadline, begun = time.monotonic() + start_s, False
+        status: int | None = None
+        try:
+            while (status := process.poll()) is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+                if not begun and BEGINS in _text(err):
+                    begun, deadline = True, time.monotonic() + limit_s
+        finally:
+            if status is None:
+                process.kill()
+                process.wait()
+        return Ended(status, _text(out), _text(err))
+
+
+def _text(file: IO[bytes]) -> str:
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+
+def begins(name: str) -> None:
+    """Say that everything is loaded, and this decoder is fuzzed now."""
+    sys.stderr.write(f"{BEGINS}{name}\n")
+    sys.stderr.flush()
 
 
 def _failed(name: str, engine: str, error: str) -> Found:
@@ -140,6 +192,7 @@ def with_atheris(name: str, *, seconds: float, folder: str) -> None:
         f"-timeout={SLOW_S:.0f}", f"-rss_limit_mb={4 * LARGE_MB:.0f}",
         f"-artifact_prefix={folder}/",
     ]  # fmt: skip
+    begins(name)
     atheris.Setup([sys.argv[0], *options, str(corpus)], target)
     atheris.Fuzz()
 
@@ -185,13 +238,14 @@ def with_own_loop(name: str, *, seconds: float, seed: int = 1) -> Found:
     from bench.attack.decoders import targets
 
     target, rng, coverage = targets()[name], random.Random(seed), Coverage()
+    begins(name)
     corpus, seen = [*target.seeds], set[tuple[CodeType, int, int]]()
     found = Found(name, "own")
     began, kinds = time.monotonic(), set[str]()
     waiting = list(corpus)
-    while (now := time.monotonic()) - began < seconds:
+    while time.monotonic() - began < seconds:
         data = waiting.pop() if waiting else _changed(rng, corpus)
-        before_mb = _peak_mb()
+        before_mb, before_s = _peak_mb(), time.process_time()
         try:
             with coverage:
                 target(data)
@@ -200,8 +254,8 @@ def with_own_loop(name: str, *, seconds: float, seed: int = 1) -> Found:
             where = traceback.extract_tb(failure.__traceback__)[-1]
             error = f"{type(failure).__name__} at {Path(where.filename).name}:{where.lineno}"
         found.executions += 1
-        if time.monotonic() - now > SLOW_S:
-            error = f"it took {time.monotonic() - now:.0f} s"
+        if (took_s := time.process_time() - before_s) > SLOW_S:
+            error = f"it took {took_s:.0f} s of the processor"
         elif _peak_mb() - before_mb > LARGE_MB:
             error = f"it took {_peak_mb() - before_mb:.0f} MB"
         if error and error not in kinds and len(kinds) < MOST_CRASHES:

@@ -22,6 +22,7 @@ from atoll.wire.limits import CHUNK_BYTES, MAX_CONTROL_BYTES
 from atoll.wire.member_messages import Recover, Register, Registered, Sources, Standing
 from atoll.wire.messages import (
     Beat,
+    Commitment,
     Done,
     Failure,
     LogLines,
@@ -323,6 +324,11 @@ def keep_the_hub_busy_with_one_frame(site: Site) -> str:
         "points": Metrics("i", 1, [Point(0.0, 1, 0, {})] * 80_000),
         "leases": QueueAckMany(f"{job}/q", [f"{n}.x" for n in range(300_000)]),
         "figures": Beat(stats={str(n): 0.0 for n in range(200_000)}),
+        "measured lines": RoundJoin(0, "", lines={f"w{n}": (0.1, 1e6) for n in range(100_000)}),
+        "lines of no length": RoundJoin(0, "", lines={"w0": (float("nan"), 1e6)}),
+        "a long commitment": RoundJoin(
+            0, "", commitment=Commitment(0, 1, 1, 0, marks=["d" * 32] * 50_000)
+        ),
     }
     address, longest = f"{job}/{member.launch.member}", 0.0
     for number, (what, body) in enumerate(frames.items()):

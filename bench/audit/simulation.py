@@ -164,7 +164,7 @@ class _Run:
         shares = [live[name].share(turn) for name, turn in turns.items()]
         looks = self._look(shares) if self._looked_at else {}
         plan = RoundPlan(
-            "", round_, round_, list(live), "relay", unweighted=[*self._ledger.draw.watched]
+            "", round_, round_, list(live), "relay", unweighted=[*self._ledger.draw.distrusted]
         )
         shares = weighed(shares, plan, refused=())
         codec = next(iter(live.values())).built.codec

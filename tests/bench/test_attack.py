@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.attack import strangers
+from bench.attack import fuzz, strangers
 from bench.attack.attacks import Attack, BrokenPromise, NotTried, hold
 from bench.attack.decoders import targets
-from bench.attack.fuzz import fuzz_all
+from bench.attack.fuzz import BEGINS, fuzz_all, run
 from bench.attack.site import Site
 from bench.kit.cluster import Cluster
 
@@ -68,3 +68,22 @@ def test_verdicts_follow_from_how_an_attack_ends(tmp_path: Path) -> None:
     assert end(OSError("the attack itself failed")) == "failed"
     with pytest.raises(BrokenPromise, match="gave way"):
         hold([], "it gave way")
+
+
+def test_slow_start_is_no_crash_and_a_hang_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time counts from when a decoder is fuzzed; what never starts says nothing about it."""
+    slow = f"import sys, time; time.sleep(1); print({BEGINS!r} + 'x', file=sys.stderr, flush=True)"
+    assert run([sys.executable, "-c", slow], limit_s=30.0).status == 0
+    hangs = f"{slow}; time.sleep(600)"
+    assert run([sys.executable, "-c", hangs], limit_s=0.5).status is None
+    assert BEGINS in run([sys.executable, "-c", hangs], limit_s=0.5).stderr
+    for engine in ("own", "atheris"):
+        monkeypatch.setattr(fuzz, "run", lambda words, *, limit_s: fuzz.Ended(None, "", ""))
+        found = list(fuzz_all(["frame", "codec fp32"], seconds=1.0, engine=engine))
+        assert [(one.crashes, "did not start" in one.not_fuzzed) for one in found] == [
+            ([], True), ([], True)
+        ]  # fmt: skip
+        hung = fuzz.Ended(None, "", f"{BEGINS}frame\n")
+        monkeypatch.setattr(fuzz, "run", lambda words, *, limit_s, hung=hung: hung)
+        found = list(fuzz_all(["frame"], seconds=1.0, engine=engine))
+        assert [one.crashes[0]["error"] for one in found] == ["it did not end"]

@@ -27,7 +27,7 @@ shared_steps = 0
 admission = "norms"
 """
 WRONG = "round 3: step 7 of 20 was not computed as the job says"
-LIE = "round 5: as checker of w0, step 2 of 20 was not computed as the job says"
+LIE = "round 5: it accused w0 falsely: step 2 of 20 was not computed as the job says"
 
 
 def verified(scene: Scene) -> str:
@@ -42,7 +42,7 @@ def verified(scene: Scene) -> str:
     gains = {"own": 0.042, "held_out": 0.031, "rating": 0.36}
     ledger.book.members |= {
         "w0": MemberRecord(**usual, **gains),  # type: ignore[arg-type]
-        "w1": MemberRecord(**usual, strikes=[LIE]),  # type: ignore[arg-type]
+        "w1": MemberRecord(**usual, strikes=[LIE], accused_falsely=1),  # type: ignore[arg-type]
         "w2": MemberRecord(
             rounds=6, checked=3, strikes=["round 1: x", "round 2: y", WRONG], evicted=True,
             norm=0.3, alike=0.99, along=-0.4,
@@ -80,6 +80,7 @@ def test_page_shows_who_was_checked_and_with_what_result(
         expect(members.nth(0)).to_contain_text("trusted")
         expect(members.nth(0)).to_contain_text("0.36")
         expect(members.nth(1)).to_contain_text("watched")
+        expect(members.nth(1).locator("[data-name='Accused falsely']")).to_have_text("1")
         expect(members.nth(2)).to_contain_text("evicted")
         expect(members.nth(2)).to_contain_text("3 of 3")
         expect(members.nth(2)).to_contain_text(WRONG)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -11,7 +10,8 @@ import pytest
 
 from atoll.fleet.fleet import Fleet, Link, Machine
 from atoll.forecast.network import Exchange, direct_round_s
-from atoll.rounds.ring_order import EXACT, Line, MeasuredLines, ring_order
+from atoll.rounds.ring_order import EXACT, MeasuredLines, ring_order
+from atoll.wire.round_messages import Line
 
 NEAR, FAR = (0.001, 1e8), (0.1, 1e7)
 
@@ -77,19 +77,21 @@ def test_a_member_without_measurements_has_a_place() -> None:
 def test_the_order_follows_members_and_new_measurements() -> None:
     measured = MeasuredLines()
     for member in names(6):
-        measured.learn(member, {a: line for (a, b), line in two_sites(6).items() if b == member})
+        found = {a: line for (a, b), line in two_sites(6).items() if b == member}
+        measured.learn(member, found, among=names(6))
     assert sorted(measured.ring(names(6))) == names(6)
     assert sorted(measured.ring(names(5))) == names(5)
     for member in names(6):
-        measured.learn(member, dict.fromkeys(set(names(6)) - {member}, NEAR))
+        measured.learn(member, dict.fromkeys(set(names(6)) - {member}, NEAR), among=names(6))
     assert measured.ring(names(6)) == []
 
 
-@pytest.mark.parametrize("line", [(math.nan, 1e6), (0.1, 0.0), (-1.0, 1e6), (0.1, float("inf"))])
-def test_nonsense_is_not_learned(line: Line) -> None:
+def test_a_member_tells_of_lines_from_other_members_only() -> None:
     measured = MeasuredLines()
-    measured.learn("w0", {"w1": line})
-    assert not measured.lines
+    measured.learn("w0", {"w1": NEAR, "w0": NEAR, "nobody": NEAR}, among=names(2))
+    for number in range(100):
+        measured.learn("w0", {f"x{number}": NEAR}, among=names(2))
+    assert measured.lines == {("w1", "w0"): NEAR}
 
 
 SLOW = (0.02, 1e6)

@@ -132,6 +132,25 @@ def test_silent_member_is_struck_and_silent_checker_replaced() -> None:
     assert "did not hand over its state" in found.reason
 
 
+@given(steps=st.integers(1, 60), data=st.data())
+def test_accusation_that_is_not_defended_is_judged(steps: int, data: st.DataObject) -> None:
+    """The checker falls silent once it has named its digests: who lied is found without it."""
+    at = data.draw(st.integers(1, steps + 2))
+    liar = data.draw(st.sampled_from(["w0", "w1"]))
+    member, checker, *judges = honest("w0", "w1", "w2", "w3")
+    (member if liar == "w0" else checker).wrong_from = at
+    found = challenge(member, steps)
+    found.deposited("w0", 0, 0.0)
+    found.assign(["w1"], 0.0)
+    task = found.task("w1")
+    assert task is not None
+    found.answer("w1", checker.answer(task), 0.0)
+    checker.answers = False
+    settle(found, [member, checker, *judges])
+    assert found.guilty == liar
+    assert found.checker == "w1"
+
+
 def test_without_anybody_to_ask_nobody_is_struck() -> None:
     member = Party("w0", wrong_from=2)
     assert settle(challenge(member, 8), [member]).result == Result.UNCHECKED

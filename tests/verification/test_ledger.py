@@ -114,13 +114,79 @@ def test_cheats_are_evicted_within_20_rounds(seed: int) -> None:
     assert sorted(cluster.told("evicted")) == ["w2", "w5"]
 
 
-def test_false_accuser_is_evicted_and_its_victims_are_not() -> None:
-    cluster = Cluster(share=0.3)
+@pytest.mark.parametrize("seed", range(5))
+def test_false_accuser_is_evicted_and_its_victims_are_not(seed: int) -> None:
+    """Also at the least share: it is tried as a checker early, and again once it has lied."""
+    cluster = Cluster(share=0.01, first_rounds=5, seed=seed)
     cluster.parties["w6"].accuses = True
-    for _ in range(60):
+    for _ in range(20):
         cluster.play()
     assert cluster.ledger.book.evicted() == {"w6"}
     assert set(cluster.told("strike")) == {"w6"}
+    assert cluster.ledger.book.of("w6").accused_falsely == STRIKES
+    text = next(one.text for one in cluster.notices if one.kind == "strike")
+    assert "it accused w" in text
+    assert "falsely" in text
+
+
+def test_accuser_that_tells_the_truth_later_is_trusted_again() -> None:
+    cluster = Cluster(first_rounds=1)
+    cluster.parties["w6"].accuses = True
+    while not cluster.told("strike"):
+        cluster.play()
+    cluster.parties["w6"].accuses = False
+    assert cluster.draw.distrusted == {"w6"}
+    for left in range(CLEAR, 0, -1):
+        assert cluster.draw.on_trial == {"w6": left}
+        cluster.play()
+    assert cluster.draw.distrusted == frozenset()
+    trials = [one for one in cluster.ledger.book.settled if one.why == "trial"]
+    assert [(one.checker, one.result) for one in trials] == [("w6", "passed")] * CLEAR
+    # What it says on trial counts for nobody but itself.
+    passed = sum(one.passed for one in cluster.ledger.book.members.values())
+    assert passed == len(cluster.ledger.book.settled) - CLEAR
+
+
+def test_trial_goes_on_after_a_restart_of_the_hub() -> None:
+    cluster = Cluster(first_rounds=1)
+    cluster.parties["w6"].accuses = True
+    while not cluster.told("strike"):
+        cluster.play()
+    known = msgspec.json.decode(
+        msgspec.json.encode(cluster.ledger.record()), type=VerificationRecord
+    )
+    again = VerificationLedger(Draw(random.Random(1), share=0.0))
+    again.recall(known)
+    assert (again.draw.on_trial, again.draw.watched) == ({"w6": CLEAR}, {})
+
+
+def test_odd_newcomers_are_checked_at_once_and_need_no_budget() -> None:
+    cluster = Cluster(first_rounds=1000)
+    looks = dict.fromkeys(NAMES, Look(norm=1.0, alike=0.1, along=0.9))
+    looks |= dict.fromkeys(("w2", "w3", "w4"), Look(norm=0.1, alike=0.1, along=0.9))
+    cluster.ledger.committed(0, cluster.commitments(), 0.0, looks=looks)
+    opened = {one.member for one in cluster.ledger.open.values() if one.why == "odd contribution"}
+    assert opened == {"w2", "w3", "w4"}
+
+
+def test_first_check_counts_towards_the_share_of_its_member() -> None:
+    """Over many rounds a member is checked `share` times; never for certain not."""
+    draw = Draw(random.Random(3), share=0.05)
+    drawn: list[int] = []
+    for round_ in range(4000):
+        for member in draw.drawn(round_, ["w0"]):
+            draw.challenged(member)
+            drawn.append(round_)
+    assert 0.04 < len(drawn) / 4000 < 0.06
+    early = 0
+    for seed in range(400):
+        draw = Draw(random.Random(seed), share=0.05)
+        for round_ in range(25):
+            for member in draw.drawn(round_, ["w0"]):
+                draw.challenged(member)
+                early += 1
+    # One as a newcomer, and a tenth of 0.05 of the rounds since; without that: 1 + 1.1.
+    assert 1.02 < early / 400 < 1.25
 
 
 def test_member_with_a_strike_is_checked_until_it_passed_some() -> None:

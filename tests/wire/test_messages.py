@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import typing
 
 import msgspec
@@ -15,6 +16,7 @@ from atoll.wire.limits import MAX_CONTROL_BYTES
 from atoll.wire.message import Number, WallTime
 from atoll.wire.messages import (
     Beat,
+    Commitment,
     Done,
     Envelope,
     Finished,
@@ -38,6 +40,7 @@ from atoll.wire.messages import (
     unpack,
     unpack_command,
 )
+from atoll.wire.round_messages import BytesPerSecond, TripSeconds
 
 BODIES: list[type[Message]] = list(
     typing.get_args(typing.get_type_hints(Envelope)["body"])
@@ -57,6 +60,8 @@ values: dict[object, st.SearchStrategy[typing.Any]] = {
     float: st.floats(allow_nan=False),
     Number: st.integers(-(2**62), 2**62),
     WallTime: st.floats(-1e12, 1e12),
+    TripSeconds: st.floats(0.0, 1e6),
+    BytesPerSecond: st.floats(0.0, 1e15, exclude_min=True),
     typing.Any: st.recursive(
         st.none() | st.booleans() | st.integers(-(2**60), 2**60) | texts | st.binary(max_size=9),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
@@ -214,6 +219,11 @@ def test_a_payload_that_is_no_command_is_refused(payload: bytes) -> None:
         RoundVote(0, 1, True, "d" * 10_000),
         RoundVote(0, 1, True, lease=Lease(0, {"offset" * 100: 1})),
         RoundJoin(0, "base", lease=Lease(0, {str(number): 1 for number in range(1_000)})),
+        RoundJoin(0, "base", lines={str(number): (0.1, 1e6) for number in range(65)}),
+        RoundJoin(0, "base", lines={"w" * 300: (0.1, 1e6)}),
+        RoundJoin(0, "base", commitment=Commitment(0, 1, 1, 0, marks=["d"] * 1_000)),
+        RoundJoin(0, "base", commitment=Commitment(0, 1, 1, 0, arithmetic="a" * 10_000)),
+        RoundJoin(0, "base", commitment=Commitment(0, 1, 1, 0, cursor={"c" * 300: 1})),
         Register(dial=["h:1"] * 1_000),
         Register(state=["h" * 10_000]),
         Register(identity="i" * 10_000),
@@ -224,3 +234,14 @@ def test_one_message_is_not_the_work_of_a_thousand(body: Message) -> None:
     """A hub handles a message in one transaction, and the votes of others wait for it."""
     with pytest.raises(WireError, match=r"(?i)length"):
         unpack(decode(pack(body, id=1)))
+
+
+@pytest.mark.parametrize(
+    "line", [(math.nan, 1e6), (-0.1, 1e6), (math.inf, 1e6), (0.1, 0.0), (0.1, math.nan),
+             (0.1, math.inf), (0.1, -1.0)],
+)  # fmt: skip
+def test_measured_lines_are_finite_and_possible(line: tuple[float, float]) -> None:
+    with pytest.raises(WireError, match="lines"):
+        unpack(decode(pack(RoundJoin(0, "base", lines={"w1": line}), id=1)))
+    usable = RoundJoin(0, "base", lines={"w1": (0.0, 1.0)})
+    assert unpack(decode(pack(usable, id=1))).body == usable

@@ -46,6 +46,11 @@ def challenge_lines(found: Mapping[str, Any], *, limit: int = 0) -> list[str]:
         lines.append(
             f"{name}  {state}  {one.get('checked', 0)} of {one.get('rounds', 0)} rounds checked,"
             f" {one.get('passed', 0)} passed, {len(strikes)} strikes"
+            + (
+                f", accused others falsely: {one['accused_falsely']}"
+                if one.get("accused_falsely")
+                else ""
+            )
             + "".join(f", {name} {one[name]:.2f}" for name in FIGURES if name in one)
         )
         lines += [f"    {why}" for why in strikes]

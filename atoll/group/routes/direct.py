@@ -35,6 +35,7 @@ from atoll.group.routes.requests import ReduceRequest
 from atoll.reducer.all_to_all import DeliveredMessage, Outgoing
 from atoll.rounds.ring_order import LEAST
 from atoll.wire.messages import RoundPlan
+from atoll.wire.round_messages import MOST_LINES
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +260,7 @@ class DirectRoute:
         finally:
             store.close()
         self.connect_s = RealClock().monotonic() - began
-        if meeting.epoch == self.first_epoch and len(meeting.members) >= LEAST:
+        if meeting.epoch == self.first_epoch and LEAST <= len(meeting.members) <= MOST_LINES:
             rank = meeting.members.index(self._me)
             bounded = BoundedProcessGroup(group, meeting.members, rank, meeting.deadline)
             try:

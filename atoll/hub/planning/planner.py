@@ -12,7 +12,7 @@ import hashlib
 import logging
 import math
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import ConfigError, HubError, LimitReached, PlanError, from_dict
+from atoll.hub.security.auth import Identity
 from atoll.system import before_program
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,10 @@ LIMIT_S = 300.0
 NICENESS = 10
 """Of the process: whoever may look at a job may ask for plans, and rounds go first."""
 MOST_WAITING = 8
+MOST_OF_OTHERS = 4
+MOST_OF_ONE = 2
+"""Of all logins that are no operator's, and of one of them: operators find a place, others, too.
+The hub itself, which plans running jobs again, always has one."""
 MOST_KEPT = 32
 LAW_FILE = "scaling.json"
 """In the hub's data folder: a scaling law, by which losses are predicted too."""
@@ -58,7 +63,7 @@ class Planner:
         """`torch`: whether this machine has it; without, nothing is planned here."""
         self._law, self._torch, self._limit_s = data / LAW_FILE, torch, limit_s
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._waiting: Counter[Identity | None] = Counter()
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self.started = 0
         """Processes started so far."""
@@ -75,9 +80,11 @@ class Planner:
 
     async def ask(
         self, spec: str, nodes: Sequence[Row], *, events: Sequence[Row] = (), hub: str = "",
-        running: Running | None = None,
+        running: Running | None = None, by: Identity | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Return what the process answers; see `atoll/forecast/__main__.py`.
+
+        `by`: who asks; None: the hub itself.
 
         Raises:
             AtollError: nothing can be planned; says why and what to do.
@@ -96,12 +103,8 @@ class Planner:
             "running": running,
         }  # fmt: skip
         key = _key_of(asked)
-        if self._waiting >= MOST_WAITING:
-            raise LimitReached(
-                "too many plans are asked for at once", given=f"{self._waiting} are waiting",
-                remedy="ask again in a minute",
-            )  # fmt: skip
-        self._waiting += 1
+        self._admit(by)
+        self._waiting[by] += 1
         try:
             async with self._turn:
                 if key not in self._kept:
@@ -111,8 +114,28 @@ class Planner:
                     self._kept.popitem(last=False)
                 answer = self._kept[key]
         finally:
-            self._waiting -= 1
+            self._waiting[by] -= 1
+            self._waiting += Counter()  # keeps those that wait
         return _read(answer)
+
+    def _admit(self, by: Identity | None) -> None:
+        """Raise LimitReached if there is no place for another plan of this login."""
+        if by is None:
+            return
+        places = {"": (self._waiting.total() - self._waiting[None], MOST_WAITING)}
+        if by.role != "operator":
+            others = sum(n for one, n in self._waiting.items() if one and one.role != "operator")
+            places |= {
+                " by viewers": (others, MOST_OF_OTHERS),
+                " by this login": (self._waiting[by], MOST_OF_ONE),
+            }
+        for whose, (waiting, most) in places.items():
+            if waiting >= most:
+                raise LimitReached(
+                    f"too many plans are asked for at once{whose}",
+                    given=f"{waiting} are waiting", expected=f"at most {most}",
+                    remedy="ask again in a minute",
+                )  # fmt: skip
 
     async def _run(self, asked: bytes) -> bytes:
         """Run the process; return its answer, which may be an error that it found."""

@@ -147,8 +147,8 @@ class VerificationService:
         self._tasks.start(self._after(runtime, notices, lines), name=f"verification of {job}")
 
     def watched(self, job: str) -> frozenset[str]:
-        """Return the members with a strike that have not passed enough challenges since."""
-        return frozenset(self._runtime(job).ledger.draw.watched)
+        """Return the members with a strike that have not made up for it since."""
+        return frozenset(self._runtime(job).ledger.draw.distrusted)
 
     # ---------------------------------------------------------------------------- requests
 

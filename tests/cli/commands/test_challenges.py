@@ -10,7 +10,7 @@ FOUND: dict[str, Any] = {
     "members": {
         "w0": {"rounds": 9, "checked": 1, "passed": 1, "alike": 0.312, "rating": 0.2},
         "w1": {"rounds": 4, "checked": 3, "strikes": ["round 1: a", "round 2: b", "round 3: c"],
-               "evicted": True},
+               "evicted": True, "accused_falsely": 2},
         "w2": {"rounds": 9},
     },
     "open": [{"number": 6, "round": 9, "member": "w2", "why": "newcomer", "stage": "deposit",
@@ -27,7 +27,7 @@ FOUND: dict[str, Any] = {
 def test_members_and_challenges_are_shown() -> None:
     assert challenge_lines(FOUND) == [
         "w0  trusted  1 of 9 rounds checked, 1 passed, 0 strikes, alike 0.31, rating 0.20",
-        "w1  evicted  3 of 4 rounds checked, 0 passed, 3 strikes",
+        "w1  evicted  3 of 4 rounds checked, 0 passed, 3 strikes, accused others falsely: 2",
         "    round 1: a",
         "    round 2: b",
         "    round 3: c",

@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from atoll.errors import LimitReached
 from atoll.hub.planning import planner as planner_module
-from atoll.hub.planning.planner import NICENESS, Planner
+from atoll.hub.planning.planner import (
+    MOST_OF_ONE,
+    MOST_OF_OTHERS,
+    MOST_WAITING,
+    NICENESS,
+    Planner,
+)
+from atoll.hub.security.auth import Identity
 
 
 def test_plans_do_not_take_the_processor_from_rounds(
@@ -22,3 +30,46 @@ def test_plans_do_not_take_the_processor_from_rounds(
     monkeypatch.setattr(planner_module, "COMMAND", (sys.executable, "-c", program))
     asked = Planner(data=tmp_path, torch=True).ask("", [{"node": "box", "state": "online"}])
     assert asyncio.run(asked)["nice"] == min(19, os.nice(0) + NICENESS)
+
+
+def test_viewers_leave_places_for_operators_and_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is answered before standard input ends: all that are let in wait."""
+    program = "import sys; sys.stdin.read(); print('{}')"
+    monkeypatch.setattr(planner_module, "COMMAND", (sys.executable, "-c", program))
+    planner = Planner(data=tmp_path, torch=True)
+    viewers = [Identity("viewer", f"viewer{number}") for number in range(MOST_OF_OTHERS)]
+    operator = Identity("operator", "owner")
+
+    async def refused(by: Identity, number: int) -> bool:
+        try:
+            await planner.ask(f"plan {number}", [{"node": "box", "state": "online"}], by=by)
+        except LimitReached:
+            return True
+        return False
+
+    async def everybody() -> list[int]:
+        asked = [(viewers[0], 10), *((viewer, 3) for viewer in viewers[1:]), (operator, 10)]
+        async with asyncio.TaskGroup() as group:
+            told = [
+                [group.create_task(refused(by, 100 * which + number)) for number in range(count)]
+                for which, (by, count) in enumerate(asked)
+            ]
+            itself = group.create_task(
+                planner.ask("the hub's own", [{"node": "box", "state": "online"}])
+            )
+        assert itself.result() == {}
+        return [sum(not one.result() for one in tasks) for tasks in told]
+
+    let_in = asyncio.run(everybody())
+    assert let_in == [
+        MOST_OF_ONE,
+        MOST_OF_OTHERS - MOST_OF_ONE,
+        0,
+        0,
+        MOST_WAITING - MOST_OF_OTHERS,
+    ]
+    assert (
+        asyncio.run(planner.ask("later", [{"node": "box", "state": "online"}], by=viewers[0])) == {}
+    )

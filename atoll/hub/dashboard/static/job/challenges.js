@@ -24,6 +24,7 @@ export class ChallengesPart {
         { name: "Rounds", align: "right", value: (row) => count(row.rounds), sort: (row) => row.rounds },
         { name: "Checked", align: "right", value: (row) => count(row.checked), sort: (row) => row.checked },
         { name: "Passed", align: "right", value: (row) => count(row.passed), sort: (row) => row.passed },
+        { name: "Accused falsely", align: "right", optional: true, hint: "Times it named other digests of another member's round than judges found", value: (row) => row.accused_falsely || NONE, sort: (row) => row.accused_falsely ?? 0 },
         figure("Size", "relative", "Length of its last contribution, by that of the middle member; 1 is usual"),
         figure("Direction", "along", "Cosine of its last contribution with those of the others: below 0 it points against them"),
         figure("Likeness", "alike", "Largest cosine with another contribution, or with its own before: 1 is a copy"),
@@ -75,7 +76,7 @@ export class ChallengesPart {
     for (const row of members) row.relative = row.norm ? row.norm / middle : undefined;
     this.members.show(members);
     const checked = members.reduce((sum, row) => sum + row.checked, 0);
-    setText(this.rule, `${(100 * found.share).toFixed(0)} % of all member-rounds are checked by chance, newcomers once, `
+    setText(this.rule, `${(100 * found.share).toFixed(0)} % of all member-rounds are checked by chance, newcomers once, false accusers check on trial, `
       + `${plural(found.strikes_allowed, "strike")} evict · ${plural(checked, "member-round")} checked so far`);
   }
 
