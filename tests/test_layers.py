@@ -48,9 +48,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gate": {"clock", "errors"},
     "task": {"errors", "ids", "digest", "gate"},
     "island": {*LEAVES, "config", "devices"},
-    "models": {"errors", "ids", "config"},
+    "model_hub": {"errors"},
+    "models": {"errors", "ids", "config", "model_hub"},
     "codec": {"errors", "digest", "methods"},
-    "data": {"errors", "ids", "digest", "task"},
+    "data": {"errors", "ids", "digest", "task", "model_hub"},
     # Members and the reducer must do the very same sum, so group borrows its pure arithmetic.
     "group": {*LEAVES, "config", "wire", "rounds", "net", "codec", "reducer"},
     "reducer": {*LEAVES, "config", "wire", "net", "codec", "verification"},
@@ -147,7 +148,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "net",
         "node",
     },
-    "cli": {*EVERYTHING_BELOW_NODE, "hub", "node", "simulate", "netlab", "rehearse"},
+    "cli": {*EVERYTHING_BELOW_NODE, "model_hub", "hub", "node", "simulate", "netlab", "rehearse"},
     "client": {*LEAVES, "config", "wire", "net", "queues", "node"},
 }
 """Room -> rooms it may import besides itself. `__init__` of atoll may name anything lazily."""

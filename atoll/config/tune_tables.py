@@ -25,7 +25,8 @@ class TuneTable:
     """`lora`, `dora`, `qlora` (the base in 4 bits, with bitsandbytes) or `full`; empty: `lora` if
     there is `data`."""
     data: list[str] = dataclasses.field(default_factory=list)
-    """Files of examples, as names or globs: .jsonl, .json, .parquet, .csv, .txt, .md."""
+    """Files of examples, as names or globs: .jsonl, .json, .parquet, .csv, .txt, .md; and data sets
+    of a model hub: `hub:OWNER/NAME`, perhaps with @REVISION and /FILES."""
     weights: list[PositiveFloat] = dataclasses.field(default_factory=list)
     """How often the examples of each entry of `data` come in one pass; empty: once each."""
     send: bool = True

@@ -1,5 +1,7 @@
 """A model hub on this machine: the part of Hugging Face's protocol that uploads and downloads use.
 
+Models are repositories as OWNER/NAME, data sets as datasets/OWNER/NAME.
+
 Commits are lines of JSON (https://huggingface.co/docs/hub/api), large files go by Git LFS's batch
 API (https://github.com/git-lfs/git-lfs/blob/main/docs/api/batch.md) with basic transfers.
 """
@@ -38,6 +40,8 @@ class ModelHub:
     url: str
     repositories: dict[str, Repository] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)
+    read: list[str] = field(default_factory=list)
+    """Files that were asked for, in order."""
 
 
 @contextmanager
@@ -160,8 +164,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path).strip("/")
-        if path.startswith("api/models/"):
+        if path.startswith(("api/models/", "api/datasets/")):
             name = "/".join(path.split("/")[2:4])
+            if path.startswith("api/datasets/"):
+                name = f"datasets/{name}"
             repository = self.hub.repositories.get(name)
             if repository is None:
                 self._answer({"error": "no such model"}, 404, X_Error_Code="RepoNotFound")
@@ -175,10 +181,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(rows if "/tree/" in f"/{path}/" else info)
             return
         name, _, file = path.partition("/resolve/")
-        data = self.hub.repositories[name].files.get(file.partition("/")[2])
+        repository = self.hub.repositories.get(name)
+        data = repository.files.get(file.partition("/")[2]) if repository is not None else None
         if data is None:
             self._answer({"error": "no such file"}, 404, X_Error_Code="EntryNotFound")
             return
+        self.hub.read.append(file.partition("/")[2])
         self._answer(data, ETag=f'"{hashlib.sha256(data).hexdigest()}"')
 
     do_HEAD = do_GET

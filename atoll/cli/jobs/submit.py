@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from atoll.config.redaction import secrets_here, secrets_of
 from atoll.errors import ConfigError, PlanError
 from atoll.hub.scheduler.resources import Capacity, answers_to, mismatch, request_of
 from atoll.ids import safe_name
+from atoll.model_hub import find_here
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import NodeInfo
 from atoll.wire.states import NodeState
@@ -78,8 +77,7 @@ def _with_sent_examples(client: HubClient, tune: TuneTable) -> TuneTable:
     """Send the files of examples that are here; a file is one entry then, with its weight."""
     data, weights = list[str](), list[float]()
     for number, pattern in enumerate(tune.data):
-        named = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
-        files = [Path(name) for name in named if Path(name).is_file()]
+        files = find_here(pattern)
         entries = [f"{PACKED}{client.put_blob(file)}:{file.name}" for file in files] or [pattern]
         data += entries
         weights += [tune.weights[number]] * len(entries) if tune.weights else []

@@ -18,7 +18,10 @@ def tune(
     ],
     data: Annotated[
         list[str],
-        typer.Argument(help="Examples: .jsonl, .json, .parquet, .csv, .txt or .md; globs, too."),
+        typer.Argument(
+            help="Examples: .jsonl, .json, .parquet, .csv, .txt or .md; globs, too; "
+            "or hub:OWNER/NAME, a data set of the Hugging Face hub."
+        ),
     ],
     method: Annotated[str, typer.Option(help="lora, dora, qlora or full.")] = "lora",
     objective: Annotated[

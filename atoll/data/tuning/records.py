@@ -6,14 +6,13 @@ A record is a mapping of a file's column names to values, or `{"text": ...}` for
 from __future__ import annotations
 
 import csv
-import glob
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import ConfigError, DataError
+from atoll.model_hub import PREFIX, find_here
 
 Record = Mapping[str, Any]
 
@@ -22,15 +21,20 @@ _LONGEST_FIELD = 1 << 27
 
 
 def find_files(patterns: Sequence[str]) -> list[list[Path]]:
-    """Return the files of each pattern (`~` is expanded), sorted by name.
+    """Return the files of each pattern, sorted by name.
+
+    Args:
+        patterns: Names and globs (`~` is expanded), and data sets of a model hub, as for
+            :func:`~atoll.model_hub.find_here`.
 
     Raises:
-        DataError: a pattern matches no file, or a file of an unknown kind.
+        ConfigError: a data set of a hub is named otherwise.
+        DataError: a pattern matches no file, or a file of an unknown kind; or a hub does not give
+            what is named.
     """
     found = []
     for pattern in patterns:
-        names = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
-        files = [Path(name) for name in names if Path(name).is_file()]
+        files = find_here(pattern)
         if not files:
             raise DataError(
                 "no file matches the data",
@@ -49,10 +53,7 @@ def _if_named(pattern: str) -> str:
     owner, slash, name = pattern.partition("/")
     if not (owner and slash and name) or any(one in pattern for one in "*.~") or "/" in name:
         return ""
-    return (
-        f"; a data set of a model hub is fetched once: hf download --repo-type dataset {pattern} "
-        "--local-dir FOLDER, then 'FOLDER/**/*.parquet'"
-    )
+    return f"; a data set of a model hub: {PREFIX}{pattern}"
 
 
 def read_records(file: Path) -> Iterator[Record]:
