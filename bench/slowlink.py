@@ -103,6 +103,7 @@ class Site:
         """Start nothing yet."""
         self.folder, self.lab = folder, lab
         self._processes: list[subprocess.Popen[str]] = []
+        self._ticket = ""
 
     def start(self, host: int, *words: str) -> subprocess.Popen[str]:
         """Start `atoll WORDS` on a host, which has a home of its own."""
@@ -122,14 +123,18 @@ class Site:
             RuntimeError: the hub does not start.
         """
         hub = self.start(HUB, "hub", "--port", str(PORT), "--advertise", f"h{HUB}")
-        ticket = ""
-        while not ticket:
+        while not self._ticket:
             line = hub.stdout.readline() if hub.stdout is not None else ""
             if not line:
                 raise RuntimeError(f"the hub did not start: see {self.folder}/host0.log")
-            ticket = next((word for word in line.split() if word.startswith("atoll://")), "")
+            words = line.split()
+            self._ticket = next((word for word in words if word.startswith("atoll://")), "")
         for host in range(1, members + 1):
-            self.start(host, "join", ticket, "--name", f"n{host}")
+            self.join(host)
+
+    def join(self, host: int) -> None:
+        """Start the node of a host."""
+        self.start(host, "join", self._ticket, "--name", f"n{host}")
 
     def stop_jobs(self) -> None:
         """Ask what runs to end after its present round."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -86,8 +86,3 @@ def _check_order(faults: Sequence[Fault]) -> None:
                 f"{then.what} at {then.absence[0]:g} s",
                 expected="faults of one machine one after the other",
             )  # fmt: skip
-
-
-def absences(faults: Sequence[Fault], machine: str) -> Iterator[tuple[float, float]]:
-    """Yield when a machine takes no part, in order."""
-    yield from sorted(fault.absence for fault in faults if fault.machine == machine)

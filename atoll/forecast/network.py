@@ -4,7 +4,8 @@ Legend: S bytes, B bytes per second of a line, r round trip of a member to the h
 
 Relay    every member asks the hub and is answered (r), sends S, gets the result, and votes (r).
          The reducer answers when it has everything, so both directions do not overlap, and the
-         hub's own line bears all members.
+         hub's own line bears all members. A far member with a fast line and a near one with a slow
+         line are done sooner than both maxima together: times are counted for each member.
 Direct   the same two questions to the hub; between them a ring for fp32 (2 (n - 1) steps of S / n),
          else two exchanges in which everybody sends to everybody at once, or the collective named.
          Who is near the hub has the plan earlier and begins before the others, so that times are
@@ -78,7 +79,7 @@ def _window(nbytes: float, path: Path, *, pause_s: float) -> float:
 
 def relay_round_s(
     fleet: Fleet, members: Sequence[Machine], exchange: Exchange, *, pause_s: float = math.inf,
-    lags: Sequence[float] = (),
+    lags: Sequence[float] = (), ahead: bool = False,
 ) -> float:  # fmt: skip
     """Return the seconds of one round through the hub, with all members there; inf: no line.
 
@@ -90,21 +91,29 @@ def relay_round_s(
         exchange: What each of them sends.
         pause_s: How long they train between two rounds.
         lags: How many seconds before the last one each member is done; empty: all at once.
+        ahead: Members join a way to the hub before the end of their steps: the plan is there then.
     """
     up, down = fleet.hub_rates_mbps
     ways = [
         (exchange.relay_sent, [_part(fleet.to_hub(m), up, members) for m in members]),
         (exchange.relay_received, [_part(fleet.from_hub(m), down, members) for m in members]),
     ]
-    decided_s = ask_s(fleet, members, lags) + max(m.round_trip_s for m in _to_hub(fleet, members))
-    pauses = [pause_s + decided_s] * 2
+    half_trips = [path.round_trip_s / 2 for path in _to_hub(fleet, members)]
+    asked_s = 2 * HUB_S * len(members) if ahead else ask_s(fleet, members, lags)
+    lags = (lags if ahead else ()) or [0.0] * len(members)
+    pauses = [pause_s + asked_s + 2 * max(half_trips)] * 2
     for _ in range(2):  # while one direction works the other one pauses
         sent, received = (
-            max(transfer_s(nbytes, path, pause_s=pause) for path in paths)
-            for (nbytes, paths), pause in zip(ways, pauses, strict=True)
-        )
-        pauses = [pause_s + decided_s + received, pause_s + decided_s + sent]
-    return decided_s + sent + received
+            [
+                half - lag + transfer_s(nbytes, path, pause_s=pause)
+                for half, lag, path in zip(half_trips, before, paths, strict=True)
+            ]
+            for (nbytes, paths), pause, before in zip(
+                ways, pauses, (lags, [0.0] * len(members)), strict=True
+            )
+        )  # the plan's way or the last verdict's, then the vote's
+        pauses = [pause_s + asked_s + max(received), pause_s + asked_s + max(sent)]
+    return asked_s + max(sent) + max(received)
 
 
 def ask_s(fleet: Fleet, members: Sequence[Machine], lags: Sequence[float] = ()) -> float:

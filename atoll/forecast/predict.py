@@ -20,11 +20,11 @@ from atoll.errors import ConfigError
 from atoll.fleet.fleet import Fleet, Machine, few
 from atoll.forecast.candidates import Candidate
 from atoll.forecast.efficiency import ALONE, Gain, gain_of
-from atoll.forecast.keys import AUTO
 from atoll.forecast.network import Exchange, direct_round_s, relay_round_s
 from atoll.forecast.workload import Step, TrafficOf, Workload, spread
 from atoll.methods.codecs import CODECS
 from atoll.rounds.commit import assign_steps
+from atoll.rounds.timing import RoundTimings, expect_round, hiding_steps
 from atoll.strategies.resolve import Resolved
 
 DAY_S = 86_400.0
@@ -33,6 +33,8 @@ LOST_BY_FAILURE_S = 60.0
 grace and restart are a few tens of seconds each."""
 NETWORK_ERROR = 0.3
 """A predicted round is right within this share, unless a line changes."""
+LONGEST_STEP_S = 1.0
+"""Members with shorter steps join a round before the end of their period."""
 STEPS_OF_TRAFFIC = 1000
 """Steps of which the traffic is counted, so that first rounds do not matter; at most the run's."""
 
@@ -54,6 +56,8 @@ class Forecast:
     """Seconds of one round, hidden or not."""
     every: float
     """Steps between two rounds."""
+    delay: int
+    """Steps until a round's result is applied."""
     sent_bytes: float
     """Per step and member, after the shared start; the member that sends most on the direct route
     may send a block more."""
@@ -131,7 +135,11 @@ class Planner:
         shares = {name: sum(done) / every for name, done in own.items()}
         period_s = max(share * every * steps[name].seconds for name, share in shares.items())
         lags = [period_s - shares[m.name] * every * steps[m.name].seconds for m in members]
-        round_s = self._round_s(fleet, members, candidate, exchange, pause_s=period_s, lags=lags)
+        # As `RoundClient.announce` does it.
+        ahead = not hidden and every > 1 and max(s.seconds for s in steps.values()) < LONGEST_STEP_S
+        round_s = self._round_s(
+            fleet, members, candidate, exchange, pause_s=period_s, lags=lags, ahead=ahead
+        )
         waiting_s = round_s
         if hidden:  # until its result comes, a member has something to do
             waiting_s = -period_s + max(
@@ -141,21 +149,21 @@ class Planner:
         step_s = (period_s + waiting_s) / every
         low, high = spread(list(steps.values()))
         relay = candidate.route == "relay"
+        delay = _delay(resolved, round_s=round_s, step_s=period_s / every)
         uptime = _uptime(members, period_s=period_s + waiting_s)
         vectors = _vectors(resolved)
         return Forecast(
             candidate=candidate, step_s=step_s, compute_s=period_s / every,
             step_low_s=(period_s * low + waiting_s * (1 - NETWORK_ERROR)) / every,
             step_high_s=(period_s * high + waiting_s * (1 + NETWORK_ERROR)) / every,
-            waiting_s=waiting_s / every, round_s=round_s, every=every,
+            waiting_s=waiting_s / every, round_s=round_s, every=every, delay=delay,
             sent_bytes=(exchange.relay_sent if relay else exchange.direct_sent) / every,
             received_bytes=(exchange.relay_received if relay else exchange.direct_received) / every,
             shares=_present(shares, members), up=uptime,
             price_per_hour=sum(m.price_per_hour * m.share for m in members),
             gain=gain_of(
                 candidate.preset, every=int(candidate.options.get("every", 1)),
-                delay=_delay(resolved, round_s=round_s, step_s=period_s / every),
-                codec=candidate.codec,
+                delay=delay, codec=candidate.codec,
             ),
             tokens=self.workload.tokens,
             fits=_all_fit(self.workload, members, vectors), grounds=tuple(_grounds(steps)),
@@ -165,7 +173,7 @@ class Planner:
         step = steps[machine.name]
         return Forecast(
             candidate=candidate, step_s=step.seconds, step_low_s=step.low, step_high_s=step.high,
-            compute_s=step.seconds, waiting_s=0.0, round_s=0.0, every=math.inf,
+            compute_s=step.seconds, waiting_s=0.0, round_s=0.0, every=math.inf, delay=0,
             sent_bytes=0.0, received_bytes=0.0, shares={machine.name: 1.0},
             up=_uptime([machine], period_s=0.0), gain=ALONE, tokens=self.workload.tokens,
             price_per_hour=machine.price_per_hour * machine.share,
@@ -177,7 +185,7 @@ class Planner:
 
     def _round_s(
         self, fleet: Fleet, members: Sequence[Machine], candidate: Candidate, exchange: Exchange,
-        *, pause_s: float, lags: Sequence[float],
+        *, pause_s: float, lags: Sequence[float], ahead: bool,
     ) -> float:  # fmt: skip
         if candidate.route == "direct":
             lines = direct_round_s(
@@ -185,7 +193,7 @@ class Planner:
                 lags=lags,
             )  # fmt: skip
         else:
-            lines = relay_round_s(fleet, members, exchange, pause_s=pause_s, lags=lags)
+            lines = relay_round_s(fleet, members, exchange, pause_s=pause_s, lags=lags, ahead=ahead)
         if math.isinf(lines):
             raise ConfigError(
                 f"a round by the {candidate.route} route cannot be predicted",
@@ -222,7 +230,7 @@ def _hidden_steps(resolved: Resolved) -> float:
     if method.name == "cocktail":
         return 1.0
     delay = getattr(method, "delay", 0)
-    return float(longest_delay(method) if delay == AUTO else delay)
+    return float(longest_delay(method) if isinstance(delay, str) else delay)
 
 
 def longest_delay(method: Any) -> int:
@@ -234,9 +242,11 @@ def longest_delay(method: Any) -> int:
 def _delay(resolved: Resolved, *, round_s: float, step_s: float) -> int:
     """Return the steps until a result is applied; `auto` takes as many as a round lasts."""
     delay = getattr(resolved.method, "delay", 1)
-    if delay != AUTO:
+    if not isinstance(delay, str):
         return int(delay)
-    return min(longest_delay(resolved.method), math.ceil(round_s / step_s))
+    timings = RoundTimings()  # by the rule that the hub has for measured rounds
+    expect_round(timings, round_s)
+    return min(longest_delay(resolved.method), hiding_steps(timings, step_s=step_s))
 
 
 def _vectors(resolved: Resolved) -> float:

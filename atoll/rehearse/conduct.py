@@ -33,6 +33,8 @@ class Seen:
     curve: Curve
     events: tuple[tuple[float, str], ...]
     """When which fault was done, and what the hub said of it."""
+    zero: float = 0.0
+    """The wall clock's time of the first step."""
     interrupted: bool = False
 
 
@@ -127,7 +129,12 @@ class _Watch:
 
     def _ended(self, *, interrupted: bool = False) -> Seen:
         curve = Curve(tuple(self.moments)).until(self.rehearsal.steps)
-        return Seen(curve=curve, events=tuple(self.events), interrupted=interrupted)
+        return Seen(
+            curve=curve,
+            events=tuple(self.events),
+            zero=self._zero,
+            interrupted=interrupted,
+        )
 
     def _look(self) -> int:
         """Read what is new; return how many members have begun."""

@@ -70,7 +70,7 @@ class Exchange:
         now = scheduler.now + self._inside_s(team, member)
         delegate = hub.members[team.members[0]]
         if self.relays:
-            now = hub.relayed_in(delegate, now, hub.setting.exchange_bytes)
+            now = hub.network.relayed_in(delegate, now, hub.setting.exchange_bytes)
         scheduler.at(now, lambda: self._arrive(team))
 
     def _inside_s(self, team: Team, member: SimulatedMember) -> float:
@@ -112,7 +112,7 @@ class Exchange:
             now = scheduler.now
             delegate = hub.members[team.members[0]]
             if self.relays:
-                now = hub.relayed_out(delegate, now, size)
+                now = hub.network.relayed_out(delegate, now, size)
             for other in team.members:
                 member, extra_s = hub.members[other], 0.0
                 if len(team.members) > 1 and self.relays and other != delegate.name:

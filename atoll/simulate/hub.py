@@ -18,16 +18,21 @@ from atoll.rounds.data_slots import DataSlots
 from atoll.rounds.effects import Decided, Effect, MemberDropped, Planned, Refused
 from atoll.rounds.machine import RoundMachine
 from atoll.rounds.member_states import RoundMemberState
+from atoll.rounds.timing import broken_s
 from atoll.simulate.exchange import Exchange
 from atoll.simulate.lines import SharedLine
 from atoll.simulate.member import SimulatedMember
+from atoll.simulate.network import Network
 from atoll.simulate.record import Record, RoundRow
 from atoll.simulate.scheduler import Alarm, Scheduler
-from atoll.simulate.setting import Setting
+from atoll.simulate.setting import Cause, Setting
+from atoll.wire.limits import DEAD_AFTER_S
 from atoll.wire.messages import Recover, RoundJoin, RoundPlan, RoundVote, Verdict, pack
 
-SILENT_S, GONE_S = 6.0, 20.0
+SILENT_S, GONE_S = 6.0, DEAD_AFTER_S
 """A lost machine is noticed after three heartbeats, and given up like a session."""
+RECONNECT_S = 5.0
+"""A process whose connection is broken is given up so much later."""
 TICK_S = 0.25
 """The hub looks at its deadlines so often."""
 SAVE_EVERY = 10
@@ -46,12 +51,9 @@ class SimulatedHub:
 
     def __init__(self, scheduler: Scheduler, setting: Setting, record: Record) -> None:
         self.scheduler, self.setting, self.record = scheduler, setting, record
-        down_mbps, up_mbps = setting.fleet.hub_rates_mbps
-        self.line_in, self.line_out = SharedLine(down_mbps * 1e6 / 8), SharedLine(up_mbps * 1e6 / 8)
+        self.network = Network(setting, record)
         self.processor = SharedLine(1.0)
         """Of the messages; a turn takes seconds, not bytes."""
-        self.relay = SharedLine(setting.costs.relay_bytes_per_s)
-        """The same processor, of the bytes that it forwards between messages."""
         self.members: dict[str, SimulatedMember] = {}
         count = len(setting.fleet)
         self.machine = RoundMachine(
@@ -63,44 +65,31 @@ class SimulatedHub:
         self.base = "start"
         self.interval = 0
         """Steps between rounds that the committed state carries; 0: as the job file says."""
-        self._up: dict[str, SharedLine] = {}
-        self._down: dict[str, SharedLine] = {}
         self._rows: dict[int, RoundRow] = {}
         self._first_join_s = 0.0
         self._contributors: tuple[int, frozenset[str]] = (-1, frozenset())
         self._undecided: list[Answer] = []
         """Recovering members that wait for the verdict."""
         self._ticking: Alarm | None = None
-        self._silent: dict[str, int] = {}
-        """Members whose machine is away, and in which of their lives."""
+        self._lost: dict[str, int] = {}
+        """Members of which nothing is heard, each with a number of its own."""
+        self._silent: set[str] = set()
+        """Of these, who need not be waited for."""
+        self._losses = 0
         self._timings = 0
         self._sizes: dict[tuple[str, int], int] = {}
 
     def add(self, member: SimulatedMember) -> None:
         """Take a member of the fleet into the world."""
         self.members[member.name] = member
-        self._up[member.name] = SharedLine(member.profile.up_bps / 8)
-        self._down[member.name] = SharedLine(member.profile.down_bps / 8)
-
-    # -------------------------------------------------------------------------- the network
-
-    def relayed_in(self, member: SimulatedMember, now: float, nbytes: float) -> float:
-        """Return when a member's bytes are at the hub, or at the reducer beside it."""
-        own = self._up[member.name].take(now, nbytes)
-        shared = self.line_in.take(now, nbytes)
-        self.record.deepest("line into the hub, s", shared - now)
-        self.record.events["bytes sent"] += round(nbytes)
-        return max(own, shared, self.relay.take(now, nbytes)) + member.profile.one_way_s
-
-    def relayed_out(self, member: SimulatedMember, now: float, nbytes: float) -> float:
-        """Return when bytes of the hub are at a member."""
-        own = self._down[member.name].take(now, nbytes)
-        shared = self.line_out.take(now, nbytes)
-        self.record.deepest("line out of the hub, s", shared - now)
-        return max(own, shared, self.relay.take(now, nbytes)) + member.profile.one_way_s
+        self.network.add(member)
 
     def request(self, kind: str, member: SimulatedMember, body: Any, call: Answer) -> None:
         """A member asks something: it is dealt with when it has its turn at the processor."""
+        if member.line_until_s > self.scheduler.now:
+            again = partial(self.request, kind, member, body, call)
+            self.scheduler.at(member.line_until_s, again, member.process)
+            return
         self._count(kind, self._size(kind, body))
         arrives = self.scheduler.now + member.profile.one_way_s
         beats = len(self.members) / self.setting.costs.beat_every_s * self.setting.costs.beat_s
@@ -112,7 +101,7 @@ class SimulatedHub:
     def _tell(self, kind: str, member: SimulatedMember, body: Any, call: Answer) -> None:
         nbytes = self._size(kind, body)
         self._count(kind, nbytes)
-        sent = self.line_out.take(self.scheduler.now, nbytes)
+        sent = max(self.network.line_out.take(self.scheduler.now, nbytes), member.line_until_s)
         self.scheduler.at(sent + member.profile.one_way_s, call, member.process)
 
     def _count(self, kind: str, nbytes: int) -> None:
@@ -135,6 +124,7 @@ class SimulatedHub:
     def launched(self, member: SimulatedMember, *, first: bool) -> None:
         """A process was started on a member's machine."""
         machine = self.machine
+        self.heard(member)
         if machine.members.states.get(member.name, RoundMemberState.GONE) != RoundMemberState.GONE:
             self._carry_out(machine.gone(member.name, self.scheduler.now))
         if first:
@@ -201,7 +191,7 @@ class SimulatedHub:
         if self.machine.attempt is not None:
             self._undecided.append(go_on)
         else:
-            go_on()
+            self.scheduler.after(self.setting.costs.recover_s, go_on)
 
     def _send_state(self, member: SimulatedMember) -> None:
         machine, now = self.machine, self._now()
@@ -217,27 +207,32 @@ class SimulatedHub:
         lease = slots.lease(member.name) if slots.cursors else None
         self._count("sources", 60 * len(holders))
         round_, base, size = machine.committed_round, self.base, self.setting.newcomer_bytes
-        arrived = self._fetched(member, holders, now, size)
-        self.scheduler.at(
-            arrived, lambda: member.recovered(round_, base, share, lease), member.process
-        )
+        self._fetch(member, holders, size, lambda: member.recovered(round_, base, share, lease))
 
-    def _fetched(
-        self, member: SimulatedMember, holders: list[str], now: float, nbytes: float
-    ) -> float:
-        """Return when a state is there, from a member of the same site, another, or the hub."""
+    def _fetch(
+        self, member: SimulatedMember, holders: list[str], nbytes: float, then: Answer
+    ) -> None:  # fmt: skip
+        """Let a member have the state: from one of its site, another member, or the hub."""
+        scheduler, now = self.scheduler, self._now()
         near = [m for m in member.reachable if m in self.machine.members.up_to_date]
         near = [m for m in near if m != member.name and self.members[m].process.alive]
         if near:
             donor = self.members[near[member.slot % len(near)]]
             self.record.events["bytes inside sites"] += round(nbytes)
-            return now + 8 * nbytes / member.inside_bps(donor)
-        if holders:  # newcomers begin at different donors, as `ask_order` does
+            scheduler.after(8 * nbytes / member.inside_bps(donor), then, member.process)
+        elif holders:  # newcomers begin at different donors, as `ask_order` does
             donor = self.members[holders[member.slot % len(holders)]]
-            now = max(now, self.relayed_in(donor, now, nbytes) - 8 * nbytes / donor.profile.up_bps)
-            arrived = now + 8 * nbytes / min(donor.profile.up_bps, member.profile.down_bps)
-            return max(arrived, self.relayed_out(member, now, nbytes))
-        return self.relayed_out(member, now, nbytes)
+            sending_s = 8 * nbytes / donor.profile.up_bps
+            begun = max(now, self.network.relayed_in(donor, now, nbytes) - sending_s)
+            slower_s = 8 * nbytes / min(donor.profile.up_bps, member.profile.down_bps)
+
+            def pass_on() -> None:  # not before: until then the hub's line carries other bytes
+                arrived = self.network.relayed_out(member, self._now(), nbytes)
+                scheduler.at(max(begun + slower_s, arrived), then, member.process)
+
+            scheduler.at(begun, pass_on, member.process)
+        else:
+            scheduler.at(self.network.relayed_out(member, now, nbytes), then, member.process)
 
     def stand(
         self,
@@ -256,33 +251,42 @@ class SimulatedHub:
         self._tell("done", member, None, lambda: answer(None))
         self._carry_out(effects)
 
-    def lost(self, member: SimulatedMember, *, noticed: bool) -> None:
-        """A machine is away; `noticed`: its process has said so."""
-        life, name = member.life, member.name
-
-        def gone() -> None:
-            if member.life == life:
-                self._carry_out(self.machine.gone(name, self._now()))
-
-        def silent() -> None:
-            if member.life == life:
-                self._silent[name] = life
-                self._notice_silence()
-
-        if noticed:
-            gone()
+    def lost(self, member: SimulatedMember, cause: Cause) -> None:
+        """A machine takes no part any more; when the hub notices depends on the cause."""
+        if cause == Cause.CLOSED:
+            self._give_up(member.name)
             return
-        self.scheduler.after(SILENT_S, silent)
-        self.scheduler.after(GONE_S, gone)
+        silent_s, gone_s = SILENT_S, GONE_S
+        if cause == Cause.KILLED:
+            silent_s, gone_s = broken_s(self.machine.commit_log.timings), RECONNECT_S
+        self._losses += 1
+        number = self._lost[member.name] = self._losses
+        self.scheduler.after(silent_s, lambda: self._silence(member, number))
+        self.scheduler.after(gone_s, lambda: self._end_session(member, number))
+
+    def heard(self, member: SimulatedMember) -> bool:
+        """A machine is there again; return whether its session has not ended meanwhile."""
+        self._silent.discard(member.name)
+        return self._lost.pop(member.name, 0) > 0
+
+    def _silence(self, member: SimulatedMember, number: int) -> None:
+        if self._lost.get(member.name) == number:
+            self._silent.add(member.name)
+            self._notice_silence()
+
+    def _end_session(self, member: SimulatedMember, number: int) -> None:
+        if self._lost.get(member.name) == number:
+            self.heard(member)
+            self._give_up(member.name)
+
+    def _give_up(self, name: str) -> None:
+        self._carry_out(self.machine.gone(name, self._now()))
 
     def _notice_silence(self) -> None:
         """Wait no longer for members that are silent, as the hub's tick does."""
-        machine = self.machine
-        for name, life in list(self._silent.items()):
-            if self.members[name].life != life:
-                del self._silent[name]
-            elif self._waits_for(name):
-                self._carry_out(machine.silent(name, self._now()))
+        for name in sorted(self._silent):
+            if self._waits_for(name):
+                self._carry_out(self.machine.silent(name, self._now()))
 
     def _waits_for(self, name: str) -> bool:
         machine = self.machine
@@ -373,7 +377,7 @@ class SimulatedHub:
         self.machine.verdict_sent(verdict, self._now())
         waiting, self._undecided = self._undecided, []
         for answer in waiting:
-            self.scheduler.after(0.0, answer)
+            self.scheduler.after(self.setting.costs.recover_s, answer)
 
     def contributors(self, verdict: Verdict) -> frozenset[str]:
         """Return the contributors of a verdict as a set, made once."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from atoll.errors import EpochChanged, GroupError, LeftBehind
-from atoll.simulate.presence import Absence, Cause
 from atoll.simulate.record import Spent
-from atoll.simulate.scheduler import Process
+from atoll.simulate.scheduler import Alarm, Process
+from atoll.simulate.setting import Absence, Cause
+from atoll.wire.limits import DEAD_AFTER_S
 from atoll.wire.messages import Lease, RoundJoin, RoundPlan, RoundVote, Verdict
 
 if TYPE_CHECKING:
@@ -41,6 +45,12 @@ SPENT = {
 AGAIN_S = 1.0
 """Pause before a refused request is repeated."""
 
+PAUSES = frozenset({Cause.ASLEEP, Cause.CUT})
+"""After these the same process goes on."""
+
+FIRST_TIMEOUT_S, CONNECT_S = 0.2, 1.5
+"""TCP's first retransmission time-out on Linux; until a lost connection is made again."""
+
 LEAST_JITTER = 0.2
 """A period takes at least this share of its mean time."""
 
@@ -66,6 +76,11 @@ class SimulatedMember:
         """Seconds of steps that no round contains yet."""
         self._steps = 0
         self._busy_s = 0.0
+        self._end_of_steps: Alarm | None = None
+        self._before_sleep: tuple[Phase, float] | None = None
+        """Phase, and seconds of steps that were left; None: it is awake."""
+        self.line_until_s = 0.0
+        """Until then its line carries nothing."""
         self._round, self._base = -1, ""
         self._lease: Lease | None = None
         self._every = self.setting.every
@@ -89,11 +104,15 @@ class SimulatedMember:
         self.life += 1
         self.process = Process(self.scheduler, self.name)
         self.hub.launched(self, first=first)
+        self._await_absence()
+        self._after(self.setting.start_s, lambda: self.hub.register(self))
+
+    def _await_absence(self) -> None:
         if self._next < len(self._away):
             away = self._away[self._next]
             self._next += 1
-            self.scheduler.at(self._begin_s + away.since_s, lambda: self._leave(away))
-        self._after(self.setting.start_s, lambda: self.hub.register(self))
+            begin = self._pause if away.cause in PAUSES else self._leave
+            self.scheduler.at(self._begin_s + away.since_s, partial(begin, away))
 
     def _leave(self, away: Absence) -> None:
         """The machine fails, or its owner wants it back."""
@@ -102,8 +121,48 @@ class SimulatedMember:
         self._lose()
         self.process.kill()
         self.hub.record.events[away.cause.value] += 1
-        self.hub.lost(self, noticed=away.cause == Cause.CLOSED)
-        self.scheduler.at(self._begin_s + away.until_s, self._come)
+        self.hub.lost(self, away.cause)
+        if not math.isinf(away.until_s):
+            self.scheduler.at(self._begin_s + away.until_s, self._come)
+
+    def _pause(self, away: Absence) -> None:
+        """The machine falls asleep, or its line is cut: its process is there later."""
+        self.line_until_s = self._begin_s + (
+            carries_again_s(away) if away.cause == Cause.CUT else away.until_s
+        )
+        self.hub.record.events[away.cause.value] += 1
+        if away.cause == Cause.ASLEEP:
+            alarm, self._end_of_steps = self._end_of_steps, None
+            left_s = 0.0
+            if alarm is not None and self.phase == Phase.TRAINING:
+                alarm.cancel()
+                left_s = alarm.when - self.scheduler.now
+            self._before_sleep = self.phase, left_s
+            self._enter(Phase.AWAY)
+            self._cause = Cause.FAILED
+            self.process.stop()
+        self.hub.lost(self, away.cause)
+        if not math.isinf(away.until_s):
+            self.scheduler.at(self.line_until_s, self._return)
+
+    def _return(self) -> None:
+        """It goes on where it was. If the hub has given it up, who slept gets a new process."""
+        before, self._before_sleep = self._before_sleep, None
+        known = self.hub.heard(self)
+        if not known and before is not None:
+            self._lose()
+            self.process.kill()
+            self._come()
+            return
+        if not known:
+            self.hub.register(self)
+        if before is not None:
+            phase, left_s = before
+            self._enter(phase)
+            if phase == Phase.TRAINING:
+                self._end_of_steps = self._after(left_s, self._join)
+        self.process.go_on()
+        self._await_absence()
 
     def finish(self) -> None:
         """The simulation ends: count what is under way; steps under way count as useful."""
@@ -128,8 +187,8 @@ class SimulatedMember:
         self.hub.record.seconds[Spent.LOST] += self._work_s
         self._work_s = 0.0
 
-    def _after(self, seconds: float, call: object) -> None:
-        self.scheduler.after(seconds, call, self.process)  # type: ignore[arg-type]
+    def _after(self, seconds: float, call: Callable[[], Any]) -> Alarm:
+        return self.scheduler.after(seconds, call, self.process)
 
     def inside_bps(self, other: SimulatedMember) -> float:
         """Return the bits per second to another member that it reaches."""
@@ -145,7 +204,7 @@ class SimulatedMember:
             self.recover()
             return
         self._round, self._base, self._lease = round_, base, lease
-        self.train(1.0)
+        self.train(0.0)  # the first round is that in which all agree on where they begin
 
     def train(self, share: float) -> None:
         """Train for a share of a period, then join."""
@@ -153,7 +212,7 @@ class SimulatedMember:
         steps = round(self._every * share)
         noise = max(LEAST_JITTER, self._chance.gauss(1.0, self.setting.jitter))
         self._steps, self._busy_s = steps, 0.0
-        self._after(steps * self.profile.step_s * noise, self._join)
+        self._end_of_steps = self._after(steps * self.profile.step_s * noise, self._join)
 
     def _join(self) -> None:
         self._enter(Phase.JOINING)
@@ -245,3 +304,14 @@ class SimulatedMember:
 
 def _moved(lease: Lease, steps: int) -> dict[str, int]:
     return {**lease.cursor, "offset": lease.cursor.get("offset", 0) + steps}
+
+
+def carries_again_s(cut: Absence) -> float:
+    """Return when connections work again that were open when a line was cut.
+
+    TCP repeats what was lost after 0.2 s and then after twice as long each time (RFC 6298). Who
+    has heard nothing for `DEAD_AFTER_S` connects anew.
+    """
+    tries = (cut.since_s + FIRST_TIMEOUT_S * (2**number - 1) for number in range(1, 64))
+    again_s = next((when for when in tries if when >= cut.until_s), math.inf)
+    return min(again_s, max(cut.until_s, cut.since_s + DEAD_AFTER_S) + CONNECT_S)

@@ -5,30 +5,10 @@ from __future__ import annotations
 import csv
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from atoll.errors import ConfigError
-from atoll.simulate.setting import DAY_S, Profile, Setting
-
-
-class Cause(StrEnum):
-    """Why a machine is away."""
-
-    FAILED = "failed"
-    """Without notice."""
-    CLOSED = "closed"
-    """Its owner wants it back: its process leaves properly."""
-
-
-@dataclass(frozen=True, slots=True)
-class Absence:
-    """A time in which a machine is not there, in seconds from the start."""
-
-    since_s: float
-    until_s: float
-    cause: Cause
+from atoll.simulate.setting import DAY_S, Absence, Cause, Profile, Setting
 
 
 def absences(setting: Setting, profile: Profile, member: int) -> list[Absence]:
@@ -37,12 +17,18 @@ def absences(setting: Setting, profile: Profile, member: int) -> list[Absence]:
     Failures are a Poisson process and repairs exponential; both depend on the seed and the member
     only. An owner lends the same hours every day, from a time of day of the member's own.
     """
+    if setting.faults is not None:
+        return _apart(sorted((a for who, a in setting.faults if who == member), key=_since))
     if setting.trace:
         return _traced(setting, member)
     chance = random.Random(f"{setting.seed}:{member}:presence")
     closed = list(_closed(setting, profile, chance))
     failed = list(_failed(setting, profile, chance))
-    return _apart(sorted(closed + failed, key=lambda one: one.since_s))
+    return _apart(sorted(closed + failed, key=_since))
+
+
+def _since(one: Absence) -> float:
+    return one.since_s
 
 
 def _failed(setting: Setting, profile: Profile, chance: random.Random) -> Iterable[Absence]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from atoll.errors import ConfigError
 from atoll.fleet.fleet import Fleet, Machine
@@ -24,8 +25,34 @@ class Costs:
     beat_s: float = 44e-6
     """One heartbeat: 5,000 nodes every two seconds take 0.11 of a core."""
     beat_every_s: float = 2.0
+    recover_s: float = 2.0
+    """Of a member that takes over a state, beside the bytes: `python -m bench.simulate --real`."""
     relay_bytes_per_s: float = 1.248e9
     """Bytes relayed per second of processor time."""
+
+
+class Cause(StrEnum):
+    """Why a machine takes no part."""
+
+    FAILED = "failed"
+    """It is gone without notice: nothing is heard of it."""
+    KILLED = "killed"
+    """Its processes are, which the hub notices at once by their broken connections."""
+    CLOSED = "closed"
+    """Its owner wants it back: its process leaves properly."""
+    ASLEEP = "asleep"
+    """It stands still and goes on later, as a laptop that is closed."""
+    CUT = "cut"
+    """Its line carries nothing; it computes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """A time in which a machine takes no part, in seconds from the start."""
+
+    since_s: float
+    until_s: float
+    cause: Cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +80,8 @@ class Setting:
     costs: Costs = field(default_factory=Costs)
     trace: tuple[tuple[int, float, float], ...] = ()
     """Who was there when, instead of failures and owners' hours: (member, from, to)."""
+    faults: tuple[tuple[int, Absence], ...] | None = None
+    """What happens to which member, instead of all of these; None: these."""
 
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("duration_s", 1.0), ("exchange_bytes", 1.0)):

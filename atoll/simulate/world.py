@@ -73,7 +73,7 @@ class World:
         committed = [row for row in rows if row.committed]
         costs, seconds = setting.costs, setting.duration_s
         beats = len(hub.members) / costs.beat_every_s * costs.beat_s
-        busy_s = hub.processor.busy_s + hub.relay.busy_s
+        busy_s = hub.processor.busy_s + hub.network.relay.busy_s
         sent = float(record.events.pop("bytes sent", 0))
         inside = float(record.events.pop("bytes inside sites", 0))
         return Outcome(
@@ -86,13 +86,13 @@ class World:
             round_s=statistics.median(r.decided_s - r.first_join_s for r in committed)
             if committed else 0.0,
             member_bytes=sent + inside,
-            relay_bytes=hub.line_in.nbytes + hub.line_out.nbytes,
+            relay_bytes=hub.network.line_in.nbytes + hub.network.line_out.nbytes,
             control_bytes=float(sum(record.control_bytes.values())),
             messages=dict(record.messages),
             messages_per_s=sum(record.messages.values()) / seconds,
             hub_share=beats + busy_s / seconds,
-            hub_up_share=hub.line_out.busy_s / seconds,
-            hub_down_share=hub.line_in.busy_s / seconds,
+            hub_up_share=hub.network.line_out.busy_s / seconds,
+            hub_down_share=hub.network.line_in.busy_s / seconds,
             queues=dict(record.worst),
             events=dict(record.events),
             timeline=timeline(record.rows),

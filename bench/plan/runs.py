@@ -96,7 +96,12 @@ def whole_periods(forecast: Forecast) -> tuple[int, int]:
     every = period_of(forecast)
     count = max(PERIODS, math.ceil(LONG_S / (forecast.step_s * every)))
     warm = 2 * every if every > 1 else 3  # the members' speeds are known after the first period
-    return warm, warm + count * every
+    return warm, warm + count * every + uncounted(forecast)
+
+
+def uncounted(forecast: Forecast) -> int:
+    """Return the last steps that do not count: a delayed method begins its last round earlier."""
+    return period_of(forecast) if "delay" in forecast.candidate.options else 0
 
 
 def run_trials(place: Site, drawn: Drawn, trials: Trials, *, name: str) -> dict[int, Seen]:
@@ -169,7 +174,7 @@ def seen(
     ]
     if not own or not all(own):
         return None
-    last = min(max(lines) for lines in own)
+    last = min(max(lines) for lines in own) - uncounted(forecast)
     last = warm + (last - warm) // every * every
     if last <= warm or not all(step in lines for lines in own for step in (warm, last)):
         return None

@@ -29,7 +29,7 @@ def test_simulated_members_are_as_fast_as_predicted(faults: tuple[Fault, ...]) -
     plan, load = rehearsal(fleet(0.1, 0.1, 0.2, faults=faults), seconds=240.0)
     forecast = Planner(load).predict(plan.fleet, plan.candidate)
     predicted = expected(plan, load)
-    seen = simulated(plan, forecast, expected_s=predicted.end.seconds)
+    seen = simulated(plan, forecast, elements=load.elements, expected_s=predicted.end.seconds)
     assert seen.end.steps == plan.steps
     assert seen.end.seconds == pytest.approx(predicted.end.seconds, rel=0.1)
     assert seen.end.sent_bytes == pytest.approx(predicted.end.sent_bytes, rel=0.15)

@@ -18,7 +18,7 @@ from atoll.simulate.hub import GONE_S, TICK_S, SimulatedHub
 from atoll.simulate.member import SimulatedMember
 from atoll.simulate.record import Record, RoundRow
 from atoll.simulate.scheduler import Process, Scheduler
-from atoll.simulate.setting import Setting
+from atoll.simulate.setting import Cause, Setting
 from atoll.simulate.world import World
 from atoll.wire.messages import MemberLost, RoundJoin, RoundPlan, RoundVote, Verdict
 from tests.faults.simulation.disk import JOB, Disk, SimulatedDatabase, SimulatedEvents
@@ -147,16 +147,16 @@ class ServiceHub(SimulatedHub):
             self.exchange.closed = True
         waiting, self._undecided = self._undecided, []
         for answer in waiting:
-            self.scheduler.after(0.0, answer)
+            self.scheduler.after(self.setting.costs.recover_s, answer)
 
-    def lost(self, member: SimulatedMember, *, noticed: bool) -> None:
+    def lost(self, member: SimulatedMember, cause: Cause) -> None:
         life = member.life
 
         def gone() -> None:
             if member.life == life:
                 self._do(self.service.gone(JOB, member.name, lost=True))
 
-        if noticed:
+        if cause == Cause.CLOSED:
             gone()
             return
         self._dead[member.name] = self.scheduler.now

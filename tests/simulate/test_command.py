@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from atoll.cli.main import app
 from atoll.simulate.world import simulate
-from bench.simulate import row_of, setting_of
+from bench.simulate.many import row_of, setting_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "fleet_many.toml"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ConfigError
-from atoll.simulate.presence import Absence, Cause, absences, read_trace
-from atoll.simulate.setting import DAY_S, profiles
+from atoll.simulate.presence import absences, read_trace
+from atoll.simulate.setting import DAY_S, Absence, Cause, profiles
 from tests.simulate.fleets import fleet_of, setting_of
 
 

@@ -126,7 +126,7 @@ def rehearsed(spec: JobSpec, fleet: Fleet, wish: Wish) -> Report:
         slower=wish.slower if real else 1.0,
     )  # fmt: skip
     predicted = with_losses(expected(plan, load), wish.law, load, forecast, slower=plan.slower)
-    seen, events = _seen(plan, forecast, predicted, wish, real=real)
+    seen, events = _seen(plan, forecast, predicted, wish, elements=load.elements, real=real)
     return Report(
         job=spec.job.name, machines=len(fleet), steps=plan.steps, slower=plan.slower, real=real,
         predicted=predicted.scaled(1 / plan.slower), seen=seen.scaled(1 / plan.slower),
@@ -143,13 +143,13 @@ def unavailable() -> str:
 
 
 def _seen(
-    plan: Rehearsal, forecast: Forecast, predicted: Curve, wish: Wish, *, real: bool
+    plan: Rehearsal, forecast: Forecast, predicted: Curve, wish: Wish, *, elements: int, real: bool
 ) -> tuple[Curve, tuple[tuple[float, str], ...]]:
     """Run or simulate; return the curve and what happened, in seconds of this machine."""
     if not real:
         from atoll.rehearse.simulated import simulated
 
-        return simulated(plan, forecast, expected_s=predicted.end.seconds), ()
+        return simulated(plan, forecast, elements=elements, expected_s=predicted.end.seconds), ()
     from atoll.cli.jobs.interrupts import Interrupts
     from atoll.cli.views import screen
     from atoll.rehearse.conduct import conduct
@@ -207,7 +207,10 @@ def _notes(plan: Rehearsal, fleet: Fleet, wish: Wish, *, why_not: str) -> list[s
     else:
         notes.append(f"evaluations were cut to {EVAL_TOKENS:,} tokens")
     if wish.law is None:
-        notes.append("no loss is predicted: there is no scaling law of this model (--law)")
+        notes.append(
+            "no loss is predicted without a scaling law of this model: atoll scaling sweep and "
+            "atoll scaling fit RUNS --out law make one, then --law law/scaling.json"
+        )
     return notes
 
 

@@ -1,4 +1,4 @@
-"""Ten thousand members for a day, with a quorum beside plain rounds: `python -m bench.simulate`.
+"""Ten thousand members for a day, with a quorum beside plain rounds.
 
 The mixture of examples/fleet_many.toml (half of the machines in laboratories of five, four in ten
 at home and lent ten hours a day, one in ten a spot machine), repeated; a hub with a line of
@@ -18,19 +18,17 @@ simulated_h  hours of virtual time; wall_s, cpu_s, rss_gb: what that took here, 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from atoll.fleet.reading import read_fleet
 from atoll.simulate.record import Outcome
 from atoll.simulate.setting import HOUR_S, Setting, scaled
-from atoll.simulate.world import simulate
-from bench.kit.report import emit
 
-FLEET = Path(__file__).resolve().parents[1] / "examples" / "fleet_many.toml"
+FLEET = Path(__file__).resolve().parents[2] / "examples" / "fleet_many.toml"
 HUB_MBPS = 10_000.0
 JITTER = 0.02
 """Deviation of a period of 500 steps: that of a step, if they do not depend on each other, is 22
@@ -61,43 +59,12 @@ def row_of(outcome: Outcome, quorum: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.simulate", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--members", type=int, default=10_000)
-    parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--every", type=int, default=500)
-    parser.add_argument("--quorum", type=float, default=0.9)
-    parser.add_argument("--quick", action="store_true", help="1,000 members, two hours")
-    given = parser.parse_args()
-    members, hours = (1_000, 2.0) if given.quick else (given.members, given.hours)
-    rows = []
-    for quorum in (given.quorum, 0.0):
-        setting = setting_of(members=members, hours=hours, quorum=quorum, every=given.every)
-        rows.append(row_of(simulate(setting, _say(quorum)), quorum))
-        sys.stderr.write(f"{rows[-1]}\n")
-    first, plain = rows
-    emit(
-        {
-            "goodput": first["goodput"], "plain": plain["goodput"], "members": members,
-            "simulated_h": hours, "wall_s": first["wall_s"], "cpu_s": first["cpu_s"],
-            "rss_gb": first["rss_gb"],
-        },
-        rows,
-    )  # fmt: skip
-    return 0
+def say(quorum: float) -> Callable[[float], None]:
+    """Return what writes the share of a simulation that is over."""
 
-
-def _say(quorum: float) -> Any:
     def progress(share: float) -> None:
         sys.stderr.write(f"\rquorum {quorum:g}: {share:.0%} ")
         sys.stderr.write("\n" if share >= 1 else "")
         sys.stderr.flush()
 
     return progress
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Simulations: ten thousand members, and six beside real processes: `python -m bench.simulate`."""
