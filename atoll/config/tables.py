@@ -310,7 +310,9 @@ class JobSpec:
         method, table = self._method(), self.strategy
         may = {
             "every": method is not None and method.interval_may_change,
-            "collective": table.aggregate == "mean" and table.codec != "auto",
+            "collective": table.aggregate == "mean" and "auto" not in table.codec,
+            "codec": "auto" in table.codec,
+            "delay": str(table.options.get("delay", "")).startswith("auto"),
         }
         return [key for key in self.job.planned if may.get(key)]
 

@@ -8,7 +8,7 @@ from atoll.config.swarm_tables import largest_member
 from atoll.config.tables import JobSpec
 from atoll.errors import ConfigError, unknown
 
-PLANNED = ("every", "collective")
+PLANNED = ("every", "collective", "codec", "delay")
 """Keys of `[strategy]` that may be planned again while a job runs."""
 RECOMPUTE = ("none", "full", "matmul", "every:N")
 """Nothing; whole units; all of a unit except matrix products; every N-th unit."""

@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 TABLES = {"machines": Machine, "sites": Site, "links": Link, "faults": Fault}
 REQUIRED = ("name", "between", "what", "machine")
+LEAST_STEP_S, MOST_LATENCY_MS = 1e-6, 60_000.0
+"""Figures beyond these are mistakes; a simulation of them would not end."""
 MOST_MACHINES = 100_000
 
 EXAMPLE = '[[machines]]\nname = "desk"\ngflops = 200\nup_mbps = 20\ndown_mbps = 100\n'
@@ -111,8 +113,26 @@ def check_fleet(fleet: Fleet) -> None:
             raise unknown("site of a machine in [[sites]]", site.name, sites)
     if fleet.hub.machine and fleet.hub.machine not in names:
         raise unknown("machine in [hub]", fleet.hub.machine, names)
+    for machine in fleet.machines:
+        _check_figures(machine)
     _check_links(fleet, {*names, *sites})
     check_faults(fleet.faults, list(names))
+
+
+def _check_figures(machine: Machine) -> None:
+    """Raise ConfigError for figures that no machine has: mostly another unit was meant."""
+    if 0 < machine.step_s < LEAST_STEP_S:
+        raise ConfigError(
+            f"no machine does a step in the time of {machine.name}",
+            given=f"step_s = {machine.step_s:g}", expected=f"seconds, {LEAST_STEP_S:g} or more",
+            remedy="atoll plan probe job.toml measures it there",
+        )  # fmt: skip
+    if machine.latency_ms > MOST_LATENCY_MS:
+        raise ConfigError(
+            f"no connection has the round trip of {machine.name}",
+            given=f"latency_ms = {machine.latency_ms:g}",
+            expected=f"milliseconds, at most {MOST_LATENCY_MS:g}",
+        )  # fmt: skip
 
 
 def _check_links(fleet: Fleet, ends: set[str]) -> None:

@@ -10,7 +10,7 @@ from atoll.config import JobSpec
 from atoll.config.train_checks import PLANNED
 from atoll.fleet.fleet import Fleet
 from atoll.forecast.candidates import EVERY, Candidate, Wishes
-from atoll.forecast.keys import AUTO, open_keys, without_auto
+from atoll.forecast.keys import AUTO, begin_with, open_keys, without_auto
 from atoll.forecast.predict import Forecast, Planner
 from atoll.forecast.ranking import NOTABLE, Ranking, progress, rank
 from atoll.forecast.workload import workload_of
@@ -47,8 +47,11 @@ def answer_again(
 
     A key keeps its current value unless another one promises notably more progress.
 
+    A codec and a delay follow measured rounds from then on.
+
     Returns:
-        `answers` by key, `progress` against the current values, and `reasons` in words.
+        `answers` by key, `progress` against the current values, `reasons` in words, and `round_s`:
+        the predicted seconds of a round.
 
     Raises:
         ConfigError: a machine's speed or line is not known.
@@ -65,13 +68,34 @@ def answer_again(
     best, kept = ranking.best, _like(ranking.forecasts, now)
     if kept is not None and progress(best) < (1 + NOTABLE) * progress(kept):
         best = kept
+    best = _most_precise(ranking.forecasts, best, order=wishes.codecs)
     found = {
         "every": best.candidate.options.get("every", now["every"]),
-        "collective": best.candidate.collective,
-    }
+        "collective": best.candidate.collective, "codec": best.candidate.codec,
+        "delay": best.delay,
+    }  # fmt: skip
     answers = {key: found[key] for key in keys}
     gain = progress(best) / progress(kept) if kept is not None else None
-    return {"answers": answers, "progress": gain, "reasons": list(ranking.reasons)}
+    return {
+        "answers": answers, "progress": gain, "reasons": list(ranking.reasons),
+        "round_s": best.round_s,
+    }  # fmt: skip
+
+
+def _most_precise(
+    forecasts: Sequence[Forecast], best: Forecast, *, order: Sequence[str]
+) -> Forecast:
+    """Return the forecast with the first codec of `order` that costs no notable progress.
+
+    What precision is worth is not measured for each codec: time alone would always give it up.
+    """
+    like = [
+        one
+        for one in forecasts
+        if dataclasses.replace(one.candidate, codec=best.candidate.codec) == best.candidate
+        and progress(one) * (1 + NOTABLE) >= progress(best)
+    ]
+    return min(like, key=lambda one: order.index(one.candidate.codec), default=best)
 
 
 def _like(forecasts: Sequence[Forecast], now: Mapping[str, Any]) -> Forecast | None:
@@ -100,13 +124,17 @@ def answer_keys(spec: JobSpec, fleet: Fleet) -> tuple[JobSpec, Ranking]:
     load = workload_of(without_auto(spec))
     wishes = dataclasses.replace(Wishes.of(spec), whole_fleet=True)
     ranking = rank(Planner(load), fleet, wishes=wishes)
-    best = ranking.best.candidate
-    answers = {name: best.options[name] for name in open_keys(spec) if name in best.options}
+    forecast = _most_precise(ranking.forecasts, ranking.best, order=wishes.codecs)
+    best, keys = forecast.candidate, open_keys(spec)
+    answers = {name: best.options[name] for name in keys if name in best.options}
+    if answers.get("delay") == AUTO:
+        answers["delay"] = f"{AUTO}:{forecast.delay}"
     options = {**without_auto(spec).strategy.options, **answers}
     table, collective = spec.strategy, spec.strategy.collective
-    left_open = table.aggregate == PLAIN and collective == AUTO and table.codec != AUTO
+    left_open = table.aggregate == PLAIN and collective == AUTO and AUTO not in table.codec
     if left_open and best.route == "direct":
         collective = best.collective  # `auto` would be the ring, whatever the lines are
-    table = dataclasses.replace(table, options=options, collective=collective)
-    keys = (*open_keys(spec), *(("collective",) if left_open else ()))
+    codec = begin_with(table.codec, best.codec) if "codec" in keys else table.codec
+    table = dataclasses.replace(table, options=options, collective=collective, codec=codec)
+    keys = (*keys, *(("collective",) if left_open else ()))
     return _planned(dataclasses.replace(spec, strategy=table), keys=keys), ranking

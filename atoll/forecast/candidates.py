@@ -11,7 +11,7 @@ from atoll.config import JobSpec, StrategyTable
 from atoll.errors import ConfigError
 from atoll.fleet.fleet import Fleet
 from atoll.forecast.efficiency import EVERY_STEP, PERIODIC
-from atoll.forecast.keys import AUTO
+from atoll.forecast.keys import AUTO, adapts_delay
 from atoll.group.policy import ADD_ON_THE_WAY
 from atoll.methods.table import PRESETS
 from atoll.strategies.compatibility import check
@@ -99,9 +99,10 @@ class Wishes:
 
     presets: tuple[str, ...] = FOR_THIS
     every: tuple[int, ...] = EVERY
-    codec: str = ""
-    delay: int = -1
-    """-1: any."""
+    codecs: tuple[str, ...] = ()
+    """Empty: the preset's own and those of `CODECS`."""
+    delay: int | str = -1
+    """-1: any; `auto`: as measured rounds say."""
     route: str = AUTO
     collective: str = AUTO
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -115,15 +116,33 @@ class Wishes:
         table, options = spec.strategy, dict(spec.strategy.options)
         preset = PRESETS[table.preset]
         every = options.pop("every", preset.options.get("every", AUTO))
-        delay = options.pop("delay", AUTO)
+        delay = str(options.pop("delay", AUTO))
+        if delay.startswith(AUTO):
+            delay = AUTO if adapts_delay(spec) else "-1"
         return cls(
             presets=(table.preset,),
             every=EVERY if every == AUTO else (int(every),),
-            # A codec that adapts while it runs is predicted as the preset's own.
-            codec=preset.codec if table.codec in ("", AUTO) else table.codec,
-            delay=-1 if delay == AUTO else int(delay),
+            codecs=choices_of(table.codec or preset.codec),
+            delay=delay if delay == AUTO else int(delay),
             route=spec.job.route, collective=table.collective, options=options,
         )  # fmt: skip
+
+
+def choices_of(codec: str) -> tuple[str, ...]:
+    """Return the codecs among which a codec chooses, in order of precision; mostly itself."""
+    if AUTO not in codec:
+        return (codec,)
+    from atoll.codec.registry import make_codec
+    from atoll.codec.wrappers.auto import auto_inside
+
+    auto = auto_inside(make_codec(codec))
+    if auto is None:
+        return (codec,)
+    wrapped = codec.startswith("feedback(")
+    return tuple(
+        f"feedback({part.spec})" if wrapped and part.spec != "fp32" else part.spec
+        for part in auto.parts
+    )
 
 
 def candidates(
@@ -184,9 +203,7 @@ def _of_preset(
     preset: str, names: tuple[str, ...], wishes: Wishes, *, steps: int, direct: bool
 ) -> Iterator[Candidate]:
     own = PRESETS[preset].codec
-    codecs = (
-        (wishes.codec,) if wishes.codec else tuple(dict.fromkeys((own, *CODECS.get(preset, ()))))
-    )
+    codecs = wishes.codecs or tuple(dict.fromkeys((own, *CODECS.get(preset, ()))))
     routes = [
         route for route in ROUTES
         if wishes.route in (AUTO, route) and (route == "relay" or direct)
@@ -228,7 +245,7 @@ def _options(preset: str, wishes: Wishes, *, steps: int) -> Iterator[Mapping[str
             continue
         longest = every // fragments - 1
         delays = {max(1, round(share * longest)) for share in DELAY_SHARES}
-        for delay in sorted(delays) if wishes.delay < 0 else [wishes.delay]:
+        for delay in sorted(delays) if wishes.delay == -1 else [wishes.delay]:
             yield {**kept, "every": every, "delay": delay}
 
 

@@ -92,7 +92,12 @@ def rank(
     found.sort(key=lambda forecast: (-score(forecast), forecast.sent_bytes))
     singles = [forecast for forecast in found if forecast.candidate.alone]
     alone = singles[0] if singles else _alone(planner, fleet)
-    reasons = tuple(_reasons(planner, fleet, found[0], alone))
+    together = any(not forecast.candidate.alone for forecast in found)
+    if together or len(fleet) == 1:
+        reasons = tuple(_reasons(planner, fleet, found[0], alone))
+    else:  # nothing to compare with: not a finding
+        name = alone.candidate.members[0]
+        reasons = (f"only {name} alone can be predicted: see what was left out, and why",)
     return Ranking(forecasts=tuple(found), alone=alone, reasons=reasons, left_out=left_out)
 
 

@@ -26,6 +26,8 @@ UTILISATION = 0.3
 models on accelerators more. A guess that a measured step replaces."""
 GUESS_FACTOR = 2.5
 """An estimated step is right within this factor."""
+FAR_OFF = 10.0
+"""A measured step that is so many times faster than the estimate contradicts it."""
 MEASURED_ERROR = 0.1
 """A measured step is right within this share."""
 
@@ -70,19 +72,33 @@ class Workload:
         """
         if machine.step_s:
             error = 1 + MEASURED_ERROR
-            return Step(machine.step_s, machine.step_s / error, machine.step_s * error, "measured")
+            ground = "measured" + self._contradiction(machine)
+            return Step(machine.step_s, machine.step_s / error, machine.step_s * error, ground)
         if not machine.gflops:
             raise ConfigError(
                 "the speed of a machine is not known", given=machine.name,
                 expected="step_s (seconds of a step of this job) or gflops",
                 remedy="atoll plan probe job.toml on that machine, or atoll doctor",
             )  # fmt: skip
-        flops = FLOPS_PER_PARAMETER * self.parameters * self.tokens
-        seconds = flops / (machine.gflops * 1e9 * UTILISATION)
+        seconds = self._estimate_s(machine)
         return Step(
             seconds, seconds / GUESS_FACTOR, seconds * GUESS_FACTOR,
             f"estimated from {machine.gflops:g} GFLOP/s, right within a factor of {GUESS_FACTOR:g}",
         )  # fmt: skip
+
+    def _estimate_s(self, machine: Machine) -> float:
+        flops = FLOPS_PER_PARAMETER * self.parameters * self.tokens
+        return flops / (machine.gflops * 1e9 * UTILISATION)
+
+    def _contradiction(self, machine: Machine) -> str:
+        """Return in words that a measured step is faster than the machine can be; or nothing."""
+        if not machine.gflops or self._estimate_s(machine) < FAR_OFF * machine.step_s:
+            return ""  # small models may well be slower than their arithmetic
+        least_s = UTILISATION * self._estimate_s(machine)
+        return (
+            f", although {machine.gflops:g} GFLOP/s need {least_s:.3g} s or more: one of both is "
+            "wrong"
+        )
 
     def fits(self, machine: Machine, *, vectors: float) -> bool | None:
         """Return whether a member fits; None: not known. `vectors` are the method's own."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from atoll.errors import ConfigError
 from atoll.methods.method import Method, Preset, arxiv, option
@@ -42,10 +41,10 @@ class Streaming(Method):
         "strided",
         "How layers are assigned to fragments: `strided`, or `sequential` for runs of neighbours.",
     )
-    delay: int | Literal["auto"] = option(
+    delay: int | str = option(
         "auto",
         "Steps between the start of a round and applying its result (tau), below H / F; `auto`: as "
-        "many as a round takes on the members' links, by measured times.",
+        "many as a round takes on the members' links, by measured times; `auto:N`: N until then.",
     )
     mix: float = option(
         0.0,
@@ -78,7 +77,7 @@ class Streaming(Method):
     def check(self, *, nodes: int, min_nodes: int, optimizer: str) -> None:
         """Refuse overlapping rounds of fragments."""
         every, fragments = self.every, self.fragments
-        delay = 0 if self.delay == "auto" else self.delay
+        delay = 0 if isinstance(self.delay, str) else self.delay
         if every < fragments:
             raise ConfigError(
                 "there are more fragments than steps between their rounds",
@@ -171,7 +170,7 @@ class Decoupled(Streaming):
         ),
     )
 
-    delay: int | Literal["auto"] = option(
+    delay: int | str = option(
         1,
         "Steps between the start of a round and the first at which its result may be applied.",
     )
@@ -202,7 +201,7 @@ class Decoupled(Streaming):
         """Refuse overlapping rounds of fragments, and a grace that lasts into the next round."""
         super().check(nodes=nodes, min_nodes=min_nodes, optimizer=optimizer)
         gap = self.every // self.fragments if self.staggered else self.every
-        delay = 0 if self.delay == "auto" else self.delay
+        delay = 0 if isinstance(self.delay, str) else self.delay
         if delay + self.grace >= gap:
             raise ConfigError(
                 "a member would go on into the next fragment's round",

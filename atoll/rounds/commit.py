@@ -131,6 +131,8 @@ class CommitLog:
     """Whether slower members do fewer steps."""
     every: int = 0
     """Steps between two rounds as planned while the job runs; 0: as its file says."""
+    codec: str = ""
+    """What a codec `auto` takes with the next verdict, as planned while the job runs."""
     committed_at: float | None = None
     """Start of the current period; None: unknown."""
     patience: float = 1.0
@@ -177,8 +179,10 @@ class CommitLog:
             pace=assign_steps(timings.step_s, trainers, guests=guests) if self.paced else {},
             delay=patience.hiding_steps(timings, step_s=_step_s(timings, trainers)),
             every=self.every,
+            codec=self.codec,
             group=verdict.group,
         )
+        self.codec = ""
         return decided, notes + self._note_slow(trainers)
 
     def abort(self, attempt: Attempt) -> None:

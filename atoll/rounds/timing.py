@@ -81,6 +81,12 @@ def learn_round(timings: RoundTimings, seconds: float) -> None:
     timings.round_s = mean(timings.round_s, seconds)
 
 
+def expect_round(timings: RoundTimings, seconds: float) -> None:
+    """Take a predicted duration as the first measured one: lines are not what they were."""
+    timings.round_s = None
+    learn_round(timings, seconds)
+
+
 def hiding_steps(timings: RoundTimings, *, step_s: float) -> int:
     """Return the steps of `step_s` seconds that hide a round; 0 if it has not been measured.
 

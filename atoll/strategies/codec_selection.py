@@ -17,7 +17,7 @@ from atoll.codec.registry import make_codec
 from atoll.codec.wrappers.auto import Auto
 from atoll.group.base import Decidable, Group
 from atoll.group.policy import exactly
-from atoll.wire.messages import RoundPlan
+from atoll.wire.messages import RoundPlan, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -60,17 +60,18 @@ class CodecSelection:
                 self._reported = work.wait().tensors[0]
         return found
 
-    def committed(self) -> None:
-        """Apply what the committed round measured and agreed on."""
+    def committed(self, verdict: Verdict) -> None:
+        """Apply what the committed round measured and agreed on, and what the hub has planned."""
         if self._measured is not None:
             self._auto.observe(*self._measured)
-        if self._reported is None:
-            return
-        before = self._auto.base.spec
-        self._auto.agree(self._reported)
+        before, reported = self._auto.base.spec, self._reported
         self._reported = self._measured = None
+        if verdict.codec:
+            self._auto.follow(verdict.codec, round_=verdict.round)
+        elif reported is not None:
+            self._auto.agree(reported)
         if self._auto.base.spec != before:
-            log.info("the members' links suit codec %s, not %s", self._auto.base.spec, before)
+            log.info("the members' lines suit codec %s, not %s", self._auto.base.spec, before)
 
     def _moved(self) -> tuple[int, int]:
         return self._group.sent_bytes, self._group.received_bytes

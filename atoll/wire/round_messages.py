@@ -180,6 +180,8 @@ class Verdict(Message, frozen=True):
     """Steps that hide a round which runs beside training, by measured times; 0: unknown."""
     every: int = 0
     """Steps between two rounds from now on, planned again; 0: as the job file says."""
+    codec: str = ""
+    """What a codec `auto` takes from now on, planned again; empty: as members have measured."""
     group: int = 0
     """As in the plan."""
 

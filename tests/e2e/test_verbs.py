@@ -119,6 +119,38 @@ def test_doctor_passes_on_this_machine_with_a_hub(atoll: Atoll) -> None:
     assert "device    " in done.out
 
 
+JOB = """
+[model]
+layers = 1
+width = 32
+heads = 2
+context = 32
+[train]
+batch = 2
+steps = 60
+eval_tokens = 64
+"""
+
+
+def test_doctor_of_a_live_fleet_prints_lines_that_run(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    for name in ("anna", "ben"):
+        atoll.join(ticket_of(hub), name=name)
+    with hub.client() as client:
+        until(lambda: sum("up_bps" in (row.get("stats") or {}) for row in client.nodes()) == 2)
+    (atoll.folder / "job.toml").write_text(JOB)
+    done = atoll.run("doctor", "--port", "0", "--job", "job.toml")
+    assert done.code == 0, done.both
+    assert "the weakest hop of 4: " in done.out  # two machines, to the hub and back
+    assert "atoll plan fleet --lines 0.5" in done.out  # what a plan misses, and what to do
+    text = done.out.partition("atoll plan says why):")[2]
+    pasted = "\n".join(line.strip() for line in text.splitlines())
+    assert "[strategy]" in pasted
+    (atoll.folder / "job.toml").write_text(pasted + JOB)
+    done = atoll.run("run", "job.toml")
+    assert done.code == 0, done.both
+
+
 def test_doctor_fails_with_a_remedy_if_the_hub_is_absent(atoll: Atoll) -> None:
     done = atoll.run_here("doctor", "--hub", "atoll://127.0.0.1:9/" + "x" * 32, "--port", "0")
     assert done.code == 1

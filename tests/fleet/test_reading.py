@@ -117,6 +117,18 @@ def test_a_wrong_file_is_refused_with_the_reason(text: str, said: str) -> None:
         parse_fleet(text)
 
 
+@pytest.mark.parametrize(
+    ("figure", "said"),
+    [
+        ("step_s = 1e-9", "no machine does a step in the time of a"),
+        ("latency_ms = 2e6", "no connection has the round trip of a"),
+    ],
+)
+def test_figures_that_no_machine_has_are_refused(figure: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_fleet(f'[[machines]]\nname = "a"\n{figure}\n')
+
+
 def test_links_that_contradict_each_other_are_refused() -> None:
     twice = HOME + '[[links]]\nbetween = ["home", "office"]\nmbps = 90\nlatency_ms = 25\n'
     with pytest.raises(ConfigError, match=r"contradict each other.*home -> office: 60 and 90"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.config import JobSpec, parse_spec
+from atoll.config import JobSpec, dump_spec, parse_spec
 from atoll.errors import ConfigError
 from atoll.forecast.automatic import answer_again, answer_keys, answered
 from atoll.forecast.candidates import Candidate
@@ -111,5 +111,50 @@ def test_what_a_planner_answered_is_planned_again() -> None:
     spec, _ = answer_keys(job('every = "auto"'), machines)
     assert spec.job.planned == ["every", "collective"]
     assert spec.planned_again == ["every", "collective"]
-    fixed, _ = answer_keys(job('every = "auto"\ncodec = "auto"'), machines)
-    assert fixed.job.planned == ["every"]  # the codec may not be one that sums on the way
+    adapting, _ = answer_keys(job('every = "auto"\ncodec = "auto"'), machines)
+    # Not the collective: the codec may not be one that sums on the way.
+    assert adapting.job.planned == ["every", "codec"]
+
+
+STREAMING = """
+[job]
+nodes = 2
+[model]
+layers = 1
+width = 64
+[train]
+steps = 1000
+[strategy]
+preset = "streaming-diloco"
+codec = "feedback(auto)"
+every = 40
+delay = "auto"
+"""
+
+
+def test_all_four_are_answered_by_one_planner() -> None:
+    text = STREAMING.replace("every = 40", 'every = "auto"')
+    assert open_keys(parse_spec(text)) == ("every", "delay", "codec")
+    near = fleet(0.02, 0.02, up_mbps=1000.0, down_mbps=1000.0, latency_ms=0.2)
+    far = fleet(0.02, 0.02, up_mbps=1.0, down_mbps=1.0, latency_ms=50.0)
+    quick, slow = (answer_keys(parse_spec(text), one)[0].strategy for one in (near, far))
+    assert quick.codec == "feedback(auto:fp32)"
+    assert slow.codec in ("feedback(auto:bf16)", "feedback(auto:int8:256)")  # hidden: few will do
+    delays = [int(str(one.options["delay"]).removeprefix("auto:")) for one in (quick, slow)]
+    assert delays[0] < delays[1]
+    spec, _ = answer_keys(parse_spec(text), far)
+    assert open_keys(spec) == ()
+    assert spec.job.planned == ["delay", "codec"]  # not every: fragments are a schedule
+    assert parse_spec(dump_spec(spec)) == spec
+
+
+def test_codec_and_delay_of_a_running_job_follow_its_lines() -> None:
+    far = fleet(0.02, 0.02, up_mbps=1.0, down_mbps=1.0, latency_ms=50.0)
+    near = fleet(0.02, 0.02, up_mbps=1000.0, down_mbps=1000.0, latency_ms=0.2)
+    spec = answer_keys(parse_spec(STREAMING), near)[0]
+    told = [answer_again(spec, one, ["codec", "delay"], current={}) for one in (near, far)]
+    codecs, delays = ([one["answers"][key] for one in told] for key in ("codec", "delay"))
+    assert codecs[0] == "fp32"
+    assert codecs[1] in ("feedback(int8:256)", "feedback(int4:256)")
+    assert delays[0] < delays[1]
+    assert told[1]["round_s"] > 10 * told[0]["round_s"]

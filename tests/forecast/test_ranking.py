@@ -99,6 +99,24 @@ def test_on_hopeless_lines_one_machine_alone_is_better(planner: Planner) -> None
     assert any("compute 0.12 times as much" in reason for reason in ranking.reasons)
 
 
+def test_without_known_lines_nothing_is_called_better(planner: Planner) -> None:
+    machines = fleet(0.05, 0.05, up_mbps=0.0, down_mbps=0.0, latency_ms=0.0)
+    apart = machines.with_machines(dataclasses.replace(m, site="") for m in machines.machines)
+    ranking = ranked(planner, apart)
+    (reason,) = ranking.reasons
+    assert reason == "only m0 alone can be predicted: see what was left out, and why"
+    assert "the line of m0, m1 is not known" in ranking.left_out[0]
+
+
+def test_a_step_faster_than_its_machine_is_a_contradiction(planner: Planner) -> None:
+    machine = dataclasses.replace(fleet(0.1).machines[0], step_s=1e-4, gflops=1.0)
+    ground = planner.workload.step_on(machine).ground
+    assert "1 GFLOP/s need" in ground
+    assert "one of both is wrong" in ground
+    slower = dataclasses.replace(machine, step_s=1e3)
+    assert planner.workload.step_on(slower).ground == "measured"
+
+
 def test_the_machine_that_hurts_is_named(planner: Planner) -> None:
     machines = fleet(0.1, 0.1, 0.1).changed("m2", up_mbps=0.1, down_mbps=0.1)
     every = Candidate(preset="ddp", members=("m0", "m1", "m2"), codec="fp32", route="relay")

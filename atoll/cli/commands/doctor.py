@@ -39,8 +39,9 @@ def doctor(
     if job is not None and not broken:
         from atoll.cli.planning.job_plan import Question, lines_to_paste
 
+        lines = list(lines_to_paste(Question(job=job, hub=hub)))
         console.print("\nfor these machines (atoll plan says why):")
-        for line in lines_to_paste(Question(job=job, hub=hub)):
+        for line in lines:
             console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
     elif planned and not broken:
         console.print("\nwhat to write into a job file: atoll doctor --job job.toml")

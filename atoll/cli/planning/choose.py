@@ -57,7 +57,9 @@ def choose(
             raise
         return _default(submission, f"{error.what} ({error.given})", console)
     keys = open_keys(submission.spec)
-    said = ", ".join(f"{name} = {spec.strategy.options.get(name, 'default')}" for name in keys)
+    table = spec.strategy
+    values = {"codec": table.codec, **table.options}
+    said = ", ".join(f"{name} = {values.get(name, 'default')}" for name in keys)
     console.print(f"[dim]planned[/] {said}: {ranking.reasons[0]}", soft_wrap=True)
     return dataclasses.replace(submission, spec=spec)
 
@@ -78,11 +80,17 @@ def _whole(submission: Submission, fleet: Fleet, console: Console) -> Submission
 
 
 def _default(submission: Submission, why: str, console: Console) -> Submission:
-    keys = ", ".join(open_keys(submission.spec))
-    console.print(
-        f"[yellow]{keys}: the default of the method, not a plan: {why}[/]", soft_wrap=True
-    )
-    return dataclasses.replace(submission, spec=without_auto(submission.spec))
+    spec = without_auto(submission.spec)
+    measured = open_keys(spec)
+    default = [key for key in open_keys(submission.spec) if key not in measured]
+    if default:
+        console.print(
+            f"[yellow]{', '.join(default)}: the default of the method, not a plan: {why}[/]",
+            soft_wrap=True,
+        )
+    if measured:
+        console.print(f"[dim]{', '.join(measured)}: by measured rounds alone: {why}[/]")
+    return dataclasses.replace(submission, spec=spec)
 
 
 def online(hub: KnownHub, spec: JobSpec) -> Fleet:

@@ -92,10 +92,9 @@ def _wishes(methods: tuple[str, ...]) -> Wishes | None:
 
 
 def lines_to_paste(question: Question) -> list[str]:
-    """Return the lines of `[strategy]` that the planner would write into a job file."""
-    best = answer(question).ranking.best.candidate
-    table = best.toml().partition("[strategy]\n")[2]
-    return ["[strategy]", *table.strip().splitlines()]
+    """Return the lines that the planner would write into a job file."""
+    found = answer(question)
+    return found.ranking.best.candidate.toml(of=len(found.fleet)).strip().splitlines()
 
 
 def show(question: Question, *, all_: bool, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
   auto(fp32,bf16,int8)      in order of precision; the default of `auto`
   feedback(auto)            the same and int4, which needs feedback
+  auto:int8                 the same as auto, but begins with int8, as the planner writes it
 
 Every member times its own exchanges. At intervals members agree: each reports, for a ladder of
 speeds, whether its link reaches that speed, and the mean of these reports (under a robust policy
@@ -9,7 +10,9 @@ the median) gives the slowest link's speed. All members then choose the most pre
 exchange of at most 1.5 times the fastest one's duration. Precision is given up only if it saves a
 third of the time; on a fast link fp32 wins because rounding costs more than sending.
 
-Before the first agreement, and without any measurement, it is the first codec.
+Before the first agreement, and without any measurement, it is the first codec, or the one named
+behind the colon. When lines change while a job runs, the hub may name another one in a verdict; the
+next agreement then comes at once.
 """
 
 from __future__ import annotations
@@ -37,8 +40,11 @@ TELLING_BYTES = 1 << 16
 """Smaller packets are not timed: latency dominates."""
 FIRST = 10
 """Initial rounds in which members try to agree, until one has measured a link."""
+AUTO = "auto"
 PLAIN = ("fp32", "bf16", "int8")
 """Default candidates of `auto`."""
+FED_BACK = (*PLAIN, "int4")
+"""Default candidates of `feedback(auto)`."""
 _CHOICE = f"{SHARED}auto.choice"
 
 
@@ -49,7 +55,7 @@ class Auto(Wrapper):
         ConfigError: there are fewer than two candidates, or one is wrapped.
     """
 
-    def __init__(self, candidates: Sequence[Codec], *, spec: str) -> None:
+    def __init__(self, candidates: Sequence[Codec], *, spec: str, first: str = "") -> None:
         if len(candidates) < 2 or any(codec.base is not codec for codec in candidates):
             raise ConfigError(
                 "auto chooses between several plain codecs",
@@ -59,19 +65,23 @@ class Auto(Wrapper):
             )
         super().__init__(candidates)
         self.spec = spec
-        self.choice = 0
+        self.choice = self._index(first) if first else 0
         """Index of the codec in use."""
         self.agreed = False
+        self._until = FIRST
+        """Before this round members try to agree in each, until one has measured a line."""
         self._elements = 0
         self._bytes_per_s: float | None = None
 
     @classmethod
     def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
-        """Build `auto` or `auto(codec,codec,...)`."""
-        given.at_most(0)
+        """Build `auto`, `auto:first` or `auto:first(codec,codec,...)`."""
+        first = ":".join(given.values)
         if not inner:
-            return cls([make_codec(spec) for spec in PLAIN], spec="auto")
-        return cls(inner, spec=f"auto({','.join(codec.spec for codec in inner)})")
+            plain = not first or first.partition(":")[0] in PLAIN
+            known = [make_codec(spec) for spec in (PLAIN if plain else FED_BACK)]
+            return cls(known, spec=AUTO, first=first)
+        return cls(inner, spec=f"auto({','.join(codec.spec for codec in inner)})", first=first)
 
     @property
     def base(self) -> Codec:
@@ -82,7 +92,7 @@ class Auto(Wrapper):
 
     def due(self, round_: int) -> bool:
         """Return whether members agree in this round, equally on every member."""
-        return round_ % EVERY == 0 or (not self.agreed and round_ < FIRST)
+        return round_ % EVERY == 0 or (not self.agreed and round_ < self._until)
 
     def observe(self, nbytes: int, seconds: float) -> None:
         """Record the duration of an exchange over this member's link, in one direction.
@@ -113,6 +123,26 @@ class Auto(Wrapper):
         bytes_per_s = SLOWEST * 2 ** ((max(reached, 1) - 1) / 2) if reached < STEPS else math.inf
         self.choice = self.chosen(bytes_per_s)
         self.agreed = self.agreed or reached < STEPS
+
+    def follow(self, spec: str, *, round_: int) -> None:
+        """Take the codec that the hub has planned in this round, and agree anew from the next on.
+
+        Raises:
+            ConfigError: it is none of these.
+        """
+        self.choice = self._index(spec)
+        self.agreed, self._until = False, round_ + FIRST
+
+    def _index(self, spec: str) -> int:
+        """Return the place of a codec, with feedback or without."""
+        wanted = make_codec(spec.removeprefix("feedback(").removesuffix(")")).spec
+        for number, codec in enumerate(self.parts):
+            if wanted == codec.spec:
+                return number
+        raise ConfigError(
+            "auto cannot choose a codec that is none of its own", given=repr(spec),
+            expected="one of " + ", ".join(codec.spec for codec in self.parts),
+        )  # fmt: skip
 
     def chosen(self, bytes_per_s: float) -> int:
         """Return the index of the best codec for a link of that speed."""
@@ -146,7 +176,7 @@ class Auto(Wrapper):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the choice, which is equal on all members, and the inner codecs' states."""
-        state = {_CHOICE: torch.tensor([self.choice, int(self.agreed)])}
+        state = {_CHOICE: torch.tensor([self.choice, int(self.agreed), self._until])}
         for number, codec in enumerate(self.parts):
             state |= {f"{number}.{name}": value for name, value in codec.state_dict().items()}
         return state
@@ -154,13 +184,14 @@ class Auto(Wrapper):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load a state."""
         if _CHOICE in state:
-            choice, agreed = (int(value) for value in state[_CHOICE])
+            choice, agreed, *until = (int(value) for value in state[_CHOICE])
             if not 0 <= choice < len(self.parts):
                 raise ConfigError(
                     "this state is of another codec", given=f"choice {choice}",
                     expected=f"one of the {len(self.parts)} codecs of {self.spec}",
                 )  # fmt: skip
             self.choice, self.agreed = choice, bool(agreed)
+            self._until = until[0] if until else FIRST  # states of older versions have none
         for number, codec in enumerate(self.parts):
             prefix = f"{number}."
             codec.load_state_dict(

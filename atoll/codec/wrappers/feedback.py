@@ -26,7 +26,7 @@ from torch import Tensor
 from atoll.codec.base import Codec, Packet, check_vector
 from atoll.codec.registry import make_codec, row_of
 from atoll.codec.spec import Arguments
-from atoll.codec.wrappers.auto import Auto
+from atoll.codec.wrappers.auto import AUTO, FED_BACK, Auto
 from atoll.codec.wrappers.wrapper import Wrapper, check_size, inner_state, load_inner_state
 from atoll.errors import ConfigError
 
@@ -130,10 +130,6 @@ class Feedback(Wrapper):
         return torch.empty(elements)
 
 
-FED_BACK = ("fp32", "bf16", "int8", "int4")
-"""Candidates of `auto` inside a feedback wrapper."""
-
-
 def fed_back(given: Arguments, inner: Sequence[Codec]) -> Codec:
     """Return the one codec inside a feedback wrapper.
 
@@ -154,8 +150,9 @@ def fed_back(given: Arguments, inner: Sequence[Codec]) -> Codec:
             given=repr(given.spec), expected=f"one plain codec, e.g. {given.example}",
         )  # fmt: skip
     if isinstance(codec, Auto):
-        plain = codec.parts if codec.spec != "auto" else [make_codec(spec) for spec in FED_BACK]
-        return Auto([fed_back(given, [one]) for one in plain], spec=codec.spec)
+        plain = codec.parts if codec.spec != AUTO else [make_codec(spec) for spec in FED_BACK]
+        inner = [fed_back(given, [one]) for one in plain]
+        return Auto(inner, spec=codec.spec, first=codec.base.spec)
     row = row_of(codec)
     if row is not None and row.unbiased:
         raise ConfigError(

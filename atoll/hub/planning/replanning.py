@@ -1,8 +1,9 @@
 """Plans running jobs again when their machines or lines have changed by more than 20 %.
 
 What a job file names in `planned` is answered anew by the planner for the members as they are, with
-the measured seconds of a step. A new interval comes with the next verdict, so that all members take
-it after the same round; a new collective with the next plan. The job's activity says so in a line.
+the measured seconds of a step. A new interval, codec and delay come with the next verdict, so that
+all members take them after the same round; a new collective comes with the next plan. Codec and
+delay follow measured rounds again from there. The job's activity says so in a line.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from atoll.hub.nodes.services import JobServices
 from atoll.hub.planning.changes import Line, Lines, Watch
 from atoll.hub.planning.planner import Planner, Running
 from atoll.hub.rounds.runtime import RoundRuntime
+from atoll.rounds.timing import expect_round
 from atoll.wire.states import JobState
 
 logger = logging.getLogger(__name__)
@@ -125,6 +127,10 @@ class Replanner:
                 runtime.machine.commit_log.every = int(answers["every"])
             if "collective" in answers:
                 runtime.machine.collective = str(answers["collective"])
+            if "codec" in answers:
+                runtime.machine.commit_log.codec = str(answers["codec"])
+            if "delay" in answers:
+                expect_round(runtime.machine.commit_log.timings, float(told["round_s"]))
         text = f"planned again: {_said(answers, current)}, because {why}"
         await self.services.stores.events.add(job.job, KIND, text)
 
@@ -142,5 +148,6 @@ def _said(answers: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     said = []
     for key, value in answers.items():
         was = current.get(key)
-        said.append(f"{key} stays {value}" if was == value else f"{key} {value} instead of {was}")
+        instead = f" instead of {was}" if was is not None else ""
+        said.append(f"{key} stays {value}" if was == value else f"{key} {value}{instead}")
     return ", ".join(said)

@@ -24,21 +24,17 @@ class StreamingPlan:
         """Count from step `since`; without `staggered` all fragments begin with the last one.
 
         With `delay = "auto"` it is :attr:`delay` that changes, by :meth:`learn`. Before the first
-        measured round it is half of the steps between two rounds.
+        measured round it is half of the steps between two rounds, or N with `auto:N`, as the
+        planner writes it.
 
         Raises:
             ConfigError: a number is out of range, or a result would come after the next round.
         """
-        self.measured = delay == "auto"
+        self.measured = isinstance(delay, str)
         """Whether the delay follows from measured times."""
-        if isinstance(delay, str) and not self.measured:
-            raise ConfigError(
-                "unknown delay", given=repr(delay), expected='steps, or "auto"',
-                remedy='delay = "auto"',
-            )  # fmt: skip
         gap = every // count if staggered and count > 0 else every
         if isinstance(delay, str):
-            delay = max(0, gap // 2)
+            delay = min(max(0, gap - 1), _first(delay, otherwise=max(0, gap // 2)))
         least = {"every": (every, 1), "fragments": (count, 1), "delay": (delay, 0)}
         for name, (given, smallest) in {**least, "shared_steps": (since, 0)}.items():
             if given < smallest:
@@ -115,3 +111,14 @@ class StreamingPlan:
             rest = list(newest)
         if rest:
             yield rest
+
+
+def _first(text: str, *, otherwise: int) -> int:
+    """Return the delay that `auto` or `auto:N` begins with; raises ConfigError."""
+    word, colon, number = text.partition(":")
+    if word != "auto" or (colon and not (number.isascii() and number.isdigit())):
+        raise ConfigError(
+            "unknown delay", given=repr(text), expected='steps, "auto", or "auto:N" with a number',
+            remedy='delay = "auto"',
+        )  # fmt: skip
+    return int(number) if colon else otherwise

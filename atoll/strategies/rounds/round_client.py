@@ -180,7 +180,7 @@ class RoundClient:
         """
         self._period_began = self._clock.monotonic()
         if self._selection is not None:
-            self._selection.committed()
+            self._selection.committed(committed.verdict)
         self._phases = {name: committed.seconds[phase] for name, phase in PHASES.items()}
         if committed.attempts == 1 and not ahead:
             self._trip_s = min(self._trip_s, committed.seconds["commit"])

@@ -116,3 +116,39 @@ def test_only_packets_of_its_codecs_are_decoded() -> None:
 def test_state_with_another_choice_is_refused() -> None:
     with pytest.raises(ConfigError, match="another codec"):
         automatic("auto(fp32,int8)").load_state_dict({"shared.auto.choice": torch.tensor([2, 1])})
+
+
+@pytest.mark.parametrize(
+    ("spec", "begins"),
+    [
+        ("auto", "fp32"), ("auto:int8", "int8:256"), ("auto:bf16", "bf16"),
+        ("feedback(auto:int4:256)", "int4:256"), ("feedback(auto:int8)", "int8:256"),
+        ("auto:int8(fp32,int8)", "int8:256"),
+    ],
+)  # fmt: skip
+def test_it_begins_with_the_codec_behind_the_colon(spec: str, begins: str) -> None:
+    auto = automatic(spec)
+    assert auto.base.spec == begins
+    assert not auto.agreed
+    auto.observe(10_000_000, 1e-3)  # a fast line: measured rounds have the last word
+    agree(auto)
+    assert auto.base.spec == "fp32"
+
+
+def test_it_cannot_begin_with_a_codec_that_is_not_its_own() -> None:
+    with pytest.raises(ConfigError, match="none of its own"):
+        make_codec("auto:int8(fp32,bf16)")
+
+
+def test_what_the_hub_plans_holds_until_members_have_agreed_anew() -> None:
+    auto, newcomer = automatic(), automatic()
+    auto.observe(10_000_000, 10.0)
+    agree(auto)
+    auto.follow("feedback(int8:256)", round_=120)
+    assert auto.base.spec == "int8:256"
+    assert [round_ for round_ in range(119, 140) if auto.due(round_)] == list(range(119, 130))
+    newcomer.load_state_dict(auto.state_dict())
+    assert newcomer.due(125)
+    agree(auto)
+    assert auto.base.spec == "int4:256"
+    assert not auto.due(125)

@@ -1,4 +1,4 @@
-"""A running job whose lines become worse gets another interval, which is said."""
+"""A running job whose lines become worse gets another interval and codec, which is said."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPEC = """
 [job]
 name = "planned"
 nodes = 2
-planned = ["every"]
+planned = ["every", "codec"]
 [model]
 layers = 1
 width = 32
@@ -27,7 +27,7 @@ context = 32
 steps = 4000
 [strategy]
 preset = "local-sgd"
-codec = "fp32"
+codec = "auto:fp32"
 every = 10
 """
 SLOW = {"latency_ms": 900.0, "up_bps": 1e5, "down_bps": 1e5}
@@ -73,9 +73,15 @@ def test_slower_lines_give_a_longer_interval_for_good(
         (text,) = told(scene, job)
         scene.round(members, 1)
         runtime = hub.rounds.runtime(job)
-        every = runtime.verdicts[max(runtime.verdicts)].every
+        verdict = runtime.verdicts[max(runtime.verdicts)]
+        every = verdict.every
         assert every > 10
-        assert text.startswith(f"planned again: every {every} instead of 10, because ")
+        assert verdict.codec in ("bf16", "int8:256")
+        said = f"every {every} instead of 10, codec {verdict.codec}, because "
+        assert text.startswith(f"planned again: {said}")
         assert "slower" in text
+        scene.round(members, 2)
+        after = runtime.verdicts[max(runtime.verdicts)]
+        assert (after.every, after.codec) == (every, "")  # from there on members measure
     with HubServer(options) as server:
         assert hub_of(server).rounds.machine(job).commit_log.every == every

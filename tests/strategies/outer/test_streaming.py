@@ -39,7 +39,7 @@ def formula(members: int, steps: int, options: Streaming) -> Tensor:
     velocity: list[Tensor | None] = [None, None]
     last, sent = [0, 0], None
     half, alpha = options.every // 2, options.mix
-    delay = 0 if options.delay == "auto" else options.delay
+    delay = 0 if isinstance(options.delay, str) else options.delay
 
     def outer(p: int, mean: Tensor, mix: float) -> None:
         before = velocity[p]
@@ -251,6 +251,9 @@ def test_auto_is_the_default_and_starts_with_half_the_gap() -> None:
     assert Streaming().delay == "auto"
     assert StreamingPlan(every=16, count=2, delay="auto", since=0, staggered=True).delay == 4
     assert StreamingPlan(every=2, count=2, delay="auto", since=0, staggered=True).delay == 0
+    planned = StreamingPlan(every=16, count=2, delay="auto:2", since=0, staggered=True)
+    assert (planned.delay, planned.measured) == (2, True)
+    assert StreamingPlan(every=16, count=2, delay="auto:99", since=0, staggered=True).delay == 7
 
 
 def test_delay_follows_the_verdict_of_the_round_before_it() -> None:
@@ -322,7 +325,7 @@ def test_rounds_are_even_and_the_last_carries_the_rest() -> None:
         (Streaming(every=0), "1 or more"),
         (Streaming(fragments=0), "1 or more"),
         (Streaming(mix=1.5), "0 to 1"),
-        (Streaming(delay="soon"), 'delay = "auto"'),  # type: ignore[arg-type]
+        (Streaming(delay="soon"), 'delay = "auto"'),
         (Streaming(pattern="stride"), "strided"),
         (Streaming(weight="size"), "tokens"),
         (Streaming(outer_momentum=1.0), "below 1"),
