@@ -16,7 +16,16 @@ from atoll.config.constraints import (
     one_of,
 )
 
+OUR_OWN = tuple(f"atoll.rl.environments.physics:{name}" for name in ("cartpole", "pendulum"))
+"""Environments that come with Atoll. No other function of it is one: some write files, and options
+are their arguments."""
+
 Critic = Annotated[str, one_of("pooled", "unconditioned", "corrected", "joint", "own", "none")]
+
+
+def names_code(env: str) -> bool:
+    """Return whether `env` names a function that runs with the job's options, but for our own."""
+    return ":" in env.removeprefix("text:") and env not in OUR_OWN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,9 +157,8 @@ class RlTable:
 
     @property
     def has_code(self) -> bool:
-        """Whether an environment is a function of another package, `module:factory`."""
-        envs = [policy.env for policy in self.policies]
-        return any(":" in env and not env.startswith(("text:", "atoll.")) for env in envs)
+        """Whether an environment or a task is a function, `module:factory`, but for our own."""
+        return any(names_code(policy.env) for policy in self.policies)
 
     @property
     def members(self) -> int:

@@ -36,6 +36,7 @@ HELD_OUT_FOLDERS = ("val", "valid", "test")
 SIDE = 32
 _HELD_OUT = 20
 """One of so many is held out where there is no part for it."""
+_CLASS_BYTES = 32
 _MEASURED = 256
 """Pictures of which mean and deviation are taken."""
 
@@ -94,7 +95,7 @@ class Pictures:
         try:
             with pillow.Image.open(io.BytesIO(place.read())) as opened:
                 picture = opened.convert("RGB")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, pillow.Image.DecompressionBombError) as error:
             raise DataError(
                 "a picture cannot be read", given=f"{place.name}: {error}",
                 expected="a picture in one of " + ", ".join(SUFFIXES),
@@ -205,11 +206,13 @@ def _in_shards(where: str) -> tuple[_Found, _Found]:
             with tarfile.open(file, "r:") as opened:
                 for member in opened:
                     key, _, suffix = member.name.rpartition(".")
+                    if not member.isreg() or member.issparse():
+                        continue  # a sparse one of some bytes may say that it is a terabyte
                     if f".{suffix.lower()}" in SUFFIXES:
                         name = f"{file.name}/{member.name}"
                         pictures[key] = Place(name, file, member.offset_data, member.size)
                     elif suffix == "cls" and (inside := opened.extractfile(member)):
-                        classes[key] = int(inside.read())
+                        classes[key] = int(inside.read(_CLASS_BYTES))
         except (tarfile.TarError, OSError, ValueError) as error:
             raise DataError(
                 "a shard cannot be read", given=f"{file}: {error}",

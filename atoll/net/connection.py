@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterator
 
 from atoll.clock import Clock
@@ -136,7 +137,7 @@ class Connection:
 def _read_stats(stats: Callable[[], dict[str, float]]) -> dict[str, float]:
     """Return the values of a heartbeat; an error in their source must not end the session."""
     try:
-        return stats()
+        return {name: value for name, value in stats().items() if math.isfinite(value)}
     except Exception:
         logger.exception("the figures of a heartbeat could not be read")
         return {}

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from atoll.wire.message import MOST_ITEMS, Message, Name, Number, WallTime
+from atoll.wire.message import MOST_ITEMS, Finite, Message, Name, Number, WallTime
 from atoll.wire.states import ProcessPhase
 
 
@@ -16,13 +16,13 @@ class Launch(Message, frozen=True):
     job: str
     member: str
     """`w0`, `w1`, ... or `reducer`."""
-    slot: int
+    slot: Number
     token: str
     spec: str
     """The job's TOML text, resolved."""
     files: dict[str, str] = {}
     """File name -> text, e.g. the user's own script."""
-    attempt: int = 1
+    attempt: Number = 1
 
 
 class Stop(Message, frozen=True):
@@ -30,8 +30,8 @@ class Stop(Message, frozen=True):
 
     job: str
     member: str
-    grace_s: float = 10.0
-    attempt: int = 0
+    grace_s: Finite = 10.0
+    attempt: Number = 0
     """0: the running one."""
 
 
@@ -52,11 +52,11 @@ class ProcessState(Message, frozen=True):
     job: Name
     member: Name
     state: ProcessPhase
-    exit_code: int | None = None
+    exit_code: Number | None = None
     error: dict[str, str] | None = None
     tail: list[str] = []
     """The last lines of its output, if it failed."""
-    attempt: int = 0
+    attempt: Number = 0
     """0: unknown."""
     collecting: bool = False
     """It has exited and its artifacts are being uploaded; reported again after the upload."""
@@ -74,7 +74,7 @@ class LogLines(Message, frozen=True):
 class Acked(Message, frozen=True):
     """Answer: everything up to and including `seq` is durable."""
 
-    seq: int
+    seq: Number
 
 
 class Point(Message, frozen=True):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from atoll.wire.message import Digest, Message, Name
+from atoll.wire.message import Digest, Finite, Message, Name, Number
 
 MOST_ADDRESSES, MOST_PLACES = 64, 256
 """Addresses of one member, and parts of its position in the data: the hub tells them to all members
@@ -32,19 +32,19 @@ class Lease(Message, frozen=True):
     `cursor` is the slot's committed position; empty: the beginning.
     """
 
-    slot: int
-    cursor: Annotated[dict[ShortName, int], msgspec.Meta(max_length=MOST_PLACES)] = {}
+    slot: Number
+    cursor: Annotated[dict[ShortName, Number], msgspec.Meta(max_length=MOST_PLACES)] = {}
 
 
 class Registered(Message, frozen=True):
     """Answer to `Register`: the member's slot and the state of the job."""
 
-    slot: int
-    num_slots: int
-    committed_round: int
+    slot: Number
+    num_slots: Number
+    committed_round: Number
     """Rounds committed so far, which is the number of the next one."""
     stopping: bool
-    resume_round: int = -1
+    resume_round: Number = -1
     """Round of the checkpoint to start from; -1: start fresh."""
     recover: bool = False
     """The run has begun: the member MUST recover the committed state before its first step."""
@@ -54,7 +54,7 @@ class Registered(Message, frozen=True):
     """Secret of the job's members, by which they recognise each other on direct connections."""
     encrypted: bool = True
     """Whether these are encrypted, by `encryption` in `[job]`."""
-    first_epoch: int = 0
+    first_epoch: Number = 0
     """Epoch of the run's first plan, for which members connect before it is made; 0: unknown."""
 
 
@@ -79,13 +79,13 @@ class Source(Message, frozen=True):
 class Sources(Message, frozen=True):
     """Answer to `Recover`. Rounds wait for the asking member, for a bounded time."""
 
-    round: int
+    round: Number
     """Rounds committed: the version of the state, and the next round to join."""
     peers: list[Source] = []
     """In slot order. Empty: recover from the checkpoint."""
-    checkpoint_round: int = -1
+    checkpoint_round: Number = -1
     """Newest complete checkpoint; without peers the run is reset to it. -1: start fresh."""
-    pace: float = 1.0
+    pace: Finite = 1.0
     """Share of a period's steps to train before the next round, to join it with the others."""
     lease: Lease | None = None
 
@@ -93,12 +93,12 @@ class Sources(Message, frozen=True):
 class Standing(Message, frozen=True):
     """Notice of a member: it has recovered the committed state."""
 
-    round: int
+    round: Number
     base: str
     sources: list[str] = []
     """The donors, or `checkpoint`."""
-    seconds: float = 0.0
-    nbytes: int = 0
+    seconds: Finite = 0.0
+    nbytes: Number = 0
 
 
 class Leaving(Message, frozen=True):

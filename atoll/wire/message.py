@@ -9,6 +9,9 @@ import msgspec
 Number = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 """A whole number that every database can store."""
 
+Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+"""Neither NaN nor infinite: JSON has no such numbers, and what a hub keeps is JSON."""
+
 WallTime = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 """Seconds since 1970, neither NaN nor infinite."""
 

@@ -9,48 +9,55 @@ All requests may be repeated at any time.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
-from atoll.wire.message import Message
+from atoll.wire.message import Finite, Message, Number
 
 
 class PathReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a member has done with a path in a phase."""
 
-    path: int
-    step: int = 0
+    path: Number
+    step: Number = 0
     """Step that the path has reached."""
-    tokens: int = 0
+    tokens: Number = 0
     """Tokens of this phase."""
-    loss: float | None = None
+    loss: Finite | None = None
     """Mean training loss of this phase."""
-    held_out: float | None = None
+    held_out: Finite | None = None
     """Loss on the path's own held-out data at the beginning of this phase."""
-    measured: int = 0
+    measured: Number = 0
     """Step at which `held_out` was measured."""
     exported: bool = False
     """The path's weights are at the hub, as of the end of the run."""
 
 
+def usable_loss(loss: float | None) -> float | None:
+    """Return a loss as a report may have it: None if the path has diverged."""
+    return loss if loss is not None and math.isfinite(loss) else None
+
+
 class PathShard(msgspec.Struct, frozen=True, array_like=True):
     """The training data of a path."""
 
-    documents: int
-    tokens: int
+    documents: Number
+    tokens: Number
 
 
 class PathAsk(Message, frozen=True):
     """A member asks for its next turn; answered when there is one, or after some seconds."""
 
-    phase: int = -1
+    phase: Number = -1
     """Phase that it is ready for; -1: it has had no turn."""
     lost: bool = False
     """What it did in its last turn is of no use."""
-    phases: int = 0
+    phases: Number = 0
     """Phases of the whole run, which follow from the job."""
-    held: dict[int, int] = {}
+    held: dict[Number, Number] = {}
     """Modules that it holds as of the last round, and the rounds of each."""
-    versions: dict[int, int] = {}
+    versions: dict[Number, Number] = {}
     """Their versions, see `PathTurn`."""
     process: str = ""
     """Differs from that of every earlier process of this member."""
@@ -61,26 +68,26 @@ class PathAsk(Message, frozen=True):
 class PathTurn(Message, frozen=True):
     """Answer to `PathAsk`."""
 
-    phase: int = -1
+    phase: Number = -1
     """-1: not yet, ask again."""
-    paths: list[int] = []
+    paths: list[Number] = []
     """Paths to train one after the other, ascending."""
-    rounds: dict[int, int] = {}
+    rounds: dict[Number, Number] = {}
     """Modules of these paths, and the rounds that their holders have committed."""
-    versions: dict[int, int] = {}
+    versions: dict[Number, Number] = {}
     """Changes when a module goes on from a checkpoint: what others hold of it is void then."""
-    donors: dict[int, list[str]] = {}
+    donors: dict[Number, list[str]] = {}
     """Who gives a module that the member does not hold. One that is absent the member holds itself,
     if `held` said so; otherwise nobody does, and it comes from the checkpoint."""
     serves: dict[str, list[str]] = {}
     """host:port at which donors serve their state; those that are absent do through the hub."""
-    checkpoint: int = -1
+    checkpoint: Number = -1
     """The newest complete checkpoint; -1: none, what nobody holds starts from the seed."""
-    save: list[int] = []
+    save: list[Number] = []
     """Modules that this member saves for the checkpoint of this phase."""
-    history: int = 0
+    history: Number = 0
     """Changes when all members go back to a checkpoint."""
-    best: dict[int, float] = {}
+    best: dict[Number, Finite] = {}
     """Least loss of each of these paths on its own held-out data so far."""
     last: bool = False
     """Nothing is left to train: export these paths."""
@@ -93,11 +100,11 @@ class PathTurn(Message, frozen=True):
 class PathTrained(Message, frozen=True):
     """A member has trained its paths; answered once the others have, or after some seconds."""
 
-    phase: int
+    phase: Number
     reports: list[PathReport] = []
-    held: dict[int, int] = {}
+    held: dict[Number, Number] = {}
     """Modules that it holds as of the last round, and the rounds of each."""
-    versions: dict[int, int] = {}
+    versions: dict[Number, Number] = {}
     """See `PathAsk`."""
 
 

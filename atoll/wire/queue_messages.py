@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from atoll.wire.message import MOST_ITEMS, Message
+from atoll.wire.message import MOST_ITEMS, Finite, Message, Number
 
 PAYLOAD_MAGIC = b"ATQ\x01"
 """First bytes of a payload that is not plain bytes; a letter and the value follow."""
@@ -25,16 +25,16 @@ Leases = Annotated[list[str], msgspec.Meta(max_length=MOST_ITEMS)]
 class QueueOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Capacity of a queue or topic, and its behaviour when full."""
 
-    max_items: int = 1_000_000
+    max_items: Number = 1_000_000
     """Items ready or leased (in a topic: kept); 0: unlimited."""
-    max_bytes: int = 4 * 2**30
+    max_bytes: Number = 4 * 2**30
     """Payload bytes of those items, blobs included; 0: unlimited."""
     overflow: Overflow = "reject"
     """When full, a put is rejected, drops the oldest ready items, or waits; topics drop the
     oldest."""
-    max_attempts: int = 5
+    max_attempts: Number = 5
     """Claims of one item before it becomes a dead letter."""
-    keep_s: float = 0.0
+    keep_s: Finite = 0.0
     """Seconds after which an unclaimed item is dropped; 0: never."""
 
 
@@ -53,7 +53,7 @@ class QueueEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     payload: bytes = b""
     blob: str = ""
     """SHA-256 of the uploaded payload; empty: the payload is in `payload`."""
-    nbytes: int = 0
+    nbytes: Number = 0
     """Size of the blob; the hub uses its own figure."""
 
 
@@ -64,16 +64,16 @@ class QueuePut(Message, frozen=True):
     key: str
     payload: bytes
     blob: str = ""
-    wait_s: float = 0.0
+    wait_s: Finite = 0.0
     """Longest wait for room if the queue's overflow is `wait`."""
 
 
 class QueuePutDone(Message, frozen=True):
     """Answer: the item is durable. `duplicate`: the key existed already."""
 
-    seq: int
+    seq: Number
     duplicate: bool
-    waited_s: float = 0.0
+    waited_s: Finite = 0.0
     """Seconds that the hub waited for room."""
 
 
@@ -82,34 +82,34 @@ class QueuePutMany(Message, frozen=True):
 
     queue: str
     items: list[QueueEntry]
-    wait_s: float = 0.0
+    wait_s: Finite = 0.0
 
 
 class QueuePutManyDone(Message, frozen=True):
     """Answer: all items are durable; their numbers, in the order of the items."""
 
-    seqs: list[int]
-    duplicates: list[int] = []
+    seqs: list[Number]
+    duplicates: list[Number] = []
     """Indices in `seqs` of items with a key that existed already."""
-    waited_s: float = 0.0
+    waited_s: Finite = 0.0
 
 
 class QueueClaim(Message, frozen=True):
     """Ask: lease up to `limit` items for `lease_s`; waits up to `wait_s` for the first."""
 
     queue: str
-    lease_s: float
-    limit: int = 1
-    wait_s: float = 0.0
+    lease_s: Finite
+    limit: Number = 1
+    wait_s: Finite = 0.0
 
 
 class QueueItem(Message, frozen=True):
     """One leased item. `attempt` counts from 1; `lease` names this claim."""
 
-    seq: int
+    seq: Number
     key: str
     payload: bytes
-    attempt: int
+    attempt: Number
     lease: str
     blob: str = ""
     """SHA-256 of a payload to be fetched as a blob."""
@@ -140,7 +140,7 @@ class QueueExtend(Message, frozen=True):
 
     queue: str
     lease: str
-    lease_s: float
+    lease_s: Finite
 
 
 class QueueExtendMany(Message, frozen=True):
@@ -148,7 +148,7 @@ class QueueExtendMany(Message, frozen=True):
 
     queue: str
     leases: Leases
-    lease_s: float
+    lease_s: Finite
 
 
 class QueueLost(Message, frozen=True):
@@ -180,10 +180,10 @@ class TopicRead(Message, frozen=True):
 
     topic: str
     subscription: str
-    after: int = 0
+    after: Number = 0
     """Last item already read; ignored if the acknowledged position is later."""
-    limit: int = 1
-    wait_s: float = 0.0
+    limit: Number = 1
+    wait_s: Finite = 0.0
     start: Literal["new", "oldest"] = "new"
     """Where a new subscription begins."""
 
@@ -191,10 +191,10 @@ class TopicRead(Message, frozen=True):
 class TopicItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One item of a topic; numbers increase, with gaps."""
 
-    seq: int
+    seq: Number
     key: str
     payload: bytes
-    time: float
+    time: Finite
     """Time of publication, seconds since 1970."""
     blob: str = ""
 
@@ -203,7 +203,7 @@ class TopicItems(Message, frozen=True):
     """Answer to a read."""
 
     items: list[TopicItem]
-    position: int = 0
+    position: Number = 0
     """The subscription's acknowledged position."""
     missed: bool = False
     """Items after that position were dropped before this subscription read them."""
@@ -214,4 +214,4 @@ class TopicAck(Message, frozen=True):
 
     topic: str
     subscription: str
-    seq: int
+    seq: Number

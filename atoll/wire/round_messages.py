@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from atoll.wire.member_messages import Lease
-from atoll.wire.message import Digest, Message, Name, Number
+from atoll.wire.message import Digest, Finite, Message, Name, Number
 
 MOST_LINES = 64
 """Members that measure the lines between them; among more, nobody does."""
@@ -86,25 +86,25 @@ class Commitment(msgspec.Struct, frozen=True, omit_defaults=True):
 class RoundJoin(Message, frozen=True):
     """Ask to take part in a round; answered by `RoundPlan` on quorum or deadline."""
 
-    round: int
+    round: Number
     base: Digest
     """Digest of the committed state that this member holds."""
     reachable: list[str] = []
     """Members that accepted a connection at `dial`; empty if only the relay is allowed."""
     lines: Annotated[dict[Name, Line], msgspec.Meta(max_length=MOST_LINES)] = {}
     """Member -> what was measured from it to this one."""
-    tokens: int = 0
+    tokens: Number = 0
     """Tokens trained in total, for the record."""
-    steps: int = 0
-    busy_s: float = 0.0
+    steps: Number = 0
+    busy_s: Finite = 0.0
     """Compute seconds of those steps."""
     stats: MemberStats | None = None
     """Statistics for the dashboard and the alarms."""
     lease: Lease | None = None
     """Current position in the data; recorded if the round commits with this member."""
-    closing: int = 0
+    closing: Number = 0
     """SWARM: the closing of the member's stage that it knows, see `SwarmNews`."""
-    group: int = -1
+    group: Number = -1
     """SWARM: the stage whose members meet, for one that holds several stages; -1: its only one."""
     commitment: Commitment | None = None
     """Only in jobs whose rounds are verified."""
@@ -114,8 +114,8 @@ class RoundPlan(Message, frozen=True):
     """Members and route of one attempt, the same for every member of the epoch."""
 
     job: str
-    round: int
-    epoch: int
+    round: Number
+    epoch: Number
     """Increases with every plan of the job; identifies this attempt."""
     members: list[str]
     """In slot order; a member's rank is its index."""
@@ -125,7 +125,7 @@ class RoundPlan(Message, frozen=True):
     """Session id of the reducer, on the relay and the hierarchical route."""
     store: str = ""
     """host:port of the store of `members[0]`, on the direct route."""
-    timeout_s: float = 60.0
+    timeout_s: Finite = 60.0
     """Time limit of the reduce, derived from measured rounds."""
     stopping: bool = False
     """A stop was requested: this is the job's last round."""
@@ -143,7 +143,7 @@ class RoundPlan(Message, frozen=True):
     """Direct route: the members in the order of rings and trees; empty: as in `members`."""
     collective: str = ""
     """Direct route: the collective of plain values, planned again; empty: as the job file says."""
-    group: int = 0
+    group: Number = 0
     """Members of a job may meet in several groups at once, e.g. one per stage of a SWARM; epochs
     are unique in the job."""
 
@@ -151,8 +151,8 @@ class RoundPlan(Message, frozen=True):
 class RoundVote(Message, frozen=True):
     """Ask for the verdict; reports whether the reduce succeeded, and the digest of its result."""
 
-    round: int
-    epoch: int
+    round: Number
+    epoch: Number
     ok: bool
     digest: Digest = ""
     contributors: list[Name] = []
@@ -166,23 +166,27 @@ class RoundVote(Message, frozen=True):
 class Verdict(Message, frozen=True):
     """The durable decision on one attempt of a round."""
 
-    round: int
-    epoch: int
+    round: Number
+    epoch: Number
     committed: bool
     digest: str = ""
     contributors: list[str] = []
     reason: str = ""
     leases: dict[str, Lease] = {}
     """Data that each member trains on until the next verdict."""
-    pace: dict[str, float] = {}
+    pace: dict[str, Finite] = {}
     """Share of a period's steps per member, by measured speed; 1.0 if not named."""
-    delay: int = 0
+    delay: Number = 0
     """Steps that hide a round which runs beside training, by measured times; 0: unknown."""
-    every: int = 0
+    every: Number = 0
     """Steps between two rounds from now on, planned again; 0: as the job file says."""
+<<<<<<< HEAD
     codec: str = ""
     """What a codec `auto` takes from now on, planned again; empty: as members have measured."""
     group: int = 0
+=======
+    group: Number = 0
+>>>>>>> 1bcfec81 (wire, config, codec, data: bound every number, and what others may make us run or allocate)
     """As in the plan."""
 
 
@@ -190,17 +194,17 @@ class MemberLost(Message, frozen=True):
     """Notice of the hub to reducers and members: stop waiting for this member."""
 
     job: str
-    epoch: int
+    epoch: Number
     member: str
 
 
 class Look(msgspec.Struct, frozen=True):
     """How a contribution looks beside the others of its round, by a sample of its elements."""
 
-    norm: float
-    alike: float
+    norm: Finite
+    alike: Finite
     """Largest cosine with another member's contribution, or with its own of the round before."""
-    along: float = 0.0
+    along: Finite = 0.0
     """Cosine with the sum of the others' directions."""
 
 
@@ -258,7 +262,7 @@ class VerificationAnswer(Message, frozen=True):
     contribution: str = ""
     packet: str = ""
     """Digest of the contribution as the reducer would report it."""
-    gains: list[float] = []
+    gains: list[Finite] = []
     """What the contribution gains, of the loss, on the member's own data and on held-out data."""
     failed: str = ""
     """Why it cannot be done here."""
@@ -267,11 +271,11 @@ class VerificationAnswer(Message, frozen=True):
 class CheckpointPart(Message, frozen=True):
     """A member reports that the hub has its part of this round's checkpoint."""
 
-    round: int
-    step: int
+    round: Number
+    step: Number
     name: str
     sha256: str
-    nbytes: int
+    nbytes: Number
 
 
 class CheckpointState(Message, frozen=True):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from atoll.wire.message import MOST_ITEMS, Message, Name, WallTime
+from atoll.wire.message import MOST_ITEMS, Finite, Message, Name, Number, WallTime
 
 KINDS = ("trainer", "rl", "script", "command", "container")
 
@@ -14,7 +14,7 @@ KINDS = ("trainer", "rl", "script", "command", "container")
 class Hello(Message, frozen=True):
     """First message of every connection; `info` is sent by nodes only."""
 
-    protocol: int
+    protocol: Number
     version: str
     session: str
     """Own address: a node id, `job/w3` for a member, `job/reducer`."""
@@ -28,11 +28,11 @@ class Welcome(Message, frozen=True):
     """The hub's answer to `Hello`."""
 
     version: str
-    window_bytes: int
-    heartbeat_s: float
+    window_bytes: Number
+    heartbeat_s: Finite
     resumed: bool
     """Whether the hub knew this incarnation (a reconnect)."""
-    limits: dict[str, int] = {}
+    limits: dict[str, Number] = {}
     """What a reducer has to keep to, by the name of the quota."""
 
 
@@ -49,7 +49,7 @@ class Done(Message, frozen=True):
 class Beat(Message, frozen=True):
     """Heartbeat with figures for the dashboard (cpu, memory, sent_bytes, ...)."""
 
-    stats: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_ITEMS)] = {}
+    stats: Annotated[dict[str, Finite], msgspec.Meta(max_length=MOST_ITEMS)] = {}
     time: WallTime = 0.0
     """The sender's wall clock, seconds since 1970; 0: not given."""
 
@@ -58,7 +58,7 @@ class Credit(Message, frozen=True):
     """Notice of the hub to a sender: `nbytes` of relay frames to `to` have left the hub."""
 
     to: str
-    nbytes: int
+    nbytes: Number
 
 
 class Undeliverable(Message, frozen=True):
@@ -70,11 +70,11 @@ class Undeliverable(Message, frozen=True):
 class Offer(Message, frozen=True):
     """The resources of a machine that its owner offers to the cluster. Zero: unlimited."""
 
-    cores: float = 0.0
-    memory_bytes: int = 0
-    disk_bytes: int = 0
-    upload_bps: float = 0.0
-    download_bps: float = 0.0
+    cores: Finite = 0.0
+    memory_bytes: Number = 0
+    disk_bytes: Number = 0
+    upload_bps: Finite = 0.0
+    download_bps: Finite = 0.0
     kinds: list[str] = msgspec.field(default_factory=lambda: list(KINDS))
     """Kinds of job that it runs, see `KINDS`; `signed`: containers and scripts with an image or
     code signed by a key of the owner."""
@@ -104,16 +104,16 @@ class NodeInfo(Message, frozen=True):
     python: str
     atoll: str
     torch: str = ""
-    cores: int = 0
-    memory_bytes: int = 0
-    disk_free_bytes: int = 0
+    cores: Number = 0
+    memory_bytes: Number = 0
+    disk_free_bytes: Number = 0
     gpu: str = ""
-    slots: int = 1
+    slots: Number = 1
     """Workers that it takes at once."""
-    matmul_gflops: float = 0.0
-    gpu_memory_bytes: int = 0
+    matmul_gflops: Finite = 0.0
+    gpu_memory_bytes: Number = 0
     """Of its first accelerator."""
-    gpus: int = 0
+    gpus: Number = 0
     launchers: list[str] = msgspec.field(default_factory=lambda: ["process"])
     """Available launchers: `process`, `container`."""
     offer: Offer | None = None

@@ -14,25 +14,25 @@ import msgspec
 
 from atoll.errors import WireError
 from atoll.wire.malformed import MALFORMED
-from atoll.wire.message import Message
+from atoll.wire.message import Finite, Message, Number
 
 
 class Holder(msgspec.Struct, frozen=True, array_like=True, order=True):
     """A member since it last announced itself: what it held under an older epoch is lost."""
 
     member: str
-    epoch: int
+    epoch: Number
 
 
 class SwarmPeer(msgspec.Struct, frozen=True, omit_defaults=True):
     """A member that serves a stage."""
 
     member: str
-    epoch: int
-    stage: int
+    epoch: Number
+    stage: Number
     dial: list[str] = []
     """host:port at which it accepts activations; empty: only through the hub."""
-    row_s: float = 0.0
+    row_s: Finite = 0.0
     """Seconds of one row's forward pass, as the member measured; 0: unknown."""
 
     @property
@@ -44,11 +44,11 @@ class SwarmPeer(msgspec.Struct, frozen=True, omit_defaults=True):
 class SwarmLease(msgspec.Struct, frozen=True, omit_defaults=True):
     """A microbatch for one driver to take through all stages."""
 
-    step: int
-    index: int
-    lease: int
+    step: Number
+    index: Number
+    lease: Number
     """Number of this lease, unique in the job; pending gradients are kept under it."""
-    stages: list[int] = []
+    stages: list[Number] = []
     """Ascending: stages that keep a pending gradient, the way back ends at the first. Empty: an
     evaluation, which ends at the last stage."""
 
@@ -56,12 +56,12 @@ class SwarmLease(msgspec.Struct, frozen=True, omit_defaults=True):
 class Share(msgspec.Struct, frozen=True, array_like=True):
     """A microbatch of the present step, as counted for one stage."""
 
-    index: int
-    lease: int
+    index: Number
+    lease: Number
     member: str = ""
     """Its holder folds this lease's pending gradient; others drop what they hold of `index` under
     it and older ones: a younger lease may come to count. Empty: the holder was lost."""
-    copy: int = 0
+    copy: Number = 0
     """Above 0: its holder adds the copy of a lost member's sum that it keeps under this number."""
 
 
@@ -70,9 +70,9 @@ class HeldOutSum(msgspec.Struct, frozen=True, array_like=True):
 
     loss_sum: float
     """Nats, over all targets."""
-    targets: int
+    targets: Number
     """Tokens of text, or classified samples."""
-    correct: int = -1
+    correct: Number = -1
     """Samples classified correctly; -1: they do not have one class each."""
 
 
@@ -82,11 +82,11 @@ class HeldOutSum(msgspec.Struct, frozen=True, array_like=True):
 class SwarmAnnounce(Message, frozen=True):
     """A member is ready, asks for a place, or returns after a lost connection."""
 
-    epoch: int = 0
+    epoch: Number = 0
     """From its last `SwarmPlace`; 0: a new process, or one that has dropped everything."""
-    stage: int = -1
+    stage: Number = -1
     """Stage that its state belongs to; -1: it has no state."""
-    step: int = -1
+    step: Number = -1
     """Steps that its state contains; the next step it computes."""
     folded: list[Share] = []
     """What its sum of this step holds."""
@@ -94,30 +94,30 @@ class SwarmAnnounce(Message, frozen=True):
     """What its sum of the step after holds."""
     agreed: bool = False
     """It holds the mean of its stage or, without a round in every step, knows all its shares."""
-    history: int = 0
+    history: Number = 0
     """Of its state, from the `SwarmPlace` that it was recovered for."""
     dial: list[str] = []
-    row_s: float = 0.0
+    row_s: Finite = 0.0
     """Seconds of one row's forward pass; 0: not measured."""
     unlike: bool = False
     """Its stage cannot be rebuilt from the neighbours: their parameters have other shapes."""
-    free_bytes: int = 0
+    free_bytes: Number = 0
     """Memory free for parameters, optimizer state and activations; 0: unknown."""
-    held_out: list[int] = []
+    held_out: list[Number] = []
     """Microbatches of an evaluation in between, and of the one at the end; empty: unknown."""
-    last: int = -1
+    last: Number = -1
     """Steps after which the job ends, if it was asked to stop and the ledger has told that."""
-    ledger: int = 0
+    ledger: Number = 0
     """From its last `SwarmPlace`: a rebuilt ledger believes only what was said to itself."""
 
 
 class SwarmPlace(Message, frozen=True):
     """Answer to `SwarmAnnounce`."""
 
-    epoch: int
-    stage: int
+    epoch: Number
+    stage: Number
     """Stage to serve; -1: it fits none, announce again later."""
-    step: int
+    step: Number
     """Present step of the job."""
     finished: bool = False
     """The job is over: nothing is left to do."""
@@ -125,28 +125,28 @@ class SwarmPlace(Message, frozen=True):
     """Microbatches of `step` may come; else it recovers the stage, then announces itself again."""
     keep: bool = False
     """`folded` stands; otherwise the sum of this step and all pending gradients are dropped."""
-    history: int = 0
+    history: Number = 0
     """Changes when all members go back to a checkpoint, because a stage had lost its last one:
     states of an earlier history are of no use, even of the same step."""
     donors: list[str] = []
     """Members that hold the stage's state; empty: recover from this step's checkpoint, or start."""
-    round: int = 0
+    round: Number = 0
     """Rounds that the members of the stage have committed."""
     neighbours: list[list[str]] = []
     """Members of the stages before and after, whose mean the lost stage becomes; mostly empty."""
     serves: dict[str, list[str]] = {}
     """host:port at which donors serve their state; those that are absent do through the hub."""
-    ledger: int = 0
+    ledger: Number = 0
     """Number of the ledger; one that is new to the member makes it announce itself again."""
 
 
 class SwarmWant(Message, frozen=True):
     """A driver asks for microbatches; answered when there is one, or after some seconds."""
 
-    epoch: int
-    room: int
+    epoch: Number
+    room: Number
     """How many it can take besides those it holds."""
-    holding: list[int] = []
+    holding: list[Number] = []
     """Leases that it works on; others leased to it are given again."""
 
 
@@ -161,22 +161,22 @@ class SwarmFailure(msgspec.Struct, frozen=True, array_like=True):
 
     member: str
     reason: str = ""
-    banned_s: float = 0.0
+    banned_s: Finite = 0.0
     """Seconds until the ban ends by itself."""
 
 
 class SwarmDone(Message, frozen=True):
     """A microbatch is through; answered by `Done` whether or not it counts."""
 
-    step: int
-    index: int
-    lease: int
-    stages: list[int] = []
+    step: Number
+    index: Number
+    lease: Number
+    stages: list[Number] = []
     holders: list[Holder] = []
     """For each of `stages`, the member with the pending gradient."""
-    queues: dict[str, float] = {}
+    queues: dict[str, Finite] = {}
     """Microbatches waiting at members, as they reported last."""
-    row_s: dict[str, float] = {}
+    row_s: dict[str, Finite] = {}
     """Seconds of one row's forward pass at members, as the driver measured."""
     evaluate: bool = False
     """The state of this step is to be evaluated: it is time to, and the members of every stage
@@ -188,11 +188,11 @@ class SwarmDone(Message, frozen=True):
 class SwarmKept(Message, frozen=True):
     """A member keeps a copy of the sum of another one of its stage; answered by `SwarmKeeps`."""
 
-    epoch: int
+    epoch: Number
     """The keeper's."""
     of: Holder
-    step: int
-    number: int
+    step: Number
+    number: Number
     """The keeper's own number of this copy, above 0."""
     shares: list[Share] = []
     """What the sum holds."""
@@ -209,40 +209,40 @@ class SwarmKeeps(Message, frozen=True):
 class SwarmWatch(Message, frozen=True):
     """A member asks for news; answered when there are any, or after some seconds."""
 
-    epoch: int
-    step: int
+    epoch: Number
+    step: Number
     """The member's step."""
-    shares: int = 0
+    shares: Number = 0
     """Shares of this step that it knows, from 0 again after every `SwarmPlace`; it ignores those
     that are in its sum."""
-    ahead: int = 0
+    ahead: Number = 0
     """Shares of the step after that it knows, counted like `shares`."""
-    closing: int = 0
+    closing: Number = 0
     """The closing that it knows."""
-    table: int = 0
+    table: Number = 0
     """Version of the table that it knows."""
     failures: list[SwarmFailure] = []
     """Members that failed at microbatches since its last question, for people."""
-    direct_bytes: int = 0
+    direct_bytes: Number = 0
     """What it has sent to other members over connections of their own, since it started."""
-    relayed_bytes: int = 0
+    relayed_bytes: Number = 0
     """What went through the hub."""
 
 
 class SwarmNews(Message, frozen=True):
     """Answer to `SwarmWatch`."""
 
-    step: int
+    step: Number
     """Present step; later than the member's: apply the step that it knows to be closed."""
     shares: list[Share] = []
     """Of the asking member's stage and step, after those it knows."""
     ahead: list[Share] = []
     """Of its stage and the step after, after those it knows."""
-    closing: int = 0
+    closing: Number = 0
     """Above 0: the shares of this stage are complete, and its members meet in the step's round,
     with this number in `RoundJoin.closing`. 0: open, again if a holder was lost. From its join to
     the verdict a member folds nothing."""
-    table: int = 0
+    table: Number = 0
     peers: list[SwarmPeer] = []
     """All members that serve a stage, if `table` is newer than the one known."""
     dropped: bool = False
@@ -250,11 +250,11 @@ class SwarmNews(Message, frozen=True):
     stage. It announces itself again; the place says what to keep."""
     paused: str = ""
     """Why the job waits, e.g. for a member of a stage; empty: it runs."""
-    last: int = -1
+    last: Number = -1
     """Steps after which the job ends, fewer than planned if it was asked to stop; -1: unknown."""
     savers: list[str] = []
     """Members that save the state of `step` in a checkpoint: one of each stage."""
-    history: int = 0
+    history: Number = 0
     finished: bool = False
     """The job is over: its last step is done, and saved if that was possible."""
 
@@ -262,7 +262,7 @@ class SwarmNews(Message, frozen=True):
 class SwarmUnsaved(Message, frozen=True):
     """A saver could not save: another member of the stage does, as long as there is one."""
 
-    step: int
+    step: Number
 
 
 # ------------------------------------------------------------------------- member <-> member
@@ -271,14 +271,14 @@ class SwarmUnsaved(Message, frozen=True):
 class Work(msgspec.Struct, frozen=True):
     """One attempt to take a leased microbatch through all stages, the same in all its messages."""
 
-    step: int
-    index: int
-    lease: int
-    attempt: int
+    step: Number
+    index: Number
+    lease: Number
+    attempt: Number
     """Counts the paths of this lease; messages of an older attempt are ignored."""
     path: list[Holder]
     """The member of each stage; `path[0]` is the driver."""
-    stages: list[int]
+    stages: list[Number]
     """As in the lease."""
 
     @property
@@ -296,10 +296,10 @@ class Forward(msgspec.Struct, frozen=True, omit_defaults=True, tag="forward"):
     """Activations, the input of `stage`, from `path[stage - 1]` to `path[stage]`."""
 
     work: Work
-    stage: int
+    stage: Number
     codec: str
-    shape: list[int]
-    sizes: list[int] = []
+    shape: list[Number]
+    sizes: list[Number] = []
     """Bytes of the encoded tensor's parts, which follow the head."""
 
 
@@ -307,17 +307,17 @@ class Backward(msgspec.Struct, frozen=True, omit_defaults=True, tag="backward"):
     """The gradient of the output of `stage`, from `path[stage + 1]` to `path[stage]`."""
 
     work: Work
-    stage: int
+    stage: Number
     codec: str
-    shape: list[int]
-    sizes: list[int] = []
+    shape: list[Number]
+    sizes: list[Number] = []
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
     """From the driver to `path[stage]`: compute the kept input again and send the output on."""
 
     work: Work
-    stage: int
+    stage: Number
 
 
 class Handed(msgspec.Struct, frozen=True, omit_defaults=True, tag="handed"):
@@ -327,15 +327,15 @@ class Handed(msgspec.Struct, frozen=True, omit_defaults=True, tag="handed"):
     backward pass as soon as the gradient is pending, and sends nothing on.
     """
 
-    step: int
-    index: int
-    lease: int
-    attempt: int
-    stage: int
+    step: Number
+    index: Number
+    lease: Number
+    attempt: Number
+    stage: Number
     backward: bool
-    seconds: float = 0.0
+    seconds: Finite = 0.0
     """Of computing, without waiting; both passes at the last stage."""
-    queue: int = 0
+    queue: Number = 0
     """Microbatches waiting at the member."""
     held_out: HeldOutSum | None = None
     """Of an evaluation, from the last stage."""
@@ -344,11 +344,11 @@ class Handed(msgspec.Struct, frozen=True, omit_defaults=True, tag="handed"):
 class Broken(msgspec.Struct, frozen=True, omit_defaults=True, tag="broken"):
     """To the driver: `path[stage]` did not do its part."""
 
-    step: int
-    index: int
-    lease: int
-    attempt: int
-    stage: int
+    step: Number
+    index: Number
+    lease: Number
+    attempt: Number
+    stage: Number
     """The stage whose member failed, which may be another one than the sender's."""
     reason: str = ""
     busy: bool = False
@@ -363,9 +363,9 @@ class Copy(msgspec.Struct, frozen=True, tag="copy"):
 
     of: Holder
     """The sender."""
-    step: int
+    step: Number
     shares: list[Share]
-    rows: int
+    rows: Number
     loss: float
 
 
@@ -375,9 +375,9 @@ class Release(msgspec.Struct, frozen=True, omit_defaults=True, tag="release"):
     Pending gradients stay until the ledger's shares decide, or the step is over.
     """
 
-    step: int
-    index: int
-    lease: int
+    step: Number
+    index: Number
+    lease: Number
     drop: bool = False
     """It will never count: drop the pending gradients, too."""
 

@@ -18,6 +18,7 @@ from atoll.code.packing import pack as pack_code
 from atoll.code.unpacking import unpack as unpack_code
 from atoll.codec.base import Packet
 from atoll.codec.registry import make_codec
+from atoll.codec.sparse.patches import apply_patch, make_patch
 from atoll.config.reading import parse_spec
 from atoll.errors import AtollError
 from atoll.methods.codecs import CODECS
@@ -159,7 +160,10 @@ def targets() -> dict[str, Target]:
     tensors = b"".join(bytes(part) for part in serialization.encode({"a": torch.ones(3)}))
     header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     code = _CodePack()
+    weights = {"w": torch.zeros(64), "v": torch.zeros(9, dtype=torch.bfloat16)}
+    patch = make_patch(weights, {**weights, "w": torch.ones(64)}, version=1)
     found = {
+        "patch of weights": Target(lambda data: apply_patch(weights, data), [patch]),
         "frame": Target(_frame, [*packed, frames.encode_relay("j/w0", "j/w1", b"x")]),
         "envelope": Target(_body, [one[frames.HEADER_BYTES :] for one in packed]),
         "command of a node": Target(unpack_command, [pack_command(launch)]),

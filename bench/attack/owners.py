@@ -31,6 +31,20 @@ ENV = (
 )  # fmt: skip
 
 
+TASK = """
+[job]
+name = "t"
+on = ["{on}"]
+[rl]
+algorithm = "grpo"
+[[rl.policies]]
+name = "p"
+env = "text:os:system"
+options = {{command = "{command}"}}
+"""
+"""A job whose task is a function of Python's library; its owner allows `rl` beside `trainer`."""
+
+
 def _harm(site: Site) -> Path:
     return site.folder / "harm"
 
@@ -79,6 +93,7 @@ def send_other_kinds_of_job(site: Site) -> str:
         "own model": trainer_job(site, "m", on=LENT).replace(
             "[model]\n", '[model]\nname = "evil:factory"\n'
         ),
+        "task for language models": TASK.format(on=LENT, command=f"touch {_harm(site)}"),
     }
     waiting = []
     for spec in kinds.values():

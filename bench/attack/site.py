@@ -30,7 +30,7 @@ from bench.kit.cluster import Cluster
 SPEC = '[job]\nname = "toy"\nnodes = 1\n[train]\nsteps = 100\n'
 
 LENT = "lent"
-"""The machine whose owner allows `trainer` jobs only."""
+"""The machine whose owner allows jobs of Atoll's own programs only: `trainer` and `rl`."""
 
 EVIL, HONEST = "evil", ("n0", "n1", "n2")
 """Machines of the job that trains all the time."""
@@ -91,10 +91,12 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
 
     def lend(self) -> None:
-        """Start the machine whose owner allows `trainer` jobs only."""
+        """Start the machine whose owner allows no foreign code."""
         home = self.cluster.folder / "nodes" / LENT
         home.mkdir(parents=True)
-        (home / "node.toml").write_text('kinds = ["trainer"]\n', encoding="utf-8", newline="\n")
+        (home / "node.toml").write_text(
+            'kinds = ["trainer", "rl"]\n', encoding="utf-8", newline="\n"
+        )
         self.cluster.start_node(LENT)
         self.cluster.wait_for_nodes(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,30 @@ def test_what_cannot_be_used_is_named(folder: Path, tmp_path: Path) -> None:
         file.addfile(about, io.BytesIO(b"1234"))
     with pytest.raises(DataError, match="a picture has no class"):
         load_images(f"shards:{tmp_path}/b.tar")
+
+
+def test_bombs_in_pictures_and_shards_are_named(folder: Path, tmp_path: Path) -> None:
+    """A picture of 100 bytes may say that it has 10^10 points, a file in a tar that it is a TB."""
+    size = b"IHDR" + (100_000).to_bytes(4, "big") * 2 + b"\x08\x02\x00\x00\x00"
+    bomb = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0d" + size + zlib.crc32(size).to_bytes(4, "big")
+    bomb += b"\0\0\0\0IDAT" + zlib.crc32(b"IDAT").to_bytes(4, "big")
+    for number in range(120):
+        file = tmp_path / "bombs" / "plums" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bomb)
+    with pytest.raises(DataError, match=r"a picture cannot be read.*\.png.*bomb"):
+        load_images(f"folder:{tmp_path}/bombs")
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as shard:
+        for name in ("x.png", "x.cls"):
+            about = tarfile.TarInfo(name)
+            about.pax_headers = {
+                "GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": name,
+                "GNU.sparse.size": str(1 << 40), "GNU.sparse.numblocks": "0",
+                "GNU.sparse.map": "0,0",
+            }  # fmt: skip
+            shard.addfile(about)
+    with pytest.raises(DataError, match="no pictures"):
+        load_images(f"shards:{tmp_path}/a.tar")
 
 
 def test_a_classifier_learns_from_folders(folder: Path, tmp_path: Path) -> None:

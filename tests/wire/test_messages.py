@@ -13,7 +13,7 @@ from atoll.errors import FrameTooLarge, WireError
 from atoll.wire import messages
 from atoll.wire.frames import Kind, decode, encode
 from atoll.wire.limits import MAX_CONTROL_BYTES
-from atoll.wire.message import Number, WallTime
+from atoll.wire.message import Finite, Number, WallTime
 from atoll.wire.messages import (
     Beat,
     Commitment,
@@ -57,6 +57,7 @@ EXAMPLES: list[Message] = [
 texts = st.text(max_size=20)
 values: dict[object, st.SearchStrategy[typing.Any]] = {
     int: st.integers(-(2**63), 2**63 - 1),
+    Finite: st.floats(-1e300, 1e300),
     float: st.floats(allow_nan=False),
     Number: st.integers(-(2**62), 2**62),
     WallTime: st.floats(-1e12, 1e12),
@@ -245,3 +246,36 @@ def test_measured_lines_are_finite_and_possible(line: tuple[float, float]) -> No
         unpack(decode(pack(RoundJoin(0, "base", lines={"w1": line}), id=1)))
     usable = RoundJoin(0, "base", lines={"w1": (0.0, 1.0)})
     assert unpack(decode(pack(usable, id=1))).body == usable
+
+
+MAY_BE_ANYTHING = {
+    ("Point", "values"),  # a loss may be NaN, and is drawn as a gap
+    ("MemberStats", "phases"), ("MemberStats", "update_norm"), ("MemberStats", "loss"),
+    ("MemberStats", "sent_bytes"),  # checked by `validate_stats`, which names what is odd
+    ("HeldOutSum", "loss_sum"),  # checked by `hub/swarm/held_out.py`
+}  # fmt: skip
+
+
+def plain_numbers(hint: typing.Any) -> bool:
+    """Whether a type has numbers without a bound."""
+    if typing.get_origin(hint) is typing.Annotated and hint.__origin__ in (int, float):
+        return False
+    return hint in (int, float) or any(plain_numbers(one) for one in typing.get_args(hint))
+
+
+def test_every_number_in_a_message_has_bounds() -> None:
+    """One infinite number in what a hub keeps is `null` in JSON, and it does not start again."""
+    found = set()
+    structs = list(BODIES)
+    for kind in structs:
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+            if plain_numbers(hint):
+                found.add((kind.__name__, name))
+            structs += [one for one in _structs(hint) if one not in structs]
+    assert found == MAY_BE_ANYTHING
+
+
+def _structs(hint: typing.Any) -> list[type[Message]]:
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return [typing.cast("type[Message]", hint)]
+    return [one for part in typing.get_args(hint) for one in _structs(part)]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.config import JobSpec
+from atoll.config.rl_tables import names_code
 from atoll.config.swarm_tables import SYNC
 from atoll.errors import ConfigError, DataError
 from atoll.node.imports import load
 from atoll.node.machine.probe import torch_version
-
-OUR_OWN = "atoll."
-"""Prefix of the modules of environments that come with Atoll."""
 
 
 def check_can_train() -> None:
@@ -125,7 +123,7 @@ def _check_policies(spec: JobSpec, *, here: bool) -> None:
 
     tasks = []
     for policy in spec.rl.policies:
-        if ":" in policy.env and not policy.env.startswith(OUR_OWN):
+        if names_code(policy.env):
             continue
         environment = make_environment(policy)
         tasks.append(task_of(policy, spec.rl, environment))

@@ -20,13 +20,13 @@ Differs from the paper:
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -41,10 +41,27 @@ _MAGIC = b"ATP1"
 _LEVEL = 6
 _BITS: dict[int, type[Any]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SIGNED: dict[int, type[Any]] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
-_MOST_HEADER = 1 << 28
+_MOST_HEADER = 1 << 24
+"""Bytes of part 1, about a hundred per tensor."""
 _CLASSES = 256
 _EXPONENT_AT = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
 """Lowest bit of the exponent; other types have one class."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class _Row(msgspec.Struct, frozen=True):
+    name: str
+    count: _Count
+    bytes: _Count
+
+
+class _Head(msgspec.Struct, frozen=True):
+    version: _Count
+    base: str
+    digest: str
+    tensors: list[_Row]
+
 
 Weights = Mapping[str, Tensor]
 Bits = NDArray[Any]
@@ -102,7 +119,7 @@ def make_patch(
         WireError: the tensors differ in name, shape or type.
     """
     _check_same(old, new)
-    rows: list[dict[str, Any]] = []
+    rows: list[_Row] = []
     parts: list[bytes] = []
     for name in sorted(new):
         before, after = bits_of(old[name]), bits_of(new[name])
@@ -110,23 +127,17 @@ def make_patch(
         if not count:
             continue
         body = zlib.compress(_changes(before, after, new[name].dtype), _LEVEL)
-        rows.append({"name": name, "count": count, "bytes": len(body)})
+        rows.append(_Row(name, count, len(body)))
         parts.append(body)
-    told = {
-        "version": version, "base": base or digest_of(old), "digest": digest or digest_of(new),
-        "tensors": rows,
-    }  # fmt: skip
-    head = zlib.compress(json.dumps(told, separators=(",", ":")).encode(), _LEVEL)
+    told = _Head(version, base or digest_of(old), digest or digest_of(new), rows)
+    head = zlib.compress(msgspec.json.encode(told), _LEVEL)
     return b"".join([_HEAD.pack(_MAGIC, len(head)), head, *parts])
 
 
 def about_patch(patch: bytes) -> About:
     """Return what a patch says of itself; raises WireError if it is damaged."""
     told, _ = _read_head(patch)
-    return About(
-        int(told["version"]), str(told["base"]), str(told["digest"]),
-        sum(int(row["count"]) for row in told["tensors"]),
-    )  # fmt: skip
+    return About(told.version, told.base, told.digest, sum(row.count for row in told.tensors))
 
 
 @torch.no_grad()
@@ -144,24 +155,29 @@ def apply_patch(weights: dict[str, Tensor], patch: bytes, *, base: str = "") -> 
     """
     told, at = _read_head(patch)
     have = base or digest_of(weights)
-    if told["base"] != have:
+    if told.base != have:
         raise WireError(
             "this patch belongs to another version of the weights",
-            given=f"version {told['version']} from {str(told['base'])[:12]}",
+            given=f"version {told.version} from {told.base[:12]}",
             expected=f"one from {have[:12]}", remedy="take a whole version first",
         )  # fmt: skip
     found = dict(weights)
-    for row in told["tensors"]:
-        name, nbytes = str(row["name"]), int(row["bytes"])
-        if name not in weights:
-            raise WireError("a patch names an unknown tensor", given=name)
-        found[name] = _patched(weights[name], patch[at : at + nbytes], int(row["count"]))
-        at += nbytes
+    for row in told.tensors:
+        tensor = weights.get(row.name)
+        if tensor is None:
+            raise WireError("a patch names an unknown tensor", given=row.name[:200])
+        if row.count > tensor.numel():
+            raise WireError(
+                "a patch changes more numbers than there are", given=f"{row.name}: {row.count}",
+                expected=f"at most {tensor.numel()}",
+            )  # fmt: skip
+        found[row.name] = _patched(tensor, patch[at : at + row.bytes], row.count)
+        at += row.bytes
     made = digest_of(found)
-    if made != told["digest"]:
+    if made != told.digest:
         raise WireError(
             "the patched weights are not those of the sender", given=made[:12],
-            expected=str(told["digest"])[:12], remedy="take a whole version",
+            expected=told.digest[:12], remedy="take a whole version",
         )  # fmt: skip
     return found
 
@@ -248,8 +264,8 @@ def _inflated(body: bytes, *, most: int) -> NDArray[np.uint8]:
     return np.frombuffer(raw, dtype=np.uint8)
 
 
-def _read_head(patch: bytes) -> tuple[dict[str, Any], int]:
-    """Return the JSON of a patch, and where its tensors begin."""
+def _read_head(patch: bytes) -> tuple[_Head, int]:
+    """Return the head of a patch, and where its tensors begin."""
     try:
         magic, length = _HEAD.unpack_from(patch)
         end = _HEAD.size + length
@@ -257,13 +273,10 @@ def _read_head(patch: bytes) -> tuple[dict[str, Any], int]:
             raise ValueError("no patch")
         reading = zlib.decompressobj()
         text = reading.decompress(patch[_HEAD.size : end], _MOST_HEADER)
-        told = json.loads(text)
-        if sum(int(row["bytes"]) for row in told["tensors"]) != len(patch) - end:
+        told = msgspec.json.decode(text, type=_Head)
+        if sum(row.bytes for row in told.tensors) != len(patch) - end:
             raise ValueError("its length is wrong")
-        if any(int(row["count"]) < 0 or int(row["bytes"]) < 0 for row in told["tensors"]):
-            raise ValueError("a count is negative")
-        _ = (told["version"], told["base"], told["digest"])
-    except (struct.error, zlib.error, ValueError, KeyError, TypeError) as error:
+    except (struct.error, zlib.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise WireError("a patch of weights is damaged", given=str(error)[:200]) from error
     return told, end
 

@@ -47,6 +47,7 @@ from atoll.train.paths.states import ModuleStates, module_part
 from atoll.train.results.metrics import Recorder, Totals
 from atoll.train.results.result import run_result
 from atoll.train.trainer import Outputs
+from atoll.wire import paths as wire
 from atoll.wire.paths import PathAsk, PathMeeting, PathReport, PathShard, PathTrained, PathTurn
 
 log = logging.getLogger(__name__)
@@ -307,7 +308,7 @@ class PathTrainer:
         self.task.step = step = self.steps[turn.phase]  # the path before has moved it
         with self.task.gate.moving():
             self.modules.load(path)
-        held_out = self._held_out(path, turn)
+        held_out = wire.usable_loss(self._held_out(path, turn))
         if turn.last:
             if not self.data.held_out or held_out is None:
                 self._publish(path)
@@ -326,7 +327,7 @@ class PathTrainer:
         with self.task.gate.moving():
             self.modules.collect(path, weight=tokens * self.data.weights[path])
         self._optimizers[path] = self.task.optimizer.state_dict()
-        loss = self.task.losses.take()
+        loss = wire.usable_loss(self.task.losses.take())
         return PathReport(
             path, self.task.step, tokens=tokens, loss=loss, held_out=held_out, measured=step
         )

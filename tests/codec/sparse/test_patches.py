@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -124,3 +128,46 @@ def test_damage_is_an_error_and_nothing_else(data: st.DataObject) -> None:
     except WireError:
         return
     assert same(found, new)  # the version's number, for example
+
+
+def headed(head: bytes, *parts: bytes) -> bytes:
+    """Return a patch with a head of somebody's own."""
+    packed = zlib.compress(head)
+    return b"".join([b"ATP1", len(packed).to_bytes(4, "little"), packed, *parts])
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"[" * 100_000,
+        b'{"version":1,"base":"","digest":"","tensors":' + b"[" * 5_000,
+        b'{"version":"one","base":"","digest":"","tensors":[]}',
+        b'{"version":1,"base":"","digest":"","tensors":[{"name":"w","count":-1,"bytes":0}]}',
+        b'{"version":1,"base":"","digest":"","tensors":[{"name":"w","count":1e999,"bytes":0}]}',
+        b'{"version":1,"base":"","digest":"","tensors":{}}',
+        b" " * (1 << 25),
+    ],
+    ids=range(7),
+)
+def test_heads_of_somebodys_own_are_wire_errors(head: bytes) -> None:
+    with pytest.raises(WireError, match="damaged"):
+        about_patch(headed(head))
+    with pytest.raises(WireError, match="damaged"):
+        apply_patch({"w": torch.zeros(9)}, headed(head))
+
+
+def test_patch_takes_no_more_memory_than_its_tensor() -> None:
+    """A megabyte of zlib is a gigabyte of zeros: what the sender counts decides nothing."""
+    old = {"w": torch.zeros(9)}
+    body = zlib.compress(bytes(1 << 26), 9)
+    row = {"name": "w", "count": 1 << 40, "bytes": len(body)}
+    told = {"version": 1, "base": digest_of(old), "digest": "", "tensors": [row]}
+    tracemalloc.start()
+    with pytest.raises(WireError, match="more numbers than there are"):
+        apply_patch(old, headed(json.dumps(told).encode(), body))
+    row["count"] = 9
+    with pytest.raises(WireError, match="damaged"):
+        apply_patch(old, headed(json.dumps(told).encode(), body))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 22

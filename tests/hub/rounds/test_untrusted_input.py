@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,24 @@ def test_registering_again_changes_nothing(running: Running) -> None:
     answer = running.members[1].request(Register(dial=["10.0.0.2:5"]))
     assert isinstance(answer, Registered)
     commit(running, 1)
+
+
+@pytest.mark.parametrize("busy_s", [math.inf, math.nan, -math.inf])
+def test_impossible_times_of_a_member_do_not_keep_the_hub(tmp_path: Path, busy_s: float) -> None:
+    """What a hub keeps is JSON, where infinity is null: it would not start again."""
+    with HubServer(options(tmp_path)) as hub:
+        group = Running(hub)
+        commit(group, 0)
+        joins = [
+            peer.ask(RoundJoin(1, "base1", steps=1, busy_s=seconds))
+            for peer, seconds in zip(group.members, (busy_s, 1.0), strict=True)
+        ]
+        with pytest.raises(ConnectionClosed):
+            group.members[0].answer(joins[0])
+        group.members[0].close()
+        group.members[0] = member(hub, group.launches[0])
+        commit(group, 1)
+        for peer in (*group.members, group.reducer, group.agent):
+            peer.cut()
+    with HubServer(options(tmp_path)) as again:
+        assert job_of(again, group.job).committed_round == 2

@@ -44,9 +44,20 @@ def test_each_kind_runs_where_it_is_allowed_and_nowhere_else(kind: str) -> None:
         check_allowed(JOBS[kind], member="w0", offer=Offer(kinds=others))
 
 
-def test_environments_of_somebodys_own_need_what_scripts_need() -> None:
+OUR_OWN = ("CartPole-v1", "text:sums", "atoll.rl.environments.physics:cartpole")
+FOREIGN = (
+    "theirs:make", "theirs:Env-v0", "text:os:system", "text:theirs:make", "atoll.system:subprocess",
+    "atoll.rl.environments.film:record", "text:atoll.system:lower_priority",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_environments_of_somebodys_own_need_what_scripts_need(foreign: str) -> None:
+    """Tasks for language models, too; a function of Atoll is none unless it is meant for that."""
     policies = '[[rl.policies]]\nname = "one"\nenv = "{}"\n'
-    plain, own = (parse_spec(policies.format(env)) for env in ("CartPole-v1", "theirs:make"))
+    plain, own = (parse_spec(policies.format(env)) for env in ("CartPole-v1", foreign))
+    for env in OUR_OWN:
+        assert parse_spec(policies.format(env)).permission == "rl"
     packed = parse_spec('[job]\ncode = "sha256:0"\n' + policies.format("CartPole-v1"))
     assert plain.permission == "rl"
     for spec in (own, packed):
