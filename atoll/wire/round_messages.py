@@ -180,13 +180,9 @@ class Verdict(Message, frozen=True):
     """Steps that hide a round which runs beside training, by measured times; 0: unknown."""
     every: Number = 0
     """Steps between two rounds from now on, planned again; 0: as the job file says."""
-<<<<<<< HEAD
-    codec: str = ""
+    codec: Name = ""
     """What a codec `auto` takes from now on, planned again; empty: as members have measured."""
-    group: int = 0
-=======
     group: Number = 0
->>>>>>> 1bcfec81 (wire, config, codec, data: bound every number, and what others may make us run or allocate)
     """As in the plan."""
 
 
