@@ -4,8 +4,8 @@ A process per stage takes its stage out of a GPT of 400 MB and trains a step on 
 with the copies that a member makes of its sum and of its state. One more process builds the whole
 model. The system tells the most memory that each had (`VmHWM`, elsewhere `ru_maxrss`).
 
-One JSON object on stdout, in bytes: `model`; `program` of a process without a model; `whole_built`
-of the process with the whole model; and by stage `built`, `trained` and `planned`.
+One JSON object on stdout, in bytes: `model`; `program` of a process that has loaded the code only;
+`whole_built` of the process with the whole model; and by stage `built`, `trained` and `planned`.
 """
 
 from __future__ import annotations
@@ -58,12 +58,15 @@ def child(what: str, path: Path) -> dict[str, int]:
     from atoll.config import load_spec
     from atoll.strategies.inner.swarm.stage import StageCut
     from atoll.train.build import load_data, whole_model
+    from atoll.train.partly import building_bytes
     from atoll.train.swarm.build import JobStages
     from atoll.wire.swarm import SwarmPlace
 
     spec = load_spec(path)
     if what in ("whole", "program"):
         data = load_data(spec)
+        # Loads what taking a stage does, sympy among it; it allocates nothing.
+        building_bytes(spec, data, StageCut(stages=spec.swarm.stages), whole_bytes=0)
         model = whole_model(spec, data) if what == "whole" else None
         return {"built": peak_bytes(), "alive": int(model is not None)}
     stages = JobStages(spec, StageCut(stages=spec.swarm.stages), member="w0")

@@ -46,7 +46,7 @@ def page(
     yield (
         f"{escape(spec.model.name)}, {screen.count(found.elements)} parameters in "
         f"{len(found.stages)} of at most {found.most_stages} stages; {spec.train.precision}, "
-        f"{escape(spec.train.optimizer)}, {found.rows} rows at once"
+        f"{escape(spec.train.optimizer)}, {found.rows} row{'s' if found.rows > 1 else ''} at once"
     )
     yield _table(found)
     yield from _notes(found)

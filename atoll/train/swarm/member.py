@@ -79,7 +79,7 @@ class SwarmMember:
         """History and step of the last state that it saved."""
         self.paused = ""
         """Why the job waits, as the ledger says."""
-        self.on_step: Callable[[int, StepSum], None] = lambda step, total: None
+        self.on_step: Callable[[StepSum], None] = lambda total: None
         """Called after each step, with what this member has folded in it."""
 
     @property
@@ -349,7 +349,7 @@ class SwarmMember:
             self._ready, self._again_at = False, 0.0  # it missed the round: recover
         else:
             self._save(served)
-            self.on_step(served.step, total)
+            self.on_step(total)
 
     def _left_behind(self, error: LeftBehind) -> None:
         log.warning("%s: %s", self.me, error)

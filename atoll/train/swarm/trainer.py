@@ -131,9 +131,8 @@ class SwarmTrainer:
 
     # ----------------------------------------------------------------------- measurements
 
-    def _stepped(self, step: int, total: StepSum) -> None:
+    def _stepped(self, total: StepSum) -> None:
         progress, before = self._progress, self._since
-        progress.step, progress.round = step, self._rounds_done()
         if self._trained.runner.stage.last:
             progress.tokens += total.rows * self._stages.tokens_of_a_row
         rows = before.rows + total.rows
@@ -150,6 +149,7 @@ class SwarmTrainer:
             self._totals,
             self._progress,
         )
+        progress.step, progress.round = max(0, self.member.step), self._rounds_done()
         passed_s = wall_s - self._reported_s
         busy = (effort.busy_s - self._busy_s) / passed_s if passed_s > 0 else 0.0
         totals.wall_s, totals.compute_s = wall_s, effort.busy_s
@@ -192,7 +192,6 @@ class SwarmTrainer:
     def _ended(self) -> dict[str, Any]:
         """Write and return this member's part of the summary."""
         member, totals, progress = self.member, self._totals, self._progress
-        progress.round = self._rounds_done()
         reason = ""
         if not member.finished or member.last < self._spec.train.steps:
             reason = STOPPED if member.finished else LEFT

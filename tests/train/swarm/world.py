@@ -134,7 +134,7 @@ class World:
         )  # fmt: skip
         self.members[name] = member
         self.losses[name] = []
-        member.on_step = lambda step, total: self.losses[name].append(total.loss)
+        member.on_step = lambda total: self.losses[name].append(total.loss)
         thread = threading.Thread(target=self._run, args=(name, member), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()

@@ -68,8 +68,10 @@ def check_ties(ties: Mapping[str, Sequence[int]], shape: PipelineShape) -> None:
         )
 
 
-def check_cuts(cuts: Sequence[int], *, units: int, stages: int) -> tuple[int, ...]:
-    """Return the cuts of a job file, or raise ConfigError if they do not make that many stages."""
+def check_cuts(
+    cuts: Sequence[int], *, units: int, stages: int, table: str = "island"
+) -> tuple[int, ...]:
+    """Return the cuts in a table of a job file, or raise ConfigError if they make other stages."""
     good = all(a < b for a, b in zip((0, *cuts), (*cuts, units), strict=True))
     if good and len(cuts) == stages - 1:
         return tuple(cuts)
@@ -77,7 +79,7 @@ def check_cuts(cuts: Sequence[int], *, units: int, stages: int) -> tuple[int, ..
     raise ConfigError(
         "the cuts do not make the stages", given=f"cuts = {list(cuts)}, {units} units",
         expected=f"{stages - 1} rising numbers of 1 to {units - 1}, for {stages} stages",
-        remedy=f"cuts = {even} in [island], or none to have them balanced",
+        remedy=f"cuts = {even} in [{table}], or none to have them balanced",
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def cuts_of(
     if not sure and tried:
         check_chain(model, units, sample)
     if cut.cuts:
-        return check_cuts(cut.cuts, units=len(units), stages=cut.stages)
+        return check_cuts(cut.cuts, units=len(units), stages=cut.stages, table="swarm")
     return cuts_by_size(units, stages=cut.stages)
 
 
