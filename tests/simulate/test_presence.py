@@ -10,7 +10,10 @@ import pytest
 from atoll.errors import ConfigError
 from atoll.simulate.presence import absences, read_trace
 from atoll.simulate.setting import DAY_S, Absence, Cause, profiles
+from atoll.simulate.world import simulate
 from tests.simulate.fleets import fleet_of, setting_of
+
+SPOT = Path(__file__).resolve().parents[2] / "examples" / "traces" / "spot_p3.csv"
 
 
 def test_failures_come_as_often_as_said() -> None:
@@ -63,3 +66,20 @@ def test_a_wrong_trace_is_named_with_its_row(tmp_path: Path, text: str, what: st
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read.*none\.csv"):
         read_trace(tmp_path / "none.csv")
+
+
+def test_a_real_trace_of_spot_instances_is_replayed() -> None:
+    trace = read_trace(SPOT)
+    members = 1 + max(who for who, _, _ in trace)
+    assert (members, len(trace)) == (32, 177)
+    hours = max(until for _, _, until in trace) / 3600
+    setting = setting_of(
+        fleet_of(members), trace=trace, duration_s=3600 * hours, every=200, exchange_bytes=1e6
+    )
+    outcome = simulate(setting)
+    there_s = sum(until - since for _, since, until in trace)
+    assert outcome.shares["absent"] == pytest.approx(
+        1 - there_s / (members * setting.duration_s), abs=0.01
+    )
+    assert outcome.events["failed"] == 166
+    assert outcome.rounds_committed > 100
