@@ -128,7 +128,7 @@ def _control(setting: Setting, period: Period, members: int) -> Limit:
         ends_at=_ends(share, members, power=2),
         arithmetic=f"2 x {members:,} x {members:,} x {NAME_BYTES} bytes = {size_text(nbytes)} a "
         f"round, {seconds:,.1f} s of the hub's line in a period of {period.seconds:,.0f} s",
-        remedy="rounds over groups or a sample of the members",
+        remedy="a method whose rounds are of pairs or groups, e.g. noloco",
     )  # fmt: skip
 
 
