@@ -143,7 +143,7 @@ def _part(path: Path, shared_mbps: float, members: Sequence[Machine]) -> Path:
 
 def direct_round_s(
     fleet: Fleet, members: Sequence[Machine], exchange: Exchange, *, collective: str = "auto",
-    pause_s: float = math.inf, lags: Sequence[float] = (),
+    pause_s: float = math.inf, lags: Sequence[float] = (), ahead: bool = False,
 ) -> float:  # fmt: skip
     """Return the seconds of one round between members; inf where they do not reach each other.
 
@@ -152,20 +152,22 @@ def direct_round_s(
     if not fleet.all_reach(members):
         return math.inf
     half_trips = [path.round_trip_s / 2 for path in _to_hub(fleet, members)]
-    asked_s = ask_s(fleet, members, lags)
+    asked_s = 2 * HUB_S * len(members) if ahead else ask_s(fleet, members, lags)
+    before = (lags if ahead else ()) or [0.0] * len(members)
+    begin = [half - lag for half, lag in zip(half_trips, before, strict=True)]
     pause = pause_s + asked_s + 2 * max(half_trips)
     ways = SUMS.get(collective, _ring_s)
     if exchange.plain and ways is _ring_s:
-        done = _ring(fleet, members, exchange.direct_sent, pause, begin=half_trips)
+        done = _ring(fleet, members, exchange.direct_sent, pause, begin=begin)
     elif exchange.plain:
         seconds = ways(fleet, members, exchange.direct_sent, pause)
-        done = [max(half_trips) + seconds] * len(members)
+        done = [max(begin) + seconds] * len(members)
     elif collective == "star":
         seconds = _star_s(fleet, members, exchange.relay_sent, pause)
-        done = [max(half_trips) + seconds] * len(members)
+        done = [max(begin) + seconds] * len(members)
     else:  # two exchanges of everybody with everybody: half of the bytes each
         half = max(exchange.direct_sent, exchange.direct_received) / 2
-        first = _all_at_once(fleet, members, half, begin=half_trips, pause_s=pause)
+        first = _all_at_once(fleet, members, half, begin=begin, pause_s=pause)
         done = _all_at_once(fleet, members, half, begin=first, pause_s=0.0)
     return asked_s + max(end + trip for end, trip in zip(done, half_trips, strict=True))
 

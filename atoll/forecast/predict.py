@@ -190,7 +190,7 @@ class Planner:
         if candidate.route == "direct":
             lines = direct_round_s(
                 fleet, members, exchange, collective=candidate.collective, pause_s=pause_s,
-                lags=lags,
+                lags=lags, ahead=ahead,
             )  # fmt: skip
         else:
             lines = relay_round_s(fleet, members, exchange, pause_s=pause_s, lags=lags, ahead=ahead)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -118,3 +119,27 @@ def test_members_near_the_hub_send_before_a_far_one_has_its_plan() -> None:
     assert direct_round_s(far, far.machines, few) == pytest.approx(
         0.2 + 0.1 + 2 * 0.105 + 0.1, abs=0.06
     )
+
+
+@pytest.mark.parametrize("round_s", [relay_round_s, direct_round_s])
+def test_who_joins_ahead_does_not_wait_for_its_way(round_s: Callable[..., float]) -> None:
+    near, far = (fleet(0.1, 0.1, 0.1, latency_ms=ms) for ms in (1.0, 200.0))
+    saved = [
+        round_s(one, one.machines, EXCHANGE) - round_s(one, one.machines, EXCHANGE, ahead=True)
+        for one in (near, far)
+    ]
+    assert saved[0] == pytest.approx(0.001, abs=1e-4)
+    assert saved[1] == pytest.approx(0.2, rel=0.05)
+
+
+def test_a_far_member_and_one_with_a_slow_line_do_not_add_up() -> None:
+    plain = fleet(0.1, 0.1, up_mbps=10.0, down_mbps=10.0, latency_ms=0.0)
+    apart = plain.changed("m0", latency_ms=200.0, up_mbps=1e4, down_mbps=1e4)
+    both = plain.changed("m0", latency_ms=200.0)
+    found = [
+        relay_round_s(one, one.machines, EXCHANGE, ahead=True, pause_s=0.0)
+        for one in (plain, apart, both)
+    ]
+    # Its bytes are there before those of the slow line.
+    assert found[1] == pytest.approx(found[0], abs=0.05)
+    assert found[2] > found[0] + 0.3
