@@ -28,7 +28,8 @@ def describe(error: BaseException, *, where: str, trace: TracebackType | None = 
     return ScriptError(
         f"{where} raised {text}",
         given=line or None,
-        remedy="its traceback is in the log: atoll logs",
+        remedy="correct it and run it again (a resumed job keeps its old files); "
+        "the whole output: atoll logs",
     )
 
 

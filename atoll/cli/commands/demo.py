@@ -15,15 +15,15 @@ def demo(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder where results are collected.")] = Path("runs"),
     picture: Annotated[
-        Path | None, typer.Option(help="Also save the terminal output as an SVG file.")
+        Path | None, typer.Option(help="Also save the terminal output as an animated SVG file.")
     ] = None,
 ) -> None:
     """Train a small GPT on four nodes of this machine, in about two minutes on two cores."""
     from atoll.cli.jobs.jobfile import Overrides, demo_text, parse_text
     from atoll.cli.jobs.local import LocalRun, new_folder, run_local
     from atoll.cli.jobs.precheck import check_names
+    from atoll.cli.picture import Picture
     from atoll.cli.views import screen
-    from atoll.cli.views.live import Picture
 
     overrides = Overrides(nodes=nodes, settings=set_ or ())
     submission = parse_text(demo_text(), overrides, name="demo.toml")
@@ -34,6 +34,6 @@ def demo(
         nodes=submission.spec.job.nodes,
         submissions=[submission],
         parameters=parameters,
-        picture=Picture(picture) if picture else None,
+        picture=Picture(picture, command="atoll demo") if picture else None,
     )
     raise typer.Exit(run_local(plan, console=screen.output()))

@@ -75,7 +75,7 @@ def run(
     runs: Annotated[Path, typer.Option(help="Folder where results are collected.")] = Path("runs"),
     picture: Annotated[
         Path | None,
-        typer.Option(help="With --local: also save the terminal output as an SVG file."),
+        typer.Option(help="With --local: also save the terminal output as an animated SVG."),
     ] = None,
 ) -> None:
     """Run jobs: submit them, watch them, and collect their results in runs/JOB/.
@@ -119,15 +119,16 @@ def run(
     console = screen.output()
     if local is not None:
         from atoll.cli.jobs.local import LocalRun, new_folder, run_local
-        from atoll.cli.views.live import Picture
+        from atoll.cli.picture import Picture
 
+        typed = f"atoll run {target} --local {local}"
         plan = LocalRun(
             folder=new_folder(runs),
             jobs=runs,
             nodes=local * max(submission.spec.island.machines for submission in submissions),
             submissions=anywhere(submissions, each=each),
             parameters=parameters[0],
-            picture=Picture(picture) if picture else None,
+            picture=Picture(picture, command=typed) if picture else None,
         )
         raise typer.Exit(run_local(plan, console=console))
     from atoll.cli import hub_access

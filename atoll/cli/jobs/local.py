@@ -30,9 +30,10 @@ from atoll.cli.jobs.interrupts import Interrupts
 from atoll.cli.jobs.jobfile import Submission
 from atoll.cli.jobs.precheck import check_can_train
 from atoll.cli.jobs.submit import find_secrets, send_batch
+from atoll.cli.picture import Picture
 from atoll.cli.views import screen
 from atoll.cli.views.job import ENDED, Watched
-from atoll.cli.views.live import SILENT, Picture, View
+from atoll.cli.views.live import SILENT, View
 from atoll.errors import AtollError, DeadlineExceeded, HubUnreachable
 from atoll.ids import new_suffix
 from atoll.net.http.client import HubClient

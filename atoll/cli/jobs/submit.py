@@ -15,7 +15,7 @@ from atoll.config import TuneTable
 from atoll.config.redaction import secrets_here, secrets_of
 from atoll.errors import ConfigError, PlanError
 from atoll.hub.scheduler.resources import Capacity, answers_to, mismatch, request_of
-from atoll.ids import safe_name
+from atoll.ids import by_number, safe_name
 from atoll.model_hub import find_here
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import NodeInfo
@@ -109,7 +109,7 @@ def check_nodes(submissions: Sequence[Submission], nodes: Sequence[dict[str, Any
     Raises:
         ConfigError: names the machine, those that there are, and the likely one.
     """
-    known = [str(view["node"]) for view in nodes]
+    known = sorted((str(view["node"]) for view in nodes), key=by_number)
     for submission in submissions:
         for name in submission.spec.job.on:
             if not any(answers_to(node, name) for node in known):

@@ -278,8 +278,8 @@ class Watched:
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed of all members together; the last known one after the end."""
-        counted = [m for m in self.members if self.ended or is_live(m)]
+        """Speed of the members at work together; the last known one after the end."""
+        counted = [m for m in self.members if self.ended or m["state"] == MemberState.RUNNING]
         return sum(float(m.get("tokens_per_s") or 0.0) for m in counted)
 
     @property
@@ -344,8 +344,3 @@ def shown_job_state(view: dict[str, Any]) -> str:
 def why_not_yet(view: dict[str, Any]) -> str:
     """Return why a job waits, is paused or has not begun on all its machines, or how it ended."""
     return str(view.get("reason") or view.get("paused_reason") or view.get("starting") or "")
-
-
-def is_live(member: dict[str, Any]) -> bool:
-    """Return whether a member is active."""
-    return MemberState(member["state"]).live

@@ -1,16 +1,9 @@
-"""The live terminal view of a running job; plain lines without a terminal.
-
-`Picture` saves one frame of the view with the results as SVG.
-"""
+"""The live terminal view of a running job; plain lines without a terminal."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
 import time
-from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +13,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
+from atoll.cli.picture import Picture
 from atoll.cli.views import screen
 from atoll.cli.views.job import Watched, shown_job_state, why_not_yet
 from atoll.cli.views.members import members_table
@@ -29,44 +23,6 @@ from atoll.cli.views.rl import rl_line, rl_parts
 from atoll.cli.views.swarm import stages_part
 from atoll.ids import spoken
 from atoll.wire.states import JobState, MemberState
-
-WIDTH = 80
-MOMENT = 0.6
-"""The saved frame is the last one before this share of the steps is done."""
-
-
-class Picture:
-    """Keeps a frame during the run; `save` adds the results below it."""
-
-    def __init__(self, path: Path) -> None:
-        """Write to `path` in the end."""
-        self.path = path
-        self._frame: RenderableType | None = None
-
-    def offer(self, frame: RenderableType, *, share: float) -> None:
-        """Pass the current frame, with the share of the steps done."""
-        if share <= MOMENT or self._frame is None:
-            self._frame = frame
-
-    def save(self, title: str, results: Callable[[Console], None]) -> None:
-        """Write the file; `results` prints below the frame."""
-        console = Console(
-            record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False
-        )
-        if self._frame is not None:
-            console.print(self._frame)
-        results(console)
-        # Viewers would fetch remote fonts, and tokens are secret: remove both.
-        drawn = re.sub(
-            r"@font-face\s*\{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL
-        )
-        drawn = re.sub(r"<!--.*?-->", "", drawn, flags=re.DOTALL)
-        drawn = re.sub(r"(?<=token=)[\w-]+", lambda token: "." * len(token[0]), drawn)
-        # Lines keep their widths with another font, too; letters are not spaced for that.
-        drawn = drawn.replace(" textLength=", ' lengthAdjust="spacingAndGlyphs" textLength=')
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(drawn, encoding="utf-8", newline="\n")
-
 
 PLAIN_EVERY_S = 5.0
 """Interval between plain lines: informative, but not too much for a CI log."""
@@ -92,8 +48,8 @@ class View:
         note: str = "",
         picture: Picture | None = None,
     ) -> None:
-        """`note` is a line under the view, e.g. what Ctrl+C will do; `picture` is shown frames."""
-        self._still = picture
+        """`note` is a line under the view, e.g. what Ctrl+C will do; `picture` keeps the frames."""
+        self._kept = picture
         self._console = console
         self.dashboard = dashboard
         self._note = note
@@ -139,9 +95,9 @@ class View:
         for event in self._news(job, last=last):
             said = spoken(event["text"], job.nodes, member=str(event.get("member") or ""))
             self._console.print(f"[dim]{escape(said)}[/]", soft_wrap=True)
-        if self._still is not None and job.steps:
-            still = self._picture(job, dashboard=self.dashboard.partition("?")[0])  # no token in it
-            self._still.offer(still, share=job.step / job.steps)
+        if self._kept is not None:
+            frame = self._picture(job, dashboard=self.dashboard.partition("?")[0])  # no token in it
+            self._kept.offer(frame)
         if self._live is not None:
             self._drawn = True
             self._live.update(self._picture(job, dashboard=self.dashboard), refresh=True)

@@ -19,6 +19,7 @@ from atoll.hub.http.jobs import view_of
 from atoll.hub.http.views import job_row
 from atoll.hub.observability.events import EVERYWHERE
 from atoll.hub.rounds.node_value import node_value
+from atoll.ids import spoken
 
 logger = logging.getLogger(__name__)
 
@@ -166,11 +167,26 @@ class SnapshotSource:
     async def _events(self) -> list[Row]:
         events, kept = self._context.stores.events, self._picture
         if kept is None:
-            return await events.tail(EVERYWHERE, limit=FIRST_EVENTS)
+            return self._spoken(await events.tail(EVERYWHERE, limit=FIRST_EVENTS))
         known: list[Row] = kept.content["hub_events"]
         after = known[-1]["id"] if known else 0
-        news = await events.read(EVERYWHERE, after=after, limit=EVENTS_PER_TICK)
+        news = self._spoken(await events.read(EVERYWHERE, after=after, limit=EVENTS_PER_TICK))
         return [*known, *news][-FIRST_EVENTS:] if len(news) < FIRST_EVENTS else news
+
+    def _spoken(self, events: list[Row]) -> list[Row]:
+        """Return events of all jobs with machines by the names that people gave them."""
+        jobs = self._context.stores.jobs
+        nodes = {
+            job: {one.member: one.node for one in jobs.get(job).processes}
+            for job in {event["job"] for event in events}
+            if jobs.knows(job)
+        }
+        return [
+            event | {"text": spoken(event["text"], nodes[event["job"]], member=event["member"])}
+            if event["job"] in nodes
+            else event
+            for event in events
+        ]
 
 
 def coarse_age(seconds: float | None) -> int | None:

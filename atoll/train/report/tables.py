@@ -19,7 +19,8 @@ def worth(found: Mapping[str, Any]) -> str:
     """Return the value of each node, in sentences."""
     if not found:
         return ""
-    said = [found["text"], *(node["text"] for node in found["nodes"]), found["next"]["text"]]
+    whole = found["text"].partition(";")[0]  # what one more would add is the last line
+    said = [whole, *(node["text"] for node in found["nodes"]), found["next"]["text"]]
     lines = "".join(f"<li>{text(sentence)}</li>" for sentence in dict.fromkeys(said))
     return f"<section><h2>Value of each machine</h2><ul>{lines}</ul></section>"
 

@@ -3,6 +3,7 @@
 import { element, empty, fill, link, setText } from "../lib/dom.js";
 import { bytes, moment, plural } from "../lib/format.js";
 import { get, path } from "../lib/client.js";
+import { isProgram } from "../lib/store.js";
 import { Table } from "../lib/table.js";
 
 const REFRESH_MS = 5000;
@@ -47,7 +48,7 @@ export class FilesPart {
     this.noCheckpoint = empty("No checkpoint yet.");
     this.spec = element("pre", { class: "output", tabindex: "0", "aria-label": "Job file" });
     this.element = element("div", { class: "stackview" },
-      section("checkpoints-title", "Checkpoints", this.noCheckpoint, this.checkpoints.element, this.folded),
+      this.saved = section("checkpoints-title", "Checkpoints", this.noCheckpoint, this.checkpoints.element, this.folded),
       section("files-title", "Files and artifacts", this.none, this.files.element),
       section("spec-title", "Job file, with every default", this.spec));
     this.timer = setInterval(() => this.#load(), REFRESH_MS);
@@ -77,6 +78,8 @@ export class FilesPart {
       group.modified = Math.max(group.modified, file.modified);
       group.complete ||= part === "manifest.json";
     }
+    const { view } = this.data;
+    this.saved.hidden = !groups.size && Boolean(view) && isProgram(view); // which has none
     this.noCheckpoint.hidden = groups.size > 0;
     this.checkpoints.element.hidden = groups.size === 0;
     this.checkpoints.show([...groups.values()].sort((a, b) => b.modified - a.modified));

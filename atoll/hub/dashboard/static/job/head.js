@@ -71,7 +71,7 @@ export class Failure {
     fill(this.element,
       element("h2", { id: "failure-title" }, "Why it failed"),
       element("p", { class: "reason bad" }, what ?? job.reason ?? "No reason is known.", where ? ` (${where})` : ""),
-      given && !what?.includes(given) && given !== job.failed_member ? element("p", null, `Given: ${given}`) : null,
+      given && !what?.includes(given) && given !== job.failed_member ? element("p", null, `${/^line \d+ of /.test(given) ? "Where" : "Given"}: ${given}`) : null,
       expected && what && !what.includes("exit status") ? element("p", null, `Expected: ${expected}`) : null,
       job.last_lines?.length ? element("pre", { class: "output short", tabindex: "0", "aria-label": "Last lines of the failed process" }, job.last_lines.join("\n")) : null,
       remedy ? element("p", null, element("b", null, "What to do: "), remedy) : null);

@@ -14,7 +14,7 @@ import { OutputPart } from "./output.js";
 import { OverviewPart } from "./overview.js";
 import { TimelinePart } from "./timeline.js";
 import { criticOf, policiesOf } from "../lib/learning_curves.js";
-import { jobState, nodesOf, problem } from "../lib/store.js";
+import { isProgram, jobState, nodesOf, problem } from "../lib/store.js";
 
 const PARTS = {
   overview: ["Overview", OverviewPart], timeline: ["Timeline", TimelinePart],
@@ -22,7 +22,6 @@ const PARTS = {
 };
 
 const SHOWN_POLICIES = 6;
-const isProgram = ({ kind, committed_round: rounds }) => (kind === "command" || kind === "container") && !rounds;
 
 export class JobView {
   constructor(store, { parts: [job, part = "overview"] }) {
@@ -51,6 +50,8 @@ export class JobView {
           element("h2", { id: "job-title" }, job), this.state, element("span", { class: "space" }), this.buttons),
         this.sentence, this.reason, this.each, this.progress, this.progressText, this.finished.element, this.tiles),
       this.failure.element, this.tabs, this.place);
+    this.tabs.hidden = this.place.hidden = this.progress.hidden = true; // until it is known what there is
+    setText(this.progressText, "loading …");
     this.#open(part);
   }
 
@@ -177,6 +178,7 @@ export class JobView {
   #unknown() {
     const known = this.store.jobs.size ? "It may have been deleted." : "No job has run yet.";
     fill(this.reason, `There is no job named ${this.job}. ${known} `, link("#/jobs", "All jobs"));
+    setText(this.progressText, "");
     this.tabs.hidden = this.place.hidden = this.progress.hidden = true;
     this.state.hidden = true;
   }

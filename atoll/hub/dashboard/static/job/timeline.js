@@ -1,11 +1,12 @@
 // Timeline of a job: phases of every member per round, and a table of rounds.
 
-import { element, pill } from "../lib/dom.js";
+import { element, pill, setText } from "../lib/dom.js";
 import { bytes, clock, duration, few, NONE } from "../lib/format.js";
 import { Gantt } from "./gantt.js";
 import { Table } from "../lib/table.js";
 
 const NUMBERS = [5, 10, 25, 50, 100, 250];
+const PAUSE_S = 60;
 
 export class TimelinePart {
   constructor(store, data) {
@@ -20,6 +21,7 @@ export class TimelinePart {
       element("section", { class: "card", "aria-labelledby": "timeline-title" },
         element("div", { class: "head" }, element("h2", { id: "timeline-title" }, "Timeline"),
           element("span", { class: "quiet" }, "arrow keys move through the rounds, + and − zoom"),
+          this.pause = element("span", { class: "quiet" }),
           element("span", { class: "space" }),
           element("label", { class: "filter" }, "last ", this.select = element("select", {
             id: "round-count", change: (event) => { this.number = Number(event.target.value); this.#draw(); },
@@ -46,10 +48,19 @@ export class TimelinePart {
   }
 
   #draw() {
-    this.gantt.show(this.data.rounds.slice(-this.number), (member) => this.data.labelOf(member));
+    const rounds = this.data.rounds.slice(-this.number);
+    const begin = afterPause(rounds);
+    setText(this.pause, begin ? `without the ${begin} before a pause of ${duration(rounds[begin].time - rounds[begin - 1].time)}` : "");
+    this.gantt.show(rounds.slice(begin), (member) => this.data.labelOf(member));
   }
 
   close() { this.gantt.close(); }
+}
+
+// The first round after a pause that would take more than half of the drawing; 0: there is none.
+function afterPause(rounds) {
+  const whole = rounds.length ? rounds.at(-1).time - rounds[0].time : 0;
+  return Math.max(0, rounds.findLastIndex(({ time }, at) => at > 0 && time - rounds[at - 1].time > Math.max(whole / 2, PAUSE_S)));
 }
 
 // label: of a member, for people

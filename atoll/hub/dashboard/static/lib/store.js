@@ -103,6 +103,9 @@ export function memberState(member) {
   return { recovering: "recovering", away: "silent" }[member.standing] ?? member.state;
 }
 
+// Whether a job is a program that need not train: it shows its output, and no curves.
+export const isProgram = ({ kind, committed_round: rounds }) => (kind === "command" || kind === "container") && !rounds;
+
 // A job's name without the time, for narrow tables.
 export function shortJob(job) {
   return job.replace(/-\d{8}-\d{6}/, "");

@@ -99,7 +99,7 @@ export class EventsView {
   #alarmColumns(open) {
     const columns = [
       { name: "Severity", value: ({ severity }) => pill(severity), sort: ({ severity }) => severity },
-      { name: "Kind", align: "first", value: ({ kind }) => kind, sort: ({ kind }) => kind },
+      { name: "Kind", align: "first", value: ({ kind }) => kind.replaceAll("-", " "), sort: ({ kind }) => kind },
       { name: "Cause", align: "text", value: (alarm) => this.#linked(alarm.cause, alarm) },
       { name: "Remedy", align: "text", value: (alarm) => this.#linked(alarm.remedy, alarm) },
       { name: "Machine", value: ({ node }) => (node ? link(`#/fleet/${encodeURIComponent(node)}`, node) : NONE), sort: ({ node }) => node },

@@ -16,7 +16,7 @@ export class QueuesView {
     this.title = queue || "Queues";
     this.table = new Table({ label: "Queues", columns: QUEUE_COLUMNS, key: (row) => row.queue, cards: true, sortBy: "Queue", rowClass: (row) => (row.queue === this.queue ? "chosen" : "") });
     this.topics = new Table({ label: "Topics", columns: TOPIC_COLUMNS, key: (row) => row.queue, cards: true, sortBy: "Topic" });
-    this.none = empty("All queues are empty.");
+    this.none = empty("All queues are empty. From any program or terminal:", "atoll queue put NAME VALUE");
     this.own = element("input", { type: "checkbox", id: "own-queues", change: () => this.update() });
     this.wantOwn = element("label", { class: "filter", hidden: "" }, this.own, " include commands to nodes");
     this.topicsCard = element("section", { class: "card", "aria-labelledby": "topics-title", hidden: "" },
