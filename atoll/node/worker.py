@@ -40,7 +40,7 @@ from atoll.node.islands.failure_cause import error_file
 from atoll.node.islands.moved import moved
 from atoll.node.processes.exits import ERROR_FILE
 from atoll.node.processes.process_tree import watch_parent
-from atoll.node.script_errors import describe
+from atoll.train.results.script_errors import describe
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 from atoll.wire.messages import Finished
 

@@ -397,4 +397,4 @@ class Run(CollectiveSession):
             replaced = self._replaced
             self._enrolled.close()
             raise SystemExit(EXIT_REPLACED if replaced else EXIT_LEFT)
-        end_member(self._enrolled, error=error, result=result, member=self.member)
+        end_member(self._enrolled, error=error, result=result)

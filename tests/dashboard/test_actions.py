@@ -121,7 +121,7 @@ def test_dead_letters_are_read_requeued_and_discarded(scene: Scene, watched: Wat
 def test_an_alarm_is_silenced(scene: Scene, watched: Watch) -> None:
     with watched() as seen:
         page = seen.go("events")
-        alarm = page.locator("tbody tr", has_text="version-mismatch")
+        alarm = page.locator("tbody tr", has_text="version mismatch")
         alarm.get_by_role("button", name="Silence").click()
         answer(page, "Silence")
         expect(alarm).to_contain_text("silenced")

@@ -263,7 +263,7 @@ def test_queues_and_what_happened_are_shown_live(scene: Scene, watched: Watch) -
         expect(page.locator(".events li").first).to_be_visible()
         expect(page.locator(".events")).to_contain_text("submitted for 1 node")
         seen.go("events")
-        alarm = page.locator("tbody tr", has_text="version-mismatch")
+        alarm = page.locator("tbody tr", has_text="version mismatch")
         expect(alarm).to_contain_text("jonas-laptop")
         expect(page.locator("#alarm-count")).to_have_text(re.compile("[1-9]"))
         seen.go("events/audit")

@@ -75,7 +75,7 @@ def stop(
     with hub_access.find(hub).client() as client:
         chosen = job_named(client, job, live=True) if job else _confirmed(console, client)
         client.stop(chosen, grace_s=grace)
-        if not wait:
+        if not wait and client.job(chosen)["state"] not in ENDED:  # a waiting one ends at once
             console.print(f"{chosen} stops at its next round, in {grace:.0f} s at the latest")
             return
         deadline = time.monotonic() + grace + 30.0

@@ -183,7 +183,9 @@ def _bar(job: Watched, policies: list[PolicyNow]) -> RenderableType:
     row.add_column(justify="right", no_wrap=True)
     share = 1.0 if job.state == JobState.DONE else share_done(policies)
     speed = screen.count(sum(policy.steps_per_s for policy in policies))
-    text = f"{share:4.0%}  {speed} steps/s  ETA {screen.duration(job.left_s)}"
+    text = f"{share:4.0%}"
+    if not job.ended:
+        text += f"  {speed} steps/s  ETA {screen.duration(job.left_s)}"
     row.add_row(ProgressBar(total=1.0, completed=share), text)
     return Group(row)
 

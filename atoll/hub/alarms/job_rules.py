@@ -39,7 +39,7 @@ def job_failed(facts: Facts) -> Iterator[Finding]:
             node="" if own else job.node_of(member),
             cause=f"{job.job} failed: {what}{given}{whose}",
             remedy=(remedy or f"see its last lines: atoll logs {job.job}")
-            + ("" if own else f"; once that is mended: atoll resume {job.job}"),
+            + ("" if "resume" in remedy else f"; once that is mended: atoll resume {job.job}"),
         )
 
 

@@ -64,9 +64,10 @@ def starting(job: Job) -> str:
 def _preparing(job: Job) -> str:
     """Return what a node does between the order to start and the process's first message."""
     spec = job.spec.job
+    program = job.silent or job.kind == "script"
     steps = [
         "fetching its code" if spec.code else "",
         "installing its packages" if spec.requirements else "",
-        "starting the program" if job.silent else "loading torch, the model and the data",
+        f"starting the {job.kind}" if program else "loading torch, the model and the data",
     ]
     return ", ".join(filter(None, steps))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import platform
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from atoll import __version__
 from atoll.data import Dataset, ImageDataset
-from atoll.errors import AtollError, HubError, ScriptError
+from atoll.errors import AtollError, HubError
 from atoll.strategies.vectors.whole_state import report
 from atoll.task import Task
 from atoll.train.build import Built
@@ -19,6 +20,7 @@ from atoll.train.evaluate import Evaluation, LossOfBatch, evaluate
 from atoll.train.join_job import JoinedJob
 from atoll.train.results.metrics import Totals
 from atoll.train.results.sample import SAMPLE_PROMPT, SAMPLE_TOKENS, write_text
+from atoll.train.results.script_errors import describe
 from atoll.wire.messages import Finished
 
 
@@ -76,24 +78,18 @@ def versions() -> dict[str, str]:
     }
 
 
-def as_atoll_error(error: BaseException, *, member: str) -> AtollError:
+def as_atoll_error(error: BaseException) -> AtollError:
     """Return the error that is reported to the hub when a script raised `error`."""
     if isinstance(error, AtollError):
         return error
-    lines = "".join(traceback.format_exception(error)[-6:]).strip()
-    return ScriptError(
-        f"the script raised {type(error).__name__}: {error}",
-        given=f"member {member} on {platform.node()}: {lines}",
-        remedy="see the job's log",
-    )
+    frames = traceback.extract_tb(error.__traceback__)
+    return describe(error, where=Path(frames[0].filename).name if frames else "the script")
 
 
 log = logging.getLogger(__name__)
 
 
-def end_member(
-    enrolled: JoinedJob, *, error: BaseException | None, result: dict[str, Any], member: str
-) -> None:
+def end_member(enrolled: JoinedJob, *, error: BaseException | None, result: dict[str, Any]) -> None:
     """Report to the hub how a member has ended, and close its session.
 
     `error` is the error that its program raised; None after success.
@@ -102,7 +98,7 @@ def end_member(
         HubError: the report failed, and the program itself did not.
     """
     sent = enrolled.connection.link.counters.sent_control_bytes
-    told = None if error is None else as_atoll_error(error, member=member).to_dict()
+    told = None if error is None else as_atoll_error(error).to_dict()
     words = Finished(ok=error is None, result=result | {"control_sent_bytes": sent}, error=told)
     try:
         enrolled.close(words)

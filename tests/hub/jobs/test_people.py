@@ -31,13 +31,13 @@ def test_starting_job_names_its_machines_and_why_they_are_waited_for() -> None:
         "waiting for lap1 to start: its machine has not answered yet; "
         f"waiting for lap2 to start: {loads}"
     )
-    assert starting(job(coming, spec=COMMAND)) == "waiting for lap1 to start: starting the program"
+    assert starting(job(coming, spec=COMMAND)) == "waiting for lap1 to start: starting the command"
 
 
 def test_code_and_packages_are_told_before_the_program() -> None:
     spec = f'{COMMAND}code = "sha256:{"0" * 64}"\nrequirements = "requirements.txt"\n'
     assert starting(job(MemberState.STARTING, spec=spec)).endswith(
-        "fetching its code, installing its packages, starting the program"
+        "fetching its code, installing its packages, starting the command"
     )
 
 
