@@ -19,7 +19,7 @@ def job(*states: MemberState, spec: str = TRAINS) -> Job:
     return Job(job="j", created=0.0, spec=parse_spec(spec), state=JobState.RUNNING, members=members)
 
 
-def test_starting_job_names_its_machines_and_why_they_are_waited_for() -> None:
+def test_starting_job_names_its_machines_and_the_reason() -> None:
     new, coming, up = MemberState.ASSIGNED, MemberState.STARTING, MemberState.RUNNING
     assert starting(job(up, up)) == ""
     loads = "loading torch, the model and the data"
