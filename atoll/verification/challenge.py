@@ -125,6 +125,8 @@ class Challenge:
     """Member and checker -> number of steps done -> the digest that it names."""
     gains: tuple[float, float] = (0.0, 0.0)
     """What the contribution gains on the member's own and on held-out data, as its checker says."""
+    unusable: int = 0
+    """Checkers that could not begin with what the member handed over."""
     details: set[str] = field(default_factory=set)
     """Those that have named the digests of all steps of `part`."""
 
@@ -216,6 +218,7 @@ class Challenge:
     def _replayed(self, body: VerificationAnswer, now: float) -> None:
         positions = (0, *mark_positions(self.facts.steps))
         if body.failed or len(body.digests) != len(positions) - 1:
+            self.unusable += bool(body.failed) and body.unusable
             self._without(self.checker, now)
             return
         own, found = [self._opening, *self.commitment.marks], [self._opening, *body.digests]
@@ -317,7 +320,12 @@ class Challenge:
         if self.stage == Stage.REPLAY and not self.checker:
             free = [name for name in candidates if name not in (self.member, *self.asked)]
             if not free or len(self.asked) >= (1 if self.why == TRIAL else HELPERS):
-                self.settle(Result.UNCHECKED, "", "there is nobody to compute it again")
+                if AGREED <= len(self.asked) == self.unusable:
+                    # It is what its last round ended in, so somebody has made it up.
+                    text = "its optimizer's state is none with which steps can be computed"
+                    self.settle(Result.FAILED, self.member, text)
+                else:
+                    self.settle(Result.UNCHECKED, "", "there is nobody to compute it again")
                 return
             self.checker = free[0]
             self.asked.append(self.checker)

@@ -262,6 +262,8 @@ class VerificationAnswer(Message, frozen=True):
     """What the contribution gains, of the loss, on the member's own data and on held-out data."""
     failed: str = ""
     """Why it cannot be done here."""
+    unusable: bool = False
+    """It failed because of the state that was handed over: no member could begin with it."""
 
 
 class CheckpointPart(Message, frozen=True):

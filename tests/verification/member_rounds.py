@@ -28,6 +28,8 @@ class Party:
     answers: bool = True
     accuses: bool = False
     """Whether it names a wrong digest of whatever it computes again for others."""
+    finds_unusable: bool = False
+    """Whether it says that it cannot begin with what others hand over."""
     friends: str = ""
     """Liars with the same word here compute the same wrong digests."""
     seen: list[str] = field(default_factory=list)
@@ -63,6 +65,9 @@ class Party:
 
     def answer(self, task: VerificationTask, *, opening: str = FRESH) -> VerificationAnswer:
         self.seen.append(task.kind)
+        if self.finds_unusable and task.kind == "replay":
+            why = "this own part cannot be used"
+            return VerificationAnswer(task.challenge, task.kind, failed=why, unusable=True)
         every = range(task.first + 1, task.last + 1)
         at = mark_positions(task.steps) if task.kind == "replay" else every
         return VerificationAnswer(

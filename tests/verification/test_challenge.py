@@ -151,6 +151,23 @@ def test_accusation_that_is_not_defended_is_judged(steps: int, data: st.DataObje
     assert found.checker == "w1"
 
 
+@pytest.mark.parametrize("usable", [0, 1])
+def test_made_up_optimizer_state_is_no_way_out(usable: int) -> None:
+    """Nobody can compute steps with it, so no digest could ever differ."""
+    member, *others = honest("w0", "w1", "w2", "w3", "w4")
+    for one in others[usable:]:
+        one.finds_unusable = True
+    found = settle(challenge(member, 8), [member, *reversed(others)])
+    assert found.asked == ["w4", "w3", "w2"]
+    assert (found.result, found.guilty) == (Result.FAILED, "w0")
+    found = settle(challenge(member, 8), [member, *others])
+    # One that can tells the truth: the others lied, and only that nobody checks it is known.
+    assert found.result == (Result.PASSED if usable else Result.FAILED)
+    # Two of three do not convict: a machine may fail by itself.
+    others[0].finds_unusable, others[0].answers = False, False
+    assert settle(challenge(member, 8), [member, *others[:3]]).result == Result.UNCHECKED
+
+
 def test_without_anybody_to_ask_nobody_is_struck() -> None:
     member = Party("w0", wrong_from=2)
     assert settle(challenge(member, 8), [member]).result == Result.UNCHECKED

@@ -43,7 +43,9 @@ def as_message(fields: object, kind: type[M]) -> M:
             filled.setdefault("lease_s", LEASE_S)
         if isinstance(filled.get("items"), list):
             filled["items"] = [_with_payload(one) for one in filled["items"]]
-        return msgspec.convert(filled, kind, builtin_types=())
+        found = msgspec.convert(filled, kind, builtin_types=())
+        msgspec.msgpack.encode(found)  # half of a character, which JSON can name, is no text
+        return found
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise _wrong(error) from error
 

@@ -25,6 +25,8 @@ TYPES = {
     for kind in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
 }
 VALUE = "value"
+STEP = "step"
+"""Name of the one tensor that is not as its parameter is: the steps so far."""
 
 
 def own_bytes(optimizer: Optimizer) -> Iterator[bytes | memoryview]:
@@ -85,6 +87,12 @@ def load_own(optimizer: Optimizer, data: bytes | memoryview) -> None:
                 state[name] = what
                 continue
             dtype = TYPES[kind]
+            whole = parameters[int(index)]
+            # A fused step believes that tensors are as their parameter is, and writes beyond.
+            if name != STEP and (tuple(what), dtype) != (tuple(whole.shape), whole.dtype):
+                raise ValueError(f"{name[:50]} has not the shape and type of its parameter")
+            if name == STEP and (what or int(index) < 0):
+                raise ValueError("the count of steps is no number")
             nbytes = int(np.prod(what, dtype=np.int64)) * torch.empty(0, dtype=dtype).element_size()
             piece = bytearray(view[end : end + nbytes])
             if len(piece) != nbytes:
@@ -97,7 +105,7 @@ def load_own(optimizer: Optimizer, data: bytes | memoryview) -> None:
             end += nbytes
         if end != len(view) or max(found, default=-1) >= len(parameters):
             raise ValueError("it has more than this optimizer's parameters")
-    except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, RuntimeError, AttributeError) as error:
         raise WireError("this own part cannot be used", given=str(error)[:200]) from error
     optimizer.state.clear()
     for index, state in found.items():

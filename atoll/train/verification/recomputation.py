@@ -29,7 +29,7 @@ from atoll.train.verification.arithmetic import arithmetic, seed_step
 from atoll.train.verification.kept_state import KeptState
 from atoll.train.verification.own_part import own_digest
 from atoll.verification.challenge import Stage
-from atoll.verification.trace import mark_positions, packet_digest, state_digest
+from atoll.verification.trace import EMPTY, mark_positions, packet_digest, state_digest
 from atoll.wire.messages import VerificationAnswer, VerificationTask
 
 SCORED_ROWS = 4
@@ -79,10 +79,28 @@ class Recomputation:
     ) -> Recomputed:
         """Do the steps of a task from a state; `start`: the model at the opening, if it differs.
 
+        An own part with which no step can be computed is an answer: who handed it over made it up.
+        That it is to blame shows when the same steps succeed without it.
+
         Raises:
-            WireError: the state does not fit the job.
             AtollError: a step failed.
         """
+        try:
+            return self._run(task, state, start=start)
+        except Exception as error:
+            if task.kind != Stage.REPLAY or state.own == EMPTY or _lacks_memory(error):
+                raise
+            try:
+                self._run(task, replace(state, own=EMPTY), start=start)
+            except Exception:
+                raise error from None
+            why = f"{type(error).__name__}: {error}"[:300]
+            found = VerificationAnswer(
+                challenge=task.challenge, kind=task.kind, failed=why, unusable=True
+            )
+            return Recomputed(found, None, None)
+
+    def _run(self, task: VerificationTask, state: KeptState, *, start: Tensor | None) -> Recomputed:
         done, last = (task.first if task.kind == Stage.JUDGE else 0), task.last
         training, schedule = self._built.task, self._built.schedule
         state.load(training, self._flat)
@@ -168,3 +186,8 @@ class Recomputation:
         for _ in range(skip):
             next(stream)
         return stream
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Return whether the fault may be that of this machine."""
+    return isinstance(error, MemoryError | OSError) or "memory" in str(error).lower()

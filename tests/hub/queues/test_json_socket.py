@@ -79,6 +79,8 @@ def test_answers_come_as_they_are_ready(hub: HubServer) -> None:
         ('{"id": 1, "do": "put", "queue": "pool/x", "value": 1, "payload": ""}', "body"),
         ('{"id": 1, "do": "put", "queue": "pool/x", "payload": "%%"}', "body"),
         ('{"id": 1, "do": "put_many", "queue": "pool/x", "items": [3]}', "body"),
+        ('{"id": 1, "do": "put", "queue": "pool/x", "key": "\\ud800", "value": 1}', "body"),
+        ('{"id": 1, "do": "claim", "queue": "pool/\\udfff"}', "body"),
         ("[" * 100_000, "no JSON"),
         ("7", "no object"),
     ],

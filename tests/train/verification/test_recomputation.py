@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +150,43 @@ def test_every_cheat_shows(
     found = checker.run(wanted, kept).answer
     assert (found.digests == own.marks) == (differs != "marks")
     assert found.contribution != own.contribution
+
+
+@pytest.mark.parametrize(
+    "way", ["text", "shape", "scalar", "type", "bytes", "nothing there", "numbers", "more"]
+)
+def test_own_part_that_was_made_up_is_found_unusable(
+    checker: Recomputation, member: SimulatedMember, way: str
+) -> None:
+    """All checkers say so, whatever their step code makes of it: a strike for its member."""
+    turn = member.train()
+    own = turn.commitment
+    opening = member.witness.kept(member.task.round)
+    assert opening is not None
+    line, _, rest = opening.own.partition(b"\n")
+    listed = json.loads(line)
+    first = next(one for one in listed if one[0].endswith("exp_avg") and len(one[2]) > 1)
+    if way == "shape":
+        first[2] = [math.prod(first[2])]
+    elif way == "scalar":  # a fused step would write beyond it
+        first[2] = []
+    elif way == "bytes":
+        first[1] = "uint8"
+    elif way == "type":
+        first[1] = "int32"
+    elif way == "nothing there":
+        listed, rest = [one for one in listed if one is not first][:1], rest[:4]
+    elif way == "numbers":
+        listed, rest = [[one[0], "value", 1.0] for one in listed], b""
+    elif way == "more":
+        listed.append(["9999.exp_avg", "float32", [0]])
+    made_up = json.dumps(listed).encode() + b"\n" + rest
+    state = replace(opening, own=b"made up" if way == "text" else made_up)
+    found = checker.run(task("replay", own, turn), state)
+    assert found.answer.unusable
+    assert found.answer.failed
+    again = checker.run(task("replay", own, turn), opening)  # and honest ones are as before
+    assert again.answer.digests == own.marks
 
 
 def test_two_openings_are_kept(member: SimulatedMember) -> None:
