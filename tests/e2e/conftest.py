@@ -56,6 +56,9 @@ ENDLESS = 1_000_000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.2
 """Between two looks at what a test waits for."""
 
+LONGEST_WAIT = 4
+"""Times the usual patience: what pytest allows a test (`timeout`) is a little more."""
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -265,7 +268,26 @@ def lines_until(client: HubClient, job: str, words: str, *, count: int = 1) -> l
 def wait_for(
     client: HubClient, job: str, *states: str, timeout_s: float = PATIENCE_S
 ) -> dict[str, Any]:
-    view: dict[str, Any] = until(
-        lambda: (v := client.job(job))["state"] in states and v, timeout_s=timeout_s
-    )
+    """Return a job's view once it has one of these states.
+
+    On a busy machine all of a job may take longer than any of its parts: the time limit begins
+    anew, for at most `LONGEST_WAIT` times as long, whenever a member has done something.
+    """
+    began, signs, pause_s = time.monotonic(), None, FIRST_PAUSE_S
+    changed = began
+    while (view := client.job(job))["state"] not in states:
+        now = time.monotonic()
+        if (new := signs_of_life(view)) != signs:
+            signs, changed = new, now
+        late = now > changed + timeout_s or now > began + LONGEST_WAIT * timeout_s
+        assert not late, f"{view['state']} for too long, not {' or '.join(states)}: {signs}"
+        time.sleep(pause_s)
+        pause_s = min(1.1 * pause_s, LONGEST_PAUSE_S)
     return view
+
+
+def signs_of_life(view: dict[str, Any]) -> list[Any]:
+    """Return what changes in a job's view while its members work."""
+    members = [[m.get(k) for k in ("member", "attempt", "state", "step")] for m in view["members"]]
+    swarm = view.get("swarm") or {}
+    return [view["state"], view["committed_round"], swarm.get("measured"), *members]
