@@ -29,6 +29,8 @@ DEAD_BAND = 0.1
 waited for the slowest of the band: 2 % of everybody's time (`python -m bench.simulate`)."""
 GRAIN = 256
 """Shares are multiples of one over this; with 32 the rounding cost 1 % of everybody's time."""
+SHORTEST_STEP_S, LONGEST_STEP_S = 1e-6, 1e6
+"""What a member may say that a step takes: the reciprocal of less would be infinite."""
 SURE_REPORTS, SURE_S = 5, 5.0
 """Reports, and seconds of work, after which a member's speed is considered known."""
 LEAST_LEFT = 0.1
@@ -39,7 +41,8 @@ def learn_steps(timings: RoundTimings, joins: Mapping[str, RoundJoin]) -> None:
     """Update the moving averages of the members' speeds."""
     for member, join in joins.items():
         if join.steps > 0 and join.busy_s > 0:
-            old, new = timings.step_s.get(member), join.busy_s / join.steps
+            new = min(LONGEST_STEP_S, max(SHORTEST_STEP_S, join.busy_s / join.steps))
+            old = timings.step_s.get(member)
             timings.step_s[member] = mean(old, new, weight=STEP_EMA)
             timings.reports[member] = timings.reports.get(member, 0) + 1
             timings.busy_s[member] = timings.busy_s.get(member, 0.0) + join.busy_s

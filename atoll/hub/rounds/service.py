@@ -29,14 +29,7 @@ from atoll.rounds.effects import (
 from atoll.rounds.machine import RoundMachine
 from atoll.rounds.member_states import AWAITED, RoundMemberState
 from atoll.rounds.timing import broken_s
-from atoll.wire.messages import (
-    MemberLost,
-    Registered,
-    RoundJoin,
-    RoundPlan,
-    RoundVote,
-    Verdict,
-)
+from atoll.wire.messages import MemberLost, Registered, RoundJoin, RoundPlan, RoundVote, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -295,12 +288,16 @@ class RoundService:
         now = self._clock.monotonic()
         held_up, self._ticked = now - self._ticked > HELD_UP_S, now
         for runtime in self.runtimes:
-            if not runtime.lock.locked():
+            if runtime.lock.locked():
+                continue
+            try:
                 async with runtime.lock:
                     if not held_up:  # otherwise process the input that arrived meanwhile first
                         await self._notice_silence(runtime)
                     await self.carry_out(runtime, self.runtimes.gather(runtime))
                     await self.carry_out(runtime, runtime.machine.settle(self._clock.monotonic()))
+            except Exception:  # other jobs, and the rest of the housekeeping, go on
+                logger.exception("the rounds of %s failed", runtime.job)
 
     async def _notice_silence(self, runtime: RoundRuntime) -> None:
         now = self._clock.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -174,3 +174,46 @@ def test_impossible_times_of_a_member_do_not_keep_the_hub(tmp_path: Path, busy_s
             peer.cut()
     with HubServer(options(tmp_path)) as again:
         assert job_of(again, group.job).committed_round == 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "busy_s"), [(2**62, 1e-300), (1, 1e-300), (1, 1e300), (2**62, 1e300), (-5, -1.0)]
+)
+def test_absurd_speeds_of_a_member_keep_no_verdict(
+    running: Running, steps: int, busy_s: float
+) -> None:
+    """Nor the hub's housekeeping, which all jobs need: others' shares follow from speeds."""
+    commit(running, 0)
+    for round_ in (1, 2):
+        joins = [
+            peer.ask(RoundJoin(round_, f"base{round_}", steps=1, busy_s=1.0))
+            for peer in running.members
+        ]
+        plans = [peer.answer(id) for peer, id in zip(running.members, joins, strict=True)]
+        told = [RoundJoin(round_, f"base{round_}", steps=steps, busy_s=busy_s), None]
+        asked = [
+            peer.ask(msgspec.structs.replace(vote(cast(RoundPlan, plan)), report=report))
+            for peer, plan, report in zip(running.members, plans, told, strict=True)
+        ]
+        for peer, id in zip(running.members, asked, strict=True):
+            verdict = peer.answer(id)
+            assert isinstance(verdict, Verdict)
+            assert verdict.committed
+            assert all(0 < pace <= 1 for pace in verdict.pace.values())
+
+
+def test_one_job_that_fails_does_not_keep_the_others(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert running.hub.hub is not None
+    rounds = running.hub.hub.rounds
+    machine = rounds.machine(running.job)
+
+    def fails(now: float) -> list[Any]:
+        raise OverflowError("what nobody has thought of")
+
+    monkeypatch.setattr(machine, "settle", fails)
+    running.hub.call(rounds.tick(), timeout_s=60.0)
+    assert f"the rounds of {running.job} failed" in caplog.text
+    monkeypatch.undo()
+    commit(running, 0)
