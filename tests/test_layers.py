@@ -136,7 +136,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "run",
         "devices",
     },
-    "integrations": {"errors", "run", "devices"},
+    "integrations": {"errors", "system", "run", "devices"},
     "node": EVERYTHING_BELOW_NODE,
     "rehearse": {
         *LEAVES,

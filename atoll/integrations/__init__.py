@@ -1,5 +1,5 @@
 """Callbacks for other libraries' training loops; each module imports its library.
 
-May import run.
+May import run and system.
 Start with the file of your trainer.
 """

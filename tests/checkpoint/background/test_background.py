@@ -161,7 +161,7 @@ def test_writer_ignores_group_signals_and_loads_no_torch(tmp_path: Path) -> None
     writer = psutil.Process(saver.writer_pid)
     for number in (signal.SIGTERM, signal.SIGINT):
         writer.send_signal(number)
-    assert writer.nice() >= 10
+    assert writer.nice() >= min(19, os.nice(0) + 10)
     if sys.platform == "linux":
         maps = Path(f"/proc/{writer.pid}/maps").read_text()
         assert "libtorch" not in maps
