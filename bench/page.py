@@ -14,6 +14,9 @@
                       members every second, written durably
 
 The hub, those that feed it and the browser are processes of their own.
+
+`--against FOLDER` opens the page of another checkout in turn with this one's, and gives the figures
+of opening of both: on a busy machine only such pairs compare.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -215,9 +219,7 @@ def measure(*, seconds: float, openings: int) -> dict[str, float]:
     """Return every figure."""
     from playwright.sync_api import sync_playwright
 
-    chromium = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
-    if chromium is None:
-        raise SystemExit("bench.page needs a Chromium")
+    chromium = _chromium()
     with hub() as (target, _), fed(target), sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
@@ -305,17 +307,85 @@ def open_job(page: Any) -> float:
     return found
 
 
+def serve() -> None:
+    """Be a fed hub until the end of standard input; tell its address and token."""
+    with hub() as (target, _), fed(target):
+        print(target.url, target.token, flush=True)
+        sys.stdin.read()
+
+
+def compare(other: Path, *, openings: int) -> list[dict[str, Any]]:
+    """Return medians of opening this page and that of another checkout, in turns."""
+    from playwright.sync_api import sync_playwright
+
+    found: dict[str, list[tuple[Opening, float]]] = {"other": [], "this": []}
+    folders = {"other": other.resolve(), "this": Path(__file__).resolve().parents[1]}
+    with contextlib.ExitStack() as stack, sync_playwright() as playwright:
+        places = {}
+        for name, folder in folders.items():
+            command = [sys.executable, "-P", str(Path(__file__).resolve()), "--serve"]
+            process = subprocess.Popen(
+                command, cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            assert process.stdin is not None
+            assert process.stdout is not None
+            stack.callback(process.wait)
+            stack.callback(process.stdin.close)
+            places[name] = process.stdout.readline().split()
+        browser = playwright.chromium.launch(
+            executable_path=_chromium(), args=["--no-sandbox", "--disable-gpu"]
+        )
+        for number in range(openings):
+            for name in sorted(places, reverse=bool(number % 2)):
+                url, token = places[name]
+                context = browser.new_context()
+                context.request.get(f"{url}/?token={token}")
+                page, opening = open_page(context, url)
+                found[name].append((opening, open_job(page)))
+                context.close()
+        browser.close()
+    return [
+        {"figure": figure, **{name: statistics.median(map(take, found[name])) for name in found}}
+        for figure, take in FIGURES.items()
+    ]
+
+
+FIGURES: dict[str, Callable[[tuple[Opening, float]], float]] = {
+    "first_paint_kb": lambda one: one[0].nbytes / 1000,
+    "first_paint_ms": lambda one: one[0].paint_ms,
+    "open_ms": lambda one: one[0].rows_ms,
+    "job_ms": lambda one: one[1],
+}
+
+
+def _chromium() -> str:
+    found = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    if found is None:
+        raise SystemExit("bench.page needs a Chromium")
+    return found
+
+
 def main() -> None:
     """Measure, or be those that feed the hub."""
     parser = argparse.ArgumentParser(prog="python -m bench.page", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less of everything")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout")
+    parser.add_argument("--serve", action="store_true", help="internal")
     parser.add_argument("--feed", nargs=2, metavar=("URL", "TOKEN"), help="internal")
     given = parser.parse_args()
     if given.feed:
         url, token = given.feed  # a word in front: a token may begin with a dash
         asyncio.run(feed(url, token.partition(" ")[2]))
         return
+    if given.serve:
+        serve()
+        return
     seconds, openings = (5.0, 3) if given.quick else (10.0, 7)
+    if given.against:
+        rows = compare(given.against, openings=openings)
+        emit({str(row["figure"]): row for row in rows}, rows)
+        return
     found = measure(seconds=seconds, openings=openings)
     emit(found, [{"figure": name, "value": value} for name, value in found.items()])
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 
 from playwright.sync_api import expect
 
-from atoll.wire.messages import ProcessState
+from atoll.wire.messages import Metrics, Point, ProcessState
 from atoll.wire.states import ProcessPhase
 from tests.dashboard.conftest import Watch
 from tests.dashboard.scene import Scene
@@ -41,6 +42,18 @@ def test_curves_are_drawn_before_the_stream_begins(scene: Scene, watched: Watch)
         seen.go(f"jobs/{other}")
         expect(page.locator("#job-sentence")).to_contain_text("1 node.")  # not those of the first
         assert page.locator(".chart:visible").count() == 0
+
+
+def test_only_charts_with_values_are_shown(scene: Scene, watched: Watch) -> None:
+    job = scene.submit("own", nodes=1)
+    (member,) = scene.start(job)
+    member.request(Metrics("i0", 1, [Point(time.time(), 10, 1, {"score": 0.5})]))
+    with watched() as seen:
+        page = seen.go(f"jobs/{job}")
+        expect(page.locator("#metric-chart .curve")).to_be_attached()
+        expect(page.locator("#loss-chart")).to_be_hidden()
+        scene.measure(member, 20)
+        expect(page.locator("#loss-chart")).to_be_visible()
 
 
 MEAN = """

@@ -10,6 +10,7 @@ from atoll.hub.alarms.engine import Finding
 from atoll.hub.alarms.facts import Facts, JobFacts
 from atoll.hub.alarms.statistics import outliers
 from atoll.hub.rounds.timeline import CatchUp, Row
+from atoll.ids import spoken
 from atoll.rounds.replicas import compare
 from atoll.wire.states import JobState, MemberState
 
@@ -261,10 +262,13 @@ def replica_mismatch(facts: Facts) -> Iterator[Finding]:
                 yield _differs(job, mark.member, f"{job.who(mark.member)} {what}")
         if job.ended is None or facts.now - job.ended > ENDED_FOR_S or job.alone:
             continue
+        if job.state == JobState.FAILED:  # its members stopped wherever they were
+            continue
         found = compare({name: m.end for name, m in job.members.items() if m.end})
         for member in found.odd:
             text = f"{job.who(member)} ended with parameters that differ from the rest of its group"
-            yield _differs(job, member, f"{text}: {found.note}")
+            nodes = {name: one.node for name, one in job.members.items()}
+            yield _differs(job, member, f"{text}: {spoken(found.note, nodes)}")
 
 
 def _differs(job: JobFacts, member: str, cause: str) -> Finding:

@@ -79,6 +79,7 @@ export class OverviewPart {
     const marks = place ? events.filter(({ kind }) => MARKED.test(kind)).slice(-60)
       .map(({ time, text, kind }) => ({ x: place(time), text: spoken(text, this.data.view), bad: isBad(kind) })) : [];
     for (const [chart, kinds] of this.charts) {
+      chart.element.hidden = !curves.of(...kinds).length; // a script need not measure it
       chart.draw(curves.of(...kinds).map((curve) => ({
         owner: curve.owner, label: this.data.labelOf(curve.owner), held: curve.kind === "held_out", y: curve.y, time: curve.time,
         x: this.axis === "time" ? dates(curve.time) : curve[this.axis],
