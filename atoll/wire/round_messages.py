@@ -12,6 +12,9 @@ from atoll.wire.message import Digest, Finite, Message, Name, Number
 MOST_LINES = 64
 """Members that measure the lines between them; among more, nobody does."""
 
+MOST_DIGESTS, MOST_REASON = 100_000, 1_000
+"""Of a finding about another's steps: digests, one per step, and characters that people read."""
+
 MOST_MARKS = 64
 """Digests of states in one commitment."""
 
@@ -89,7 +92,7 @@ class RoundJoin(Message, frozen=True):
     round: Number
     base: Digest
     """Digest of the committed state that this member holds."""
-    reachable: list[str] = []
+    reachable: Annotated[list[Name], msgspec.Meta(max_length=10_000)] = []
     """Members that accepted a connection at `dial`; empty if only the relay is allowed."""
     lines: Annotated[dict[Name, Line], msgspec.Meta(max_length=MOST_LINES)] = {}
     """Member -> what was measured from it to this one."""
@@ -235,7 +238,7 @@ class VerificationTask(msgspec.Struct, frozen=True, omit_defaults=True):
 class VerificationAsk(Message, frozen=True):
     """A member asks what it is to do for challenges; answered at once."""
 
-    doing: list[Number] = []
+    doing: Annotated[list[Number], msgspec.Meta(max_length=MOST_LINES)] = []
     """Challenges for which it is computing something: it is alive, and not late."""
 
 
@@ -252,15 +255,15 @@ class VerificationAnswer(Message, frozen=True):
 
     challenge: Number
     kind: str
-    digests: list[str] = []
+    digests: Annotated[list[Digest], msgspec.Meta(max_length=MOST_DIGESTS)] = []
     """Of the states after the marked steps, or after every step of a part."""
-    closing: str = ""
-    contribution: str = ""
-    packet: str = ""
+    closing: Digest = ""
+    contribution: Digest = ""
+    packet: Digest = ""
     """Digest of the contribution as the reducer would report it."""
-    gains: list[Finite] = []
+    gains: Annotated[list[Finite], msgspec.Meta(max_length=2)] = []
     """What the contribution gains, of the loss, on the member's own data and on held-out data."""
-    failed: str = ""
+    failed: Annotated[str, msgspec.Meta(max_length=MOST_REASON)] = ""
     """Why it cannot be done here."""
     unusable: bool = False
     """It failed because of the state that was handed over: no member could begin with it."""

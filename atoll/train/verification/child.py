@@ -26,6 +26,7 @@ from atoll.train.verification.kept_state import KeptState
 from atoll.train.verification.recomputation import Recomputation
 from atoll.verification.challenge import Stage
 from atoll.wire.messages import VerificationAnswer, VerificationTask
+from atoll.wire.round_messages import MOST_REASON
 
 TASK, ANSWER = "task.json", "answer.json"
 OPENING, BEFORE, HANDED = "opening.state", "before.state", "handed.state"
@@ -47,7 +48,9 @@ def main(arguments: list[str]) -> int:
             built = built or Recomputation(spec, num_slots=slots)
             answer = _done(built, task, folder)
         except AtollError as error:
-            answer = VerificationAnswer(challenge=task.challenge, kind=task.kind, failed=str(error))
+            answer = VerificationAnswer(
+                challenge=task.challenge, kind=task.kind, failed=str(error)[:MOST_REASON]
+            )
         (folder / ANSWER).write_bytes(msgspec.json.encode(answer))
         replies.write(b"\n")
     return 0
