@@ -268,22 +268,35 @@ def lines_until(client: HubClient, job: str, words: str, *, count: int = 1) -> l
 def wait_for(
     client: HubClient, job: str, *states: str, timeout_s: float = PATIENCE_S
 ) -> dict[str, Any]:
-    """Return a job's view once it has one of these states.
+    """Return a job's view once it has one of these states; see `while_working`."""
+
+    def look(view: dict[str, Any]) -> dict[str, Any] | None:
+        return view if view["state"] in states else None
+
+    found: dict[str, Any] = while_working(client, job, look, timeout_s=timeout_s)
+    return found
+
+
+def while_working(
+    client: HubClient, job: str, look: Callable[[dict[str, Any]], Any], *,
+    timeout_s: float = PATIENCE_S,
+) -> Any:  # fmt: skip
+    """Return what `look` finds in a job's view, as soon as it finds anything.
 
     On a busy machine all of a job may take longer than any of its parts: the time limit begins
     anew, for at most `LONGEST_WAIT` times as long, whenever a member has done something.
     """
     began, signs, pause_s = time.monotonic(), None, FIRST_PAUSE_S
     changed = began
-    while (view := client.job(job))["state"] not in states:
+    while not (found := look(view := client.job(job))):
         now = time.monotonic()
         if (new := signs_of_life(view)) != signs:
             signs, changed = new, now
         late = now > changed + timeout_s or now > began + LONGEST_WAIT * timeout_s
-        assert not late, f"{view['state']} for too long, not {' or '.join(states)}: {signs}"
+        assert not late, f"it did not happen in time: {signs}"
         time.sleep(pause_s)
         pause_s = min(1.1 * pause_s, LONGEST_PAUSE_S)
-    return view
+    return found
 
 
 def signs_of_life(view: dict[str, Any]) -> list[Any]:

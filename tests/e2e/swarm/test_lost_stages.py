@@ -10,7 +10,7 @@ import pytest
 
 from atoll.net.http.client import HubClient
 from atoll.train.results.sample import load_model
-from tests.e2e.conftest import Atoll, until, wait_for
+from tests.e2e.conftest import Atoll, until, wait_for, while_working
 from tests.e2e.swarm.test_runs import begin, check_end, job_of
 from tests.patience import PATIENCE_S
 
@@ -41,7 +41,10 @@ def peers_of(client: HubClient, job: str, stage: int) -> list[str]:
 
 
 def told(client: HubClient, job: str, words: str) -> None:
-    until(lambda: any(words in event["text"] for event in client.events(job)["events"]))
+    def look(view: dict[str, Any]) -> bool:
+        return any(words in event["text"] for event in client.events(job)["events"])
+
+    while_working(client, job, look)
 
 
 def model_of(client: HubClient, job: str, folder: Path) -> Any:
