@@ -171,6 +171,8 @@ def _notes(fleet: Fleet) -> Iterator[str]:
     if far:
         listed = f"{', '.join(far[:4])}{' ...' if len(far) > 4 else ''}"
         yield f"the round trip of {listed} to the hub is not given: taken as 0"
+    if rated and not all(fleet.hub_rates_mbps):
+        yield "the hub's own line is not given in [hub]: it does not limit"
 
 
 def unmeasured(fleet: Fleet) -> dict[str, list[str]]:

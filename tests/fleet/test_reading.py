@@ -144,6 +144,7 @@ def test_what_a_file_does_not_say_is_noted() -> None:
         "the line to the hub of a, b is not known",
         "the memory of a, b is not known",
         "the round trip of b to the hub is not given: taken as 0",
+        "the hub's own line is not given in [hub]: it does not limit",
     )
 
 
