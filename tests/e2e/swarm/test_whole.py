@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from atoll.cli.hub_access import find
-from tests.e2e.conftest import ENDLESS, Atoll, ticket_of, until, wait_for
+from tests.e2e.conftest import ENDLESS, Atoll, ticket_of, until, wait_for, while_working
 from tests.e2e.swarm.test_lost_stages import SAVED, at_one_rate, told
 from tests.e2e.swarm.test_runs import answers, begin, job_of, results_of, submit, wait_together
 from tests.e2e.test_islands import ranks
@@ -83,13 +83,14 @@ def test_a_stopped_mixed_run_goes_on_with_more_stages(atoll: Atoll) -> None:
     "tests/train/swarm/test_member.py::test_a_lost_stage_goes_on_from_a_checkpoint_with_all"
 )
 def test_when_everything_was_killed_it_goes_on_from_a_save(atoll: Atoll) -> None:
-    text = saved(job_of(atoll, steps=ENDLESS, nodes="3", strategy=DILOCO, whole=1))
+    text = saved(job_of(atoll, steps=ENDLESS, nodes="3", strategy=RARE, whole=1))
     words = ["hub", "--host", "127.0.0.1", "--port", str(free_port())]
     atoll.start(*words)
     known = until(lambda: (atoll.home / "hubs.json").exists() and find(home=atoll.home))
     job = submit(atoll, known, text)
     with known.client() as client:
         told(client, job, "checkpoint of round 20 is complete")
+        while_working(client, job, lambda view: int(view["committed_round"]) >= 1)
     for process in atoll.processes():
         with contextlib.suppress(psutil.Error):  # another one's end has ended it
             process.kill()
