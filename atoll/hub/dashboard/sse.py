@@ -71,9 +71,8 @@ class EventStreams:
                 ),
             )
         self._snapshots = self._snapshots or SnapshotSource(context)
+        # A job may be deleted between its history and this: the first tick says so.
         job = request.query_params.get("job", "")
-        if not context.stores.jobs.knows(job):
-            job = ""
         cursors = Cursors.read(request.headers.get("last-event-id", ""), job)
         cursors.points = max(cursors.points, _number(request, "points"))
         feed = Feed(context, self._snapshots, cursors, role=login.role)
@@ -160,7 +159,7 @@ class Feed:
             except HubError:
                 if jobs.knows(job):
                     raise
-            if not jobs.knows(job):  # perhaps deleted while its part of the tick was read
+            if not jobs.knows(job):  # deleted while its part was read, or before
                 own, more, self.cursors = {"deleted": job}, False, Cursors("")
         shared = snapshot.bytes_after(self.seen)
         self.seen = snapshot.number

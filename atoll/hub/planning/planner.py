@@ -30,8 +30,9 @@ Row = Mapping[str, Any]
 COMMAND = (sys.executable, "-P", "-m", "atoll.forecast")
 LIMIT_S = 300.0
 """A plan takes 4 to 8 s of a core's time; a busy machine may need a hundred times as long."""
-NICENESS = 10
-"""Of the process: whoever may look at a job may ask for plans, and rounds go first."""
+NICENESS = 3
+"""Of the process: whoever may look at a job may ask for plans, and rounds go first. With 10 it gets
+a fiftieth of a busy machine's time, and a plan takes minutes."""
 MOST_WAITING = 8
 MOST_OF_OTHERS = 4
 MOST_OF_ONE = 2

@@ -12,7 +12,8 @@ from atoll.node.processes import process_tree
 
 OnLine = Callable[[str], None]
 
-NICENESS = 10
+NICENESS = 5
+"""Training goes first; but with 10 a build on a busy machine takes minutes."""
 
 _KEPT_LINES = 200
 _LAST_LINES = 12

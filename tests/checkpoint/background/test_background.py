@@ -25,6 +25,7 @@ from atoll.checkpoint import (
     Skipped,
 )
 from atoll.checkpoint import shared_memory as memory_module
+from atoll.checkpoint.background.child import NICENESS
 from atoll.checkpoint.shared_memory import PREFIX
 from atoll.errors import CheckpointError
 from tests.checkpoint.savers import WAIT_S, Events, newest, save, target
@@ -161,7 +162,7 @@ def test_writer_ignores_group_signals_and_loads_no_torch(tmp_path: Path) -> None
     writer = psutil.Process(saver.writer_pid)
     for number in (signal.SIGTERM, signal.SIGINT):
         writer.send_signal(number)
-    assert writer.nice() >= min(19, os.nice(0) + 10)
+    assert writer.nice() == min(19, os.nice(0) + NICENESS)
     if sys.platform == "linux":
         maps = Path(f"/proc/{writer.pid}/maps").read_text()
         assert "libtorch" not in maps

@@ -207,6 +207,17 @@ def test_a_job_deleted_while_it_is_read_is_told_so(
 
 
 @pytest.mark.usefixtures("worthless")
+def test_a_job_deleted_before_its_stream_begins_is_told_so(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        asked = request(query="job=gone-20260101-120000")
+        response = await EventStreams().answer(asked, context_of(stores))
+        tick, _ = await tick_of(response._feed)  # type: ignore[attr-defined]
+        assert tick["deleted"] == "gone-20260101-120000"
+
+    with_stores(tmp_path, test)
+
+
+@pytest.mark.usefixtures("worthless")
 def test_long_history_streams_without_gap_or_duplicate(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         job = (await stores.jobs.create(SPEC, files={})).job

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from atoll.hub.app import Hub, HubOptions
-from atoll.hub.planning import planner
 from atoll.hub.planning.replanning import KIND
 from atoll.hub.server import HubServer
 from tests.dashboard.scene import MACHINES, Scene
@@ -53,8 +52,6 @@ def slower_lines(scene: Scene, job: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_slower_lines_give_a_longer_interval_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With its low priority the process that plans gets no time on a machine that is busy.
-    monkeypatch.setattr(planner, "NICENESS", 0)
     options = HubOptions(
         data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False, dead_after_s=3600.0
     )

@@ -90,7 +90,7 @@ export class JobView {
 
   update() {
     const job = this.data.view;
-    if (this.gone) {
+    if (this.gone && job) {
       this.buttons.replaceChildren();
       setText(this.reason, "This job was deleted.");
       return;
