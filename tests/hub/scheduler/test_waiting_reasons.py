@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from atoll.config import NeedsTable
+from atoll.hub.jobs.people import LISTED
 from atoll.hub.scheduler.assign import WHOLE, Demand, assign
-from atoll.hub.scheduler.resources import GB, LISTED, Capacity, ResourceRequest, Usage, mismatch
+from atoll.hub.scheduler.resources import GB, Capacity, ResourceRequest, Usage, mismatch
 from atoll.wire.messages import NodeInfo, Offer
 from tests.hub.scheduler.demands import ask, place
 
