@@ -22,10 +22,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import ray
-
 from atoll.errors import ConfigError
 from atoll.system import die_with_parent
+
+try:
+    import ray
+except ImportError as error:
+    raise ConfigError(
+        "Ray is not installed", given=str(error), expected="the package ray",
+        remedy="pip install ray",
+    ) from error  # fmt: skip
 
 LAST_LINES = 50
 """Lines of a node's output that its actor keeps."""
@@ -39,7 +45,7 @@ class _Node:
     def __init__(self, ticket: str, name: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="atoll-node-")
         home = Path(self._folder.name)
-        (home / "ticket").write_text(ticket, encoding="utf-8")  # in a folder of this user alone
+        (home / "ticket").write_bytes(ticket.encode())  # in a folder of this user alone
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-m", "atoll.cli", "join", f"@{home}/ticket",

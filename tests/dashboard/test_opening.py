@@ -11,6 +11,7 @@ from atoll.wire.messages import Metrics, Point, ProcessState
 from atoll.wire.states import ProcessPhase
 from tests.dashboard.conftest import Watch
 from tests.dashboard.scene import Scene
+from tests.e2e.conftest import until
 
 
 def test_a_starting_job_says_what_it_waits_for(scene: Scene, watched: Watch) -> None:
@@ -33,6 +34,8 @@ def test_a_starting_job_says_what_it_waits_for(scene: Scene, watched: Watch) -> 
 def test_curves_are_drawn_before_the_stream_begins(scene: Scene, watched: Watch) -> None:
     job, other = scene.submit("seen", nodes=2), scene.submit("other", nodes=1)
     scene.train(job, steps=100, rounds=0)
+    read = {"job": job, "points": "500"}
+    until(lambda: len(scene.http.get("/api/history", params=read).json()["points"]) >= 20)
     with watched() as seen:
         page = seen.page
         page.route(re.compile("api/stream"), lambda route: None)  # which never answers

@@ -301,7 +301,7 @@ def test_unknown_node_is_refused_with_the_names_there_are() -> None:
     known = parse_text('[job]\non = ["lap1", "attic"]\n', Overrides(), name="x")
     check_nodes([known], nodes)
     wrong = parse_text('[job]\non = ["lap11"]\n', Overrides(), name="x")
-    with pytest.raises(ConfigError, match=r"'lap11'.*lap1, attic-1a2b.*did you mean lap1\?"):
+    with pytest.raises(ConfigError, match=r"'lap11'.*attic-1a2b, lap1.*did you mean lap1\?"):
         check_nodes([wrong], nodes)
     with pytest.raises(ConfigError, match="none has"):
         check_nodes([wrong], [])

@@ -26,7 +26,7 @@ export class LearningPart {
     this.store = store;
     this.data = data;
     this.axis = "step";
-    this.drawnAt = 0;
+    this.drawnAt = -Infinity;
     this.group = new ChartGroup();
     this.charts = CHARTS.map(([id, title, note, kind, options]) => [new Chart({ id, title, unit: note, group: this.group, ...options }), kind]);
     this.policies = new Table({ label: "Policies", columns: POLICIES, key: (row) => row.policy, cards: true });
@@ -45,7 +45,7 @@ export class LearningPart {
           element("span", { class: "quiet" }, "drag to zoom all"),
           element("span", { class: "space" }), ...this.group.tools,
           element("label", { class: "filter" }, "against ", element("select", {
-            id: "axis", change: (event) => { this.axis = event.target.value; this.drawnAt = 0; this.data.changed.points = true; this.update(); },
+            id: "axis", change: (event) => { this.axis = event.target.value; this.drawnAt = -Infinity; this.data.changed.points = true; this.update(); },
           }, ...AXES.map(([value, text]) => element("option", { value }, text))))),
         this.returns = element("div", { class: "charts panels" }),
         element("div", { class: "charts three" }, ...this.charts.map(([chart]) => chart.element)),

@@ -26,7 +26,7 @@ export class OverviewPart {
     this.store = store;
     this.data = data;
     this.axis = "step";
-    this.drawnAt = 0;
+    this.drawnAt = -Infinity;
     this.group = new ChartGroup();
     this.charts = CHARTS.map(([id, title, note, kinds, options]) => [new Chart({ id, title, unit: note, mean: true, group: this.group, ...options }), kinds]);
     this.worthText = element("p", { class: "worth" });
@@ -47,7 +47,7 @@ export class OverviewPart {
           element("span", { class: "quiet" }, "triangles are events; drag to zoom all"),
           element("span", { class: "space" }), ...this.group.tools,
           element("label", { class: "filter" }, "against ", element("select", {
-            id: "axis", change: (event) => { this.axis = event.target.value; this.drawnAt = 0; this.data.changed.points = true; this.update(); },
+            id: "axis", change: (event) => { this.axis = event.target.value; this.drawnAt = -Infinity; this.data.changed.points = true; this.update(); },
           }, ...AXES.map(([value, text]) => element("option", { value }, text))))),
         element("div", { class: "charts" }, ...this.charts.map(([chart]) => chart.element)),
         this.metric.element),
