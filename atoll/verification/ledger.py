@@ -299,6 +299,10 @@ class VerificationLedger:
             elif one.result == Result.UNDECIDED:
                 text = f"{one.member} in {where}: {one.reason}"
                 notices.append(Notice("undecided", one.member, text))
+            for judge in one.contradicted:
+                self.draw.accused(judge, falsely=True)
+                text = f"{where}: as a judge of {one.member} it found what two others did not"
+                notices += self._strike(judge, text, accuser=True)
         return notices
 
     def _settled_by_hub(self, member: str, round_: int, reason: str) -> None:
