@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -48,6 +48,7 @@ from bench.slowlink_member import MEMBERS, METHODS, SEED, make_data, make_model,
 
 RTT = "80ms"
 HUB, PORT = 0, 7700
+LISTENING = ("--port", str(PORT), "--advertise", f"h{HUB}")
 SKIPPED = 10
 """First steps that do not count: connections are made in them."""
 START_S = 60.0
@@ -96,12 +97,28 @@ def say(text: str) -> None:
 # ------------------------------------------------------------------------------ the machines
 
 
+class Machines(Protocol):
+    """A lab, or something else that starts programs on numbered hosts."""
+
+    def popen(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a command on a host."""
+        ...
+
+    def run(
+        self, host: int, command: Sequence[str], **options: Any
+    ) -> subprocess.CompletedProcess[Any]:
+        """Run a command on a host to its end."""
+        ...
+
+
 class Site:
     """A hub on host 0 and a node on each of the others, behind slow lines."""
 
-    def __init__(self, folder: Path, lab: Lab) -> None:
-        """Start nothing yet."""
-        self.folder, self.lab = folder, lab
+    def __init__(
+        self, folder: Path, lab: Machines, *, listening: Sequence[str] = LISTENING
+    ) -> None:
+        """Start nothing yet. `listening`: options of `atoll hub`."""
+        self.folder, self.lab, self._listening = folder, lab, listening
         self._processes: list[subprocess.Popen[str]] = []
         self._ticket = ""
 
@@ -122,7 +139,7 @@ class Site:
         Raises:
             RuntimeError: the hub does not start.
         """
-        hub = self.start(HUB, "hub", "--port", str(PORT), "--advertise", f"h{HUB}")
+        hub = self.start(HUB, "hub", *self._listening)
         while not self._ticket:
             line = hub.stdout.readline() if hub.stdout is not None else ""
             if not line:
