@@ -8,7 +8,8 @@
     STATE     the checker hands over the state before the first differing step
     JUDGE     a third node computes this step: who gave another digest has lied. A second judge has
               to agree where there is one, and a third decides between two, so that a checker and
-              one judge who lie together convict nobody
+              one judge who lie together convict nobody; the judge that two contradict gets a
+              strike too
 
 A difference after the last step (of the own part, the contribution or the packet) goes to the judge
 at once, who computes the last step, the contribution and the packet.
@@ -111,8 +112,10 @@ class Challenge:
     """Checkers that were asked so far."""
     judges: list[str] = field(default_factory=list)
     """Judges that were asked so far."""
-    votes: dict[str, int] = field(default_factory=dict)
+    votes: dict[str, list[str]] = field(default_factory=dict)
     """Member or checker -> judges that found its digest."""
+    contradicted: list[str] = field(default_factory=list)
+    """Judges that found the other side's digest than those that agreed."""
     found: Outcome | None = None
     """What the round ends in, as the checker found it."""
     final: bool = False
@@ -287,14 +290,18 @@ class Challenge:
             self._without(self.judge, now)
         else:
             right = self.member if own else self.checker
-            self.votes[right] = self.votes.get(right, 0) + 1
-            if self.votes[right] >= AGREED:
+            agreed = self.votes.setdefault(right, [])
+            agreed.append(self.judge)
+            if len(agreed) >= AGREED:
                 self._convict(right)
             else:
                 self._without(self.judge, now)
 
     def _convict(self, right: str) -> None:
         """End the challenge with a strike for the other side than the one that is right."""
+        if len(self.votes.get(right, ())) >= AGREED:
+            wrong = self.checker if right == self.member else self.member
+            self.contradicted = self.votes.get(wrong, [])
         if right == self.checker:
             self.settle(Result.FAILED, self.member, self._difference())
         else:
@@ -334,7 +341,7 @@ class Challenge:
             taken = (self.member, self.checker, *self.judges)
             free = [name for name in candidates if name not in taken]
             if not free or len(self.judges) >= HELPERS:
-                own, other = (self.votes.get(name, 0) for name in (self.member, self.checker))
+                own, other = (len(self.votes.get(name, ())) for name in (self.member, self.checker))
                 if own != other:
                     self._convict(self.member if own > other else self.checker)
                     return

@@ -290,15 +290,25 @@ class VerificationLedger:
                 record.rating = rated(record.rating, own=own, held_out=held_out)
             elif one.result == Result.UNCHECKED and one.why != TRIAL:
                 self.draw.again.add(one.member)
-            where = f"round {one.facts.round}"
-            if one.result == Result.FAILED:
-                notices += self._strike(one.member, f"{where}: {one.reason}")
-            elif one.result == Result.ACCUSED_FALSELY:
-                text = f"{where}: it accused {one.member} falsely: {one.reason}"
-                notices += self._strike(one.checker, text, accuser=True)
-            elif one.result == Result.UNDECIDED:
-                text = f"{one.member} in {where}: {one.reason}"
-                notices.append(Notice("undecided", one.member, text))
+            notices += self._consequences(one)
+        return notices
+
+    def _consequences(self, one: Challenge) -> list[Notice]:
+        """Give the strikes that follow from a settled challenge."""
+        notices: list[Notice] = []
+        where = f"round {one.facts.round}"
+        if one.result == Result.FAILED:
+            notices += self._strike(one.member, f"{where}: {one.reason}")
+        elif one.result == Result.ACCUSED_FALSELY:
+            text = f"{where}: it accused {one.member} falsely: {one.reason}"
+            notices += self._strike(one.checker, text, accuser=True)
+        elif one.result == Result.UNDECIDED:
+            text = f"{one.member} in {where}: {one.reason}"
+            notices.append(Notice("undecided", one.member, text))
+        for judge in one.contradicted:
+            self.draw.accused(judge, falsely=True)
+            text = f"{where}: as a judge of {one.member} it found what two others did not"
+            notices += self._strike(judge, text, accuser=True)
         return notices
 
     def _settled_by_hub(self, member: str, round_: int, reason: str) -> None:

@@ -91,7 +91,7 @@ def test_no_honest_party_is_ever_struck(steps: int, data: st.DataObject) -> None
     member = parties[0]
     rest = data.draw(st.permutations(parties[1:]))
     found = settle(challenge(member, steps), [member, *rest])
-    assert found.guilty in {"", *(liar.name for liar in liars)}
+    assert {found.guilty, *found.contradicted} <= {"", *(liar.name for liar in liars)}
 
 
 @given(steps=st.integers(2, 60), data=st.data())
@@ -118,6 +118,7 @@ def test_friend_among_the_judges_saves_no_cheat(steps: int, data: st.DataObject)
     judges = data.draw(st.permutations([friend, *parties[1:]]))
     found = settle(challenge(cheat, steps), [cheat, parties[0], *judges])
     assert (found.result, found.guilty) == (Result.FAILED, "w0")
+    assert found.contradicted == ["w1"] * (judges.index(friend) < 2)
 
 
 def test_silent_member_is_struck_and_silent_checker_replaced() -> None:

@@ -129,6 +129,22 @@ def test_false_accuser_is_evicted_and_its_victims_are_not(seed: int) -> None:
     assert "falsely" in text
 
 
+def test_judge_that_two_others_contradict_is_struck() -> None:
+    judged = []
+    for seed in range(10):
+        cluster = Cluster(share=1.0, seed=seed)
+        for name in ("w2", "w3"):  # w3 finds what w2 says, whoever computes it
+            party = cluster.parties[name]
+            party.wrong_from, party.friends, party.accuses = 3, "together", name == "w3"
+        cluster.play()
+        here = [one for one in cluster.notices if "as a judge of w2" in one.text]
+        judged += here
+        assert cluster.draw.distrusted <= {"w2", "w3"}
+        if here:
+            assert "w3" in cluster.draw.on_trial.keys() | cluster.ledger.book.evicted()
+    assert {one.member for one in judged} == {"w3"}
+
+
 def test_accuser_that_tells_the_truth_later_is_trusted_again() -> None:
     cluster = Cluster(first_rounds=1)
     cluster.parties["w6"].accuses = True

@@ -59,8 +59,8 @@ class Replanner:
         rows = {str(row["node"]): row for row in self.nodes()} if jobs else {}
         for job in jobs.values():
             here = self._here(job, rows)
-            if not here:
-                continue  # nobody is there: nothing can be said
+            if not here or self.services.rounds.machine(job.job).starting:
+                continue  # nobody is there yet, or not all who were planned for
             lines = Lines({n: Line.of(row) for n, row in here.items()}, self._between(job, here))
             watch = self._watches.setdefault(job.job, Watch(lines))
             if why := watch.look(lines, self.clock.monotonic()):

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from atoll.clock import VirtualClock
 from atoll.hub.app import Hub, HubOptions
+from atoll.hub.planning.changes import LASTS_S
 from atoll.hub.planning.replanning import KIND
 from atoll.hub.server import HubServer
+from atoll.wire.messages import Register
 from tests.dashboard.scene import MACHINES, Scene
 from tests.patience import PATIENCE_S
 
@@ -47,6 +50,28 @@ def slower_lines(scene: Scene, job: str, monkeypatch: pytest.MonkeyPatch) -> Non
     for node in {row["node"] for row in scene.view(job)["members"]}:
         about, stats = MACHINES[node]
         monkeypatch.setitem(MACHINES, node, (about, {**stats, **SLOW}))
+
+
+def test_who_starts_a_little_later_has_not_come(tmp_path: Path) -> None:
+    options = HubOptions(
+        data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False, dead_after_s=3600.0
+    )
+    with HubServer(options) as server, Scene(server) as scene:
+        hub = hub_of(server)
+        hub.replanner.clock = clock = VirtualClock()
+        job = str(scene.http.post("/api/jobs", json={"spec": SPEC, "files": {}}).json()["job"])
+        names = [member["member"] for member in scene.placed(job)]
+        scene.connect(f"{job}/reducer")
+        members = []
+        for name in names:
+            members.append(scene.connect(f"{job}/{name}"))
+            members[-1].request(Register())
+            server.call(hub.replanner.look(), timeout_s=PATIENCE_S)
+        scene.round(members, 0)
+        for _ in range(3):
+            clock.advance(2 * LASTS_S)
+            server.call(hub.replanner.look(), timeout_s=PATIENCE_S)
+        assert (told(scene, job), hub.planner.started) == ([], 0)
 
 
 def test_slower_lines_give_a_longer_interval_for_good(
