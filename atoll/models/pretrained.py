@@ -130,16 +130,23 @@ def make_pretrained(config: CausalLMConfig, *, weights: bool = True) -> Any:
             described = transformers.AutoConfig.from_pretrained(place, **where)
             return transformers.AutoModelForCausalLM.from_config(described, **settings)
         if config.adapter.get("method") == "qlora":
-            settings |= {"quantization_config": _four_bits(transformers)}
+            settings |= {"quantization_config": _four_bits(transformers, gguf=config.gguf)}
         with _quiet(transformers):
             return transformers.AutoModelForCausalLM.from_pretrained(place, **where, **settings)
 
 
-def _four_bits(transformers: Any) -> Any:
+def _four_bits(transformers: Any, *, gguf: str) -> Any:
     """Return the settings of QLoRA's base: 4-bit NormalFloat, its constants quantized again.
 
-    QLoRA (https://arxiv.org/abs/2305.14314), section 3. Raises ConfigError without `bitsandbytes`.
+    QLoRA (https://arxiv.org/abs/2305.14314), section 3. Raises ConfigError without `bitsandbytes`,
+    and for a GGUF file, which the library cannot quantize while it is read.
     """
+    if gguf:
+        raise ConfigError(
+            "a GGUF file cannot be put into 4 bits", given=f"gguf = {gguf!r}, method = 'qlora'",
+            expected="a folder with config.json and weights",
+            remedy='method = "lora" in [tune], or the folder that the file was made from',
+        )  # fmt: skip
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
             "a base in 4 bits needs a library that is not installed", given="no bitsandbytes",

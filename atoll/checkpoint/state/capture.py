@@ -21,7 +21,7 @@ from torch import Tensor
 from atoll.checkpoint.format.nested import TREE, flatten, nest
 from atoll.checkpoint.format.part import SHARED, STATE, Part, member_part
 from atoll.checkpoint.format.weights import MODEL_PREFIX, plain_names
-from atoll.checkpoint.state.frozen import base_digest, check_base, kept_state, left_out
+from atoll.checkpoint.state.frozen import base_digest, check_base, kept_state, reloaded
 from atoll.checkpoint.stores.store import Store
 from atoll.devices.optimizers import load_optimizer
 from atoll.devices.runtime import random_states, set_random_states
@@ -298,7 +298,7 @@ def _model_tensors(part: Part) -> dict[str, Tensor]:
 
 def _load_model(task: Task, tensors: Mapping[str, Tensor], *, extra: Mapping[str, Any]) -> None:
     try:
-        task.model.load_state_dict({**tensors, **extra, **_own(task, left_out(task))})
+        task.model.load_state_dict({**tensors, **extra, **_own(task, reloaded(task))})
     except RuntimeError as error:
         raise CheckpointError(
             "the checkpoint is of another model",

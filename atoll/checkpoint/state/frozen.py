@@ -8,6 +8,7 @@ parameters of other models are saved: a script may change them itself, as a teac
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +28,27 @@ def has_adapters(model: nn.Module) -> bool:
 
 def left_out(task: Task) -> frozenset[str]:
     """Return the names in a model's state that checkpoints leave out."""
+    own = reloaded(task)
+    return own | {name for name in task.model.state_dict() if is_below(name, own)} if own else own
+
+
+def reloaded(task: Task) -> frozenset[str]:
+    """Return those of :func:`left_out` that the model wants to load: its frozen parameters."""
     if task.elsewhere is not None or not has_adapters(task.model):
         return frozenset()
     frozen = {id(parameter) for parameter in task.frozen().values()}
     state = task.model.state_dict(keep_vars=True)
     return frozenset(name for name, value in state.items() if id(value) in frozen)
+
+
+def is_below(name: str, owners: Collection[str]) -> bool:
+    """Return whether a name in a state belongs to a parameter.
+
+    bitsandbytes puts the constants of a quantized one below it: `weight.absmax`. They are made anew
+    with the base, and cannot be loaded.
+    """
+    parts = name.split(".")
+    return any(".".join(parts[:end]) in owners for end in range(len(parts) - 1, 0, -1))
 
 
 def kept_state(task: Task) -> dict[str, Tensor]:
@@ -43,14 +60,17 @@ def kept_state(task: Task) -> dict[str, Tensor]:
 
 def base_digest(task: Task) -> str:
     """Return the digest of what is left out; empty: nothing is."""
-    if not left_out(task):
+    missing = left_out(task)
+    if not missing:
         return ""
     frozen = task.frozen()
     versions = tuple((id(tensor), tensor._version) for tensor in frozen.values())
     known, found = task.base_digest
     if known != versions:  # half a second for 500 MB, and it never changes
         digest = Digest()
-        for name, tensor in frozen.items():
+        state = task.model.state_dict()
+        below = {name: state[name] for name in sorted(missing) if is_below(name, missing)}
+        for name, tensor in [*frozen.items(), *below.items()]:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             digest.update(flat.view(torch.uint8).numpy().data)
