@@ -134,6 +134,10 @@ class RlTable:
     """Language models: weight of the divergence from the reference model."""
     group: Positive = 8
     """Language models, `grpo`: completions compared per prompt."""
+    share: NotNegative = 0
+    """Language models, `grpo`: prompts of each batch whose completions other policies of this job
+    with the same task wrote, of `environments`; they travel as text.
+    """
     max_tokens: Positive = 32
     """Language models: maximum completion length."""
     temperature: PositiveFloat = 1.0

@@ -179,10 +179,13 @@ def row_of(found: Sequence[dict[str, Any]], *, steps: int) -> dict[str, Any]:
     }
 
 
-def rounded(found: Interval) -> dict[str, float | None]:
+def rounded(found: Interval, *, digits: int = 2) -> dict[str, float | None]:
     """Return a mean and its interval as plain numbers; one seed has no interval."""
     values = {name: float(getattr(found, name)) for name in ("mean", "low", "high")}
-    return {n: round(value, 2) if math.isfinite(value) else None for n, value in values.items()}
+    return {
+        name: round(value, digits) if math.isfinite(value) else None
+        for name, value in values.items()
+    }
 
 
 def main() -> int:

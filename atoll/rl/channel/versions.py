@@ -4,6 +4,9 @@ A sender publishes patches (`atoll.codec.sparse.patches`) in a topic and now and
 version; a receiver follows them. Both may be members of a job (`run.topic`) or programs without one
 (`atoll.connect`), which only dial out. Each may be killed at any time: what is published is
 durable, a new receiver begins at a whole version, and one that missed a patch waits for the next.
+
+Where all of them have the same weights to begin with, e.g. a published model, whole versions are
+patches, too: from these weights. Over slow lines that is what makes large models possible.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from atoll.queues import Topic
 
 WHOLE_EVERY = 10
 """A whole version after so many patches."""
-_PATCH, _HEAD = "patch", "head"
+SEND_S = 1800.0
+"""Longest time until a version is durable: it may be large, and the line slow."""
+_PATCH, _HEAD, _FROM_START = "patch", "head", "start"
 _READ_MOST = 64
 _PAUSE_S = 0.5
 
@@ -64,11 +69,15 @@ class WeightSender:
 
     topic: Topic
     whole_every: int = WHOLE_EVERY
+    start: Mapping[str, Tensor] = field(default_factory=dict)
+    """Weights that every receiver has, bit for bit: whole versions are sent as what differs from
+    them. Empty: receivers have none."""
     sent_bytes: int = 0
     version: int = -1
     """Number of the last one."""
     digest: str = ""
     """SHA-256 of the last one."""
+    _start_digest: str = ""
     _last: dict[str, Tensor] = field(default_factory=dict)
     _began: int = field(default_factory=time.time_ns)
     """Tells its versions from those that an earlier sender gave the same numbers."""
@@ -79,6 +88,7 @@ class WeightSender:
                 "a receiver needs whole versions", given=f"whole_every = {self.whole_every}",
                 expected="1 or more",
             )  # fmt: skip
+        self._start_digest = digest_of(self.start) if self.start else ""
 
     def send(self, weights: Mapping[str, Tensor], *, version: int | None = None) -> int:
         """Publish a version; return the bytes that it took. It is durable then.
@@ -96,13 +106,16 @@ class WeightSender:
         whole = not self._last or number % self.whole_every == 0
         digest = digest_of(weights)
         value: dict[str, Any]
-        if whole:
+        if whole and not self.start:
             value = _whole(weights, version=number, digest=digest)
         else:
-            patch = make_patch(self._last, weights, version=number, base=self.digest, digest=digest)
+            old, base = (self.start, self._start_digest) if whole else (self._last, self.digest)
+            patch = make_patch(old, weights, version=number, base=base, digest=digest)
             value = {_PATCH: np.frombuffer(patch, dtype=np.uint8)}
+            if whole:
+                value[_FROM_START] = np.ones(1, dtype=np.uint8)
         nbytes = sum(int(array.nbytes) for array in value.values())
-        self.topic.publish(value, key=f"{number}-{self._began:x}")
+        self.topic.publish(value, key=f"{number}-{self._began:x}", timeout_s=SEND_S)
         self._last, self.version, self.digest = dict(weights), number, digest
         self.sent_bytes += nbytes
         return nbytes
@@ -117,6 +130,8 @@ class WeightReceiver:
 
     topic: Topic
     reader: str
+    start: dict[str, Tensor] = field(default_factory=dict)
+    """Weights that the sender's `start` has, too."""
     weights: dict[str, Tensor] = field(default_factory=dict)
     version: int = -1
     digest: str = ""
@@ -124,8 +139,10 @@ class WeightReceiver:
     """Patches that did not fit what this receiver has."""
     received_bytes: int = 0
     _subscription: Any = None
+    _start_digest: str = ""
 
     def __post_init__(self) -> None:
+        self._start_digest = digest_of(self.start) if self.start else ""
         # A name of its own per process: a restarted one has no weights, and reads from the oldest.
         name = f"{self.reader}.{time.time_ns():x}"
         self._subscription = self.topic.subscribe(name, start="oldest")
@@ -134,6 +151,9 @@ class WeightReceiver:
         """Take over everything that was published; return whether there is another version.
 
         Waits up to `wait_s` for it. Its number is lower if the sender went back to a saved state.
+
+        Raises:
+            WireError: a version is damaged, or its sender started from other weights.
         """
         deadline, before = time.monotonic() + wait_s, (self.version, self.digest)
         while True:
@@ -153,12 +173,22 @@ class WeightReceiver:
         for value in values:
             self.received_bytes += sum(int(array.nbytes) for array in value.values())
             if _PATCH in value:
-                self._patch(value[_PATCH].tobytes())
+                self._patch(value[_PATCH].tobytes(), whole=_FROM_START in value)
             else:
                 self._whole(value)
 
-    def _patch(self, patch: bytes) -> None:
+    def _patch(self, patch: bytes, *, whole: bool) -> None:
         about = about_patch(patch)
+        if whole:
+            if about.base != self._start_digest:
+                raise WireError(
+                    "the trainer started from other weights", given=about.base[:12],
+                    expected=self._start_digest[:12] or "none: this receiver was given no start",
+                    remedy="the same model, libraries and seed on every machine",
+                )  # fmt: skip
+            self.weights = apply_patch(self.start, patch, base=self._start_digest)
+            self.version, self.digest = about.version, about.digest
+            return
         if about.version <= self.version:
             return  # of a sender that was restarted: known already
         if not self.weights or about.base != self.digest:

@@ -23,6 +23,7 @@ from atoll.rl.text.critic import TextCritic
 from atoll.rl.text.episodes import Episodes, encode_episodes
 from atoll.rl.text.language_policy import LanguagePolicy, trained_tensors
 from atoll.rl.text.rollouts import Collector
+from atoll.rl.text.sharing import Exchange
 from atoll.rl.text.start import LIBRARY, StartModel
 from atoll.run import Run
 
@@ -33,6 +34,9 @@ MOST_BAD = 10
 
 EXAMINED = 128
 """Prompts of the evaluations before and after training."""
+
+SHARED, SHARED_KEPT, READ_MOST = "shared", 4, 64
+"""Topic of shared completions, its batches per policy, and how many are read at a time."""
 
 SHOWN = 3
 """Completions of an evaluation in the summary."""
@@ -74,6 +78,14 @@ class TextActor:
         workers = next(one.samplers for one in rl.policies if one.name == name)
         if workers:
             self._collector = Collector(run, self._policy, task=self._task(), workers=workers)
+        self._exchange: Exchange | None = None
+        """Shares completions with other policies of the same task."""
+        if rl.share:
+            word = next(one.task_word for one in rl.policies if one.name == name)
+            self._exchange = Exchange(self._policy, task=word, seed=run.seed)
+            self._texts = run.topic(SHARED, max_items=SHARED_KEPT * len(rl.policies))
+            self._others = self._texts.subscribe(f"{run.member}.{SHARED}", start="oldest")
+            self._began = time.time_ns()
         self._metrics = ActorMetrics(last=rl.environments * rl.group)
         self._keeper = StateSaver(run, member=run.member)
         self._before: float | None = None
@@ -124,12 +136,14 @@ class TextActor:
         episodes = policy.write() if collector is None else collector.next()
         if episodes is None:
             return
+        self._metrics.lived(episodes.steps, episodes.scores.tolist())
+        if self._exchange is not None:
+            episodes = self._with_others(self._exchange, episodes)
         if side is not None:
             self._follow(side)
         values = None
         if critic is not None:
             values, episodes.value_version = critic.of(episodes), critic.version
-        self._metrics.lived(episodes.steps, episodes.scores.tolist())
         told = policy.improve(episodes, values)
         self._metrics.updates = policy.learner.version
         if collector is not None:
@@ -139,6 +153,16 @@ class TextActor:
         elif critic is not None:
             told["value_loss"] = critic.learn([episodes])[policy.name]["value_loss"]
         self._report(episodes, told)
+
+    def _with_others(self, exchange: Exchange, own: Episodes) -> Episodes:
+        """Publish a batch as text, and return it with groups that others have published."""
+        key = f"{own.policy}-{own.sequence}-{self._began:x}"
+        self._texts.publish(exchange.message(own), key=key)
+        while entries := self._others.read(READ_MOST):
+            for entry in entries:
+                exchange.take(entry.value)
+            self._others.ack(entries[-1])
+        return exchange.with_others(own)
 
     def _wait_for_values(self, side: ActorChannel) -> None:
         """Wait for the first weights of the value model."""
@@ -170,6 +194,9 @@ class TextActor:
         if self._collector is not None:
             told = self._collector.figures
             values |= told | {"dropped": values["dropped"] + told["dropped"]}
+        if self._exchange is not None:
+            own = self._rl.environments - self._rl.share
+            values["shared_groups"] = float(episodes.steps // self._rl.group - own)
         self._run.log(tokens=episodes.steps, **values)
         self._run.stepped(episodes.steps)
 

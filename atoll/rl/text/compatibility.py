@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from atoll.config import JobSpec
+from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
 from atoll.rl.text.tasks import PREFIX, make_task
 
@@ -49,6 +52,8 @@ def check_text(spec: JobSpec) -> None:
             expected='algorithm = "grpo" in [rl], without start',
             remedy="export the model of another run (atoll export), and name that folder in source",
         )  # fmt: skip
+    if rl.share:
+        _check_share(rl)
     for policy in rl.policies:
         if policy.samplers and rl.algorithm != "grpo":
             raise ConfigError(
@@ -58,3 +63,24 @@ def check_text(spec: JobSpec) -> None:
             )  # fmt: skip
         if ":" not in policy.env.removeprefix(PREFIX):  # a custom module exists on the nodes only
             make_task(policy.env, policy.options)
+
+
+def _check_share(rl: RlTable) -> None:
+    if rl.algorithm != "grpo" or any(policy.samplers for policy in rl.policies):
+        raise ConfigError(
+            "policies share completions that they write themselves, and compare in groups",
+            given=f"share = {rl.share}, algorithm = {rl.algorithm!r}",
+            expected='algorithm = "grpo", and no samplers; or share = 0',
+        )
+    if rl.share >= rl.environments:
+        raise ConfigError(
+            "a policy has to write a part of each batch itself",
+            given=f"share = {rl.share}, environments = {rl.environments}",
+            expected=f"share of 1 to {rl.environments - 1}",
+        )
+    alone = [task for task, n in Counter(one.task_word for one in rl.policies).items() if n == 1]
+    if alone:
+        raise ConfigError(
+            "a policy has nobody to share with", given=f"the only one with the task {alone[0]}",
+            expected="two or more policies of each task, or share = 0",
+        )  # fmt: skip

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from atoll.config import JobSpec
 from atoll.rl.text.critic import TextCritic
+from atoll.rl.text.episodes import Episodes
 from atoll.rl.text.language_policy import LanguagePolicy
+from atoll.rl.text.sharing import Exchange
 from atoll.rl.text.start import StartModel
 
 Told = Callable[[str, dict[str, float]], None]
@@ -29,6 +31,11 @@ class TextInProcessRun:
             )
             for policy in rl.policies
         ]  # fmt: skip
+        tasks = {policy.name: policy.task_word for policy in rl.policies}
+        self._exchanges = {
+            policy.name: Exchange(policy, task=tasks[policy.name], seed=seed)
+            for policy in self.policies if rl.share
+        }  # fmt: skip
         names = [policy.name for policy in self.policies]
         self.critics: list[TextCritic] = []
         """One for all, one for each policy (`own`), or none."""
@@ -44,14 +51,27 @@ class TextInProcessRun:
 
     def update(self, *, told: Told = lambda policy, facts: None) -> None:
         """Let every unfinished policy write and learn once, then the critic."""
-        written = [policy.write() for policy in self.policies if not policy.done]
+        own = [policy.write() for policy in self.policies if not policy.done]
+        scores = {episodes.policy: episodes.scores.mean().item() for episodes in own}
+        written = self._shared(own)
         for episodes in written:
             policy = next(one for one in self.policies if one.name == episodes.policy)
             critic = next((c for c in self.critics if policy.name in c.policies), None)
             values = None if critic is None else critic.of(episodes)
             facts = policy.improve(episodes, values)
-            told(policy.name, facts | {"return": episodes.scores.mean().item()})
+            told(policy.name, facts | {"return": scores[policy.name]})
         for critic in self.critics:
             mine = [episodes for episodes in written if episodes.policy in critic.policies]
             if mine:
                 critic.learn(mine)
+
+    def _shared(self, written: list[Episodes]) -> list[Episodes]:
+        """Return batches with groups of the others, if policies share."""
+        exchanges = self._exchanges
+        if not exchanges:
+            return written
+        messages = [exchanges[one.policy].message(one) for one in written]
+        for exchange in exchanges.values():
+            for message in messages:
+                exchange.take(message)
+        return [exchanges[one.policy].with_others(one) for one in written]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from atoll.checkpoint.state.frozen import is_below
 from atoll.config.rl_tables import RlTable
 from atoll.devices.choose import device_of_model
 from atoll.errors import ConfigError
@@ -27,7 +28,8 @@ class LanguagePolicy:
     """A policy, the reference it started from, and its task.
 
     A batch has `environments` times `group` completions: of as many prompts with PPO, or `group` of
-    each prompt with GRPO. Both cost the same.
+    each prompt with GRPO. Both cost the same. With `share`, so many groups are written by others
+    (`sharing.py`).
 
     Args:
         name: The policy's name.
@@ -61,9 +63,10 @@ class LanguagePolicy:
         self.written = 0
         """Batches so far."""
         self._published = isinstance(model, CausalLM)
-        self._task, self._wording, self._seed = task, wording, seed
-        self._room = model.config.context - rl.max_tokens
-        if self._room < 1:
+        self.task, self.wording, self._seed = task, wording, seed
+        self.room = model.config.context - rl.max_tokens
+        """Most tokens of a prompt."""
+        if self.room < 1:
             raise ConfigError(
                 "there is no room for prompts", expected="a context above max_tokens",
                 given=f"context = {model.config.context}, max_tokens = {rl.max_tokens}",
@@ -91,17 +94,18 @@ class LanguagePolicy:
             number = self.written
         which = (writer, version, number) if writer else (number,)
         compared = rl.algorithm == "grpo"
-        prompts = self._wording.draw(
-            self._task, rl.environments if compared else rl.environments * rl.group,
-            repeats=rl.group if compared else 1, room=self._room,
+        prompts = self.wording.draw(
+            self.task,
+            rl.environments - rl.share if compared else rl.environments * rl.group,
+            repeats=rl.group if compared else 1, room=self.room,
             source=seeds.source("prompts", self._seed, self.name, *which),
         )  # fmt: skip
         written = write(
-            self.model, prompts, ends=self._wording.ends, max_tokens=rl.max_tokens,
+            self.model, prompts, ends=self.wording.ends, max_tokens=rl.max_tokens,
             temperature=rl.temperature,
             generator=seeds.generator("writing", self._seed, self.name, *which),
         )  # fmt: skip
-        scores = rewards.scores(self._task, prompts, written, self._wording)
+        scores = rewards.scores(self.task, prompts, written, self.wording)
         episodes = Episodes(
             policy=self.name, tokens=written.tokens, prompts=prompts.lengths,
             lengths=written.lengths, log_probabilities=written.log_probabilities,
@@ -157,17 +161,17 @@ class LanguagePolicy:
 
     def examine(self, count: int, *, temperature: float = 0.0) -> tuple[float, list[str]]:
         """Return the mean score on held-out prompts, and some completions."""
-        prompts = self._wording.draw(
-            self._task, count, repeats=1, room=self._room,
+        prompts = self.wording.draw(
+            self.task, count, repeats=1, room=self.room,
             source=seeds.source("examination", self._seed, self.name),
         )  # fmt: skip
         written = write(
-            self.model, prompts, ends=self._wording.ends, max_tokens=self.rl.max_tokens,
+            self.model, prompts, ends=self.wording.ends, max_tokens=self.rl.max_tokens,
             temperature=temperature, generator=seeds.generator("examination", self._seed),
         )  # fmt: skip
-        scores = rewards.scores(self._task, prompts, written, self._wording)
+        scores = rewards.scores(self.task, prompts, written, self.wording)
         texts = [
-            prompt + " " + (self._wording.read(row[start : start + length]) or "(no end)")
+            prompt + " " + (self.wording.read(row[start : start + length]) or "(no end)")
             for prompt, row, start, length in zip(
                 prompts.texts, written.tokens, prompts.lengths.tolist(), written.lengths.tolist(),
                 strict=True,
@@ -205,9 +209,11 @@ def trained_tensors(model: TextModel) -> dict[str, Tensor]:
     named = model.named_parameters(remove_duplicate=False)  # tied weights have two names
     frozen = {name for name, one in named if not one.requires_grad}
     state = model.state_dict()
-    return {name: tensor for name, tensor in state.items() if name not in frozen}
+    return {n: one for n, one in state.items() if n not in frozen and not is_below(n, frozen)}
 
 
 def _frozen(model: TextModel) -> dict[str, Tensor]:
     learned = trained_tensors(model)
-    return {name: one for name, one in model.state_dict().items() if name not in learned}
+    frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
+    state = model.state_dict()
+    return {n: one for n, one in state.items() if n not in learned and not is_below(n, frozen)}

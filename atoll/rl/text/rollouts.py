@@ -1,7 +1,8 @@
 """Completions that other members write: the trainer's side, and that of a rollout worker.
 
 After every update the trainer publishes its weights as they are sampled with, in bf16, as lossless
-patches of what changed (:mod:`atoll.rl.channel.versions`); of a model with adapters only these.
+patches of what changed (:mod:`atoll.rl.channel.versions`); of a model with adapters only these. All
+members have the start model, so whole versions are patches, too: of what differs from it.
 The workers write batches with the newest weights and put them into a queue. Both only dial out, and
 each may be killed at any time: a batch stays in the queue until it was learned from, and a worker
 that is launched again follows from the newest whole version.
@@ -18,6 +19,8 @@ import time
 from collections import deque
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
+
+from torch import Tensor
 
 from atoll.config import JobSpec
 from atoll.config.rl_roles import MemberRole
@@ -70,6 +73,11 @@ def _end(run: Run, policy: str) -> Any:
     return run.topic(f"over.{policy}", max_items=1)
 
 
+def _start_of(policy: LanguagePolicy) -> dict[str, Tensor]:
+    """Return the weights that all members of the policy begin with, as they are sampled with."""
+    return sampling_weights(policy.reference, only=trained_tensors(policy.model))
+
+
 class Collector:
     """The trainer's side: publishes weights, and takes batches. For one thread."""
 
@@ -84,7 +92,7 @@ class Collector:
         """
         self._run, self._policy, self._task = run, policy, task
         self._batches = _batches(run, policy.name, workers)
-        self._sender = WeightSender(_versions(run, policy.name))
+        self._sender = WeightSender(_versions(run, policy.name), start=_start_of(policy))
         self._item: Any = None
         self._learned: deque[tuple[str, int, int]] = deque(maxlen=REMEMBERED)
         self._age = 0
@@ -181,7 +189,9 @@ class RolloutWorker:
         )  # fmt: skip
         workers = next(one.samplers for one in spec.rl.policies if one.name == name)
         self._batches = _batches(run, name, workers)
-        self._receiver = WeightReceiver(_versions(run, name), run.member)
+        self._receiver = WeightReceiver(
+            _versions(run, name), run.member, start=_start_of(self._policy)
+        )
         self._ends = _end(run, name).subscribe(f"{run.member}.over", start="oldest")
         self._over = False
         self._written = self._sent_bytes = 0

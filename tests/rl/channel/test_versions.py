@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import atoll
 from atoll.codec.sparse.patches import digest_of
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, WireError
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
@@ -100,6 +100,29 @@ def test_a_missed_patch_is_healed_by_the_next_whole_version(
     while worker.version < 8:
         assert worker.receive(wait_s=PATIENCE_S)
     assert worker.digest == sender.digest
+
+
+def test_whole_versions_of_a_known_start_are_patches(client: atoll.client.Client) -> None:
+    topic, trainer = client.topic("pool/known", max_items=30), Trainer()
+    start = {"w": trainer.master.to(torch.bfloat16), "steps": torch.tensor([1])}
+    copied = {name: tensor.clone() for name, tensor in start.items()}
+    sender = WeightSender(topic, whole_every=4, start=start)
+    early = WeightReceiver(topic, "early", start=copied)
+    sizes = [sender.send(trainer.step()) for _ in range(6)]
+    late = WeightReceiver(topic, "late", start=copied)
+    for receiver in (early, late):
+        assert receiver.receive(wait_s=PATIENCE_S)
+        assert (receiver.version, receiver.digest, receiver.skipped) == (5, sender.digest, 0)
+        assert digest_of(receiver.weights) == sender.digest
+    assert digest_of(copied) == digest_of(start), "the start stays as it is"
+    assert max(sizes) < 80_000 / 10
+    again = WeightSender(topic, whole_every=4, start=start)  # it went back, as after a kill
+    again.send(trainer.step(), version=2)
+    assert early.receive(wait_s=PATIENCE_S)
+    assert (early.version, early.digest) == (2, again.digest)
+    for other in ({}, {"w": copied["w"] + 1, "steps": copied["steps"]}):
+        with pytest.raises(WireError, match="started from other weights"):
+            WeightReceiver(topic, "other", start=other).receive(wait_s=PATIENCE_S)
 
 
 def test_numbers_of_versions_grow(client: atoll.client.Client) -> None:

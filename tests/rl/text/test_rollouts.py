@@ -104,13 +104,12 @@ def test_workers_sample_with_the_trainers_weights_bit_for_bit(tmp_path: Path) ->
     scene.collector.publish()
     worker = scene.worker()
     scene.write(worker)
-    whole = worker._receiver.received_bytes
+    assert worker._receiver.received_bytes < 500, "both have the start model"
     scene.learn()
     scene.write(worker)
     assert worker._policy.learner.version == 1
     for name, ours in rounded(scene.trainer._policy.model).items():
         assert torch.equal(ours, worker._policy.model.state_dict()[name])
-    assert worker._receiver.received_bytes - whole < whole, "a patch is smaller"
 
 
 def test_a_worker_that_was_killed_follows_again(tmp_path: Path) -> None:

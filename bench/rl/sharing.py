@@ -1,0 +1,150 @@
+"""Do policies that share completions learn more? `python -m bench.rl.sharing [--quick]`.
+
+Four small language models with one task and one start learn by GRPO, alone or sharing as in SAPO
+(`share` in [rl]): `8/0` is eight prompts of its own per batch, `4/4` is four of its own and four
+that the others wrote. All variants make as many updates of as many completions. One process, one
+thread, fixed seeds; every run is kept in a file as soon as it ends, so that the command can be
+started again.
+
+after       mean score of the four on 256 prompts that are in no batch, sampled at temperature 1
+area        mean over all updates of the score of what a policy wrote itself
+difference  of both to `8/0`, paired by seed; 95 % intervals over the seeds
+written     completions that a policy wrote in all
+text_bytes  that a policy shared per update, as JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll.config import JobSpec, TrainTable
+from atoll.config.rl_tables import PolicyTable, RlTable
+from atoll.config.tables import JobTable, ModelTable, StrategyTable
+from atoll.rl.text.compatibility import check_text
+from atoll.rl.text.in_process import TextInProcessRun
+from atoll.rl.text.sharing import Exchange
+from atoll.rl.text.start import StartModel, start_model, train_start_model
+from bench.kit.report import emit
+from bench.pooled.results import interval
+from bench.rl.lines import rounded
+
+POLICIES, PROMPTS, GROUP = 4, 8, 8
+EXAMINED = 256
+ALONE = "8/0"
+VARIANTS = {ALONE: 0, "6/2": 2, "4/4": 4, "2/6": 6}
+ENV, OPTIONS = "text:sums", {"most": 20, "flawed": 0.9}
+
+
+def spec_of(seed: int, *, share: int, updates: int) -> JobSpec:
+    """Return the job of one run."""
+    policies = [
+        PolicyTable(name=f"p{number}", env=ENV, options=OPTIONS) for number in range(POLICIES)
+    ]
+    rl = RlTable(
+        algorithm="grpo", environments=PROMPTS, group=GROUP, share=share, max_tokens=8, epochs=2,
+        minibatches=2, lr=5e-4, kl=0.0, gamma=1.0, steps=updates * PROMPTS * GROUP,
+        policies=policies,
+    )  # fmt: skip
+    spec = JobSpec(
+        job=JobTable(seed=seed, nodes=POLICIES),
+        model=ModelTable(options={"layers": 2, "width": 64, "heads": 4, "context": 32}),
+        train=TrainTable(steps=600, batch=64, lr=2e-3, warmup=50),
+        strategy=StrategyTable(preset="alone"), rl=rl,
+    )  # fmt: skip
+    check_text(spec)
+    return spec
+
+
+def measure(spec: JobSpec, beginning: StartModel) -> dict[str, Any]:
+    """Return how one run went."""
+    together = TextInProcessRun(spec, copy.deepcopy(beginning))
+    curve: list[float] = []
+    before = _scores(together)
+    began = time.process_time()
+    while not together.done:
+        together.update(told=lambda policy, facts: curve.append(facts["return"]))
+    own = together.policies[0].write()
+    text = json.dumps(Exchange(together.policies[0], task="t", seed=0).message(own))
+    return {
+        "before": before, "after": _scores(together), "area": statistics.mean(curve),
+        "curve": [
+            round(statistics.mean(curve[at : at + POLICIES]), 3)
+            for at in range(0, len(curve), POLICIES)
+        ],
+        "written": own.steps * len(curve) // POLICIES,
+        "text_bytes": len(text) if spec.rl.share else 0,
+        "cpu_s": round(time.process_time() - began, 1),
+    }  # fmt: skip
+
+
+def _scores(together: TextInProcessRun) -> float:
+    each = [policy.examine(EXAMINED, temperature=1.0)[0] for policy in together.policies]
+    return statistics.mean(each)
+
+
+def row_of(name: str, found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return the figures of a variant over its seeds."""
+    runs, alone = found[name], found[ALONE]
+    row: dict[str, Any] = {"variant": name}
+    for what in ("before", "after", "area"):
+        row[what] = rounded(interval([run[what] for run in runs]), digits=4)
+    for what in ("after", "area"):
+        pairs = zip(runs, alone, strict=True)
+        by = [mine[what] - theirs[what] for mine, theirs in pairs]
+        row[f"{what}_difference"] = rounded(interval(by), digits=4)
+    row |= {what: runs[0][what] for what in ("written", "text_bytes")}
+    return row | {"cpu_s": round(statistics.mean(run["cpu_s"] for run in runs), 1)}
+
+
+def main() -> int:
+    """Measure what is not in the file yet, and report."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.rl.sharing", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="one seed, 20 updates")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[ALONE, "4/4"])
+    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--to", type=Path, default=Path("rl_sharing.json"))
+    given = parser.parse_args()
+    seeds, updates = ([1], 20) if given.quick else (given.seeds, given.updates)
+    variants = [ALONE, *(name for name in given.variants if name != ALONE)]
+    torch.set_num_threads(1)
+    done: dict[str, Any] = (
+        json.loads(given.to.read_text(encoding="utf-8")) if given.to.exists() else {}
+    )
+    for seed in seeds:
+        keys = {name: f"{name} {seed} {updates}" for name in variants}
+        if all(key in done for key in keys.values()):
+            continue
+        spec = spec_of(seed, share=0, updates=updates)
+        beginning = start_model(spec)
+        train_start_model(beginning, spec)
+        for name, key in keys.items():
+            if key not in done:
+                share = VARIANTS[name]
+                changed = dataclasses.replace(spec, rl=dataclasses.replace(spec.rl, share=share))
+                done[key] = measure(changed, beginning)
+                given.to.write_text(json.dumps(done), encoding="utf-8")
+                facts = {k: v for k, v in done[key].items() if k != "curve"}
+                sys.stderr.write(f"{key}: {facts}\n")
+    found = {name: [done[f"{name} {seed} {updates}"] for seed in seeds] for name in variants}
+    rows = [row_of(name, found) for name in variants]
+    result = {"rows": rows, "policies": POLICIES, "seeds": len(seeds), "updates": updates}
+    emit(result, [{name: str(value) for name, value in row.items()} for row in rows])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Figures of the benchmarks of shared completions and of patches over slow lines."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from atoll.rl.text.start import start_model
+from bench.rl import patches, sharing
+
+
+def run(after: float, area: float) -> dict[str, Any]:
+    return {"before": 0.1, "after": after, "area": area, "written": 64, "text_bytes": 0,
+            "cpu_s": 1.0}  # fmt: skip
+
+
+def test_variants_are_compared_seed_by_seed() -> None:
+    found = {
+        sharing.ALONE: [run(0.2, 0.1), run(0.6, 0.5), run(0.4, 0.3)],
+        "4/4": [run(0.3, 0.1), run(0.7, 0.5), run(0.5, 0.3)],
+    }
+    alone, shared = (sharing.row_of(name, found) for name in found)
+    assert alone["after_difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert shared["after_difference"] == pytest.approx({"mean": 0.1, "low": 0.1, "high": 0.1})
+    assert shared["after"]["low"] < 0.5 < shared["after"]["high"]
+
+
+def test_a_run_that_shares_writes_half_and_learns_from_as_much() -> None:
+    spec = sharing.spec_of(1, share=4, updates=1)
+    small = dataclasses.replace(spec.rl, group=2, steps=2 * sharing.PROMPTS)
+    spec = dataclasses.replace(spec, rl=small)
+    found = sharing.measure(spec, start_model(spec))
+    assert found["written"] == 2 * sharing.PROMPTS // 2
+    assert found["text_bytes"] > 0
+    assert len(found["curve"]) == 1
+
+
+def test_rewards_over_a_line_are_summed_up() -> None:
+    lines = [{"reward": n / 16, "bytes": 100 + n, "publish_s": 1.0, "age": 2.0, "received": 50 * n,
+              "at_s": float(n)} for n in range(16)]  # fmt: skip
+    one = {"before": 0.1, "after": 0.5, "dropped": {"stale": 2}, "weights": 1000, "texts": [],
+           "lines": lines}  # fmt: skip
+    row = patches.row_of([one, one])
+    assert (row["before"], row["after"], row["dropped"]) == (0.1, 0.5, 4)
+    assert row["curve"] == [round((2 * n + 0.5) / 16, 3) for n in range(patches.PLACES)]
+    assert row["of_whole"] == pytest.approx(2000 / 107.5, abs=0.1)
+    assert row["after_error"] == pytest.approx((0.25 / 512) ** 0.5, abs=1e-4)

@@ -1,0 +1,168 @@
+"""Policies share completions as text (SAPO): what travels, what is learned from, whole jobs."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atoll.config.rl_tables import PolicyTable, RlTable
+from atoll.errors import ConfigError
+from atoll.rl.text.compatibility import check_text
+from atoll.rl.text.in_process import TextInProcessRun
+from atoll.rl.text.language_policy import LanguagePolicy
+from atoll.rl.text.sharing import Exchange
+from atoll.rl.text.start import StartModel, start_model, train_start_model
+from tests.rl.text.small import WORDING, gpt, job, rl_table
+from tests.rl.text.test_run import run_all
+
+TASK = "text:brackets"
+
+
+def shared_table(share: int = 2, **changes: Any) -> RlTable:
+    names = ("one", "two", "three")
+    policies = [
+        PolicyTable(name=name, env=TASK, options={"kinds": "()", "most": 3}) for name in names
+    ]
+    return rl_table(algorithm="grpo", share=share, policies=policies, **changes)
+
+
+@pytest.fixture(scope="module")
+def beginning() -> StartModel:
+    """Return a tiny model that ends what it writes."""
+    spec = job(shared_table(), steps=60)
+    found = start_model(spec)
+    train_start_model(found, spec)
+    return found
+
+
+class Half:
+    """A task that half of all completions solve."""
+
+    def prompt(self, source: Any) -> str:
+        return "(" * int(source.randint(1, 3))
+
+    def reward(self, prompt: str, completion: str) -> float:
+        return float(len(completion) % 2)
+
+    def example(self, source: Any) -> tuple[str, str]:
+        return "(", ")"
+
+
+class Never(Half):
+    """A task that none solves."""
+
+    def reward(self, prompt: str, completion: str) -> float:
+        return 0.0
+
+
+def policy(name: str, model: Any, *, task: Any = None, share: int = 2) -> LanguagePolicy:
+    return LanguagePolicy(
+        name, task or Half(), copy.deepcopy(model), WORDING, shared_table(share), episodes=999,
+        seed=3,
+    )  # fmt: skip
+
+
+def test_a_clones_completions_are_read_as_its_own(beginning: StartModel) -> None:
+    writer, reader = policy("one", beginning.model), policy("two", beginning.model)
+    own, theirs = reader.write(), writer.write()
+    given, taken = Exchange(writer, task="t", seed=3), Exchange(reader, task="t", seed=3)
+    taken.take(given.message(theirs))
+    together = taken.with_others(own)
+    extra = together.steps - own.steps
+    assert (own.steps, extra) == (8, 8), "two groups of four each"
+    assert torch.equal(together.scores[:8], own.scores)
+    read = {
+        (tuple(row.tolist()), round(float(score), 6), tuple(round(x, 4) for x in log_p.tolist()))
+        for row, score, log_p in zip(
+            together.tokens[8:, : theirs.tokens.shape[1]], together.scores[8:],
+            together.log_probabilities[8:, : theirs.log_probabilities.shape[1]], strict=True,
+        )
+    }  # fmt: skip
+    written = {
+        (tuple(row.tolist()), round(float(score), 6), tuple(round(x, 4) for x in log_p.tolist()))
+        for row, score, log_p in zip(
+            theirs.tokens, theirs.scores, theirs.log_probabilities, strict=True
+        )
+    }
+    assert read == written, "tokens, rewards and log-probabilities: the ratio begins at 1"
+    facts = reader.improve(together, None)
+    assert abs(facts["kl"]) < 1e-6
+    assert taken.with_others(own) is own, "a group is learned from once"
+
+
+def test_groups_of_equal_rewards_never_enter(beginning: StartModel) -> None:
+    writer = policy("one", beginning.model)
+    reader = policy("two", beginning.model, task=Never())
+    taken = Exchange(reader, task="t", seed=3)
+    taken.take(Exchange(writer, task="t", seed=3).message(writer.write()))
+    own = reader.write()
+    assert taken.with_others(own) is own
+    assert taken.dropped == {"equal": 2}
+
+
+def test_what_does_not_fit_is_dropped_and_counted() -> None:
+    model = gpt(2)
+    writer, reader = policy("one", model), policy("two", model)  # they write no text in UTF-8
+    message = Exchange(writer, task="t", seed=3).message(writer.write())
+    taken = Exchange(reader, task="t", seed=3)
+    group = message["groups"][0]
+    short = group | {"completions": group["completions"][:3]}
+    for wrong in (7, {}, message | {"groups": [{"prompt": 3}]}, message | {"groups": [short]}):
+        taken.take(wrong)
+    assert taken.dropped == {"damaged": 4}
+    for prompt, text in (
+        ("", "a"),
+        ("a\nb", "a"),
+        ("(" * 40, "a"),
+        ("(", "a" * 40),
+        ("(", "\ud800"),
+    ):
+        other = group | {"prompt": prompt, "completions": [text] * 4}
+        taken.take(message | {"groups": [other]})
+    assert taken.dropped == {"damaged": 5, "long": 4}
+    own = reader.write()
+    taken.take(message | {"task": "another"})
+    taken.take(message | {"policy": "two"})
+    assert taken.with_others(own) is own
+
+
+def test_a_whole_run_shares_and_can_be_repeated(beginning: StartModel) -> None:
+    spec = job(shared_table(steps=3 * 16))
+    runs = [TextInProcessRun(spec, beginning) for _ in range(2)]
+    sizes: list[int] = []
+    for together in runs:
+        while not together.done:
+            together.update(told=lambda name, facts: sizes.append(round(facts["length"])))
+    assert len(sizes) == 2 * 3 * 3
+    for ours, theirs in zip(runs[0].policies, runs[1].policies, strict=True):
+        for name, tensor in ours.state_dict().items():
+            assert torch.equal(tensor, theirs.state_dict()[name]), name
+    alone = TextInProcessRun(job(shared_table(0, steps=3 * 16)), beginning)
+    alone.update()
+    with torch.no_grad():
+        pairs = zip(alone.policies[0].model.parameters(), runs[0].policies[0].model.parameters(),
+                    strict=True)  # fmt: skip
+        assert not all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_members_share_through_a_topic(tmp_path: Path) -> None:
+    results = run_all(job(shared_table(), steps=60), tmp_path)
+    assert [one["updates"] for one in results] == [4, 4, 4]
+    assert [one["episodes"] for one in results] == [32, 32, 32], "half of each batch is its own"
+
+
+def test_who_cannot_share_is_refused() -> None:
+    check_text(job(shared_table()))
+    for changes, why in (
+        ({"algorithm": "ppo"}, "share completions that they write themselves"),
+        ({"share": 4}, "has to write a part of each batch itself"),
+        ({"policies": shared_table().policies[:1]}, "nobody to share with"),
+    ):
+        table = dataclasses.replace(shared_table(), **changes)
+        with pytest.raises(ConfigError, match=why):
+            check_text(job(table))
