@@ -32,7 +32,8 @@ from torch.nn import functional
 
 from atoll.cli.tuning.job import model_table
 from atoll.codec.sparse.patches import about_patch, apply_patch, bits_of, digest_of, make_patch
-from atoll.data.tuning.dataset import ExampleOptions, ExampleSet, load_examples
+from atoll.data.tuning.dataset import ExampleSet, load_examples
+from atoll.data.tuning.options import ExampleOptions
 from atoll.models.pretrained import CausalLMConfig, load_tokenizer, make_pretrained
 from atoll.rl.channel.versions import sampling_weights
 from bench.kit.cluster import ROOT

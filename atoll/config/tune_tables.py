@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 LORA, DORA, QLORA, FULL = "lora", "dora", "qlora", "full"
 METHODS = (LORA, DORA, QLORA, FULL)
-DPO = "dpo"
+DPO, KTO = "dpo", "kto"
+PREFERENCES = (DPO, KTO)
+"""Objectives whose reference is the base without adapters."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,16 +27,22 @@ class TuneTable:
     """`lora`, `dora`, `qlora` (the base in 4 bits, with bitsandbytes) or `full`; empty: `lora` if
     there is `data`."""
     data: list[str] = dataclasses.field(default_factory=list)
-    """Files of examples, as names or globs: .jsonl, .json, .parquet, .csv, .txt, .md; and data sets
-    of a model hub: `hub:OWNER/NAME`, perhaps with @REVISION and /FILES."""
+    """Files of examples, as names or globs: .jsonl, .json, .csv, .txt, .md (each also .gz),
+    .parquet, and .tar of WebDataset's form; and data sets of a model hub: `hub:OWNER/NAME`, perhaps
+    with @REVISION and /FILES."""
     weights: list[PositiveFloat] = dataclasses.field(default_factory=list)
     """How often the examples of each entry of `data` come in one pass; empty: once each."""
     send: bool = True
     """Send the files that are here to the members; `false`: every machine has them."""
-    objective: Annotated[str, one_of("answers", DPO)] = "answers"
-    """`answers`: predict them; `dpo`: prefer the chosen one of two answers to the rejected one."""
+    objective: Annotated[str, one_of("answers", *PREFERENCES)] = "answers"
+    """`answers`: predict them; `dpo`: prefer the chosen one of two answers to the rejected one;
+    `kto`: prefer answers with a good label to those with a bad one."""
     beta: PositiveFloat = 0.1
-    """`dpo`: how much moving away from the base costs."""
+    """`dpo`, `kto`: how much moving away from the base costs."""
+    desirable: PositiveFloat = 1.0
+    """`kto`: weight of good answers."""
+    undesirable: PositiveFloat = 1.0
+    """`kto`: weight of bad ones."""
     rank: Positive = 16
     """Rank of the adapters."""
     alpha: PositiveFloat = 32.0
@@ -49,6 +57,8 @@ class TuneTable:
     """Put several short examples into one row; each sees only itself."""
     template: str = ""
     """Chat template, as Jinja text, or `chatml`; empty: the one published with the model."""
+    keep: list[str] = dataclasses.field(default_factory=list)
+    """Conditions that records must all meet, e.g. `score >= 4`, `language = en`."""
     deduplicate: bool = True
     """Leave out examples that are equal to an earlier one."""
     near_duplicates: Share = 0.0
@@ -63,14 +73,18 @@ class TuneTable:
 
     @property
     def preferences(self) -> bool:
-        """Whether an example is two answers, of which one is preferred."""
-        return self.objective == DPO
+        """Whether the model learns what people prefer, against the base without adapters."""
+        return self.objective in PREFERENCES
 
     @property
     def adapters(self) -> bool:
         """Whether only adapters are trained."""
         return self.active and self.method != FULL
 
+
+LOSS_UNITS = {"answers": "nats per token", DPO: "nats per pair", KTO: "per answer"}
+"""What a loss of each objective is measured in; that of `kto` is a share of what could be gained.
+"""
 
 SENT = re.compile(r"sha256:([0-9a-f]{64}):((?!\.)[^/\\]+)")
 """An entry of `data` that was sent with the job: the hash of a file, and its name."""
@@ -130,7 +144,8 @@ def check_tune(spec: JobSpec) -> None:
         )  # fmt: skip
     if tune.preferences and tune.method == FULL:
         raise ConfigError(
-            "preferences are learned by adapters", given=f"method = {FULL!r}, objective = {DPO!r}",
+            "preferences are learned by adapters",
+            given=f"method = {FULL!r}, objective = {tune.objective!r}",
             expected='method = "lora", "dora" or "qlora": the base without them is the reference',
         )  # fmt: skip
     if spec.strategy.inner != "local":

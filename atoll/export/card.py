@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.config.loss_unit import loss_unit
 from atoll.config.tables import JobSpec
 
 
@@ -33,7 +34,7 @@ def model_card(
         rank = f", rank {tune.rank}, alpha {tune.alpha:g}" if tune.adapters else ""
         lines.append(f"- method: {tune.method}{rank}")
         if tune.preferences:
-            lines.append(f"- objective: preferences (DPO, beta {tune.beta:g})")
+            lines.append(f"- objective: {tune.objective.upper()} (preferences), beta {tune.beta:g}")
     if summary:
         lines += [
             f"- {summary['steps']:,} steps on {summary['nodes']} members, "
@@ -42,9 +43,8 @@ def model_card(
         first, final = summary.get("loss_first"), summary.get("loss_final")
         if final is not None:
             before = f"{first:.3f} before, " if first is not None else ""
-            lines.append(
-                f"- held-out loss: {before}{final:.3f} nats per {summary['loss_of']} after"
-            )
+            unit = summary.get("loss_unit") or loss_unit(spec or JobSpec())
+            lines.append(f"- held-out loss: {before}{final:.3f} after, {unit}")
     return "\n".join(lines) + "\n"
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.data.tuning.dataset import ExampleOptions, load_examples
+from atoll.data.tuning.dataset import load_examples
+from atoll.data.tuning.options import ExampleOptions
 from atoll.data.tuning.packing import IGNORED, Rows
 from atoll.errors import ConfigError
 from atoll.export.opened import Opened

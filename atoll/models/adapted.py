@@ -20,8 +20,8 @@ from atoll.models.causal_lm import CausalLM
 from atoll.models.pretrained import CausalLMConfig
 
 FULL, DORA = "full", "dora"
-DPO = "dpo"
-"""Objective: prefer one answer to another."""
+DPO, KTO = "dpo", "kto"
+"""Objectives: prefer one answer to another; prefer good answers to bad ones."""
 NAME = "default"
 """The library's name for the only adapter."""
 IGNORED = -100
@@ -39,6 +39,8 @@ class Adapter:
     targets: tuple[str, ...] = ()
     objective: str = "answers"
     beta: float = 0.1
+    desirable: float = 1.0
+    undesirable: float = 1.0
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Adapter:

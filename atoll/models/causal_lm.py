@@ -49,10 +49,11 @@ def build_causal_lm(config: CausalLMConfig, *, weights: bool = True) -> Language
     theirs = make_pretrained(config, weights=weights)
     _check(config, theirs.config)
     if config.adapter:
-        from atoll.models.adapted import DPO, TunedLM, with_adapters
-        from atoll.models.preferring import PreferringLM
+        from atoll.models.adapted import DPO, KTO, TunedLM, with_adapters
+        from atoll.models.preferring import JudgedLM, PreferringLM
 
-        kind = PreferringLM if config.adapter.get("objective") == DPO else TunedLM
+        kinds = {DPO: PreferringLM, KTO: JudgedLM}
+        kind = kinds.get(str(config.adapter.get("objective")), TunedLM)
         return kind(config, with_adapters(config, theirs))
     if theirs.config.model_type == GPT2 and not theirs.config.add_cross_attention:
         return LayeredGPT2(config, theirs)

@@ -1,7 +1,14 @@
-"""A model that learns which of two answers people prefer, without a reward model.
+"""Models that learn what people prefer, without a reward model.
 
-Direct Preference Optimization, equation 7 (https://arxiv.org/abs/2305.18290). The reference of the
-paper is the base without its adapters, so no second model is in memory.
+Direct Preference Optimization (DPO), equation 7 (https://arxiv.org/abs/2305.18290), from two
+answers to one prompt; Kahneman-Tversky Optimization (KTO), equation 8
+(https://arxiv.org/abs/2402.01306), from single answers with a label, good or bad. The reference of
+both papers is the base without its adapters, so no second model is in memory.
+
+KTO differs from the paper:
+  * the divergence from the base (z0) is the mean over the rows that are computed together, of
+    each prompt with the answer to another one, which the data choose once; the paper shifts the
+    answers within a batch.
 """
 
 from __future__ import annotations
@@ -16,12 +23,15 @@ from torch.nn import functional
 
 from atoll.models.adapted import IGNORED, Adapter, TunedLM, peft
 
+UNMATCHED = 1 << 40
+"""Targets of an answer to another prompt are below `IGNORED` by more than this."""
+
 _ROWS_AT_ONCE = 4
 """Rows whose logits are in memory at once where no gradients are needed."""
 
 
 class PreferringLM(TunedLM):
-    """A model with adapters that takes rows of two answers each, to one prompt."""
+    """DPO: a model with adapters that takes rows of two answers each, to one prompt."""
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return log-probabilities of following tokens, or logits as :class:`TunedLM` does.
@@ -75,6 +85,34 @@ class PreferringLM(TunedLM):
                 layer.enable_adapters(True)
 
 
+class JudgedLM(PreferringLM):
+    """KTO: the same, of rows with an answer that has a label, and an answer to another prompt."""
+
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean over the rows of what an answer lacks of its full value, 0 to its weight.
+
+        `outputs` are of :meth:`forward`; `targets` int64 ``(batch, length)``: tokens of a good
+        answer, :func:`rejected` of a bad one; :func:`unmatched` of the other answer, or `IGNORED`.
+        At the start it is half of the weight: the model is the base.
+        """
+        if outputs.shape[1:] != (2, targets.shape[1]):
+            return super().criterion(outputs, targets)
+        adapter = Adapter.of(self.config.adapter)
+        gained = outputs[:, 0] - outputs[:, 1]
+        other = targets < IGNORED - UNMATCHED
+        drift = (gained * other).sum(1).mean().clamp(min=0).detach()
+        reward = (gained * ((targets != IGNORED) & ~other)).sum(1)
+        good = (targets >= 0).any(1)
+        sign = torch.where(good, 1.0, -1.0).to(gained.dtype)
+        weight = torch.where(good, adapter.desirable, adapter.undesirable).to(gained.dtype)
+        return (weight * torch.sigmoid(-adapter.beta * sign * (reward - drift))).mean()
+
+
+def unmatched(tokens: Tensor) -> Tensor:
+    """Return targets of an answer to another prompt, by which KTO knows how far the model is."""
+    return IGNORED - 1 - UNMATCHED - tokens
+
+
 def rejected(tokens: Tensor) -> Tensor:
-    """Return targets of the answer that is not preferred: below `IGNORED`."""
+    """Return targets of an answer that is not preferred: below `IGNORED`."""
     return IGNORED - 1 - tokens

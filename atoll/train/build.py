@@ -32,7 +32,8 @@ from atoll.data import (
     load_dataset,
     load_images,
 )
-from atoll.data.tuning.dataset import ExampleOptions, load_examples
+from atoll.data.tuning.dataset import load_examples
+from atoll.data.tuning.options import ExampleOptions
 from atoll.devices.facts import check_dtypes
 from atoll.errors import ConfigError
 from atoll.group.policy import GroupPolicy

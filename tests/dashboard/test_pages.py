@@ -267,7 +267,7 @@ def test_a_tuned_job_shows_its_data(seeded: Seeded, seen: Watched) -> None:
     expect(page.locator("#examples")).to_be_hidden()
     preview = {
         "sentences": ["60 examples of 61 records", "1 left out: equal to an earlier one"],
-        "pairs": True,
+        "headings": [["Chosen", "Rejected"]],
         "examples": [[[["count 3 apples ", False], ["three", True]], [["count 3 apples ", False],
                      ["<b>four</b>", True]]]],
     }  # fmt: skip

@@ -101,6 +101,7 @@ def test_a_job_is_followed_live_in_all_its_parts(scene: Scene, watched: Watch) -
             "aria-label", re.compile("held-out .*attic-gpu .*kitchen-1 ")
         )
         expect(page.locator(".tiles")).to_contain_text("Round3")
+        expect(page.locator("figure:has(#loss-chart) figcaption")).to_contain_text("nats per token")
         before = page.evaluate("document.querySelector('#loss-chart').data[1].x.length")
         assert before == 10
         scene.measure(members[0], 110)
@@ -233,6 +234,8 @@ def test_jobs_are_filtered_and_compared(scene: Scene, watched: Watch) -> None:
         expect(chart).to_have_attribute("aria-label", re.compile(f"{first} .*{second} "))
         last = "document.querySelector('#compare-loss').data.map(t => Math.max(...t.x))"
         assert sorted(page.evaluate(last)) == [60, 120]
+        held_out = page.locator("figure:has(#compare-held-out) figcaption")
+        expect(held_out).to_have_text("Held-out loss nats per token")
         page.locator("#compare-axis").select_option("tokens")
         page.wait_for_function(f"() => Math.max(...{last}) > 1000")
         assert sorted(page.evaluate(last)) == [512 * 120, 2 * 512 * 60]

@@ -13,7 +13,8 @@ import torch
 from torch.nn import functional
 
 from atoll.config import JobSpec, read_spec
-from atoll.data.tuning.dataset import ExampleOptions, ExampleSet, load_examples
+from atoll.data.tuning.dataset import ExampleSet, load_examples
+from atoll.data.tuning.options import ExampleOptions
 from atoll.data.tuning.packing import IGNORED
 from atoll.errors import ConfigError, DataError
 from atoll.models.preferring import PreferringLM

@@ -217,7 +217,7 @@ def _traffic(summary: Mapping[str, Any]) -> str:
 def _from_to(summary: Mapping[str, Any]) -> str:
     losses = (summary.get("loss_first"), summary.get("loss_final"))
     numbers = [f"{value:.3f}" for value in losses if value is not None]
-    return f"{' -> '.join(numbers)} nats per {summary['loss_of']}"
+    return f"{' -> '.join(numbers)} {summary.get('loss_unit', '')}".rstrip()
 
 
 def _say_files(console: Console, folder: Path, *, next_: str) -> None:

@@ -46,7 +46,7 @@ def evaluate(
         raise typer.BadParameter("either DATA or --tasks")
     from atoll.cli.trained.run_files import find_run
     from atoll.cli.views import screen
-    from atoll.data.tuning.dataset import ExampleOptions
+    from atoll.data.tuning.options import ExampleOptions
     from atoll.devices.choose import choose
     from atoll.export.perplexity import measure
 

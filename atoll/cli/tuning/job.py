@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.cli.jobs.jobfile import Overrides, Submission, build
 from atoll.config import dump_tables
-from atoll.config.tune_tables import DPO, FULL
+from atoll.config.tune_tables import FULL, PREFERENCES
 from atoll.errors import ConfigError
 from atoll.ids import safe_name
 
 if TYPE_CHECKING:
     from atoll.data.tuning.dataset import ExampleSet
 
-LR, LR_FULL, LR_DPO = 2e-4, 2e-5, 5e-5
+LR, LR_FULL, LR_PREFERENCES = 2e-4, 2e-5, 5e-5
 """Usual peak learning rates of adapters, of whole models, and of adapters that learn preferences.
 """
 EVERY = 10
@@ -40,6 +41,7 @@ class Wish:
     steps: int | None = None
     passes: float = 1.0
     template: str = ""
+    keep: Sequence[str] = ()
     nodes: int = 1
     settings: Sequence[str] = ()
 
@@ -72,8 +74,8 @@ def job_tables(wish: Wish, *, steps: int) -> dict[str, Any]:
     """Return the tables of the job file."""
     source = model_table(wish.model)
     named = source.get("gguf") or Path(source["source"].removeprefix("package:")).name
-    usual = LR_FULL if wish.method == FULL else LR_DPO if wish.objective == DPO else LR
-    lr = wish.lr or usual
+    usual = LR_PREFERENCES if wish.objective in PREFERENCES else LR
+    lr = wish.lr or (LR_FULL if wish.method == FULL else usual)
     return {
         "job": {"name": safe_name(f"tune-{Path(named).stem}")[:40].rstrip("-."),
                 "nodes": wish.nodes, "threads": 0},
@@ -82,7 +84,7 @@ def job_tables(wish: Wish, *, steps: int) -> dict[str, Any]:
             "method": wish.method, "objective": wish.objective,
             "data": [_absolute(entry) for entry in wish.data],
             "weights": list(wish.weights), "rank": wish.rank, "alpha": 2.0 * wish.rank,
-            "template": _template(wish.template),
+            "template": _template(wish.template), "keep": list(wish.keep),
         },
         "train": {
             "steps": steps, "batch": wish.batch, "lr": lr, "weight_decay": 0.0,
@@ -93,7 +95,9 @@ def job_tables(wish: Wish, *, steps: int) -> dict[str, Any]:
 
 
 def _absolute(entry: str) -> str:
-    return str(Path(entry).expanduser().absolute())
+    """Return the entry for any working folder; as it is if it names no files here."""
+    path = Path(entry).expanduser()
+    return str(path.absolute()) if glob.glob(str(path), recursive=True) else entry
 
 
 def _template(word: str) -> str:

@@ -19,13 +19,16 @@ def tune(
     data: Annotated[
         list[str],
         typer.Argument(
-            help="Examples: .jsonl, .json, .parquet, .csv, .txt or .md; globs, too; "
-            "or hub:OWNER/NAME, a data set of the Hugging Face hub."
+            help="Examples: .jsonl, .json, .parquet, .csv, .txt, .md, or .tar (WebDataset); "
+            "globs, too; or hub:OWNER/NAME, a data set of the Hugging Face hub."
         ),
     ],
     method: Annotated[str, typer.Option(help="lora, dora, qlora or full.")] = "lora",
     objective: Annotated[
-        str, typer.Option(help="answers; or dpo: prefer chosen to rejected answers.")
+        str,
+        typer.Option(
+            help="answers; dpo: prefer chosen to rejected answers; kto: good to bad ones."
+        ),
     ] = "answers",
     rank: Annotated[int, typer.Option(min=1, help="Rank of the adapters.")] = 16,
     context: Annotated[int, typer.Option(min=8, help="Longest example, in tokens.")] = 512,
@@ -42,6 +45,10 @@ def tune(
     weight: Annotated[
         list[float] | None,
         typer.Option(help="How often each DATA comes in a pass; as many as there are DATA."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="Only records of which this is true: 'score >= 4'. Repeatable."),
     ] = None,
     template: Annotated[
         str, typer.Option(help="Chat template: a Jinja file, or chatml (default: the model's).")
@@ -74,7 +81,7 @@ def tune(
         model=model, data=data, weights=weight or (), method=method, objective=objective, rank=rank,
         context=context,
         batch=batch, lr=lr, steps=steps, passes=passes, template=template, nodes=local or nodes,
-        settings=set_ or (),
+        keep=keep or (), settings=set_ or (),
     )  # fmt: skip
     console = screen.output()
     with console.status("reading the examples ...") as status:

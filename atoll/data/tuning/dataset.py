@@ -8,11 +8,10 @@ mapped, so a data set may be larger than memory. The position in it is a cursor 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,41 +19,18 @@ from torch import Tensor
 
 from atoll.data.order import hashes, permutation
 from atoll.data.pretrained import PretrainedTokenizer
-from atoll.data.tuning.conversations import Conversation, conversation_of
+from atoll.data.tuning.options import ExampleOptions
 from atoll.data.tuning.packing import Rows
-from atoll.data.tuning.preferences import pair_of
-from atoll.data.tuning.quality import Quality, Repeated, text_of
+from atoll.data.tuning.quality import Quality
 from atoll.data.tuning.records import find_files, read_records
-from atoll.data.tuning.rendering import Rendered, Renderer
+from atoll.data.tuning.rendering import Renderer
+from atoll.data.tuning.spool import Spool
 from atoll.digest import Digest
 from atoll.errors import ConfigError, DataError
 
 _ORDER_KEY, _HELD_OUT_KEY, _COPY_KEY = 0x74756E65, 0x68656C64, 0x636F7079
 _MOST_HELD_OUT = 4096
 """Most examples that are held out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleOptions:
-    """Which examples, and how they become rows; the keys of `[tune]` of the same names."""
-
-    data: Sequence[str]
-    weights: Sequence[float] = ()
-    context: int
-    seed: int
-    held_out: float = 0.05
-    template: str = ""
-    completion_only: bool = True
-    pack: bool = True
-    deduplicate: bool = True
-    near_duplicates: float = 0.0
-    min_answer_tokens: int = 1
-    objective: str = "answers"
-
-    @property
-    def pairs(self) -> bool:
-        """Whether an example is two answers, of which one is preferred."""
-        return self.objective == "dpo"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,9 +131,10 @@ def load_examples(
     """
     files = find_files(options.data)
     renderer = Renderer(
-        tokenizer, template=options.template, completion_only=options.completion_only
-    )
-    with contextlib.closing(_Spool(options, renderer)) as spool:
+        tokenizer, template=options.template,
+        completion_only=options.completion_only or options.judged,
+    )  # fmt: skip
+    with contextlib.closing(Spool(options, renderer)) as spool:
         quality = spool.quality
         for number, group in enumerate(files):
             for file in group:
@@ -165,17 +142,27 @@ def load_examples(
                     spool.add(record, source=number)
                     if quality.records % 1000 == 0:
                         progress(quality.records)
+        spool.end()
         progress(quality.records)
         _check_enough(quality)
-        ids, trained, bounds = spool.arrays()
+        tokens = spool.arrays()
     held_out, train = _split(quality.kept, options)
     train = _weighted(train, spool.sources, options)
     rows = partial(
-        Rows, ids, trained, bounds, length=options.context,
+        Rows, tokens, length=options.context,
         pack=options.pack and not options.pairs, pairs=options.pairs,
+        good=np.array(spool.good, dtype=np.bool_) if options.judged else None,
     )  # fmt: skip
     digest = Digest()
-    for array in (spool.hashed.digest(), bounds.tobytes(), train.tobytes(), held_out.tobytes()):
+    labels = bytes(spool.good)
+    parts = (
+        spool.hashed.digest(),
+        tokens.bounds.tobytes(),
+        train.tobytes(),
+        held_out.tobytes(),
+        labels,
+    )
+    for array in parts:
         digest.update(array)
     return ExampleSet(
         corpus=", ".join(options.data),
@@ -195,129 +182,6 @@ def _check_enough(quality: Quality) -> None:
             expected="at least 2 examples",
             remedy="; ".join(quality.sentences()),
         )
-
-
-@dataclass(slots=True)
-class _Spool:
-    """Takes records and writes the tokens of those that are kept to a temporary file."""
-
-    options: ExampleOptions
-    renderer: Renderer
-    quality: Quality = field(default_factory=Quality)
-    sources: list[int] = field(default_factory=list)
-    """The entry of `data` of every example that was kept."""
-    hashed: Digest = field(default_factory=Digest)
-    _ids: BinaryIO = field(default_factory=tempfile.TemporaryFile)
-    _trained: BinaryIO = field(default_factory=tempfile.TemporaryFile)
-    _bounds: list[int] = field(default_factory=lambda: [0])
-    _repeated: Repeated = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._repeated = Repeated(
-            equal=self.options.deduplicate, similar=self.options.near_duplicates
-        )
-
-    def add(self, record: Mapping[str, Any], *, source: int) -> None:
-        """Take one record."""
-        quality = self.quality
-        quality.records += 1
-        if self.options.pairs:
-            self._add_pair(record, source)
-            return
-        try:
-            conversation = conversation_of(record)
-            rendered = self.renderer.render(conversation)
-        except DataError as error:
-            quality.unreadable += 1
-            quality.first_error = quality.first_error or f"(record {quality.records}): {error}"
-            return
-        if self._repeated.equal(rendered.ids):
-            quality.equal += 1
-            return
-        said = text_of(conversation.messages, conversation.prompt, conversation.completion)
-        if self._repeated.similar(said):
-            quality.similar += 1
-            return
-        quality.rewritten += rendered.rewritten
-        for piece in self._pieces(conversation, rendered):
-            self._keep(piece, source)
-
-    def _add_pair(self, record: Mapping[str, Any], source: int) -> None:
-        """Take a record of two answers."""
-        quality, options = self.quality, self.options
-        try:
-            both = pair_of(record)
-            chosen, rejected = map(self.renderer.render, both)
-        except DataError as error:
-            quality.unreadable += 1
-            quality.first_error = quality.first_error or f"(record {quality.records}): {error}"
-            return
-        if self._repeated.equal(np.concatenate([chosen.ids, rejected.ids])):
-            quality.equal += 1
-            return
-        said = [text_of(one.messages, one.prompt, one.completion) for one in both]
-        if self._repeated.similar("\n".join(said)):
-            quality.similar += 1
-            return
-        if len(chosen.ids) + len(rejected.ids) - 2 > options.context:
-            quality.long += 1  # half an answer has no preference
-            return
-        least = min(int(one.trained[1:].sum()) for one in (chosen, rejected))
-        if least < options.min_answer_tokens:
-            quality.short += 1
-            return
-        for one in (chosen, rejected):
-            self._write(one)
-        self._count(source, len(chosen.ids) + len(rejected.ids))
-
-    def _pieces(self, conversation: Conversation, rendered: Rendered) -> Iterator[Rendered]:
-        """Yield an example, cut at the context; a plain text in as many pieces as it takes."""
-        most, length = self.options.context + 1, len(rendered.ids)
-        plain = not conversation.messages and not conversation.prompt
-        if length > most and not plain:
-            self.quality.truncated += 1
-        starts = range(0, max(1, length - 1), self.options.context) if plain else (0,)
-        for start in starts:
-            yield Rendered(
-                rendered.ids[start : start + most], rendered.trained[start : start + most]
-            )
-
-    def _keep(self, piece: Rendered, source: int) -> None:
-        if int(piece.trained[1:].sum()) < self.options.min_answer_tokens:
-            self.quality.short += 1
-            return
-        self._write(piece)
-        self._count(source, len(piece.ids))
-
-    def _write(self, piece: Rendered) -> None:
-        self._ids.write(piece.ids.tobytes())
-        self._trained.write(piece.trained.tobytes())
-        self.hashed.update(piece.ids.tobytes())
-        self.hashed.update(piece.trained.tobytes())
-        self._bounds.append(self._bounds[-1] + len(piece.ids))
-        self.quality.trained_tokens += int(piece.trained[1:].sum())
-
-    def _count(self, source: int, length: int) -> None:
-        """Count an example of so many tokens."""
-        quality = self.quality
-        self.sources.append(source)
-        quality.kept += 1
-        quality.tokens += length
-        quality.longest = max(quality.longest, length)
-        quality.lengths.append(length)
-
-    def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.int64]]:
-        """Return ids and mask, mapped from their files, and the examples' bounds."""
-        self._ids.flush()
-        self._trained.flush()
-        ids = np.memmap(self._ids, dtype=np.int32, mode="r")
-        trained = np.memmap(self._trained, dtype=np.bool_, mode="r")
-        return ids, trained, np.array(self._bounds, dtype=np.int64)
-
-    def close(self) -> None:
-        """Close the files; what is mapped stays."""
-        self._ids.close()
-        self._trained.close()
 
 
 def _split(count: int, options: ExampleOptions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

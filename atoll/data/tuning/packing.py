@@ -9,6 +9,7 @@ predicted from another.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor
 
 IGNORED = -100
 """Target of a position that is not trained on; torch's `cross_entropy` skips it."""
+
+UNMATCHED = 1 << 40
+"""Targets of an answer to another prompt are below `IGNORED` by more than this."""
 
 
 def pack_rows(
@@ -53,27 +57,37 @@ def pack_rows(
     return flat, bounds
 
 
+class Tokens(NamedTuple):
+    """All examples: ids, whether each is trained, and where each example begins and ends."""
+
+    ids: NDArray[np.int32]
+    trained: NDArray[np.bool_]
+    bounds: NDArray[np.int64]
+
+
 class Rows:
     """Packed rows of examples; the tokens may be in a file that memory does not hold."""
 
     def __init__(
         self,
-        ids: NDArray[np.int32],
-        trained: NDArray[np.bool_],
-        bounds: NDArray[np.int64],
+        tokens: Tokens,
         order: NDArray[np.int64],
         *,
         length: int,
         pack: bool,
         pairs: bool = False,
+        good: NDArray[np.bool_] | None = None,
     ) -> None:
         """Pack the examples ``ids[bounds[e] : bounds[e + 1]]`` of `order`.
 
-        With `pairs`, an example is two of them, 2e and 2e + 1, in a row of their own.
+        With `pairs`, an example is two of them, 2e and 2e + 1, in a row of their own: a preferred
+        answer and another one. With `good`, ``(examples,)``, an answer with that label, and its
+        prompt with the answer to another one.
         """
-        self._ids, self._trained, self._bounds, self.length = ids, trained, bounds, length
-        self.pairs = pairs
-        lengths = np.diff(bounds) - 1
+        self._ids, self._trained, self._bounds = tokens
+        self.length = length
+        self.pairs, self.good = pairs, good
+        lengths = np.diff(self._bounds) - 1
         lengths = lengths.reshape(-1, 2).sum(1) if pairs else lengths
         self._examples, self._rows = pack_rows(lengths, order, length=length, pack=pack)
 
@@ -98,7 +112,8 @@ class Rows:
             Inputs int64 ``(rows, 2, used)``: ids, and positions; targets int64 ``(rows, used)``,
             `IGNORED` where nothing is trained. What is left of a row is an example of zeros. Of
             pairs, inputs ``(rows, 3, used)`` have the following tokens, too, and the targets of
-            the second answer are below `IGNORED`: ``IGNORED - 1 - token``.
+            an answer that is not preferred are below `IGNORED`: ``IGNORED - 1 - token``, less
+            `UNMATCHED` where it answers another prompt.
         """
         count = len(rows)
         inputs = np.zeros((count, 2 + self.pairs, self.length), dtype=np.int64)
@@ -114,10 +129,19 @@ class Rows:
                 following = self._ids[start + 1 : end].astype(np.int64)
                 if self.pairs:
                     inputs[number, 2, at : at + size] = following
-                    following = IGNORED - 1 - following if example % 2 else following
+                    following = self._marked(following, example)
                 wanted = self._trained[start + 1 : end]
                 targets[number, at : at + size] = np.where(wanted, following, IGNORED)
                 at += size
             inputs[number, 1, at:] = np.arange(self.length - at)
             longest = max(longest, at)
         return torch.from_numpy(inputs[:, :, :longest]), torch.from_numpy(targets[:, :longest])
+
+    def _marked(self, tokens: NDArray[np.int64], example: int) -> NDArray[np.int64]:
+        """Return the targets of one of a pair of answers."""
+        second = bool(example % 2)
+        if self.good is None:
+            return IGNORED - 1 - tokens if second else tokens
+        if second:
+            return IGNORED - 1 - UNMATCHED - tokens
+        return tokens if self.good[example // 2] else IGNORED - 1 - tokens

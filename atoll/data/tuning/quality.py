@@ -28,12 +28,17 @@ class Quality:
     kept: int = 0
     unreadable: int = 0
     """Records without known columns, or that the template refuses."""
+    filtered: int = 0
+    """That do not meet a condition of `keep`."""
     equal: int = 0
     similar: int = 0
     short: int = 0
     """With fewer trained tokens than wanted, after truncation."""
     long: int = 0
     """Pairs of answers that do not fit into the context."""
+    good: int = 0
+    """With a label that says so."""
+    labelled: bool = False
     truncated: int = 0
     """Longer than the context; their end was cut off. Plain texts are split instead."""
     rewritten: int = 0
@@ -56,12 +61,20 @@ class Quality:
             f"({100 * self.trained_tokens / max(1, self.tokens):.0f} %)",
             f"length in tokens: median {middle:.0f}, 95 % below {most:.0f}, longest {self.longest}",
         ]
+        if self.labelled:
+            lines.append(f"{self.good} good answers, {self.kept - self.good} bad ones")
         reasons = (
+            (self.filtered, "left out: not as `keep` wants them"),
             (self.equal, "left out: equal to an earlier one"),
             (self.similar, "left out: similar to an earlier one"),
             (self.short, "left out: too few tokens to train on"),
             (self.unreadable, f"left out: unreadable, first {self.first_error}"),
-            (self.long, "left out: both answers together are longer than the context"),
+            (
+                self.long,
+                "left out: longer than the context"
+                if self.labelled
+                else "left out: both answers together are longer than the context",
+            ),
             (self.truncated, "cut at the context"),
             (self.rewritten, "answers not trained on: the template rewrites them later"),
         )

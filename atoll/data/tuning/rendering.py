@@ -49,15 +49,15 @@ class Renderer:
         end = tokenizer.eos_token_id
         self._end = [] if end is None else [int(end)]
 
-    def render(self, conversation: Conversation) -> Rendered:
-        """Return an example's ids.
+    def render(self, conversation: Conversation, *, last: bool = False) -> Rendered:
+        """Return an example's ids; `last`: of a chat only the last answer is trained on.
 
         Raises:
             ConfigError: the model has no chat template.
             DataError: the template refuses the messages.
         """
         if conversation.messages:
-            return self._chat(conversation.messages)
+            return self._chat(conversation.messages, last=last)
         prompt, completion = self._plain(conversation.prompt), self._plain(conversation.completion)
         ids = np.array([*prompt, *completion, *self._end], dtype=np.int32)
         trained = np.ones(len(ids), dtype=bool)
@@ -73,7 +73,7 @@ class Renderer:
             for one in self._tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
         ]
 
-    def _chat(self, messages: Sequence[Message]) -> Rendered:
+    def _chat(self, messages: Sequence[Message], *, last: bool) -> Rendered:
         text = self._text(messages)
         encoded = self._tokenizer(
             text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
@@ -84,7 +84,7 @@ class Renderer:
         starts = np.array([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
         trained, rewritten = np.zeros(len(ids), dtype=bool), 0
         for number, message in enumerate(messages):
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or (last and number < len(messages) - 1):
                 continue
             before = self._text(messages[:number], prompt=True)
             until = self._text(messages[: number + 1])

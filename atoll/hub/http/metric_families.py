@@ -60,7 +60,7 @@ _OF_JOBS: tuple[_Figure, ...] = (
     ("rounds_committed_total", "counter", "Committed rounds.", "committed_round"),
     ("rounds_aborted_total", "counter", "Aborted attempts.", "aborted_rounds"),
     ("loss", "gauge", "Training loss, mean of its members.", "loss"),
-    ("held_out_loss", "gauge", "Nats per token on held-out text.", "held_out_loss"),
+    ("held_out_loss", "gauge", "Loss on held-out data, text: nats per token.", "held_out_loss"),
     ("tokens_per_second", "gauge", "Speed of all its members.", "tokens_per_s"),
     ("sent_bytes_total", "counter", "Sent by its members.", "sent_bytes"),
     ("received_bytes_total", "counter", "Received by its members.", "received_bytes"),

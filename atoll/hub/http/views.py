@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from atoll.config.loss_unit import loss_unit
 from atoll.hub.http.progress import progress_of
 from atoll.hub.jobs.jobs import Job, Member
 from atoll.hub.jobs.people import standstill, starting
@@ -77,6 +78,7 @@ def job_view(
         "files": job.files,
         "verified": job.spec.job.trust == "audit",
         "tuned": job.spec.tune.active,
+        "loss_unit": loss_unit(job.spec),
         "resume_round": job.resume_round,
         "stopping": job.stopping,
         "result": job.result,

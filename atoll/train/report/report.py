@@ -20,7 +20,7 @@ from atoll.train.report.paths import path_charts, path_tables
 from atoll.train.report.rl import gallery, policy_table, read_episodes, rl_charts, rl_tiles, texts
 from atoll.train.report.svg import draw
 from atoll.train.report.tables import event_table, member_table, text, tiles, worth
-from atoll.train.report.verdict import verdict
+from atoll.train.report.verdict import OLD_UNIT, verdict
 from atoll.train.results.summary import (
     SUMMARY_NAME,
     ddp_bytes,
@@ -137,9 +137,9 @@ def _head(summary: Mapping[str, Any], episodes: Mapping[str, bytes]) -> str:
 
 
 def _charts(summary: Mapping[str, Any], points: Points) -> list[Chart]:
-    paths = summary.get("paths")
+    paths, unit = summary.get("paths"), summary.get("loss_unit", OLD_UNIT)
     return [
-        *(path_charts(paths, points) if paths else [loss_chart(points)]),
+        *(path_charts(paths, points) if paths else [loss_chart(points, unit=unit)]),
         speed_chart(points),
         time_chart(points),
         bytes_chart(points, summary),
@@ -175,7 +175,7 @@ def continued(points: Points) -> list[Mapping[str, Any]]:
     return kept[::-1]
 
 
-def loss_chart(points: Points) -> Chart:
+def loss_chart(points: Points, *, unit: str) -> Chart:
     """Return training loss by member, and held-out loss."""
     traces = [
         line(*series(points, member, "loss"), member, index)
@@ -193,8 +193,8 @@ def loss_chart(points: Points) -> Chart:
             "line": {"color": "#d62728", "width": 3},
         }
     )
-    about = "Training loss of each member and loss of the common model on held-out text."
-    return "Loss", about, traces, layout("step", "nats per token")
+    about = "Training loss of each member and loss of the common model on held-out data."
+    return "Loss", about, traces, layout("step", unit)
 
 
 def speed_chart(points: Points) -> Chart:

@@ -7,6 +7,9 @@ from typing import Any
 
 from atoll import units
 
+OLD_UNIT = "nats per token"
+"""Of losses in summaries that do not say it: they are of an earlier version."""
+
 ENDS = {"done": "", "failed": "The run failed. ", "stopped": "The run was stopped. "}
 
 
@@ -32,12 +35,12 @@ def _training(summary: Mapping[str, Any]) -> str:
     said = f"{_machines(summary)} took {steps:,} steps" if steps else f"{_machines(summary)} worked"
     said += f" in {units.duration(spent)}" if spent else ""
     first, final = summary.get("loss_first"), summary.get("loss_final")
-    of_what = summary.get("loss_of") or "token"
+    unit = f" {summary.get('loss_unit', OLD_UNIT)}".rstrip()
     if first is not None and final is not None:
         verb = "fell" if final < first else "rose"
-        said += f"; the held-out loss {verb} from {first:.3f} to {final:.3f} nats per {of_what}"
+        said += f"; the held-out loss {verb} from {first:.3f} to {final:.3f}{unit}"
     elif final is not None:
-        said += f"; the held-out loss is {final:.3f} nats per {of_what}"
+        said += f"; the held-out loss is {final:.3f}{unit}"
     if summary.get("accuracy") is not None:
         said += f", and {summary['accuracy']:.1%} of the held-out images are right"
     sent, less = summary.get("bytes_sent_per_node"), summary.get("reduction")

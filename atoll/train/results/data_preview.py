@@ -16,6 +16,7 @@ from atoll.data.tuning.packing import Rows
 NAME = "data.json"
 SHOWN = 6
 """Examples."""
+PAIR, GOOD, BAD = ("Chosen", "Rejected"), "Good", "Bad"
 LONGEST = 4_000
 """Characters of a part of an example."""
 
@@ -32,7 +33,7 @@ def publish_preview(
 
 
 def preview_of(data: ExampleSet) -> dict[str, Any]:
-    """Return `sentences` about the data, and `examples`.
+    """Return `sentences` about the data, `examples`, and for each the `headings` of its answers.
 
     An example is a list of answers with their prompts, one or a preferred and another one. Each is
     a list of `[text, trained]`: stretches that are trained on, and those that are not.
@@ -41,10 +42,15 @@ def preview_of(data: ExampleSet) -> dict[str, Any]:
     numbers = [number for row in range(min(SHOWN, len(rows))) for number in rows.examples(row)]
     each = 2 if rows.pairs else 1
     groups = [numbers[at : at + each] for at in range(0, each * SHOWN, each)]
+    groups = [group for group in groups if group]
+    headings = [list(PAIR) if rows.pairs else [] for _ in groups]
+    if rows.good is not None:  # the second one only measures how far the model is from its base
+        headings = [[GOOD if rows.good[first // 2] else BAD] for first, _ in groups]
+        groups = [[first] for first, _ in groups]
     return {
         "sentences": data.quality.sentences(),
-        "pairs": rows.pairs,
-        "examples": [[_stretches(data, rows, one) for one in group] for group in groups if group],
+        "headings": headings,
+        "examples": [[_stretches(data, rows, one) for one in group] for group in groups],
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from atoll.config import JobSpec
+from atoll.config.loss_unit import loss_unit
 from atoll.errors import StorageFull
 from atoll.rounds.replicas import compare
 from atoll.strategies.resolve import resolve
@@ -89,7 +90,7 @@ def summarise(
         "loss_first": _loss_first(results, evaluations),
         "loss_final": final if final is not None else _last(evaluations),
         "accuracy": accuracy,
-        "loss_of": "pair" if spec.tune.preferences else "token" if accuracy is None else "image",
+        "loss_unit": loss_unit(spec),
         "bytes_per_token": _first_of(results, "bytes_per_token"),
         "bytes_sent_per_node": round(sent),
         "bytes_sent_ddp_fp32": ddp,
@@ -133,7 +134,7 @@ def ddp_bytes(*, parameters: int, members: int, steps: int) -> int:
 
 
 def held_out_losses(points: Points) -> list[tuple[int, int, float]]:
-    """Return (step, round, nats per token) of every evaluation, in order of rounds.
+    """Return (step, round, loss) of every evaluation, in order of rounds.
 
     Members evaluate shares, and the shares of one round are added. The final evaluation of all data
     by one member is an entry of its own.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.tuning.job import Wish, model_table, steps_of, tuning_job
+from atoll.cli.tuning.job import Wish, job_tables, model_table, steps_of, tuning_job
 from atoll.config import parse_spec
 from atoll.errors import AtollError
 from tests.models.tiny import docstring_chats, save_tiny
@@ -54,3 +54,16 @@ def test_a_folder_with_one_gguf_file_means_that_file(tmp_path: Path) -> None:
     assert model_table(str(tmp_path)) == {"source": str(tmp_path), "gguf": "m.gguf"}
     assert model_table(str(tmp_path / "m.gguf")) == {"source": str(tmp_path), "gguf": "m.gguf"}
     assert model_table("ada/counter") == {"source": "ada/counter"}
+
+
+def test_data_of_a_model_hub_are_in_no_folder(pretrained: Path, chats: Path) -> None:
+    asked = Wish(model=str(pretrained), data=[str(chats), "hub:ada/sums@main/*.jsonl", "ada/sums"])
+    named = job_tables(asked, steps=1)["tune"]["data"]
+    assert named == [str(chats.absolute()), "hub:ada/sums@main/*.jsonl", "ada/sums"]
+
+
+def test_conditions_of_the_command_are_in_the_job(pretrained: Path, chats: Path) -> None:
+    kept = wish(pretrained, chats, keep=["messages != 0"])
+    submission, found, _ = tuning_job(kept, progress=lambda records: None)
+    assert submission.spec.tune.keep == ["messages != 0"]
+    assert found.quality.filtered == 0

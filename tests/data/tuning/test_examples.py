@@ -13,7 +13,8 @@ import pytest
 
 from atoll.data import BatchStream, Cursor
 from atoll.data.tuning.conversations import conversation_of
-from atoll.data.tuning.dataset import ExampleOptions, ExampleSet, ExampleShards, load_examples
+from atoll.data.tuning.dataset import ExampleSet, ExampleShards, load_examples
+from atoll.data.tuning.options import ExampleOptions
 from atoll.data.tuning.packing import IGNORED, pack_rows
 from atoll.data.tuning.rendering import Rendered, Renderer
 from atoll.errors import ConfigError, DataError

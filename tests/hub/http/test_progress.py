@@ -136,6 +136,7 @@ def test_final_values_outlive_the_hub_and_a_last_point_without(tmp_path: Path) -
         view = job_view(job, latest=stores.metrics.latest("x-1"), live={})
         assert (view["loss"], view["held_out_loss"]) == (1.5, 2.5)
         assert view["progress"]["step"] == 3
+        assert view["loss_unit"] == "nats per token"
 
     with_stores(tmp_path, first)
     with_stores(tmp_path, second)

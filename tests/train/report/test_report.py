@@ -60,6 +60,16 @@ def test_a_report_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
         assert words in page
 
 
+def test_losses_are_labelled_as_the_job_measures_them() -> None:
+    summary = {"steps": 9, "loss_first": 0.5, "loss_final": 0.4, "loss_unit": "per answer"}
+    page = render(summary=summary, points=points(), events=[], job_text="")
+    assert "nats" not in page
+    assert "fell from 0.500 to 0.400 per answer" in verdict(summary)
+    assert loss_chart(points(), unit="nats per pair")[3]["y"] == "nats per pair"
+    old = {name: value for name, value in summary.items() if name != "loss_unit"}
+    assert "to 0.400 nats per token" in verdict(old)
+
+
 def test_a_run_that_left_nothing_still_gets_a_report(tmp_path: Path) -> None:
     assert "<h1>Atoll run</h1>" in write_report(tmp_path).read_text("utf-8")
 
@@ -164,7 +174,7 @@ def test_steps_do_not_go_back_after_a_resume() -> None:
         for k, step in enumerate(went)
     ]
     began = {"time": 5.0, "member": "w0", "step": 0, "round": 0, "values": {"process_began": 1.0}}
-    (trace, _) = loss_chart([*again[:5], began, *again[5:]])[2]
+    (trace, _) = loss_chart([*again[:5], began, *again[5:]], unit="nats per token")[2]
     assert trace["x"] == [1, 2, 3, 3, 4, 5, 6]
     assert trace["y"] == [0, 1, 2, 5, 6, 7, 8]
 

@@ -34,14 +34,14 @@ export class ExamplesCard {
     if (found) this.show(found);
   }
 
-  show({ sentences, pairs, examples }) {
+  show({ sentences, headings, examples }) {
     this.close();
     this.shown = true;
     this.element.hidden = false;
     fill(this.lines, ...sentences.map((text) => element("li", null, text)));
-    fill(this.examples, ...examples.map((answers) => element("div", { class: "example" },
+    fill(this.examples, ...examples.map((answers, at) => element("div", { class: "example" },
       ...answers.map((stretches, number) => element("div", null,
-        pairs ? element("h3", null, number ? "Rejected" : "Chosen") : null,
+        headings?.[at]?.[number] ? element("h3", null, headings[at][number]) : null,
         element("pre", { class: "output", tabindex: "0", "aria-label": "Example" },
           ...stretches.map(([text, trained]) => (trained ? element("u", null, text) : text))))))));
   }

@@ -11,7 +11,7 @@ import { PathsCard } from "./paths.js";
 import { StagesCard } from "./stages.js";
 
 const CHARTS = [
-  ["loss-chart", "Loss", "nats per token", ["loss", "held_out"], { format: short }],
+  ["loss-chart", "Loss", "", ["loss", "held_out"], { format: short }], // its unit is the job's
   ["speed-chart", "Speed", "tokens per second of each member", ["tokens_per_s"], { zero: true, format: count }],
   ["busy-chart", "Computing", "share of the time", ["utilisation"], { zero: true, format: (value) => percent(value) }],
   ["bytes-chart", "Traffic", "of each member, both ways", ["bytes"], { zero: true, format: rate }],
@@ -78,6 +78,7 @@ export class OverviewPart {
     const place = { time: (t) => dates([t])[0], step: (t) => curves.stepAt(t) }[this.axis];
     const marks = place ? events.filter(({ kind }) => MARKED.test(kind)).slice(-60)
       .map(({ time, text, kind }) => ({ x: place(time), text: spoken(text, this.data.view), bad: isBad(kind) })) : [];
+    this.charts[0][0].rename("Loss", this.data.view?.loss_unit ?? "");
     for (const [chart, kinds] of this.charts) {
       chart.element.hidden = !curves.of(...kinds).length; // a script need not measure it
       chart.draw(curves.of(...kinds).map((curve) => ({

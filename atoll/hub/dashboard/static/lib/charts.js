@@ -109,6 +109,7 @@ export class Chart {
     this.title = title;
     this.unit = unit;
     this.caption.textContent = title;
+    this.note.textContent = unit;
   }
 
   close() {

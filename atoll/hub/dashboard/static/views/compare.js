@@ -28,7 +28,7 @@ export class CompareView {
     const own = { legend: false, group: this.group };
     this.charts = [
       [new Chart({ id: "compare-loss", title: "Train loss", unit: "mean of the members", ...own }), "loss"],
-      [new Chart({ id: "compare-held-out", title: "Held-out loss", unit: "nats per token", ...own }), "held_out"],
+      [new Chart({ id: "compare-held-out", title: "Held-out loss", ...own }), "held_out"],
       [new Chart({ id: "compare-speed", title: "Speed", unit: "tokens per second, all members", zero: true, format: count, ...own }), "tokens_per_s"],
     ];
     this.returns = new ReturnPanels();
@@ -167,6 +167,10 @@ export class CompareView {
       const learning = this.data.get(job)?.learning;
       return row?.kind === "rl" && learning ? [{ job, roles: row.roles, started: row.started, learning, at }] : [];
     }), this.axis);
+    const units = [...new Set(rows.map((row) => row?.loss_unit).filter(Boolean))];
+    const unit = units.length > 1 ? "of different kinds" : units[0] ?? "";
+    this.charts[0][0].rename("Train loss", unit ? `mean of the members, ${unit}` : "mean of the members");
+    this.charts[1][0].rename("Held-out loss", unit);
     for (const [chart, kind] of this.charts) {
       chart.draw(this.chosen.flatMap((job, at) => {
         const curves = this.data.get(job)?.curves;
