@@ -34,6 +34,20 @@ class Asynchronous(Method):
                 arxiv("2401.09135", "Asynchronous Local-SGD Training for Language Modeling", 2024),
             ),
         ),
+        Preset(
+            name="async-look-ahead",
+            codec="feedback(int8)",
+            options={"look_ahead": 1.0},
+            line="`async-diloco` whose members train from where momentum will have moved the model",
+            good_for="many members at a server: each update arrives that much later",
+            papers=(
+                Paper(
+                    "Momentum Look-Ahead for Asynchronous Distributed Low-Communication Training",
+                    2025,
+                    "https://openreview.net/forum?id=4O8nzTkHPI",
+                ),
+            ),
+        ),
     )
 
     every: int = option(50, "Optimizer steps between two pushes of the fastest member (H).")
@@ -51,6 +65,11 @@ class Asynchronous(Method):
     activation: float = option(
         0.0,
         "Share of the momentum applied with every push (c), 0 to 1/N.",
+    )
+    look_ahead: float = option(
+        0.0,
+        "Part of the way momentum will go until a member's next push that its vector is ahead; "
+        "0: none.",
     )
     dynamic: bool = option(True, "Whether slow members do fewer steps, by measured speed.")
     staleness: str = option(
@@ -141,6 +160,11 @@ class Server(Method):
     compensation: float = option(
         0.0,
         "Strength lambda of delay compensation, 0.04 to 2; 0: none. Needs gradients.",
+    )
+    look_ahead: float = option(
+        0.0,
+        "Part of the way momentum will go until a member's next push that its vector is ahead; "
+        "0: none. Needs momentum of the servers.",
     )
     servers: int = option(1, "Parameter servers that the vector is spread over.")
     anchor_every: int = option(200, "Steps of the schedule between two rounds of all members.")

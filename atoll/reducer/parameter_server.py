@@ -28,6 +28,9 @@ from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Fetch, Idl
 
 Answers = list[tuple[str, Answer, Packet | None]]
 
+FARTHEST = 1024
+"""Most pushes that a vector is ahead by: momentum has faded by then."""
+
 _EXACT = make_codec("fp32")
 
 
@@ -42,13 +45,16 @@ class ParameterServer:
         self.theta = torch.zeros(0)
         self.clocks = WorkerClocks()
         self._rule = make_rule(self.setup)
+        self._lr = 1.0
+        """Learning rate of the last push."""
         self._arrivals: dict[str, tuple[Push, Packet]] = {}
         """Pushes of the open clock, in synchronous mode."""
         self._attaching: dict[str, Attach] = {}
         """Members that wait for a newer anchor than this server has loaded."""
         self._gone: set[str] = set()
         """Members lost before their first ask."""
-        self._encoded: tuple[int, Packet] | None = None
+        self._encoded: tuple[tuple[int, int], Packet] | None = None
+        """The last vector sent, by its version and how many pushes it is ahead."""
 
     # ------------------------------------------------------------------------ asks
 
@@ -107,7 +113,7 @@ class ParameterServer:
             self._attaching[member] = ask
             return self._loader()
         worker = self.clocks.enter(member)
-        worker.waiting, worker.seq = None, -1
+        worker.waiting, worker.seq, worker.late = None, -1, 0
         return [(member, *self._current_vector(member, worker, want=ask.want))]
 
     def _loader(self) -> Answers:
@@ -153,6 +159,7 @@ class ParameterServer:
             )  # fmt: skip
         theta, *vectors = torch.split(vector, sizes)
         self.setup, self._rule, self.theta = setup, rule, theta.clone()
+        self._lr = setup.rate
         for name, values in zip(ask.vectors, vectors, strict=True):
             rule.vectors[name].copy_(values)
         rule.scalars.update({k: v for k, v in ask.scalars.items() if k in rule.scalars})
@@ -198,11 +205,14 @@ class ParameterServer:
         self._check(ask, packet)
         if packet is None:
             return []
+        late = self.version - ask.version
+        # All began at a sync point together: how late a first push is says nothing of the second.
+        expected = self.clocks.present - 1 if worker.seq < 0 else late
+        worker.late = max(0, min(expected, FARTHEST))
         worker.seq, worker.reply = ask.seq, None
         self.clocks.measure(member, ask.steps, ask.busy_s)
         if self.setup.mode == "synchronous":
             return self._enter_clock(member, worker, ask, packet)
-        late = self.version - ask.version
         accepted = not self.setup.limit or late <= self.setup.limit
         if accepted:
             self._apply(worker, ask, packet, late=late)
@@ -240,7 +250,8 @@ class ParameterServer:
             factor /= present
         if factor != 1.0:
             head.mul_(factor)
-        self._rule.apply(self.theta[: setup.parameters], head, lr=setup.rate * ask.rate)
+        self._lr = setup.rate * ask.rate
+        self._rule.apply(self.theta[: setup.parameters], head, lr=self._lr)
         self.theta[setup.parameters :].sub_(buffers, alpha=1.0 / present)
         self._moved(ask.steps / present)
 
@@ -326,9 +337,7 @@ class ParameterServer:
         steps = length = self.setup.every
         if self.setup.mode == "asynchronous":  # with clocks all members do the same steps
             steps, length = self.clocks.plan(member, steps, dynamic=self.setup.dynamic)
-        if self._encoded is None or self._encoded[0] != self.version:
-            self._encoded = (self.version, make_codec(self.setup.reply).encode(self.theta))
-        packet = self._encoded[1] if want else None
+        packet = self._encoded_vector(worker.late if self.setup.look_ahead else 0) if want else None
         if self.setup.compensation:
             worker.read = self.theta[: self.setup.parameters].clone()
         answer = Answer(
@@ -339,6 +348,22 @@ class ParameterServer:
             sizes=list(packet.sizes) if packet is not None else [],
         )  # fmt: skip
         return answer, packet
+
+    def _encoded_vector(self, pushes: int) -> Packet:
+        """Return the vector, with `look_ahead` moved on as momentum will in so many pushes.
+
+        Members compute their updates where the vector will be when these arrive (Ajanthan et al.
+        2025, https://openreview.net/forum?id=4O8nzTkHPI). The server's own vector stays.
+        """
+        if self._encoded is None or self._encoded[0] != (self.version, pushes):
+            setup, vector = self.setup, self.theta
+            move = self._rule.momentum_move(pushes, lr=self._lr) if pushes else None
+            if move is not None:
+                vector = vector.clone()
+                vector[: setup.parameters].sub_(move, alpha=setup.look_ahead)
+            packet = make_codec(setup.reply).encode(vector)
+            self._encoded = ((self.version, pushes), packet)
+        return self._encoded[1]
 
 
 def expected_sizes(ask: Ask) -> Sequence[int]:

@@ -27,6 +27,10 @@ class Rule(Protocol):
         """Update `theta` in place; overwrites `x`."""
         ...
 
+    def momentum_move(self, pushes: int, *, lr: float) -> Tensor | None:
+        """Return by how much so many pushes of zeros would lower theta; None: not at all."""
+        ...
+
 
 class Plain:
     """theta -= lr x: bitwise equal to `torch.optim.SGD` without momentum."""
@@ -38,6 +42,10 @@ class Plain:
     def apply(self, theta: Tensor, x: Tensor, *, lr: float) -> None:
         """See :meth:`Rule.apply`."""
         theta.add_(x, alpha=-lr)
+
+    def momentum_move(self, pushes: int, *, lr: float) -> Tensor | None:
+        """See :meth:`Rule.momentum_move`."""
+        return None
 
 
 class Momentum:
@@ -58,6 +66,13 @@ class Momentum:
             self.scalars["moving"] = 1.0
         move = x.add_(velocity, alpha=self._mu) if self._nesterov else velocity
         theta.add_(move, alpha=-lr)
+
+    def momentum_move(self, pushes: int, *, lr: float) -> Tensor | None:
+        """See :meth:`Rule.momentum_move`: lr (mu + ... + mu^n) v, with Nesterov mu times that."""
+        if not pushes or not self.scalars["moving"]:
+            return None
+        share = sum(self._mu**power for power in range(1, pushes + 1))
+        return self.vectors["velocity"] * (lr * share * (self._mu if self._nesterov else 1.0))
 
 
 class DelayedNesterov:
@@ -97,6 +112,24 @@ class DelayedNesterov:
         theta.add_(x, alpha=-lr / self._n)
         if share:
             theta.add_(momentum, alpha=-lr * share * self._mu)
+
+    def momentum_move(self, pushes: int, *, lr: float) -> Tensor | None:
+        """See :meth:`Rule.momentum_move`. m is a sum of what m and D are now; so is the move."""
+        arrivals, of_m, of_d, waiting = self.scalars["arrivals"], 1.0, 0.0, 1.0 / self._n
+        move_m = move_d = 0.0
+        for _ in range(pushes):
+            arrivals += 1.0
+            share = self._c
+            if arrivals >= self._n:
+                of_m, of_d, waiting = self._mu * of_m, self._mu * of_d + waiting, 0.0
+                arrivals, share = 0.0, 1.0 - self._c * self._n + self._c
+            move_m += share * self._mu * of_m
+            move_d += share * self._mu * of_d
+        if not (move_m or move_d):
+            return None
+        return (self.vectors["momentum"] * (lr * move_m)).add_(
+            self.vectors["arrived"], alpha=lr * move_d
+        )
 
 
 RULES: Mapping[str, Callable[[Setup], Rule]] = {

@@ -40,6 +40,8 @@ class WorkerClock:
     """Answer to that push; None while it is held back."""
     speed: float = 0.0
     """Steps per second; 0: not measured."""
+    late: int = 0
+    """Pushes of others that are expected until its next one: as many as until its last one."""
     read: Tensor | None = None
     """The vector that it computes on, kept if late gradients are compensated."""
     waiting: Ask | None = None

@@ -37,6 +37,8 @@ class Setup(msgspec.Struct, frozen=True, omit_defaults=True):
     """Staleness above which a push is refused; 0: unlimited."""
     compensation: float = 0.0
     """Strength of delay compensation; 0: none."""
+    look_ahead: float = 0.0
+    """Part of the momentum's move until the member's next push that answers contain; 0: none."""
     every: int = 1
     """Optimizer steps between two pushes of the fastest member."""
     dynamic: bool = False

@@ -126,6 +126,7 @@ FAMILY: tuple[Row, ...] = (
         options=SHARED | {"every": EVERY, "fragments": 3, "grace": 0},
         overlap_steps=1,
     ),
+    _row("async look-ahead", "async-look-ahead", options=ASYNC),
     _row("des-loc", "des-loc", options={"every": EVERY}),
     _row(
         "mt-dao", "mt-dao", options={"every": EVERY, "slow_beta": 0.98, "slow_weight": 0.2},

@@ -13,12 +13,14 @@ from atoll.data import BatchStream, HeldOut, Shards
 from atoll.methods.every_step import EveryStep
 from atoll.methods.local_moments import MTDAO, DesLoc
 from atoll.methods.overlapped import Decoupled
+from atoll.methods.parameter_server import Asynchronous
 from atoll.methods.periodic import Average, DiLoCo
 from atoll.models import GPT, GPTConfig
 from atoll.train.optim.optimizers import learning_rate
 from bench.diloco import MEMBERS, Outcome, Setting, deviations, reference, train
 from tests.reference.algorithms import Inner as ReferenceInner
 from tests.reference.algorithms import Trajectory, flat, local_sgd
+from tests.reference.asynchronous import async_diloco
 from tests.reference.decoupled import decoupled
 from tests.reference.local_adam import local_adam
 from tests.reference.sparse_loco import sparse_loco
@@ -119,6 +121,22 @@ def test_decoupled_equals_the_reference_to_reassociation(setting: Setting) -> No
         setting.model, streams, steps=30, every=5, delay=1, inner=inner, outer_lr=0.4, momentum=0.9
     )
     compare(found, [*range(6, 30, 5), 30], expected)
+
+
+@pytest.mark.parametrize("look_ahead", [0.0, 0.75])
+def test_async_diloco_equals_the_reference_to_reassociation(
+    setting: Setting, look_ahead: float
+) -> None:
+    options = Asynchronous(
+        every=5, anchor_every=15, outer_momentum=0.8, dynamic=False, look_ahead=look_ahead
+    )
+    found = train(setting, options, members=MEMBERS, codec="fp32")
+    streams, inner = inputs(setting)
+    expected = async_diloco(
+        setting.model, streams, steps=30, every=5, sync_every=15, inner=inner, outer_lr=0.7,
+        momentum=0.8, look_ahead=look_ahead,
+    )  # fmt: skip
+    compare(found, [15, 30], expected)
 
 
 def compare(found: Outcome, steps: Iterable[int], expected: Trajectory) -> None:

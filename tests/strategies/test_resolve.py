@@ -82,7 +82,9 @@ def test_naming_strategies_loads_no_torch() -> None:
 
 def test_hubs_know_which_words_need_servers() -> None:
     presets = {name for name in PRESETS if JobSpec(strategy=StrategyTable(preset=name)).served}
-    assert presets == {"async-diloco", "parameter-server", "stale-synchronous", "async-sgd"}
+    assert presets == {
+        "async-diloco", "async-look-ahead", "parameter-server", "stale-synchronous", "async-sgd",
+    }  # fmt: skip
     outers = {name for name in METHODS if JobSpec(strategy=StrategyTable(outer=name)).served}
     assert outers == {"asynchronous", "server"}
 

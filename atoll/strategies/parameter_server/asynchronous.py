@@ -18,7 +18,7 @@ from __future__ import annotations
 from atoll.errors import ConfigError
 from atoll.methods.parameter_server import Asynchronous
 from atoll.strategies.parameter_server.base import ParameterServerOuter
-from atoll.strategies.parameter_server.options import check_lateness
+from atoll.strategies.parameter_server.options import check_lateness, check_look_ahead
 from atoll.wire.parameter_server_messages import Setup
 
 OPTIMIZERS = ("delayed-nesterov", "nesterov", "momentum", "sgd")
@@ -57,6 +57,7 @@ class AsynchronousOuter(ParameterServerOuter):
                 given=f"buffer = {options.buffer}, activation = {options.activation}",
                 expected="buffer of 0 or more, activation of 0 to 1 / buffer",
             )
+        check_look_ahead(options.look_ahead, options.outer_optimizer)
         self.options = options
 
     @property
@@ -72,6 +73,6 @@ class AsynchronousOuter(ParameterServerOuter):
             rule=options.outer_optimizer, rate=options.outer_lr, momentum=options.outer_momentum,
             buffer=buffer, activation=min(options.activation, 1 / buffer),
             mode="asynchronous", staleness=options.staleness, power=options.staleness_power,
-            limit=options.max_staleness, every=options.every, dynamic=options.dynamic,
-            parameters=parameters, reply=options.reply,
+            limit=options.max_staleness, look_ahead=options.look_ahead, every=options.every,
+            dynamic=options.dynamic, parameters=parameters, reply=options.reply,
         )  # fmt: skip

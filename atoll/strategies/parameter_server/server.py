@@ -29,7 +29,7 @@ from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.methods.parameter_server import Server
 from atoll.strategies.parameter_server.base import ParameterServerOuter
-from atoll.strategies.parameter_server.options import check_lateness
+from atoll.strategies.parameter_server.options import check_lateness, check_look_ahead
 from atoll.strategies.vectors.flat import Flat
 from atoll.strategies.vectors.gradients import dense_gradient
 from atoll.task import Task
@@ -76,6 +76,13 @@ class ServerOuter(ParameterServerOuter):
                 remedy='optimizer = "sgd"',
             )
         _check_mode(options)
+        check_look_ahead(options.look_ahead, options.optimizer)
+        if options.look_ahead and options.compensation:
+            raise ConfigError(
+                "look-ahead and compensation correct the same delay",
+                given=f"look_ahead = {options.look_ahead}, compensation = {options.compensation}",
+                expected="one of them", remedy="compensation = 0",
+            )  # fmt: skip
         self.options = options
         self.moves = options.optimizer == "member"
         self._rate = 1.0
@@ -93,7 +100,8 @@ class ServerOuter(ParameterServerOuter):
             rule="sgd" if self.moves else options.optimizer, momentum=options.momentum, mode=mode,
             bound=options.bound, backups=options.backups, staleness=options.staleness,
             power=options.staleness_power, limit=options.max_staleness,
-            compensation=options.compensation, parameters=parameters, reply=options.reply,
+            compensation=options.compensation, look_ahead=options.look_ahead,
+            parameters=parameters, reply=options.reply,
         )  # fmt: skip
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
@@ -131,11 +139,12 @@ def _check_mode(options: Server) -> None:
         ConfigError: one is set.
     """
     late = options.staleness != "constant" or options.max_staleness or options.compensation
+    late = late or options.look_ahead
     if options.mode == "synchronous" and late:
         raise ConfigError(
             "synchronous mode has no late pushes",
             given=f"staleness = {options.staleness!r}, max_staleness = {options.max_staleness}, "
-            f"compensation = {options.compensation}",
+            f"compensation = {options.compensation}, look_ahead = {options.look_ahead}",
             expected='mode = "stale" or "asynchronous"',
             remedy='mode = "asynchronous"',
         )

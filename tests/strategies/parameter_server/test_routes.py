@@ -129,6 +129,7 @@ def test_synchronous_servers_equal_data_parallel_bits(
     "options",
     [
         pytest.param(Asynchronous(every=2, anchor_every=4), id="asynchronous"),
+        pytest.param(Asynchronous(every=2, anchor_every=4, look_ahead=1.0), id="look-ahead"),
         pytest.param(Server(mode="stale", bound=1, anchor_every=4), id="stale"),
         pytest.param(Server(mode="asynchronous", anchor_every=4), id="async-sgd"),
     ],
