@@ -84,6 +84,8 @@ def of(preset: str, codec: str = "fp32", **options: Any) -> Row:
 
 
 BASE = of("diloco", shared_steps=170, outer_lr=0.8, outer_momentum=0.75)
+TUNED = of("diloco", shared_steps=170, outer_lr=0.7, outer_momentum=0.5)
+"""What the preset takes in short runs."""
 
 
 def streaming() -> Plan:
@@ -126,6 +128,18 @@ def asynchronous() -> Plan:
     return Plan(candidates=(BASE, *found), workloads=TUNING)
 
 
+def late() -> Plan:
+    """Asynchronous DiLoCo with look-ahead and with regions, where updates are three late."""
+    found = [
+        of("async-diloco", dynamic=False),
+        of("async-look-ahead", dynamic=False),
+        of("async-look-ahead", dynamic=False, look_ahead=0.5),
+        of("halos", dynamic=False, merge_every=4),
+        of("halos", dynamic=False, merge_every=4, mix=0.25, outer_lr=0.7),
+    ]  # fmt: skip
+    return Plan(candidates=(TUNED, *found), workloads=LATE)
+
+
 def decoupled() -> Plan:
     """Outer step of Decoupled DiLoCo, whose merged updates are as long as members' own."""
     pairs = [(0.4, 0.9), (0.35, 0.5), (0.5, 0.5), (0.7, 0.0)]
@@ -146,27 +160,36 @@ HELD_OUT = (
     *workloads(SMALL, "other 0.1M", rounds=(8,), members=(4,), **OTHER),
     *workloads(MIDDLE, "other 1M", rounds=(20,), members=(4,), orders=("shuffled",), **OTHER),
 )  # fmt: skip
+TINY = Setting(layers=1, width=32, context=32, batch=4, steps=160, lr=1e-2, held_out_tokens=16_384)
+LATE = (
+    *workloads(TINY, "tiny", rounds=(10,), members=(4,), orders=("shuffled",)),
+    *workloads(
+        TINY, "tiny slow", rounds=(10,), members=(4,), orders=("shuffled",),
+        speeds=(1.0, 1.0, 0.5, 0.5),
+    ),
+)  # fmt: skip
+"""In the second, two members are half as fast and do a third of the steps."""
 
 
 def held_out() -> Plan:
     """What the presets' own settings come to on text and models that they were not chosen on."""
-    tuned = of("diloco", shared_steps=170, outer_lr=0.7, outer_momentum=0.5)
     found = [
         of("streaming-diloco"), of("eager-diloco"), of("async-diloco", dynamic=False),
         of("sparseloco", "feedback:0.95(topk:0.0625:4096|mean2)"), of("des-loc"), of("mt-dao"),
         of("decoupled-diloco", grace=0), of("local-sgd"),
         dataclasses.replace(of("muloco", "feedback(int2)"), train={"optimizer": "muon"}),
         *(
-            dataclasses.replace(tuned, name=f"diloco/{codec}", codec=codec)
+            dataclasses.replace(TUNED, name=f"diloco/{codec}", codec=codec)
             for codec in ("feedback(sign)", "feedback(topk:0.05|int8)", "feedback(int4)")
         ),
     ]  # fmt: skip
-    return Plan(candidates=(BASE, tuned, *found), workloads=HELD_OUT)
+    return Plan(candidates=(BASE, TUNED, *found), workloads=HELD_OUT)
 
 
 PLANS = {
     "held-out": held_out, "streaming": streaming, "eager": eager, "diloco": diloco,
     "async": asynchronous, "decoupled": decoupled,
+    "late": late,
 }  # fmt: skip
 
 
@@ -208,9 +231,9 @@ def fill(ledger: Ledger, plan: Plan, *, share: tuple[int, int], seeds: int) -> N
         sys.stderr.write(f"{each.row.name}: {done['loss']:.4f} in {done['seconds']:.0f} s\n")
 
 
-def excesses(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return each candidate's excess over the base: by workload, each seed's; mean, largest."""
-    bases = {(r["workload"], r["seed"]): r["loss"] for r in records if r["candidate"] == BASE.name}
+def excesses(records: Sequence[Mapping[str, Any]], *, over: str) -> list[dict[str, Any]]:
+    """Return each candidate's excess over another: by workload, each seed's; mean, largest."""
+    bases = {(r["workload"], r["seed"]): r["loss"] for r in records if r["candidate"] == over}
     by: dict[str, dict[str, list[float]]] = {}
     for record in records:
         base = bases.get((record["workload"], record["seed"]))
@@ -236,6 +259,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/tuning.jsonl"))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--share", default="0/1", help="which part of the cells, e.g. 0/2")
+    parser.add_argument("--over", default=BASE.name, help="the candidate to compare with")
     parser.add_argument("--report", action="store_true", help="run nothing")
     given = parser.parse_args()
     os.nice(5)
@@ -245,7 +269,7 @@ def main() -> None:
     if not given.report:
         fill(ledger, plan, share=(int(part), int(parts)), seeds=given.seeds)
     known = {row.name for row in plan.candidates}
-    rows = excesses([r for r in ledger if r.get("candidate") in known])
+    rows = excesses([r for r in ledger if r.get("candidate") in known], over=given.over)
     table = [{k: v for k, v in row.items() if k != "by_workload"} for row in rows]
     emit({"plan": given.plan, "rows": rows}, table)
 

@@ -87,6 +87,75 @@ class Asynchronous(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hierarchical(Method):
+    """Options of hierarchical asynchronous Local SGD."""
+
+    name = "hierarchical"
+    implementation = "atoll.strategies.parameter_server.hierarchical:HierarchicalOuter"
+    pages = "parameter_server"
+    has_mean = False
+    needs_servers = True
+    codecs = PUSHED
+    presets = (
+        Preset(
+            name="halos",
+            codec="feedback(int8)",
+            line="`async-diloco` with a model per region, merged into a global one now and then",
+            good_for="groups of members that learn different things; it sends no fewer bytes",
+            papers=(
+                arxiv(
+                    "2506.04531",
+                    "HALoS: Hierarchical Asynchronous Local SGD over Slow Networks for "
+                    "Geo-Distributed Large Language Model Training",
+                    2025,
+                ),
+            ),
+        ),
+    )
+
+    every: int = option(50, "Optimizer steps between two pushes of the fastest member (H).")
+    regions: int = option(2, "Groups of members of neighbouring slots, each with a model.")
+    merge_every: int = option(8, "Pushes of a region's members between two merges (K).")
+    mix: float = option(
+        0.5, "Part of the way that a region's model goes to the global one in a merge (alpha)."
+    )
+    region_optimizer: str = option(
+        "delayed-nesterov",
+        "What is done with a push on its region's model: `delayed-nesterov`, whose N is the "
+        "members of a region; or `nesterov`, `momentum` or `sgd`.",
+    )
+    region_lr: float = option(0.7, "Its rate.")
+    region_momentum: float = option(0.5, "Its momentum; `sgd` has none.")
+    outer_optimizer: str = option(
+        "delayed-nesterov",
+        "What is done with a region's update on the global model, as above.",
+    )
+    outer_lr: float = option(0.5, "Its rate.")
+    outer_momentum: float = option(0.5, "Its momentum; `sgd` has none.")
+    buffer: int = option(
+        0,
+        "Merges per step of the global delayed Nesterov's momentum (N); 0: as many as regions.",
+    )
+    dynamic: bool = option(True, "Whether slow members do fewer steps, by measured speed.")
+    servers: int = option(1, "Parameter servers that the vectors are spread over.")
+    anchor_every: int = option(
+        0,
+        "Steps of the schedule between two rounds of all members, in which all regions merge; 0: "
+        "twenty times `every`.",
+    )
+    reply: str = option("fp32", "Codec of the vector in answers: fp32, bf16 or fp16.")
+
+    def check(self, *, nodes: int, min_nodes: int, optimizer: str) -> None:
+        """Refuse more regions than members; a member alone has no use for any."""
+        if 1 < nodes < self.regions:
+            raise ConfigError(
+                "there are regions without members",
+                given=f"regions = {self.regions} with {nodes} members",
+                expected="at most one for each member", remedy=f"regions = {nodes}",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class Server(Method):
     """Options of training with parameter servers."""
 

@@ -19,7 +19,7 @@ from atoll.methods.every_step import (
 from atoll.methods.local_moments import MTDAO, DesLoc
 from atoll.methods.method import Method, Preset
 from atoll.methods.overlapped import Decoupled, Eager, Streaming
-from atoll.methods.parameter_server import Asynchronous, Server
+from atoll.methods.parameter_server import Asynchronous, Hierarchical, Server
 from atoll.methods.periodic import Average, DiLoCo, NoSync, SlowMo
 
 METHODS: Mapping[str, type[Method]] = MappingProxyType(
@@ -40,6 +40,7 @@ METHODS: Mapping[str, type[Method]] = MappingProxyType(
             Pairwise,
             NoLoCo,
             Asynchronous,
+            Hierarchical,
             Server,
             Sparta,
             DeMo,

@@ -22,7 +22,8 @@ from atoll.codec.base import Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, LossNotFinite, WireError
 from atoll.reducer.mean import Share, is_finite, is_weight, mean_of
-from atoll.reducer.update_rules import compensate, late_factor, make_rule
+from atoll.reducer.region_rule import server_rule
+from atoll.reducer.update_rules import compensate, late_factor
 from atoll.reducer.worker_clocks import Reply, WorkerClock, WorkerClocks, WorkerState
 from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Fetch, Idle, Load, Push, Setup
 
@@ -44,7 +45,7 @@ class ParameterServer:
         self.setup = Setup()
         self.theta = torch.zeros(0)
         self.clocks = WorkerClocks()
-        self._rule = make_rule(self.setup)
+        self._rule = server_rule(self.setup)
         self._lr = 1.0
         """Learning rate of the last push."""
         self._arrivals: dict[str, tuple[Push, Packet]] = {}
@@ -53,8 +54,8 @@ class ParameterServer:
         """Members that wait for a newer anchor than this server has loaded."""
         self._gone: set[str] = set()
         """Members lost before their first ask."""
-        self._encoded: tuple[tuple[int, int], Packet] | None = None
-        """The last vector sent, by its version and how many pushes it is ahead."""
+        self._encoded: tuple[tuple[int, int, int], Packet] | None = None
+        """The last vector sent, by its version, its region and how many pushes it is ahead."""
 
     # ------------------------------------------------------------------------ asks
 
@@ -87,7 +88,7 @@ class ParameterServer:
 
     def held(self) -> Counter[str]:
         """Return the bytes held of each member's pushes, and under an empty name the state."""
-        vectors = [self.theta, *self._rule.vectors.values()]
+        vectors = [self.theta, *self._rule.vectors.values(), *self._rule.working()]
         held = Counter({"": sum(vector.nbytes for vector in vectors)})
         for member, (_, packet) in list(self._arrivals.items()):
             held[member] += len(packet.data)
@@ -149,7 +150,7 @@ class ParameterServer:
         setup = ask.setup
         if packet is None or not 0 <= setup.parameters <= ask.elements:
             raise WireError("a server cannot be loaded with this", given=str(ask)[:200])
-        rule = make_rule(setup)
+        rule = server_rule(setup)
         sizes = [ask.elements, *(setup.parameters for _ in ask.vectors)]
         vector = _EXACT.decode(packet)
         if vector.numel() != sum(sizes) or set(ask.vectors) - rule.vectors.keys():
@@ -162,10 +163,12 @@ class ParameterServer:
         self._lr = setup.rate
         for name, values in zip(ask.vectors, vectors, strict=True):
             rule.vectors[name].copy_(values)
-        rule.scalars.update({k: v for k, v in ask.scalars.items() if k in rule.scalars})
+        rule.start(self.theta[: setup.parameters], ask.scalars)
         self.anchor, self.version, self.progress = ask.anchor, ask.version, ask.progress
         self._arrivals, self._encoded = {}, None
-        self.clocks = WorkerClocks(ask.members, speeds=self.clocks.speeds)
+        self.clocks = WorkerClocks(
+            ask.members, speeds=self.clocks.speeds, regions=max(1, len(setup.regions))
+        )
 
     def _idle(self, member: str, ask: Idle) -> Answers:
         """Stop waiting for a member's pushes.
@@ -187,7 +190,9 @@ class ParameterServer:
         return answers
 
     def _fetch(self, member: str) -> Answers:
-        rule = self._rule
+        rule, parameters = self._rule, self.setup.parameters
+        if rule.settle(self.theta[:parameters], lr=self._lr):
+            self._moved(0.0)
         vector = torch.cat([self.theta, *rule.vectors.values()])
         answer = Answer(
             "state", anchor=self.anchor, version=self.version, progress=self.progress,
@@ -251,7 +256,8 @@ class ParameterServer:
         if factor != 1.0:
             head.mul_(factor)
         self._lr = setup.rate * ask.rate
-        self._rule.apply(self.theta[: setup.parameters], head, lr=self._lr)
+        region = worker.region
+        self._rule.apply(self.theta[: setup.parameters], head, lr=self._lr, region=region)
         self.theta[setup.parameters :].sub_(buffers, alpha=1.0 / present)
         self._moved(ask.steps / present)
 
@@ -337,7 +343,7 @@ class ParameterServer:
         steps = length = self.setup.every
         if self.setup.mode == "asynchronous":  # with clocks all members do the same steps
             steps, length = self.clocks.plan(member, steps, dynamic=self.setup.dynamic)
-        packet = self._encoded_vector(worker.late if self.setup.look_ahead else 0) if want else None
+        packet = self._encoded_vector(worker) if want else None
         if self.setup.compensation:
             worker.read = self.theta[: self.setup.parameters].clone()
         answer = Answer(
@@ -349,20 +355,25 @@ class ParameterServer:
         )  # fmt: skip
         return answer, packet
 
-    def _encoded_vector(self, pushes: int) -> Packet:
-        """Return the vector, with `look_ahead` moved on as momentum will in so many pushes.
+    def _encoded_vector(self, worker: WorkerClock) -> Packet:
+        """Return what a member trains from: its region's model, or the vector.
 
-        Members compute their updates where the vector will be when these arrive (Ajanthan et al.
-        2025, https://openreview.net/forum?id=4O8nzTkHPI). The server's own vector stays.
+        With `look_ahead` it is moved on as momentum will until the member's next push, so that its
+        update is computed near the vector that it will be applied to (Ajanthan et al. 2025,
+        https://openreview.net/forum?id=4O8nzTkHPI). The server's own vector stays.
         """
-        if self._encoded is None or self._encoded[0] != (self.version, pushes):
-            setup, vector = self.setup, self.theta
+        setup, theta = self.setup, self.theta
+        head = theta[: setup.parameters]
+        pushes = worker.late if setup.look_ahead else 0
+        key = (self.version, worker.region, pushes)
+        if self._encoded is None or self._encoded[0] != key:
+            model = self._rule.model_of(head, worker.region)
             move = self._rule.momentum_move(pushes, lr=self._lr) if pushes else None
             if move is not None:
-                vector = vector.clone()
-                vector[: setup.parameters].sub_(move, alpha=setup.look_ahead)
-            packet = make_codec(setup.reply).encode(vector)
-            self._encoded = ((self.version, pushes), packet)
+                model = torch.sub(model, move, alpha=setup.look_ahead)
+            if model is not head:
+                theta = torch.cat([model, theta[setup.parameters :]])
+            self._encoded = (key, make_codec(setup.reply).encode(theta))
         return self._encoded[1]
 
 
@@ -375,4 +386,11 @@ def expected_sizes(ask: Ask) -> Sequence[int]:
     return []
 
 
-__all__ = ["Answers", "Fetch", "ParameterServer", "expected_sizes"]
+def working_bytes(ask: Ask) -> int:
+    """Return what a server needs beside the packet of an ask: regions have vectors of their own."""
+    if not isinstance(ask, Load):
+        return 0
+    return 2 * len(ask.setup.regions) * 4 * max(0, ask.setup.parameters)
+
+
+__all__ = ["Answers", "Fetch", "ParameterServer", "expected_sizes", "working_bytes"]

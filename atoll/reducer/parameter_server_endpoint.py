@@ -21,7 +21,7 @@ from atoll.ids import session_id
 from atoll.net.dispatcher import Relayed
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.memory import MemoryQuota
-from atoll.reducer.parameter_server import Answers, ParameterServer, expected_sizes
+from atoll.reducer.parameter_server import Answers, ParameterServer, expected_sizes, working_bytes
 from atoll.reducer.worker_clocks import WorkerState
 from atoll.wire.messages import Event, Undeliverable
 from atoll.wire.parameter_server_frames import (
@@ -32,7 +32,7 @@ from atoll.wire.parameter_server_frames import (
     pack_frame,
     unpack_frame,
 )
-from atoll.wire.parameter_server_messages import Answer, pack_message, unpack_ask
+from atoll.wire.parameter_server_messages import Answer, Ask, pack_message, unpack_ask
 
 log = logging.getLogger(__name__)
 
@@ -149,9 +149,9 @@ class ParameterServerEndpoint:
             if head.index or (client.pieces is not None and client.pieces.call > head.call):
                 return  # only piece 0 has the ask's head; the answer to a `look` requests it
             client.pieces = None  # an older ask, which nobody waits for any more
-            pieces = _new_pieces(head)
+            pieces, ask = _new_pieces(head)
             try:
-                self._memory.check(member, pieces.total_bytes)
+                self._memory.check(member, pieces.total_bytes + working_bytes(ask))
             except LimitReached as error:
                 client.taken = head.call
                 self._deliver([(member, Answer("refused", error=error.to_dict()), None)])
@@ -243,12 +243,16 @@ class ParameterServerEndpoint:
                 self._send_head(member, ServerFrameHead("ping", -1))
 
 
-def _new_pieces(head: ServerFrameHead) -> Pieces:
-    """Return the empty ask that a first piece begins; raises WireError if it is too large."""
+def _new_pieces(head: ServerFrameHead) -> tuple[Pieces, Ask]:
+    """Return the empty ask that a first piece begins, and its head.
+
+    Raises:
+        WireError: it is too large.
+    """
     ask = unpack_ask(head.body)
     most = min(MAX_BYTES, 8 * sum(expected_sizes(ask)) + 65_536)
     if min(expected_sizes(ask), default=0) < 0 or head.total_bytes > most:
         raise WireError(
             "an ask is too large", given=f"{head.total_bytes} bytes", expected=f"at most {most}"
         )
-    return Pieces(head.call, head.total_bytes)
+    return Pieces(head.call, head.total_bytes), ask

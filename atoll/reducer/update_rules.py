@@ -1,4 +1,4 @@
-"""Update rules of a parameter server, on one flat float32 vector.
+"""Update rules of a parameter server, on one flat float32 vector; all only add to it.
 
 Legend: theta the vector, x a push (a gradient, or a difference `before - after`), lr the rate, mu
 the momentum, N the pushes per momentum step.
@@ -6,8 +6,8 @@ the momentum, N the pushes per momentum step.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,39 +16,53 @@ from atoll.errors import WireError
 from atoll.wire.parameter_server_messages import Setup
 
 
-class Rule(Protocol):
+class Rule(ABC):
     """Updates theta with every push, and keeps its own state."""
 
     vectors: dict[str, Tensor]
     """State vectors, each of the length of theta."""
     scalars: dict[str, float]
 
-    def apply(self, theta: Tensor, x: Tensor, *, lr: float) -> None:
-        """Update `theta` in place; overwrites `x`."""
-        ...
+    @abstractmethod
+    def apply(self, theta: Tensor, x: Tensor, *, lr: float, region: int = 0) -> None:
+        """Update `theta` in place with the push of a member of a region; overwrites `x`."""
 
     def momentum_move(self, pushes: int, *, lr: float) -> Tensor | None:
         """Return by how much so many pushes of zeros would lower theta; None: not at all."""
-        ...
+        return None
+
+    # What follows is of rules with models of their own, see `atoll.reducer.region_rule`.
+
+    def start(self, theta: Tensor, scalars: Mapping[str, float]) -> None:
+        """Take over the numbers of a state whose vectors are loaded already; `theta` is its own."""
+        self.scalars.update({name: scalars[name] for name in scalars if name in self.scalars})
+
+    def model_of(self, theta: Tensor, region: int) -> Tensor:
+        """Return the vector that a region's members train from."""
+        return theta
+
+    def settle(self, theta: Tensor, *, lr: float) -> bool:
+        """Bring into `theta` all that was pushed; return whether anything was missing."""
+        return False
+
+    def working(self) -> list[Tensor]:
+        """Return the vectors that are no part of the state."""
+        return []
 
 
-class Plain:
+class Plain(Rule):
     """theta -= lr x: bitwise equal to `torch.optim.SGD` without momentum."""
 
     def __init__(self, setup: Setup) -> None:
         self.vectors: dict[str, Tensor] = {}
         self.scalars: dict[str, float] = {}
 
-    def apply(self, theta: Tensor, x: Tensor, *, lr: float) -> None:
+    def apply(self, theta: Tensor, x: Tensor, *, lr: float, region: int = 0) -> None:
         """See :meth:`Rule.apply`."""
         theta.add_(x, alpha=-lr)
 
-    def momentum_move(self, pushes: int, *, lr: float) -> Tensor | None:
-        """See :meth:`Rule.momentum_move`."""
-        return None
 
-
-class Momentum:
+class Momentum(Rule):
     """v = mu v + x (x the first time); theta -= lr v. With Nesterov: theta -= lr (x + mu v)."""
 
     def __init__(self, setup: Setup, *, nesterov: bool) -> None:
@@ -56,7 +70,7 @@ class Momentum:
         self.vectors = {"velocity": torch.zeros(setup.parameters)}
         self.scalars = {"moving": 0.0}
 
-    def apply(self, theta: Tensor, x: Tensor, *, lr: float) -> None:
+    def apply(self, theta: Tensor, x: Tensor, *, lr: float, region: int = 0) -> None:
         """See :meth:`Rule.apply`."""
         velocity = self.vectors["velocity"]
         if self.scalars["moving"]:
@@ -75,7 +89,7 @@ class Momentum:
         return self.vectors["velocity"] * (lr * share * (self._mu if self._nesterov else 1.0))
 
 
-class DelayedNesterov:
+class DelayedNesterov(Rule):
     """Momentum applied once per N pushes, as if they had arrived together.
 
     Liu et al. 2024, "Asynchronous Local-SGD Training for Language Modeling"
@@ -98,7 +112,7 @@ class DelayedNesterov:
         }
         self.scalars = {"arrivals": 0.0}
 
-    def apply(self, theta: Tensor, x: Tensor, *, lr: float) -> None:
+    def apply(self, theta: Tensor, x: Tensor, *, lr: float, region: int = 0) -> None:
         """See :meth:`Rule.apply`."""
         momentum, arrived = self.vectors["momentum"], self.vectors["arrived"]
         arrived.add_(x)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from torch import Tensor
 
 from atoll.codec.base import Packet
-from atoll.wire.parameter_server_messages import Answer, Ask
+from atoll.wire.parameter_server_messages import Answer, Ask, region_of
 
 SPEED_MEMORY = 0.5
 """Weight of the newest measurement in a member's speed."""
@@ -32,6 +32,7 @@ class WorkerClock:
     """A server's record of one member."""
 
     state: WorkerState = WorkerState.PUSHING
+    region: int = 0
     final: bool = False
     clock: int = 0
     seq: int = -1
@@ -52,11 +53,24 @@ class WorkerClocks:
     """The members of one server since it was loaded."""
 
     def __init__(
-        self, members: Sequence[str] = (), *, speeds: Mapping[str, float] | None = None
+        self,
+        members: Sequence[str] = (),
+        *,
+        speeds: Mapping[str, float] | None = None,
+        regions: int = 1,
     ) -> None:
-        """Expect asks of `members`, in slot order; `speeds` are earlier measurements."""
-        known = speeds if speeds is not None else {}
-        self.workers = {member: WorkerClock(speed=known.get(member, 0.0)) for member in members}
+        """Expect asks of `members`, in slot order; `speeds` are earlier measurements.
+
+        A region has members of neighbouring slots; one that comes later goes to the smallest.
+        """
+        known, self._regions = speeds if speeds is not None else {}, regions
+        self.workers = {
+            member: WorkerClock(
+                region=region_of(place, members=len(members), regions=regions),
+                speed=known.get(member, 0.0),
+            )
+            for place, member in enumerate(members)
+        }
 
     @property
     def speeds(self) -> dict[str, float]:
@@ -65,11 +79,17 @@ class WorkerClocks:
 
     def enter(self, member: str) -> WorkerClock:
         """Return the record of an asking member, which pushes (again) from now on."""
-        worker = self.workers.setdefault(member, WorkerClock(WorkerState.LOST))
+        if member not in self.workers:
+            self.workers[member] = WorkerClock(WorkerState.LOST, self._smallest_region())
+        worker = self.workers[member]
         if worker.state != WorkerState.PUSHING:  # the others' clocks have moved on
             worker.clock = self.slowest()
         worker.state, worker.final = WorkerState.PUSHING, False
         return worker
+
+    def _smallest_region(self) -> int:
+        there = [w.region for w in self.workers.values() if w.state != WorkerState.LOST]
+        return min(range(self._regions), key=there.count)
 
     def slowest(self) -> int:
         """Return the lowest clock of a member that will push again."""

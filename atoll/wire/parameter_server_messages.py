@@ -11,6 +11,9 @@ import msgspec
 from atoll.errors import WireError
 from atoll.wire.malformed import MALFORMED
 
+MOST_REGIONS = 64
+"""Most regions of one server: it holds several vectors for each."""
+
 
 class Setup(msgspec.Struct, frozen=True, omit_defaults=True):
     """Configuration of a server, equal on all servers of a job except for `parameters`."""
@@ -39,6 +42,17 @@ class Setup(msgspec.Struct, frozen=True, omit_defaults=True):
     """Strength of delay compensation; 0: none."""
     look_ahead: float = 0.0
     """Part of the momentum's move until the member's next push that answers contain; 0: none."""
+    regions: list[int] = []
+    """Members of each region, which has a model of its own that `rule` merges into the vector;
+    empty: one model for all."""
+    merge_every: int = 1
+    """Pushes of a region's members between two merges (K)."""
+    mix: float = 1.0
+    """Part of the way that a region's model goes to the global one in a merge (alpha)."""
+    region_rule: str = "sgd"
+    """Update rule of a region's model, with the two numbers below."""
+    region_rate: float = 1.0
+    region_momentum: float = 0.0
     every: int = 1
     """Optimizer steps between two pushes of the fastest member."""
     dynamic: bool = False
@@ -47,6 +61,11 @@ class Setup(msgspec.Struct, frozen=True, omit_defaults=True):
     """Leading elements updated by the rule; the rest are buffers, which are averaged."""
     reply: str = "fp32"
     """Codec of the vector in answers."""
+
+
+def region_of(slot: int, *, members: int, regions: int) -> int:
+    """Return the region of a member by its place among all: neighbours are in one region."""
+    return slot * regions // members
 
 
 class Attach(msgspec.Struct, frozen=True, omit_defaults=True, tag="attach"):

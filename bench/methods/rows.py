@@ -127,6 +127,7 @@ FAMILY: tuple[Row, ...] = (
         overlap_steps=1,
     ),
     _row("async look-ahead", "async-look-ahead", options=ASYNC),
+    _row("halos", "halos", options=ASYNC | {"merge_every": 4}),
     _row("des-loc", "des-loc", options={"every": EVERY}),
     _row(
         "mt-dao", "mt-dao", options={"every": EVERY, "slow_beta": 0.98, "slow_weight": 0.2},

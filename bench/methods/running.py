@@ -138,6 +138,8 @@ def train(trial: Trial, *, keep: frozenset[int] = frozenset(), evaluated: bool =
     if trial.members == 1:
         return [body(GroupOfOne())]
     groups = MemoryGroups(trial.members, timeout_s=LONGEST_RUN_S)
+    speeds = {f"w{slot}": speed for slot, speed in enumerate(trial.setting.speeds)}
+    groups.coordinator.servers.speeds.update(speeds)
     return groups.together(body, timeout_s=LONGEST_RUN_S)
 
 

@@ -36,6 +36,8 @@ class Setting:
     """`contiguous`: every member has one stretch of the text, of another kind than the others'."""
     llama: bool = False
     """Whether the model is a Llama instead of a GPT."""
+    speeds: tuple[float, ...] = ()
+    """Relative speeds of members that push to servers, by slot; empty: all are equal."""
 
     def table(self, changes: Mapping[str, Any]) -> TrainTable:
         """Return the inner optimizer, with what a method wants otherwise."""

@@ -51,7 +51,7 @@ def rounds(folder: Path) -> int:
     "tests/strategies/parameter_server/test_routes.py"
     "::test_a_killed_server_is_loaded_with_what_its_members_have"
 )
-@pytest.mark.parametrize("preset", ["async-diloco", "async-look-ahead"])
+@pytest.mark.parametrize("preset", ["async-diloco", "async-look-ahead", "halos"])
 def test_a_killed_member_and_a_killed_server_do_not_end_a_run(atoll: Atoll, preset: str) -> None:
     job = atoll.job(steps=STEPS, every=10, paced=True, preset=f'"{preset}"')
     with_options(job, "servers = 2", "anchor_every = 150")

@@ -175,3 +175,17 @@ def test_a_push_that_does_not_fit_is_refused_and_others_go_on() -> None:
     assert servers.memory.figures() == {
         "held_bytes": 32.0, "refused": 1.0, "refused/w0": 1.0,
     }  # fmt: skip
+
+
+def test_models_of_regions_count_before_a_server_makes_them() -> None:
+    servers, setup = Servers(), Setup(parameters=8, regions=[1, 1])
+    servers.ask("w0", Attach(1, ["w0"], want=False), 0)
+    servers.limits = {MEMBER: 0, JOB_LIMIT: 5 * 32 - 1}
+    refused = servers.ask("w0", Load(1, ["w0"], setup, 8), 8)
+    assert refused is not None
+    assert refused.error["kind"] == "LimitReached"
+    servers.limits = {MEMBER: 0, JOB_LIMIT: 5 * 32}
+    loaded = servers.ask("w0", Load(1, ["w0"], setup, 8), 8)
+    assert loaded is not None
+    assert loaded.kind == "theta"
+    assert servers.endpoint.held() == {"": 5 * 32}, "the vector, and two of each region"

@@ -13,7 +13,7 @@ from atoll.data import BatchStream, HeldOut, Shards
 from atoll.methods.every_step import EveryStep
 from atoll.methods.local_moments import MTDAO, DesLoc
 from atoll.methods.overlapped import Decoupled
-from atoll.methods.parameter_server import Asynchronous
+from atoll.methods.parameter_server import Asynchronous, Hierarchical
 from atoll.methods.periodic import Average, DiLoCo
 from atoll.models import GPT, GPTConfig
 from atoll.train.optim.optimizers import learning_rate
@@ -22,6 +22,7 @@ from tests.reference.algorithms import Inner as ReferenceInner
 from tests.reference.algorithms import Trajectory, flat, local_sgd
 from tests.reference.asynchronous import async_diloco
 from tests.reference.decoupled import decoupled
+from tests.reference.halos import Hierarchy, Step, halos
 from tests.reference.local_adam import local_adam
 from tests.reference.sparse_loco import sparse_loco
 
@@ -136,6 +137,23 @@ def test_async_diloco_equals_the_reference_to_reassociation(
         setting.model, streams, steps=30, every=5, sync_every=15, inner=inner, outer_lr=0.7,
         momentum=0.8, look_ahead=look_ahead,
     )  # fmt: skip
+    compare(found, [15, 30], expected)
+
+
+def test_halos_equals_the_reference_to_reassociation(setting: Setting) -> None:
+    options = Hierarchical(
+        every=3, anchor_every=15, merge_every=4, mix=0.25, region_lr=0.7, region_momentum=0.6,
+        outer_lr=0.8, outer_momentum=0.5, dynamic=False,
+    )  # fmt: skip
+    found = train(setting, options, members=MEMBERS, codec="fp32")
+    streams, inner = inputs(setting)
+    hierarchy = Hierarchy(
+        flat(setting.model), members=MEMBERS, regions=2, local=Step(lr=0.7, momentum=0.6),
+        above=Step(lr=0.8, momentum=0.5), merge_every=4, mix=0.25,
+    )  # fmt: skip
+    expected = halos(
+        setting.model, streams, steps=30, every=3, sync_every=15, inner=inner, hierarchy=hierarchy
+    )
     compare(found, [15, 30], expected)
 
 

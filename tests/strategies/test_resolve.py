@@ -83,10 +83,11 @@ def test_naming_strategies_loads_no_torch() -> None:
 def test_hubs_know_which_words_need_servers() -> None:
     presets = {name for name in PRESETS if JobSpec(strategy=StrategyTable(preset=name)).served}
     assert presets == {
-        "async-diloco", "async-look-ahead", "parameter-server", "stale-synchronous", "async-sgd",
+        "async-diloco", "async-look-ahead", "halos", "parameter-server", "stale-synchronous",
+        "async-sgd",
     }  # fmt: skip
     outers = {name for name in METHODS if JobSpec(strategy=StrategyTable(outer=name)).served}
-    assert outers == {"asynchronous", "server"}
+    assert outers == {"asynchronous", "hierarchical", "server"}
 
 
 @pytest.mark.parametrize("preset", ["diloco", "streaming-diloco"])

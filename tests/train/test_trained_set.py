@@ -20,7 +20,14 @@ from tests.contracts.strategy_suite import BATCH, batches, squared_error
 
 APART = {"alone"}
 """Methods whose members do not share a model."""
-SERVERS = {"async-diloco", "async-look-ahead", "async-sgd", "parameter-server", "stale-synchronous"}
+SERVERS = {
+    "async-diloco",
+    "async-look-ahead",
+    "halos",
+    "async-sgd",
+    "parameter-server",
+    "stale-synchronous",
+}
 """Methods whose servers hold a vector of fixed length."""
 
 

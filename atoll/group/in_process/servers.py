@@ -17,7 +17,7 @@ from torch import Tensor
 from atoll.codec.base import Packet
 from atoll.errors import AtollError, DeadlineExceeded
 from atoll.reducer.parameter_server import ParameterServer
-from atoll.reducer.update_rules import make_rule
+from atoll.reducer.region_rule import server_rule
 from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Load, Push, Setup
 
 
@@ -182,5 +182,5 @@ def _weights(packet: Packet | None, reply: Packet | None) -> tuple[int, int]:
 
 def rule_state(setup: Setup) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Return the initial vectors and numbers of a server's rule."""
-    rule = make_rule(setup)
+    rule = server_rule(setup)
     return rule.vectors, rule.scalars

@@ -18,10 +18,12 @@ from __future__ import annotations
 from atoll.errors import ConfigError
 from atoll.methods.parameter_server import Asynchronous
 from atoll.strategies.parameter_server.base import ParameterServerOuter
-from atoll.strategies.parameter_server.options import check_lateness, check_look_ahead
+from atoll.strategies.parameter_server.options import (
+    check_lateness,
+    check_look_ahead,
+    check_step,
+)
 from atoll.wire.parameter_server_messages import Setup
-
-OPTIMIZERS = ("delayed-nesterov", "nesterov", "momentum", "sgd")
 
 
 class AsynchronousOuter(ParameterServerOuter):
@@ -34,23 +36,7 @@ class AsynchronousOuter(ParameterServerOuter):
             reply=options.reply, weight="equal",
         )  # fmt: skip
         check_lateness(options.staleness, options.staleness_power, options.max_staleness)
-        if options.outer_optimizer not in OPTIMIZERS:
-            raise ConfigError(
-                "unknown outer optimizer", given=repr(options.outer_optimizer),
-                expected=f"one of {', '.join(OPTIMIZERS)}",
-            )  # fmt: skip
-        if not options.outer_lr > 0 or not 0 <= options.outer_momentum < 1:
-            raise ConfigError(
-                "the outer optimizer cannot work with these numbers",
-                given=f"outer_lr = {options.outer_lr}, outer_momentum = {options.outer_momentum}",
-                expected="outer_lr above 0 and outer_momentum of 0 up to below 1",
-            )
-        if options.outer_optimizer != "sgd" and options.outer_momentum == 0:
-            raise ConfigError(
-                f"outer optimizer {options.outer_optimizer} does not work without momentum",
-                given="outer_momentum = 0", expected="outer_momentum above 0 and below 1",
-                remedy='outer_optimizer = "sgd" has none',
-            )  # fmt: skip
+        check_step(options.outer_optimizer, options.outer_lr, options.outer_momentum)
         if options.buffer < 0 or not 0 <= options.activation <= 1 / max(1, options.buffer):
             raise ConfigError(
                 "delayed Nesterov cannot work with these numbers",

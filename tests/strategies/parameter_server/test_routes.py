@@ -17,7 +17,7 @@ from atoll.config import WorkerEnvironment, child_environment
 from atoll.group.base import Group
 from atoll.ids import session_id
 from atoll.methods.every_step import EveryStep
-from atoll.methods.parameter_server import Asynchronous, Server
+from atoll.methods.parameter_server import Asynchronous, Hierarchical, Server
 from atoll.rounds import timing
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, sgd, start_run, train_together
@@ -130,6 +130,7 @@ def test_synchronous_servers_equal_data_parallel_bits(
     [
         pytest.param(Asynchronous(every=2, anchor_every=4), id="asynchronous"),
         pytest.param(Asynchronous(every=2, anchor_every=4, look_ahead=1.0), id="look-ahead"),
+        pytest.param(Hierarchical(every=2, anchor_every=4, merge_every=2), id="halos"),
         pytest.param(Server(mode="stale", bound=1, anchor_every=4), id="stale"),
         pytest.param(Server(mode="asynchronous", anchor_every=4), id="async-sgd"),
     ],
@@ -147,6 +148,7 @@ def test_asynchronous_members_end_with_one_model(
     "options",
     [
         pytest.param(Asynchronous(every=2, anchor_every=50), id="asynchronous"),
+        pytest.param(Hierarchical(every=2, anchor_every=50, merge_every=2), id="halos"),
         pytest.param(Server(mode="asynchronous", anchor_every=50), id="async-sgd"),
     ],
 )
@@ -201,6 +203,7 @@ def test_bytes_on_the_wire_equal_the_formula_within_two_per_cent(
     "options",
     [
         pytest.param(Asynchronous(every=2, anchor_every=50), id="asynchronous"),
+        pytest.param(Hierarchical(every=2, anchor_every=50, merge_every=2), id="halos"),
         pytest.param(Server(mode="stale", bound=1, anchor_every=50), id="stale"),
         pytest.param(Server(anchor_every=50), id="synchronous"),
     ],

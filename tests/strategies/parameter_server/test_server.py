@@ -275,7 +275,14 @@ def test_server_optimizer_refuses_rates_per_parameter() -> None:
 
 @pytest.mark.parametrize(
     "preset",
-    ["async-diloco", "async-look-ahead", "parameter-server", "stale-synchronous", "async-sgd"],
+    [
+        "async-diloco",
+        "async-look-ahead",
+        "halos",
+        "parameter-server",
+        "stale-synchronous",
+        "async-sgd",
+    ],
 )
 def test_presets_can_be_built(preset: str) -> None:
     resolve(StrategyTable(preset=preset)).build()
