@@ -166,7 +166,10 @@ def routes_of(place: Site, name: str) -> dict[str, int]:
 def seen(
     found: dict[str, list[dict[str, Any]]], number: int, forecast: Forecast
 ) -> Seen | None:  # fmt: skip
-    """Return the figures of whole periods after the first ones; None: too few were done."""
+    """Return the figures of whole periods after the first ones.
+
+    None: too few were done, or a member was lost, and the others went on without it.
+    """
     every, (warm, _) = period_of(forecast), whole_periods(forecast)
     own = [
         {line["step"]: line for line in lines if line["trial"] == number}
@@ -177,6 +180,13 @@ def seen(
     last = min(max(lines) for lines in own) - uncounted(forecast)
     last = warm + (last - warm) // every * every
     if last <= warm or not all(step in lines for lines in own for step in (warm, last)):
+        return None
+    together = {
+        line["contributors"]
+        for lines in own
+        for step, line in lines.items() if warm <= step <= last and line["contributors"]
+    }  # fmt: skip
+    if together != {len(forecast.candidate.members)}:
         return None
     spans = [(lines[last]["seconds"] - lines[warm]["seconds"]) / (last - warm) for lines in own]
     sent = [(lines[last]["sent"] - lines[warm]["sent"]) / (last - warm) for lines in own]
