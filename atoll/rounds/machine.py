@@ -219,6 +219,12 @@ class RoundMachine(Quorum):
         self.members.recovered(member, now + min(self.hold_s(), ready_s))
         return self.settle(now)
 
+    def may_return(self) -> bool:
+        """Return whether all holders of the state, or all members, are lost but may reconnect."""
+        if self.recovers:
+            return not self.members.holders("", ()) and bool(self.members.missed())
+        return all(state == RoundMemberState.GONE for state in self.members.states.values())
+
     def rewind(self, round_: int, cursors: Mapping[int, Cursor]) -> None:
         """Continue from an earlier round; no member holds the committed state any more."""
         self.committed_round, self.unproved, self.voted_against = round_, False, set()

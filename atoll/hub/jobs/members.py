@@ -112,17 +112,12 @@ class Members:
             HubError: the process has started and not ended.
         """
         record = self._job(job)
-        before = record.process(member)
-        if before is not None:
-            _check(before, MemberState.ASSIGNED)
-        attempt = 1 if before is None else before.attempt + 1
-        assigned = Member(
-            member=member, slot=slot, node=node, attempt=attempt, failures=failures,
-            retried=retried, in_rounds=before is not None and before.in_rounds,
-        )  # fmt: skip
+        assigned = next_attempt(
+            record, member, slot=slot, node=node, failures=failures, retried=retried
+        )
         (record.followers if is_follower(member) else record.members)[member] = assigned
         await self._save(record)
-        again = "" if attempt == 1 else f" again (attempt {attempt})"
+        again = "" if assigned.attempt == 1 else f" again (attempt {assigned.attempt})"
         await self._events.add(job, "assigned", f"{node} starts a worker{again}", member=member)
         return assigned
 
@@ -244,6 +239,23 @@ class Members:
                 expected="one of " + (", ".join(record.members) or "none yet"),
             )
         return record, found
+
+
+def next_attempt(
+    job: Job, member: str, *, slot: int, node: str, failures: int = 0, retried: int = 0
+) -> Member:
+    """Return the record of a process that is launched on a node, for the first time or again.
+
+    Raises:
+        HubError: the process has started and not ended.
+    """
+    before = job.process(member)
+    if before is not None:
+        _check(before, MemberState.ASSIGNED)
+    return Member(
+        member=member, slot=slot, node=node, attempt=1 if before is None else before.attempt + 1,
+        failures=failures, retried=retried, in_rounds=before is not None and before.in_rounds,
+    )  # fmt: skip
 
 
 def _check(process: Member, state: MemberState) -> None:

@@ -27,7 +27,7 @@ from atoll.rounds.effects import (
     StateAdopted,
 )
 from atoll.rounds.machine import RoundMachine
-from atoll.rounds.member_states import AWAITED, RoundMemberState
+from atoll.rounds.member_states import AWAITED
 from atoll.rounds.timing import broken_s
 from atoll.wire.messages import MemberLost, Registered, RoundJoin, RoundPlan, RoundVote, Verdict
 
@@ -175,12 +175,7 @@ class RoundService:
         The hub's own network may be at fault then; new processes would not find the state.
         """
         runtime = next(iter(self.runtimes.of(job)), None)
-        if runtime is None or runtime.grouped:
-            return False
-        members = runtime.machine.members
-        if runtime.machine.recovers:
-            return not members.holders("", ()) and bool(members.missed())
-        return all(state == RoundMemberState.GONE for state in members.states.values())
+        return runtime is not None and not runtime.grouped and runtime.machine.may_return()
 
     def waiting(self, job: str) -> tuple[list[str], float]:
         """Return the members that the next round waits for, and for how many seconds so far."""

@@ -9,6 +9,7 @@ The machines of an island are different nodes, of one network where that is know
 
 from __future__ import annotations
 
+import heapq
 import ipaddress
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -215,28 +216,76 @@ def assign(
     granted: dict[Key, list[str]] = {}
     short: dict[str, Shortfall] = {}
     beside: dict[str, Counter[str]] = {}
+    room = _Room(here)
+    told: dict[str, tuple[ResourceRequest, int, int, int]] = {}
     for ask in sorted(asks, key=Demand.order):
         job = ask.key[0]
         living = beside.setdefault(job, Counter(ask.beside))
-        free = {
-            name: count
-            for name, place in here.items()
-            if name not in keepers and (count := free_share(ask.want, place, most=ask.most))
-        }
+        free = room.of(ask)
         total = sum(free.values())
         if total >= ask.least:
             nodes = _nodes(ask, free, beside=living, places=here)
             for name in nodes:
                 here[name] = here[name].with_one_more(ask.want.needs, gpus=ask.want.gpus)
                 living[name] += 1
+            room.taken(nodes)
             granted[ask.key] = nodes
         elif ask.essential:
-            short[job] = _shortfall(ask, total, here, keepers)
+            what = (ask.want, ask.least, total, len(granted))
+            if told.get(job) != what:  # thousands that lack the same have one reason
+                short[job], told[job] = _shortfall(ask, total, here, keepers), what
         elif not ask.running:
             short[job] = _shortfall(ask, total, here, keepers)
             usable = _usable(ask, here, least=1 if settling else ask.least)
             keepers |= {name: job for name in usable if name not in keepers}
+            room.kept(usable)
     return Assignment(granted, short)
+
+
+class _Room:
+    """How many processes of a demand each node takes: looked at once for demands that are alike.
+
+    A job of ten thousand members may lack a quarter of them: a look at all nodes for each of these
+    took minutes.
+    """
+
+    def __init__(self, here: Mapping[str, Capacity]) -> None:
+        self._here = here
+        self._known: dict[str, list[tuple[ResourceRequest, int, dict[str, int]]]] = {}
+        """By job, for each request and number: the nodes that take any, and how many."""
+        self._kept: set[str] = set()
+
+    def of(self, ask: Demand) -> Mapping[str, int]:
+        known = self._known.setdefault(ask.key[0], [])
+        for want, most, found in known:
+            if most == ask.most and want == ask.want:
+                return found
+        found = {
+            name: count
+            for name, place in self._here.items()
+            if name not in self._kept and (count := free_share(ask.want, place, most=ask.most))
+        }
+        known.append((ask.want, ask.most, found))
+        return found
+
+    def taken(self, nodes: Iterable[str]) -> None:
+        """Some nodes have taken processes."""
+        for name in set(nodes):
+            for known in self._known.values():
+                for want, most, found in known:
+                    count = free_share(want, self._here[name], most=most) if name in found else 0
+                    if count:
+                        found[name] = count
+                    else:
+                        found.pop(name, None)
+
+    def kept(self, nodes: Iterable[str]) -> None:
+        """Later demands may not have these nodes."""
+        self._kept |= set(nodes)
+        for known in self._known.values():
+            for _, _, found in known:
+                for name in nodes:
+                    found.pop(name, None)
 
 
 def _nodes(
@@ -289,8 +338,13 @@ def spread(
         slots = places[node].free_slots if places else free[node]
         return node == avoid, there.get(node, 0) + taken[node], taken[node] - slots, node
 
-    for _ in range(wanted):
-        taken[min((n for n in free if free[n] > taken[n]), key=order)] += 1
+    waiting = [order(node) for node in free if free[node]]
+    heapq.heapify(waiting)
+    for _ in range(wanted):  # the order of a node changes only when it is taken itself
+        *_, node = heapq.heappop(waiting)
+        taken[node] += 1
+        if free[node] > taken[node]:
+            heapq.heappush(waiting, order(node))
     return sorted(taken.elements())
 
 

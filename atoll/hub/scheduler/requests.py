@@ -6,7 +6,7 @@ Waiting jobs request all their places, running jobs what they lack.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.hub.jobs.completion import (
@@ -117,49 +117,30 @@ class PlacementRequests:
         asked = Request()
         for number, job in enumerate(self._jobs.list()[::-1]):
             if job.state == JobState.WAITING:
-                asked.asks.append(self._ask_for_all(job, number=number))
+                asked.asks.append(demand_of_all(job, number=number))
             elif job.state == JobState.RUNNING and not job.stopping:
                 await self._ask_again(job, asked, number=number)
         return asked
 
-    def _ask_for_all(self, job: Job, *, number: int) -> Demand:
-        return Demand(
-            key=(job.job, WHOLE), want=request_of(job.spec), machines=job.machines,
-            least=(job.min_nodes or job.nodes_wanted) * job.machines,
-            most=job.nodes_wanted * job.machines, priority=job.spec.job.priority, number=number,
-        )  # fmt: skip
-
     async def _ask_again(self, job: Job, asked: Request, *, number: int) -> None:
         """Add the requests of a running job: one for each member that lacks processes."""
-        for slot, names in missing_members(job).items():
+        lacking = missing_members(job)
+        standing = Standing.of(job) if lacking else None
+        for slot, names in lacking.items():
             due = []
             for name in names:
                 before = job.process(name)
                 if before is None or await self._is_due(job, before):
                     due.append(name)
-                elif not _given_up(before, job):
+                elif not given_up(before, job):
                     asked.pausing.add((job.job, name))
-            if due:
+            if due and standing is not None:
                 asked.lacking[job.job, slot] = due
-                asked.asks.append(self._ask_for(job, slot, due, number=number))
-
-    def _ask_for(self, job: Job, slot: int, names: list[str], *, number: int) -> Demand:
-        """Return the request for a member that lacks these processes."""
-        shrinks, before = job.spec.island.may_shrink, job.process(names[0])
-        live = [process for process in job.processes if process.live]
-        return Demand(
-            key=(job.job, slot), want=request_of(job.spec, member=names[0]), machines=job.machines,
-            least=1 if shrinks else len(names), most=len(names),
-            priority=job.spec.job.priority, number=number,
-            essential=whole_islands(job, shrinks=shrinks) < max(1, job.min_nodes),
-            avoid=before.node if before is not None else "",
-            beside=Counter(process.node for process in live),
-            there=tuple(process.node for process in live if process.slot == slot),
-        )  # fmt: skip
+                asked.asks.append(demand_of(job, slot, due, number=number, standing=standing))
 
     async def _is_due(self, job: Job, process: Member) -> bool:
         """Return whether to launch a missing member or follower again now."""
-        if _given_up(process, job):
+        if given_up(process, job):
             said = process.failures >= MAX_FAILURES  # by who has given it up, e.g. an eviction
             if self._relaunches.first_time(job.job, process.member) and not said:
                 failed = process.failures + 1
@@ -167,15 +148,82 @@ class PlacementRequests:
                 await self._events.add(job.job, "member-given-up", text, member=process.member)
             return False
         node = self._membership.nodes.get(process.node)
-        follower = is_follower(process.member)
-        return self._relaunches.due(
-            job.job,
-            process,
-            node_is_there=node is not None and node.connected,
-            may_return=not follower and self._rounds.may_return(job.job),
-            silent=may_live_unheard(job, process),
-            program=failed_itself(process, job),
-        )
+        return is_due(
+            self._relaunches, job, process, node_is_there=node is not None and node.connected,
+            may_return=lambda: self._rounds.may_return(job.job),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """The live processes of a job, looked at once for all that it lacks."""
+
+    whole: int
+    """Members that live with all machines that they need."""
+    beside: Mapping[str, int]
+    """Live processes by node."""
+    there: Mapping[int, Sequence[str]]
+    """Nodes of live processes by slot."""
+
+    @classmethod
+    def of(cls, job: Job) -> Standing:
+        """Return that of a job."""
+        there: dict[int, list[str]] = {}
+        for process in job.processes:
+            if process.live:
+                there.setdefault(process.slot, []).append(process.node)
+        return cls(
+            whole=whole_islands(job, shrinks=job.spec.island.may_shrink), there=there,
+            beside=Counter(node for nodes in there.values() for node in nodes),
+        )  # fmt: skip
+
+
+def demand_of_all(job: Job, *, number: int) -> Demand:
+    """Return the request of a job that has not started; `number` is its order of submission."""
+    return Demand(
+        key=(job.job, WHOLE), want=request_of(job.spec), machines=job.machines,
+        least=(job.min_nodes or job.nodes_wanted) * job.machines,
+        most=job.nodes_wanted * job.machines, priority=job.spec.job.priority, number=number,
+    )  # fmt: skip
+
+
+def demand_of(
+    job: Job, slot: int, names: Sequence[str], *, number: int, standing: Standing
+) -> Demand:
+    """Return the request for a member of a running job that lacks these processes."""
+    before = job.process(names[0])
+    return Demand(
+        key=(job.job, slot), want=request_of(job.spec, member=names[0]), machines=job.machines,
+        least=1 if job.spec.island.may_shrink else len(names), most=len(names),
+        priority=job.spec.job.priority, number=number,
+        essential=standing.whole < max(1, job.min_nodes),
+        avoid=before.node if before is not None else "",
+        beside=standing.beside, there=tuple(standing.there.get(slot, ())),
+    )  # fmt: skip
+
+
+def is_due(
+    policy: RestartPolicy,
+    job: Job,
+    process: Member,
+    *,
+    node_is_there: bool,
+    may_return: Callable[[], bool],
+) -> bool:
+    """Return whether a process that is not given up is launched again now.
+
+    Args:
+        policy: Remembers since when it is missing.
+        job: Its job.
+        process: A member or follower that has been launched and does not live.
+        node_is_there: Its node is connected.
+        may_return: Whether all members that have the state are lost; see `RestartPolicy.due`.
+    """
+    return policy.due(
+        job.job, process, node_is_there=node_is_there,
+        may_return=not is_follower(process.member) and may_return(),
+        silent=may_live_unheard(job, process), program=failed_itself(process, job),
+    )  # fmt: skip
 
 
 def missing_members(job: Job) -> dict[int, list[str]]:
@@ -198,7 +246,8 @@ def part_names(slot: int, *, machines: int) -> list[str]:
     return [member_id(slot), *(follower_id(slot, part) for part in range(1, machines))]
 
 
-def _given_up(process: Member, job: Job) -> bool:
+def given_up(process: Member, job: Job) -> bool:
+    """Return whether a process has failed so often that it is not launched again."""
     return (
         follower_given_up(process, job)
         if is_follower(process.member)
