@@ -119,8 +119,8 @@ class Planner:
         run = min(STEPS_OF_TRAFFIC, self.workload.steps)
         resolved = candidate.resolved(steps=run)
         traffic = self._traffic(resolved, peers=len(members), steps=run)
-        under_way = run - _shared_steps(resolved, steps=run)
-        every = _between(resolved, steps=run, rounds=traffic.rounds)
+        under_way = run - shared_steps(resolved, steps=run)
+        every = steps_between(resolved, steps=run, rounds=traffic.rounds)
         periods = under_way / every  # in the steps before, nothing is sent
         exchange = Exchange(
             relay_sent=traffic.relay_sent_bytes / periods,
@@ -129,7 +129,7 @@ class Planner:
             direct_received=traffic.direct_received_bytes / periods,
             plain=resolved.codec == "fp32",
         )
-        hidden = min(every, _hidden_steps(resolved))
+        hidden = min(every, hidden_steps(resolved))
         parts = [part for part in (hidden, every - hidden) if part > 0]
         own = _own_steps(steps, parts=parts, paced=self._paced(resolved))
         shares = {name: sum(done) / every for name, done in own.items()}
@@ -151,7 +151,7 @@ class Planner:
         relay = candidate.route == "relay"
         delay = _delay(resolved, round_s=round_s, step_s=period_s / every)
         uptime = _uptime(members, period_s=period_s + waiting_s)
-        vectors = _vectors(resolved)
+        vectors = vectors_of(resolved)
         return Forecast(
             candidate=candidate, step_s=step_s, compute_s=period_s / every,
             step_low_s=(period_s * low + waiting_s * (1 - NETWORK_ERROR)) / every,
@@ -211,18 +211,18 @@ def coding_s(codec: str, *, elements: int) -> float:
     return 2 * 4 * elements * each
 
 
-def _between(resolved: Resolved, *, steps: int, rounds: int) -> float:
+def steps_between(resolved: Resolved, *, steps: int, rounds: int) -> float:
     """Return the steps between two rounds, the common start left out."""
-    shared = _shared_steps(resolved, steps=steps)
+    shared = shared_steps(resolved, steps=steps)
     return (steps - shared) / max(1, rounds - 1 - (shared > 0))
 
 
-def _shared_steps(resolved: Resolved, *, steps: int) -> int:
+def shared_steps(resolved: Resolved, *, steps: int) -> int:
     """Return the first steps, which all members do on the same data without sending anything."""
     return min(steps - 1, int(getattr(resolved.method, "shared_steps", 0)))
 
 
-def _hidden_steps(resolved: Resolved) -> float:
+def hidden_steps(resolved: Resolved) -> float:
     """Return the steps during which a round may last without anyone waiting."""
     method = resolved.method
     if method.name == "eager":
@@ -249,7 +249,7 @@ def _delay(resolved: Resolved, *, round_s: float, step_s: float) -> int:
     return min(longest_delay(resolved.method), hiding_steps(timings, step_s=step_s))
 
 
-def _vectors(resolved: Resolved) -> float:
+def vectors_of(resolved: Resolved) -> float:
     """Return the vectors as long as the model that a method keeps: start, scratch, its own."""
     row = CODECS.get(resolved.codec.partition("(")[0], UNKNOWN)
     return 2.0 + resolved.method.later_vectors + row.kept_vectors

@@ -138,7 +138,12 @@ def workload_of(spec: JobSpec) -> Workload:
         model: Any = whole_model(spec, data)
     images = is_images(spec.data.corpus)
     length = 1 if images else int(model.config.context)
-    buffers = sum(b.numel() for b in model.buffers() if b.is_floating_point())
+    saved = model.state_dict().keys()  # others are made anew by each member, and not exchanged
+    buffers = sum(
+        buffer.numel()
+        for name, buffer in model.named_buffers()
+        if name in saved and buffer.is_floating_point()
+    )
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Workload(
         name=spec.model.name, parameters=trained, elements=trained + buffers,

@@ -106,7 +106,10 @@ class _Flattener:
         """Return the name under which a tensor is stored."""
         if tensor.layout != torch.strided:
             raise _cannot_save(tensor, path)
-        same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        where: object = tensor.data_ptr()
+        if tensor.is_meta:  # shapes alone have no address
+            where = tensor.untyped_storage()._cdata, tensor.storage_offset()
+        same = (where, tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         if tensor.numel() == 0 or same not in self._names:
             self._names[same] = self._named(tensor, path)
         return self._names[same]
