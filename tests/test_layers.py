@@ -116,7 +116,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "devices",
     },
     "export": {"errors", "config", "models", "data", "checkpoint"},
-    "simulate": {*LEAVES, "config", "wire", "rounds", "fleet"},
+    # The simulation runs the hub's own rounds and placement, with what a job's method sends.
+    "simulate": {
+        *LEAVES,
+        *TRAINING,
+        "config",
+        "wire",
+        "rounds",
+        "fleet",
+        "forecast",
+        "hub",
+    },
     "netlab": {"errors"},
     "routing": {*LEAVES, "paths", "models", "data", "checkpoint", "devices", "queues"},
     "run": {*LEAVES, *TRAINING, "config", "wire", "queues", "train"},

@@ -39,12 +39,16 @@ class Exchange:
     """By member."""
     waiting: set[int] = field(default_factory=set)
     """Ids of the teams that have not delivered."""
+    members: dict[str, SimulatedMember] = field(default_factory=dict)
+    """The processes that the plan is for: a member may be placed again meanwhile."""
     contributors: list[str] = field(default_factory=list)
     closed: bool = False
     complete: bool = False
 
     def __post_init__(self) -> None:
         plan = self.plan
+        self.members = {name: self.hub.members[name] for name in plan.members}
+        self.moved = self.hub.setting.moved(plan.round, len(plan.members))
         groups: list[list[str]] = [[member] for member in plan.members]
         if plan.route == "hierarchical":
             groups = [list(site) for site in plan.sites]
@@ -68,19 +72,23 @@ class Exchange:
             return
         hub, scheduler = self.hub, self.hub.scheduler
         now = scheduler.now + self._inside_s(team, member)
-        delegate = hub.members[team.members[0]]
         if self.relays:
-            now = hub.network.relayed_in(delegate, now, hub.setting.exchange_bytes)
+            delegate = self.members[team.members[0]].machine
+            now = hub.network.relayed_in(delegate, now, self.moved.relay_sent)
         scheduler.at(now, lambda: self._arrive(team))
 
     def _inside_s(self, team: Team, member: SimulatedMember) -> float:
-        """Return the seconds of the reduce inside a team, by a ring of all its members."""
+        """Return the seconds of the reduce inside a team."""
         count, hub = len(team.members), self.hub
         if count == 1:
             return 0.0
-        nbytes = 2 * (count - 1) / count * hub.setting.exchange_bytes
-        rates = [hub.members[m].inside_bps(hub.members[team.members[0]]) for m in team.members]
-        hub.record.events["bytes inside sites"] += round(nbytes * count)
+        moved = self.moved
+        if count < len(self.plan.members):
+            moved = hub.setting.moved(self.plan.round, count)
+        first = self.members[team.members[0]].machine
+        rates = [self.members[m].machine.inside_bps(first) for m in team.members]
+        hub.record.events["bytes inside sites"] += round(moved.direct_sent * count)
+        nbytes = max(moved.direct_sent, moved.direct_received)
         return 8 * nbytes / min(rates) + 2 * member.profile.one_way_s
 
     def _arrive(self, team: Team) -> None:
@@ -98,7 +106,7 @@ class Exchange:
         hub, scheduler = self.hub, self.hub.scheduler
         last = self.contributors[-1] if self.contributors else ""
         hub.record.late[last] += 1
-        size = hub.setting.exchange_bytes
+        size = self.moved.relay_received
         order = {member: place for place, member in enumerate(self.plan.members)}
         self.contributors.sort(key=order.__getitem__)
         if len(self.contributors) == len(self.plan.members):
@@ -110,13 +118,13 @@ class Exchange:
                 continue
             done.add(id(team))
             now = scheduler.now
-            delegate = hub.members[team.members[0]]
+            delegate = self.members[team.members[0]]
             if self.relays:
-                now = hub.network.relayed_out(delegate, now, size)
+                now = hub.network.relayed_out(delegate.machine, now, size)
             for other in team.members:
-                member, extra_s = hub.members[other], 0.0
-                if len(team.members) > 1 and self.relays and other != delegate.name:
-                    extra_s = 8 * size / member.inside_bps(delegate)
+                member, extra_s = self.members[other], 0.0
+                if len(team.members) > 1 and self.relays and member is not delegate:
+                    extra_s = 8 * size / member.machine.inside_bps(delegate.machine)
                 scheduler.at(now + extra_s, partial(member.resulted, self), member.process)
 
     def drop(self, name: str) -> None:
@@ -126,7 +134,7 @@ class Exchange:
             return
         if len(team.members) > 1:
             for other in team.members:
-                self.hub.members[other].failed(self, "a member's connection broke")
+                self.members[other].failed(self, "a member's connection broke")
             return
         self.waiting.discard(id(team))
         self._check()
@@ -135,4 +143,4 @@ class Exchange:
         """The time limit of the reduce is over: who has no result votes against."""
         if not self.closed:
             for name in self.plan.members:
-                self.hub.members[name].failed(self, "the exchange took too long")
+                self.members[name].failed(self, "the exchange took too long")

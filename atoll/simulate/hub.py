@@ -1,8 +1,8 @@
 """The simulated hub: the real round machine behind a processor and a line of limited speed.
 
-What `hub/rounds/service.py` and `hub/rounds/recovery.py` do with sockets and a database is done
-here with alarms: each request takes its turn at the hub's processor, its effects are carried out in
-order, answers take the hub's line. Tests compare rounds with those of the real service.
+What `hub/rounds/service.py` does with sockets and a database is done here with alarms: each request
+takes its turn at the hub's processor, its effects are carried out in order, answers take the hub's
+line. Tests compare rounds with those of the real service.
 """
 
 from __future__ import annotations
@@ -12,34 +12,32 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from atoll.errors import GroupError
+from atoll.errors import ConfigError, GroupError
+from atoll.hub.scheduler.resources import summarized
 from atoll.rounds.commit import CommitLog
 from atoll.rounds.data_slots import DataSlots
-from atoll.rounds.effects import Decided, Effect, MemberDropped, Planned, Refused
+from atoll.rounds.effects import Decided, Effect, MemberDropped, Paused, Planned, Refused
 from atoll.rounds.machine import RoundMachine
 from atoll.rounds.member_states import RoundMemberState
-from atoll.rounds.timing import broken_s
 from atoll.simulate.exchange import Exchange
 from atoll.simulate.lines import SharedLine
+from atoll.simulate.machine import SimulatedMachine, Vacancies
 from atoll.simulate.member import SimulatedMember
 from atoll.simulate.network import Network
+from atoll.simulate.placement import Launch, Placement
 from atoll.simulate.record import Record, RoundRow
+from atoll.simulate.recovery import SimulatedRecovery
 from atoll.simulate.scheduler import Alarm, Scheduler
-from atoll.simulate.setting import Cause, Setting
-from atoll.wire.limits import DEAD_AFTER_S
+from atoll.simulate.sessions import SimulatedSessions
+from atoll.simulate.setting import Setting
 from atoll.wire.messages import Recover, RoundJoin, RoundPlan, RoundVote, Verdict, pack
 
-SILENT_S, GONE_S = 6.0, DEAD_AFTER_S
-"""A lost machine is noticed after three heartbeats, and given up like a session."""
-RECONNECT_S = 5.0
-"""A process whose connection is broken is given up so much later."""
 TICK_S = 0.25
 """The hub looks at its deadlines so often."""
-SAVE_EVERY = 10
-"""Rounds between two checkpoints, to which the run goes back if no member has the state."""
-
 TIMED = 23
 """One in so many events is timed: to look at the processor's clock can cost more than the event."""
+
+DONE = "done"
 
 WAITED_FOR = frozenset({RoundMemberState.LIVE, RoundMemberState.RECOVERING})
 
@@ -49,18 +47,30 @@ Answer = Callable[[], None]
 class SimulatedHub:
     """See the module's docstring."""
 
+    placing: type[Placement] = Placement
+
     def __init__(self, scheduler: Scheduler, setting: Setting, record: Record) -> None:
         self.scheduler, self.setting, self.record = scheduler, setting, record
         self.network = Network(setting, record)
         self.processor = SharedLine(1.0)
         """Of the messages; a turn takes seconds, not bytes."""
+        self.machines: dict[str, SimulatedMachine] = {}
         self.members: dict[str, SimulatedMember] = {}
-        count = len(setting.fleet)
+        """The newest process of each member."""
         self.machine = RoundMachine(
-            "simulated", nodes_wanted=count, min_nodes=1, preference=setting.route,
-            reducer_ready=True, quorum=setting.quorum,
-            commit_log=CommitLog(data_slots=DataSlots(count)),
+            "simulated", nodes_wanted=setting.wanted, min_nodes=setting.min_members,
+            preference=setting.route, reducer_ready=True, quorum=setting.quorum,
+            commit_log=CommitLog(
+                data_slots=DataSlots(setting.wanted), paced=setting.schedule.paced
+            ),
         )  # fmt: skip
+        self.placement = self.placing(
+            scheduler, setting, record, may_return=lambda: self.machine.may_return(),
+            launch=self.launch,
+        )  # fmt: skip
+        self.vacancies = Vacancies(scheduler, record, places=setting.wanted)
+        self.sessions = SimulatedSessions(self)
+        self.recovery = SimulatedRecovery(self)
         self.exchange: Exchange | None = None
         self.base = "start"
         self.interval = 0
@@ -68,43 +78,66 @@ class SimulatedHub:
         self._rows: dict[int, RoundRow] = {}
         self._first_join_s = 0.0
         self._contributors: tuple[int, frozenset[str]] = (-1, frozenset())
-        self._undecided: list[Answer] = []
+        self.undecided: list[Answer] = []
         """Recovering members that wait for the verdict."""
         self._ticking: Alarm | None = None
-        self._lost: dict[str, int] = {}
-        """Members of which nothing is heard, each with a number of its own."""
-        self._silent: set[str] = set()
-        """Of these, who need not be waited for."""
-        self._losses = 0
+        self.begun = False
+        """Whether the job has been submitted."""
+        self.done = False
+        """Whether its last round is committed."""
+        self._paused_since: float | None = None
         self._timings = 0
         self._sizes: dict[tuple[str, int], int] = {}
 
-    def add(self, member: SimulatedMember) -> None:
-        """Take a member of the fleet into the world."""
-        self.members[member.name] = member
-        self.network.add(member)
+    def add(self, machine: SimulatedMachine) -> None:
+        """Take a machine of the fleet into the world."""
+        self.machines[machine.name] = machine
+        self.network.add(machine)
+        self.placement.know(machine.profile)
+
+    def begin(self) -> None:
+        """The job is submitted to the machines that are there.
+
+        Raises:
+            ConfigError: it could not start if all machines were there.
+        """
+        unfit, least = self.placement.unfit(), self.setting.min_members or self.setting.wanted
+        if len(self.machines) - len(unfit) < least:
+            raise ConfigError(
+                "this job would never start on these machines",
+                given=f"{len(self.machines)} machines" + (
+                    f", of which {len(unfit)} cannot run it: {summarized(unfit)}" if unfit else ""
+                ),
+                expected=f"{least}",
+                remedy="--min-members for fewer, or --machines for more of the same mixture",
+            )  # fmt: skip
+        self.begun = True
+        self.placement.place()
 
     def request(self, kind: str, member: SimulatedMember, body: Any, call: Answer) -> None:
         """A member asks something: it is dealt with when it has its turn at the processor."""
-        if member.line_until_s > self.scheduler.now:
+        if member.machine.line_until_s > self.scheduler.now:
             again = partial(self.request, kind, member, body, call)
-            self.scheduler.at(member.line_until_s, again, member.process)
+            self.scheduler.at(member.machine.line_until_s, again, member.process)
             return
-        self._count(kind, self._size(kind, body))
+        self.count(kind, self._size(kind, body))
         arrives = self.scheduler.now + member.profile.one_way_s
-        beats = len(self.members) / self.setting.costs.beat_every_s * self.setting.costs.beat_s
+        beats = len(self.machines) / self.setting.costs.beat_every_s * self.setting.costs.beat_s
         cost_s = self.setting.costs.message_s / max(0.05, 1.0 - beats)
         when = self.processor.take(arrives, cost_s)
         self.record.deepest("hub's processor, s", when - arrives)
         self.scheduler.at(when, call, member.process)
 
-    def _tell(self, kind: str, member: SimulatedMember, body: Any, call: Answer) -> None:
+    def tell(self, kind: str, member: SimulatedMember, body: Any, call: Answer) -> None:
+        """Send a message to a member, on which it acts by `call`."""
         nbytes = self._size(kind, body)
-        self._count(kind, nbytes)
-        sent = max(self.network.line_out.take(self.scheduler.now, nbytes), member.line_until_s)
+        self.count(kind, nbytes)
+        line_s = member.machine.line_until_s
+        sent = max(self.network.line_out.take(self.scheduler.now, nbytes), line_s)
         self.scheduler.at(sent + member.profile.one_way_s, call, member.process)
 
-    def _count(self, kind: str, nbytes: int) -> None:
+    def count(self, kind: str, nbytes: int) -> None:
+        """Count a message."""
         self.record.messages[kind] += 1
         self.record.control_bytes[kind] += nbytes
 
@@ -121,22 +154,25 @@ class SimulatedHub:
 
     # ------------------------------------------------------------------- requests of members
 
-    def launched(self, member: SimulatedMember, *, first: bool) -> None:
-        """A process was started on a member's machine."""
-        machine = self.machine
-        self.heard(member)
-        if machine.members.states.get(member.name, RoundMemberState.GONE) != RoundMemberState.GONE:
-            self._carry_out(machine.gone(member.name, self.scheduler.now))
-        if first:
-            machine.expect(member.name)
-        else:
-            machine.launch(member.name)
+    def launch(self, launch: Launch) -> None:
+        """A process of a member is to be started on a machine."""
+        member = SimulatedMember(
+            self, self.machines[launch.machine], slot=launch.slot, life=launch.attempt
+        )
+        self.members[member.name] = member
+        self.launched(member)
+        member.machine.launch(member)
+
+    def launched(self, member: SimulatedMember) -> None:
+        """Tell the rounds, as `RoundService.expect`."""
+        self.machine.launch(member.name)
 
     def register(self, member: SimulatedMember) -> None:
         """A process enters the job."""
 
         def answer() -> None:
             machine = self.machine
+            self.placement.connected(member.name)
             machine.register(member.name, dial=[f"{member.name}:1"] if member.reachable else [])
             slots = machine.commit_log.data_slots
             lease = slots.lease(member.name) if slots.cursors else None
@@ -153,140 +189,48 @@ class SimulatedHub:
         if not machine.joins and machine.attempt is None:
             self._first_join_s = now
         try:
-            effects = self._timed("join", lambda: machine.join(member.name, body, now))
+            effects = self.timed("join", lambda: machine.join(member.name, body, now))
         except GroupError as error:
             self._refuse(member, error)
             return
         self.record.deepest("joins waiting", len(machine.joins))
         if machine.attends(member.name) and not effects and self.exchange is not None:
             plan, exchange = self.exchange.plan, self.exchange
-            self._tell("plan", member, plan, lambda: member.planned(plan, exchange))
+            self.tell("plan", member, plan, lambda: member.planned(plan, exchange))
             return
-        self._carry_out(effects)
+        self.carry_out(effects)
         self._tick_later()
 
     def vote(self, member: SimulatedMember, body: RoundVote) -> None:
         """Handle a vote, as `RoundService.vote`."""
         machine, now = self.machine, self.scheduler.now
         try:
-            effects = self._timed("vote", lambda: machine.vote(member.name, body, now))
+            effects = self.timed("vote", lambda: machine.vote(member.name, body, now))
         except GroupError as error:
             self._refuse(member, error)
             return
-        self._carry_out(effects)
+        self.carry_out(effects)
 
     def _refuse(self, member: SimulatedMember, error: GroupError) -> None:
-        self._tell("refused", member, None, lambda: member.refused(error))
+        self.tell("refused", member, None, lambda: member.refused(error))
 
-    def recover(self, member: SimulatedMember) -> None:
-        """Handle Recover, as `RecoveryCoordinator.recover`."""
-        effects = self._timed("recover", lambda: self.machine.recover(member.name, self._now()))
-        self._carry_out(effects)
-        life = member.life
+    def gone(self, member: SimulatedMember, *, left: bool = False) -> None:
+        """The process of a member is given up, or has `left` on purpose."""
+        self.placement.lost(member.name, member.life, left=left)
+        self.carry_out(self.machine.gone(member.name, self.now()))
 
-        def go_on() -> None:
-            if member.life == life and member.process.alive:
-                self._send_state(member)
+    def back(self, member: SimulatedMember) -> bool:
+        """A process that was given up is there again; return whether nothing has replaced it."""
+        if not self.placement.back(member.name, member.life):
+            return False
+        self.machine.back(member.name)
+        return True
 
-        if self.machine.attempt is not None:
-            self._undecided.append(go_on)
-        else:
-            self.scheduler.after(self.setting.costs.recover_s, go_on)
-
-    def _send_state(self, member: SimulatedMember) -> None:
-        machine, now = self.machine, self._now()
-        named = self._timed("holders", lambda: machine.members.holders(member.name, ()))
-        holders = [m for m in named if self.members[m].process.alive]
-        if not holders and machine.committed_round:
-            back = machine.committed_round // SAVE_EVERY * SAVE_EVERY
-            self.record.events["set back"] += 1
-            machine.rewind(back, {})
-            self.base = f"checkpoint-{back}"
-        share = machine.newcomer(member.name, now, whole=not holders)
-        slots = machine.commit_log.data_slots
-        lease = slots.lease(member.name) if slots.cursors else None
-        self._count("sources", 60 * len(holders))
-        round_, base, size = machine.committed_round, self.base, self.setting.newcomer_bytes
-        self._fetch(member, holders, size, lambda: member.recovered(round_, base, share, lease))
-
-    def _fetch(
-        self, member: SimulatedMember, holders: list[str], nbytes: float, then: Answer
-    ) -> None:  # fmt: skip
-        """Let a member have the state: from one of its site, another member, or the hub."""
-        scheduler, now = self.scheduler, self._now()
-        near = [m for m in member.reachable if m in self.machine.members.up_to_date]
-        near = [m for m in near if m != member.name and self.members[m].process.alive]
-        if near:
-            donor = self.members[near[member.slot % len(near)]]
-            self.record.events["bytes inside sites"] += round(nbytes)
-            scheduler.after(8 * nbytes / member.inside_bps(donor), then, member.process)
-        elif holders:  # newcomers begin at different donors, as `ask_order` does
-            donor = self.members[holders[member.slot % len(holders)]]
-            sending_s = 8 * nbytes / donor.profile.up_bps
-            begun = max(now, self.network.relayed_in(donor, now, nbytes) - sending_s)
-            slower_s = 8 * nbytes / min(donor.profile.up_bps, member.profile.down_bps)
-
-            def pass_on() -> None:  # not before: until then the hub's line carries other bytes
-                arrived = self.network.relayed_out(member, self._now(), nbytes)
-                scheduler.at(max(begun + slower_s, arrived), then, member.process)
-
-            scheduler.at(begun, pass_on, member.process)
-        else:
-            scheduler.at(self.network.relayed_out(member, now, nbytes), then, member.process)
-
-    def stand(
-        self,
-        member: SimulatedMember,
-        round_: int,
-        base: str,
-        answer: Callable[[GroupError | None], None],
-    ) -> None:
-        """Handle Standing, as `RecoveryCoordinator.standing`."""
-        try:
-            effects = self.machine.stand(member.name, round_, base, self._now())
-        except GroupError as found:
-            error = found
-            self._tell("refused", member, None, lambda: answer(error))
-            return
-        self._tell("done", member, None, lambda: answer(None))
-        self._carry_out(effects)
-
-    def lost(self, member: SimulatedMember, cause: Cause) -> None:
-        """A machine takes no part any more; when the hub notices depends on the cause."""
-        if cause == Cause.CLOSED:
-            self._give_up(member.name)
-            return
-        silent_s, gone_s = SILENT_S, GONE_S
-        if cause == Cause.KILLED:
-            silent_s, gone_s = broken_s(self.machine.commit_log.timings), RECONNECT_S
-        self._losses += 1
-        number = self._lost[member.name] = self._losses
-        self.scheduler.after(silent_s, lambda: self._silence(member, number))
-        self.scheduler.after(gone_s, lambda: self._end_session(member, number))
-
-    def heard(self, member: SimulatedMember) -> bool:
-        """A machine is there again; return whether its session has not ended meanwhile."""
-        self._silent.discard(member.name)
-        return self._lost.pop(member.name, 0) > 0
-
-    def _silence(self, member: SimulatedMember, number: int) -> None:
-        if self._lost.get(member.name) == number:
-            self._silent.add(member.name)
-            self._notice_silence()
-
-    def _end_session(self, member: SimulatedMember, number: int) -> None:
-        if self._lost.get(member.name) == number:
-            self.heard(member)
-            self._give_up(member.name)
-
-    def _give_up(self, name: str) -> None:
-        self._carry_out(self.machine.gone(name, self._now()))
-
-    def _notice_silence(self) -> None:
+    def notice_silence(self) -> None:
         """Wait no longer for members that are silent, as the hub's tick does."""
-        for name in sorted(self._silent):
+        for name in sorted(self.sessions.silent):
             if self._waits_for(name):
-                self._carry_out(self.machine.silent(name, self._now()))
+                self.carry_out(self.machine.silent(name, self.now()))
 
     def _waits_for(self, name: str) -> bool:
         machine = self.machine
@@ -297,10 +241,11 @@ class SimulatedHub:
 
     # ------------------------------------------------------------------------------ effects
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Return the simulated time."""
         return self.scheduler.now
 
-    def _timed(self, kind: str, call: Callable[[], Any]) -> Any:
+    def timed(self, kind: str, call: Callable[[], Any]) -> Any:
         """Call the machine, and add up the processor time that it takes on this computer."""
         self._timings += 1
         if self._timings % TIMED:
@@ -319,11 +264,12 @@ class SimulatedHub:
 
     def _tick(self) -> None:
         self._ticking = None
-        self._notice_silence()
-        self._carry_out(self._timed("tick", lambda: self.machine.settle(self._now())))
+        self.notice_silence()
+        self.carry_out(self.timed("tick", lambda: self.machine.settle(self.now())))
         self._tick_later()
 
-    def _carry_out(self, effects: Iterable[Effect]) -> None:
+    def carry_out(self, effects: Iterable[Effect]) -> None:
+        """Carry out what the round machine has decided, in order."""
         for effect in effects:
             if isinstance(effect, Planned):
                 self._planned(effect.plan)
@@ -334,14 +280,34 @@ class SimulatedHub:
                     self.record.messages["member lost"] += len(effect.plan.members)
                 if self.exchange is not None:
                     self.exchange.drop(effect.member)
+            elif isinstance(effect, Paused):
+                self._paused(effect.reason)
             elif isinstance(effect, Refused):
                 self._refuse(self.members[effect.member], effect.error)
             else:
                 self.record.events[type(effect).__name__] += 1
         self._tick_later()
 
+    def _paused(self, why: str) -> None:
+        """The job has too few members, or (no `why`) enough again."""
+        now, since = self.now(), self._paused_since
+        if why and since is None:
+            self.record.events["paused"] += 1
+        if not why and since is not None:
+            self.record.paused_s += now - since
+        self._paused_since = (since if since is not None else now) if why else None
+
+    @property
+    def ended(self) -> str:
+        """Why the job is over; empty: it is not."""
+        return DONE if self.done else self.placement.ended
+
+    def finish(self) -> None:
+        """The simulation ends."""
+        self._paused("")
+
     def _planned(self, plan: RoundPlan) -> None:
-        now = self._now()
+        now = self.now()
         self._rows[plan.epoch] = RoundRow(
             plan.round, plan.epoch, self._first_join_s, now, len(plan.members), plan.route
         )
@@ -349,9 +315,9 @@ class SimulatedHub:
         exchange = self.exchange = Exchange(self, plan)
         for name in plan.members:
             member = self.members[name]
-            self._tell("plan", member, plan, partial(member.planned, plan, exchange))
+            self.tell("plan", member, plan, partial(member.planned, plan, exchange))
         self.machine.plan_sent(now)
-        self.scheduler.after(TICK_S, self._notice_silence)
+        self.scheduler.after(TICK_S, self.notice_silence)
         self.scheduler.at(now + plan.timeout_s, exchange.time_out)
         overdue_s = 1.5 * plan.timeout_s + 15.0
         self.scheduler.at(now + overdue_s + TICK_S, lambda: self._overdue(plan.epoch))
@@ -359,23 +325,25 @@ class SimulatedHub:
     def _overdue(self, epoch: int) -> None:
         attempt = self.machine.attempt
         if attempt is not None and attempt.plan.epoch == epoch:
-            self._carry_out(self.machine.settle(self._now()))
+            self.carry_out(self.machine.settle(self.now()))
 
     def _decided(self, effect: Decided) -> None:
         verdict, exchange = effect.verdict, self.exchange
         row = self._rows.pop(verdict.epoch)
-        row.decided_s, row.committed = self._now(), verdict.committed
+        row.decided_s, row.committed = self.now(), verdict.committed
         row.contributors, row.reason = len(verdict.contributors), verdict.reason[:120]
         if verdict.committed:
             self.base, self.interval = verdict.digest, verdict.every
+            self.placement.committed(verdict.contributors)
+            self.done = 0 < self.setting.schedule.rounds <= self.machine.committed_round
         if exchange is not None:
             exchange.closed = True
         self.exchange = None
         for name in effect.plan.members:
-            member = self.members[name]
-            self._tell("verdict", member, verdict, partial(member.decided, verdict))
-        self.machine.verdict_sent(verdict, self._now())
-        waiting, self._undecided = self._undecided, []
+            member = self.members[name] if exchange is None else exchange.members[name]
+            self.tell("verdict", member, verdict, partial(member.decided, verdict))
+        self.machine.verdict_sent(verdict, self.now())
+        waiting, self.undecided = self.undecided, []
         for answer in waiting:
             self.scheduler.after(self.setting.costs.recover_s, answer)
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.config.sizes import size_text
+from atoll.simulate.schedule import Moved
 from atoll.simulate.setting import Costs, Profile, Setting, profiles
 
 SIZES = (100, 1_000, 10_000)
@@ -61,6 +62,7 @@ def period_of(setting: Setting) -> Period:
     Slower machines do fewer steps, at least a quarter of them.
     """
     machines = list(profiles(setting.fleet))
+    moved = _moved(setting, len(machines))
     sites: dict[str, int] = {}
     for one in machines:
         if one.site:
@@ -68,17 +70,22 @@ def period_of(setting: Setting) -> Period:
     teams = len(sites) + sum(not one.site for one in machines)
     if setting.route == "relay":
         teams = len(machines)
-    slow = max(machines, key=lambda one: _there_and_back(setting, one))
+    slow = max(machines, key=lambda one: _there_and_back(moved, one))
     return Period(
-        seconds=setting.every * statistics.median(one.step_s for one in machines),
+        seconds=setting.schedule.every * statistics.median(one.step_s for one in machines),
         team=len(machines) / teams,
-        slowest_s=_there_and_back(setting, slow),
+        slowest_s=_there_and_back(moved, slow),
         slowest=slow.name,
     )
 
 
-def _there_and_back(setting: Setting, one: Profile) -> float:
-    return 8 * setting.exchange_bytes * (1 / one.up_bps + 1 / one.down_bps)
+def _moved(setting: Setting, members: int) -> Moved:
+    """Return the bytes of a member in a usual round."""
+    return setting.moved(setting.schedule.marks, members)
+
+
+def _there_and_back(moved: Moved, one: Profile) -> float:
+    return 8 * (moved.relay_sent / one.up_bps + moved.relay_received / one.down_bps)
 
 
 def limits(setting: Setting, members: int) -> list[Limit]:
@@ -96,7 +103,7 @@ def limits(setting: Setting, members: int) -> list[Limit]:
 
 def breaks_first(setting: Setting) -> Limit:
     """Return the resource that is used up with the fewest members."""
-    return min(limits(setting, len(setting.fleet)), key=lambda one: (one.ends_at, -one.share))
+    return min(limits(setting, setting.wanted), key=lambda one: (one.ends_at, -one.share))
 
 
 def _ends(share: float, members: int, *, power: int = 1) -> int:
@@ -134,9 +141,11 @@ def _control(setting: Setting, period: Period, members: int) -> Limit:
 
 def _hub_line(setting: Setting, period: Period, members: int) -> list[Limit]:
     down_mbps, up_mbps = setting.fleet.hub_rates_mbps
-    teams, size = members / period.team, setting.exchange_bytes
+    teams, moved = members / period.team, _moved(setting, members)
     found = []
-    for way, mbps in (("into", down_mbps), ("out of", up_mbps)):
+    for way, mbps, size in (
+        ("into", down_mbps, moved.relay_sent), ("out of", up_mbps, moved.relay_received),
+    ):  # fmt: skip
         seconds = 8 * teams * size / (mbps * 1e6) if mbps else 0.0
         share = seconds / period.seconds
         found.append(
@@ -153,12 +162,13 @@ def _hub_line(setting: Setting, period: Period, members: int) -> list[Limit]:
 
 
 def _relay(setting: Setting, period: Period, members: int) -> Limit:
-    teams = members / period.team
-    seconds = 2 * teams * setting.exchange_bytes / setting.costs.relay_bytes_per_s
+    teams, moved = members / period.team, _moved(setting, members)
+    size = (moved.relay_sent + moved.relay_received) / 2
+    seconds = 2 * teams * size / setting.costs.relay_bytes_per_s
     share = seconds / period.seconds
     return Limit(
         resource="the hub's relay", share=share, ends_at=_ends(share, members),
-        arithmetic=f"2 x {teams:,.0f} x {size_text(setting.exchange_bytes)} at "
+        arithmetic=f"2 x {teams:,.0f} x {size_text(size)} at "
         f"{setting.costs.relay_bytes_per_s / 1e9:.2f} GB per second of its processor = "
         f"{seconds:,.0f} s of {period.seconds:,.0f} s",
         remedy="sites whose members reach each other, or a smaller codec",

@@ -22,7 +22,9 @@ class Spent(StrEnum):
     RECOVERING = "recovering"
     """Starting again, and taking over the state."""
     ABSENT = "absent"
-    """The machine had failed."""
+    """Its machine had failed, and no other one had its place."""
+    SPARE = "spare"
+    """It is there and has no member, because enough others have."""
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class Record:
     """The figures of one simulation, added up while it runs."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Of all members together, by `Spent`; hours that owners do not lend count nowhere."""
+    """Of all machines together, by `Spent`; hours that owners do not lend count nowhere."""
     rows: list[RoundRow] = field(default_factory=list)
     messages: Counter[str] = field(default_factory=Counter)
     """Requests and notices of the hub, by kind."""
@@ -60,6 +62,10 @@ class Record:
     """Left out, recovered, failed, ..."""
     worst: dict[str, float] = field(default_factory=dict)
     """Largest size of each queue."""
+    paused_s: float = 0.0
+    """For how long the job had fewer members than it needs."""
+    placed: list[tuple[float, str, str]] = field(default_factory=list)
+    """Each launch: when, which member, on which machine."""
     late: Counter[str] = field(default_factory=Counter)
     """How often each member was the last to join, or the last to deliver."""
 
@@ -74,11 +80,23 @@ class Outcome:
     """The result of a simulation; equal for equal settings and seeds, but for `measured`."""
 
     members: int
+    """How many are wanted."""
+    machines: int
     simulated_s: float
+    ended: str
+    """Why it ended before its time: the job was done, or has failed; empty: it did not."""
+    steps: int
+    """Of the schedule that committed rounds contain."""
     goodput: float
-    """Share of the machines' lent time that went into steps of committed rounds."""
+    """Share of the machines' lent time that went into steps of committed rounds; of spare machines
+    no time counts."""
     shares: dict[str, float]
     """Shares of the lent time, by `Spent`; they add up to 1."""
+    paused_s: float
+    """For how long the job had fewer members than it needs."""
+    least_members: int
+    """Fewest members with a place since the job has begun."""
+    mean_members: float
     rounds_committed: int
     rounds_aborted: int
     round_s: float

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
+from atoll.config import NeedsTable
 from atoll.errors import ConfigError
 from atoll.fleet.fleet import Fleet, Machine
+from atoll.simulate.schedule import Moved, Schedule, typed
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
@@ -60,10 +63,21 @@ class Setting:
     """One simulation. Sizes in bytes, times in seconds."""
 
     fleet: Fleet
+    """The machines: as many members as are wanted, and spare ones."""
+    members: int = 0
+    """How many members are wanted; 0: as many as there are machines."""
+    min_members: int = 1
+    """The job pauses with fewer; 0: all are needed to start, one to go on."""
+    needs: NeedsTable = field(default_factory=NeedsTable)
+    """What each member needs of its machine."""
+    on: tuple[str, ...] = ()
+    """Machines that may run it; none: any."""
     every: int = 500
     """Optimizer steps of a period, at full pace."""
     exchange_bytes: float = 100e6
     """What a member sends in a round, and gets back."""
+    method: Schedule | None = None
+    """The rounds of a job's method, and their bytes; None: every `every` steps, as typed."""
     state_bytes: float = 0.0
     """What a newcomer takes over; 0: four times `exchange_bytes`."""
     duration_s: float = DAY_S
@@ -79,9 +93,11 @@ class Setting:
     """From the launch of a process to its first request."""
     costs: Costs = field(default_factory=Costs)
     trace: tuple[tuple[int, float, float], ...] = ()
-    """Who was there when, instead of failures and owners' hours: (member, from, to)."""
+    """Who was there when, instead of failures and owners' hours: (machine, from, to)."""
     faults: tuple[tuple[int, Absence], ...] | None = None
-    """What happens to which member, instead of all of these; None: these."""
+    """What happens to which machine, instead of all of these; None: these."""
+    notes: tuple[str, ...] = ()
+    """What of a job is not in the simulation, for people."""
 
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("duration_s", 1.0), ("exchange_bytes", 1.0)):
@@ -90,11 +106,32 @@ class Setting:
                     f"{name} of a simulation is too small",
                     given=getattr(self, name), expected=f"at least {least}",
                 )  # fmt: skip
+        if not 0 <= self.min_members <= self.wanted:
+            raise ConfigError(
+                "a job cannot run with so many members",
+                given=f"{self.min_members} at least, {self.wanted} wanted",
+                expected="no more at least than are wanted",
+            )  # fmt: skip
         if not 0 <= self.quorum <= 1 or not 0 <= self.jitter < 1:
             raise ConfigError(
                 "a share is out of range", given=f"quorum {self.quorum}, jitter {self.jitter}",
                 expected="quorum from 0 to 1, jitter from 0 to below 1",
             )  # fmt: skip
+
+    @property
+    def wanted(self) -> int:
+        """How many members are wanted."""
+        return self.members or len(self.fleet)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """When members meet."""
+        return self.method or Schedule(every=self.every)
+
+    def moved(self, round_: int, members: int) -> Moved:
+        """Return the bytes of each member in a round of so many."""
+        moved = self.schedule.moved
+        return moved(round_, members) if moved else typed(self.exchange_bytes, members)
 
     @property
     def newcomer_bytes(self) -> float:
@@ -117,6 +154,8 @@ class Profile:
     failures_per_s: float
     lent_share: float
     """Share of a day in which its owner lends it."""
+    memory_bytes: float = 0.0
+    """0: not known."""
 
 
 def scaled(fleet: Fleet, members: int) -> Fleet:
@@ -152,6 +191,7 @@ def profiles(fleet: Fleet) -> Iterator[Profile]:
             site_bps=(inside or ASSUMED_SITE_MBPS) * 1e6,
             failures_per_s=machine.failures_per_day / DAY_S,
             lent_share=machine.share,
+            memory_bytes=machine.memory_gb * 1e9,
         )
 
 

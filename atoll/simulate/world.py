@@ -14,7 +14,7 @@ from collections.abc import Callable
 import psutil
 
 from atoll.simulate.hub import TIMED, SimulatedHub
-from atoll.simulate.member import SimulatedMember
+from atoll.simulate.machine import SimulatedMachine, SimulatedSite
 from atoll.simulate.presence import absences
 from atoll.simulate.record import Outcome, Record, Spent, timeline
 from atoll.simulate.scheduler import BEGIN_S, Scheduler
@@ -35,30 +35,32 @@ class World:
         self.scheduler = Scheduler(setting.seed)
         self.record = Record()
         self.hub = hub(self.scheduler, setting, self.record)
-        sites: dict[str, list[str]] = {}
-        for slot, profile in enumerate(profiles(setting.fleet)):
-            away = absences(setting, profile, slot)
-            member = SimulatedMember(self.hub, slot, profile, away)
-            self.hub.add(member)
+        sites: dict[str, SimulatedSite] = {}
+        for number, profile in enumerate(profiles(setting.fleet)):
+            machine = SimulatedMachine(self.hub, profile, absences(setting, profile, number))
+            self.hub.add(machine)
             if profile.site:
-                member.reachable = sites.setdefault(profile.site, [])
-                member.reachable.append(member.name)
+                machine.site = sites.setdefault(profile.site, SimulatedSite())
+                machine.site.machines.append(machine)
 
     def run(self, progress: Progress = lambda share: None) -> Outcome:
         """Let the simulated time pass; `progress` is called with the share that is over."""
         began, used = time.perf_counter(), time.process_time()
-        for member in self.hub.members.values():
-            member.place(BEGIN_S)
+        for machine in self.hub.machines.values():
+            machine.place(BEGIN_S)
+        self.hub.begin()
         end = BEGIN_S + self.setting.duration_s
         now = BEGIN_S
-        while now < end:
+        while now < end and not self.hub.ended:
             now = min(end, now + LOOK_EVERY_S)
-            while self.scheduler.step(now):
+            while self.scheduler.step(now) and not self.hub.ended:
                 pass
             progress((now - BEGIN_S) / self.setting.duration_s)
-        self.scheduler.now = end
-        for member in self.hub.members.values():
-            member.finish()
+        if not self.hub.ended:
+            self.scheduler.now = end
+        for machine in self.hub.machines.values():
+            machine.finish()
+        self.hub.finish()
         return self._outcome(time.perf_counter() - began, time.process_time() - used)
 
     def _outcome(self, wall_s: float, cpu_s: float) -> Outcome:
@@ -71,16 +73,23 @@ class World:
             row.planned_s -= BEGIN_S
             row.decided_s = max(0.0, row.decided_s - BEGIN_S)
         committed = [row for row in rows if row.committed]
-        costs, seconds = setting.costs, setting.duration_s
-        beats = len(hub.members) / costs.beat_every_s * costs.beat_s
+        costs, seconds = setting.costs, self.scheduler.now - BEGIN_S
+        beats = len(hub.machines) / costs.beat_every_s * costs.beat_s
         busy_s = hub.processor.busy_s + hub.network.relay.busy_s
         sent = float(record.events.pop("bytes sent", 0))
         inside = float(record.events.pop("bytes inside sites", 0))
         return Outcome(
-            members=len(hub.members),
+            members=setting.wanted,
+            machines=len(hub.machines),
             simulated_s=seconds,
-            goodput=shares[Spent.USEFUL],
+            ended=hub.ended,
+            steps=setting.schedule.steps_until(hub.machine.committed_round),
+            goodput=shares[Spent.USEFUL] / (1 - shares[Spent.SPARE])
+            if shares[Spent.SPARE] < 1 else 0.0,
             shares=shares,
+            paused_s=record.paused_s,
+            mean_members=hub.placement.mean_members(),
+            least_members=hub.placement.least,
             rounds_committed=len(committed),
             rounds_aborted=len(rows) - len(committed),
             round_s=statistics.median(r.decided_s - r.first_join_s for r in committed)
@@ -106,7 +115,7 @@ class World:
                 },
                 "machine_s": TIMED * sum(record.measured_s.values()),
             },
-            notes=assumptions(setting.fleet),
+            notes=[*assumptions(setting.fleet), *setting.notes],
         )  # fmt: skip
 
 

@@ -12,13 +12,12 @@ from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.rounds.service import RoundService
 from atoll.hub.rounds.store import RoundStore
 from atoll.rounds.machine import RoundMachine
-from atoll.rounds.member_states import RoundMemberState
 from atoll.simulate.exchange import Exchange
-from atoll.simulate.hub import GONE_S, TICK_S, SimulatedHub
+from atoll.simulate.hub import TICK_S, SimulatedHub
 from atoll.simulate.member import SimulatedMember
 from atoll.simulate.record import Record, RoundRow
 from atoll.simulate.scheduler import Process, Scheduler
-from atoll.simulate.setting import Cause, Setting
+from atoll.simulate.setting import Setting
 from atoll.simulate.world import World
 from atoll.wire.messages import MemberLost, RoundJoin, RoundPlan, RoundVote, Verdict
 from tests.faults.simulation.disk import JOB, Disk, SimulatedDatabase, SimulatedEvents
@@ -28,6 +27,7 @@ SPEC = """
 [job]
 name = "simulated"
 nodes = {members}
+min_nodes = {least}
 route = "{route}"
 quorum = {quorum}
 [train]
@@ -44,7 +44,10 @@ class ServiceHub(SimulatedHub):
         loop: Any = VirtualLoop
         self.loop: VirtualLoop = loop(scheduler, process)
         text = SPEC.format(
-            members=len(setting.fleet), route=setting.route, quorum=float(setting.quorum)
+            members=setting.wanted,
+            least=setting.min_members,
+            route=setting.route,
+            quorum=float(setting.quorum),
         )
         self.disk = Disk(scheduler, spec=text)
         database: Any = SimulatedDatabase(self.disk, self.loop, process)
@@ -54,7 +57,6 @@ class ServiceHub(SimulatedHub):
         self.service = RoundService(store=store, events=events, clock=scheduler, wire=self)
         self._do(self.service.open(jobs.get(JOB), fresh=True))
         self.loop.run_ready()
-        self._dead: dict[str, float] = {}
         self._until_open()
         self.service.runtime(JOB).machine.reducer_ready = True
         self.machine: RoundMachine = self.service.machine(JOB)
@@ -83,18 +85,21 @@ class ServiceHub(SimulatedHub):
         member = self.members.get(name)
         if member is None:
             return None
-        heard = self._dead.get(name, self.scheduler.now)
+        heard = self.sessions.since_s.get(name, self.scheduler.now)
         return SimpleNamespace(connected=True, gone_since=0.0, last_heard=heard)
 
     # --------------------------------------------------------------------------- the events
 
-    def launched(self, member: SimulatedMember, *, first: bool) -> None:
-        self._dead.pop(member.name, None)
-        states = self.machine.members.states
-        if states.get(member.name, RoundMemberState.GONE) != RoundMemberState.GONE:
-            self._do(self.service.gone(JOB, member.name, lost=True))
+    def launched(self, member: SimulatedMember) -> None:
         self.loop.run_ready()
         self.service.expect(JOB, member.name)
+
+    def notice_silence(self) -> None:
+        """Leave it to the service, which looks at its sessions."""
+
+    def gone(self, member: SimulatedMember, *, left: bool = False) -> None:
+        self.placement.lost(member.name, member.life, left=left)
+        self._do(self.service.gone(JOB, member.name, lost=True))
 
     def join(self, member: SimulatedMember, body: RoundJoin) -> None:
         if not self.machine.joins and self.machine.attempt is None:
@@ -110,7 +115,7 @@ class ServiceHub(SimulatedHub):
             return
         exchange = self._exchange_of(plan)
         if member.life == life:
-            self._tell("plan", member, plan, lambda: member.planned(plan, exchange))
+            self.tell("plan", member, plan, lambda: member.planned(plan, exchange))
 
     def _exchange_of(self, plan: RoundPlan) -> Exchange:
         if self.exchange is None or self.exchange.plan.epoch != plan.epoch:
@@ -134,7 +139,7 @@ class ServiceHub(SimulatedHub):
             self._refuse(member, error)
             return
         self._verdict(verdict)
-        self._tell("verdict", member, verdict, lambda: member.decided(verdict))
+        self.tell("verdict", member, verdict, lambda: member.decided(verdict))
 
     def _verdict(self, verdict: Verdict) -> None:
         row = self._rows.pop(verdict.epoch, None)
@@ -142,27 +147,16 @@ class ServiceHub(SimulatedHub):
             return
         row.decided_s, row.committed = self.scheduler.now, verdict.committed
         row.contributors, row.reason = len(verdict.contributors), verdict.reason
-        self.base = verdict.digest if verdict.committed else self.base
+        if verdict.committed:
+            self.base = verdict.digest
+            self.placement.committed(verdict.contributors)
         if self.exchange is not None and self.exchange.plan.epoch == verdict.epoch:
             self.exchange.closed = True
-        waiting, self._undecided = self._undecided, []
+        waiting, self.undecided = self.undecided, []
         for answer in waiting:
             self.scheduler.after(self.setting.costs.recover_s, answer)
 
-    def lost(self, member: SimulatedMember, cause: Cause) -> None:
-        life = member.life
-
-        def gone() -> None:
-            if member.life == life:
-                self._do(self.service.gone(JOB, member.name, lost=True))
-
-        if cause == Cause.CLOSED:
-            gone()
-            return
-        self._dead[member.name] = self.scheduler.now
-        self.scheduler.after(GONE_S, gone)
-
-    def _carry_out(self, effects: Any) -> None:
+    def carry_out(self, effects: Any) -> None:
         """Let the service act on what a recovery changed."""
         found = list(effects)
         if found:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from atoll.simulate.member import CONNECT_S, carries_again_s
+from atoll.simulate.machine import CONNECT_S, carries_again_s
 from atoll.simulate.scheduler import BEGIN_S
 from atoll.simulate.setting import Absence, Cause
 from atoll.simulate.world import World

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from atoll.config.sizes import size_text
+from atoll.units import duration
 
 if TYPE_CHECKING:
     from atoll.simulate.record import Outcome
@@ -22,7 +23,8 @@ CAUSES = {
     "communicating": "exchange and verdict",
     "lost work": "steps that no round contains",
     "recovering": "starting, taking over the state",
-    "absent": "the machine had failed",
+    "absent": "no machine: it had failed",
+    "spare": "spare: enough others were there",
 }
 
 MARKS = "0123456789"
@@ -31,9 +33,15 @@ MARKS = "0123456789"
 def page(outcome: Outcome, words: Sequence[str]) -> Iterator[str]:
     """Yield the lines of a page."""
     hours = outcome.simulated_s / 3600
-    yield f"{outcome.members:,} members, {hours:g} hours    goodput {outcome.goodput:.1%}"
+    spare = outcome.machines > outcome.members
+    machines = f" on {outcome.machines:,} machines" if spare else ""
+    yield (
+        f"{outcome.members:,} members{machines}, {hours:.4g} hours    goodput {outcome.goodput:.1%}"
+    )
     yield ""
     for name, share in outcome.shares.items():
+        if name == "spare" and not share:
+            continue
         bar = "#" * round(BAR * share)
         yield f"  {CAUSES[name]:<32} {share:>6.1%}  {bar}".rstrip()
     yield ""
@@ -55,6 +63,14 @@ def _figures(outcome: Outcome) -> Iterator[str]:
     yield (
         f"rounds    {outcome.rounds_committed:,} committed, {outcome.rounds_aborted:,} aborted, "
         f"{outcome.round_s:,.1f} s from the first join to the verdict"
+    )
+    yield (
+        f"members   {outcome.mean_members:,.1f} on average, at least {outcome.least_members:,}; "
+        f"paused for {duration(outcome.paused_s)}"
+    )
+    yield (
+        f"steps     {outcome.steps:,} in committed rounds"
+        + (f", {outcome.ended} after {duration(outcome.simulated_s)}" if outcome.ended else "")
     )
     yield (
         f"bytes     {size_text(outcome.member_bytes)} sent by members, "
