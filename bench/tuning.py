@@ -167,6 +167,7 @@ LATE = (
         TINY, "tiny slow", rounds=(10,), members=(4,), orders=("shuffled",),
         speeds=(1.0, 1.0, 0.5, 0.5),
     ),
+    *workloads(SMALL, "other 0.1M", rounds=(8,), members=(4,), orders=("shuffled",), **OTHER),
 )  # fmt: skip
 """In the second, two members are half as fast and do a third of the steps."""
 
