@@ -161,12 +161,14 @@ def curve_of(runs: list[dict[str, Any]]) -> list[float]:
 
 def _job(*, small: bool, model: str, updates: int, lr: float) -> str:
     """Return the job file of the members, without its seed."""
-    named = "\n".join(f'{key} = "{value}"' for key, value in model_table(model).items())
-    large = f'[model]\nname = "transformers"\ncontext = 24\n{named}\n'
+    table = SMALL_MODEL
+    if not small:
+        named = "\n".join(f'{key} = "{value}"' for key, value in model_table(model).items())
+        table = f'[model]\nname = "transformers"\ncontext = 24\n{named}\n'
     rest = SMALL if small else LARGE
     each = math.prod(int(tomllib.loads(rest)[name]) for name in ("environments", "group"))
     rest = f"steps = {updates * each}\nlr = {lr}\n{rest}".replace("{", "{{").replace("}", "}}")
-    return JOB.replace("{model}", SMALL_MODEL if small else large) + rest
+    return JOB.replace("{model}", table) + rest
 
 
 def main() -> int:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll.config import parse_spec
+from atoll.config.rl_roles import member_roles
+from atoll.queues import InMemoryChannel
+from atoll.rl.text.rollouts import RolloutWorker
 from atoll.rl.text.start import start_model
 from bench.rl import patches, sharing
+from bench.rl.patches_member import train
+from tests.patience import PATIENCE_S
+from tests.rl.text.test_run import member
 
 
 def run(after: float, area: float) -> dict[str, Any]:
@@ -47,3 +57,21 @@ def test_rewards_over_a_line_are_summed_up() -> None:
     assert row["curve"] == [round((2 * n + 0.5) / 16, 3) for n in range(patches.PLACES)]
     assert row["of_whole"] == pytest.approx(2000 / 107.5, abs=0.1)
     assert row["after_error"] == pytest.approx((0.25 / 512) ** 0.5, abs=1e-4)
+
+
+def test_a_trainer_of_the_line_learns_from_its_worker(tmp_path: Path) -> None:
+    text = patches._job(small=True, model="package:none", updates=2, lr=5e-4)
+    spec, channel = parse_spec(text.format(seed=3)), InMemoryChannel()
+    trainer, writer = member_roles(spec.rl)
+    runs = [member(slot, spec, channel, tmp_path) for slot in (0, 1)]
+    worker = RolloutWorker(spec, runs[1], writer, start_model(spec))
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    found = train(runs[0], spec, trainer, start_model(spec), tmp_path / "lines.jsonl")
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    lines = (tmp_path / "lines.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 2
+    assert all(json.loads(line)["bytes"] > 0 for line in lines)
+    assert 0.0 <= found["before"] <= 1.0
+    assert patches.row_of([found | {"lines": [json.loads(line) for line in lines]}])["bytes"] > 0
