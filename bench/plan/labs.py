@@ -88,7 +88,7 @@ def _diloco(every: int) -> dict[str, object]:
 
 
 def _streaming(every: int, delay: int) -> dict[str, object]:
-    return {"every": every, "delay": delay, "fragments": 4}
+    return {"every": every, "delay": delay, "fragments": 4, "shared_steps": 0}
 
 
 METHODS: tuple[tuple[str, str, str, dict[str, object]], ...] = (
