@@ -43,4 +43,5 @@ def test_lying_checkers_are_evicted_and_nobody_else(simulation: Simulation) -> N
     found = simulation.run(ROUNDS, cheats=cheats, share=0.02, seed=1)
     assert set(found.struck) == set(found.evicted) == set(cheats)
     strikes = [notice.text for notice in found.notices if notice.kind == "strike"]
-    assert all("it accused w" in text and "falsely" in text for text in strikes)
+    assert any("it accused w" in text and "falsely" in text for text in strikes)
+    assert all("it accused w" in text or "as a judge of w" in text for text in strikes)

@@ -97,8 +97,9 @@ def test_servers_make_no_difference_to_the_bits() -> None:
 @pytest.mark.parametrize("regions", [1, 2])
 def test_regions_that_pass_everything_on_are_async_diloco(regions: int) -> None:
     """With K = 1, alpha = 1 and no momentum of the regions, one or several of them: bit for bit."""
-    halos = Hierarchical(every=3, anchor_every=6, regions=regions, merge_every=1, buffer=3, **PLAIN)
-    base = Asynchronous(every=3, anchor_every=6)
+    outer: dict[str, Any] = {"every": 3, "anchor_every": 6, "outer_lr": 0.7, "outer_momentum": 0.6}
+    halos = Hierarchical(regions=regions, merge_every=1, buffer=3, **outer, **PLAIN)
+    base = Asynchronous(**outer)
     ours, theirs = (train_together(o, members=3, steps=10) for o in (halos, base))
     assert torch.equal(ours[0].vector(), theirs[0].vector())
     assert ours[0].losses == theirs[0].losses
