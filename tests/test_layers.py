@@ -117,16 +117,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "export": {"errors", "config", "models", "data", "checkpoint"},
     # The simulation runs the hub's own rounds and placement, with what a job's method sends.
-    "simulate": {
-        *LEAVES,
-        *TRAINING,
-        "config",
-        "wire",
-        "rounds",
-        "fleet",
-        "forecast",
-        "hub",
-    },
+    "simulate": {*LEAVES, *TRAINING, "config", "wire", "rounds", "fleet", "forecast", "hub"},
     "netlab": {"errors"},
     "routing": {*LEAVES, "paths", "models", "data", "checkpoint", "devices", "queues"},
     "run": {*LEAVES, *TRAINING, "config", "wire", "queues", "train"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
@@ -11,83 +10,11 @@ import pytest
 
 from atoll.verification.challenge import LONGEST
 from atoll.verification.draw import CLEAR, Draw
-from atoll.verification.ledger import MemberRound, Notice, VerificationLedger
+from atoll.verification.ledger import MemberRound, VerificationLedger
 from atoll.verification.record import STRIKES, MemberBook, VerificationRecord
 from atoll.verification.trace import FRESH
-from atoll.wire.messages import Commitment, Look
-from tests.verification.member_rounds import BASE, Party
-
-STEPS = 8
-NAMES = [f"w{i}" for i in range(8)]
-
-
-def own(known: MemberRound) -> Commitment:
-    assert known.commitment is not None
-    return known.commitment
-
-
-class Cluster:
-    """Members that commit, answer and are checked, one round after the other."""
-
-    def __init__(self, *, share: float = 0.0, first_rounds: int = 10, seed: int = 1) -> None:
-        self.draw = Draw(random.Random(seed), share=share, first_rounds=first_rounds)
-        self.ledger = VerificationLedger(self.draw)
-        self.parties = {name: Party(name) for name in NAMES}
-        self.openings = dict.fromkeys(NAMES, FRESH)
-        self.notices: list[Notice] = []
-        self.round = 0
-
-    @property
-    def live(self) -> list[str]:
-        evicted = self.ledger.book.evicted()
-        return [name for name in NAMES if name not in evicted]
-
-    def commitments(self) -> dict[str, MemberRound]:
-        found = {}
-        for name in self.live:
-            party = self.parties[name]
-            own = party.commitment(STEPS, opening=self.openings[name])
-            own = msgspec.structs.replace(own, step=self.round * STEPS)
-            found[name] = MemberRound(own, BASE, packet=party.packet(STEPS))
-        return found
-
-    def play(
-        self,
-        changes: Mapping[str, MemberRound] | None = None,
-        *,
-        looks: Mapping[str, Look] | None = None,
-    ) -> None:
-        """Commit a round, and let everyone do its tasks."""
-        now = float(self.round)
-        members = {**self.commitments(), **(changes or {})}
-        for name, known in members.items():
-            self.openings[name] = own(known).closing if known.commitment else FRESH
-        self.notices += self.ledger.committed(self.round, members, now, looks=looks)
-        while self.ledger.open:
-            self.notices += self.ledger.tick(self.live, now)
-            done = 0
-            for name in NAMES:
-                for task in self.ledger.tasks(name):
-                    if not self.parties[name].answers:
-                        continue
-                    done += 1
-                    challenge = self.ledger.open[task.challenge]
-                    opening = challenge.commitment.opening
-                    if task.kind in ("deposit", "state"):
-                        at = 0 if task.kind == "deposit" else task.last
-                        self.notices += self.ledger.deposited(name, task.challenge, at, now)
-                    else:
-                        party = self.parties[name]
-                        if task.member != name and not party.accuses:
-                            party = Party(name)  # it cheats in its own work only
-                        answer = party.answer(task, opening=opening)
-                        self.notices += self.ledger.answer(name, answer, now)
-            if not done:
-                now += 1000.0
-        self.round += 1
-
-    def told(self, kind: str) -> list[str]:
-        return [notice.member for notice in self.notices if notice.kind == kind]
+from atoll.wire.messages import Look
+from tests.verification.cluster import NAMES, STEPS, Cluster, own
 
 
 def test_every_newcomer_is_checked_once_and_passes() -> None:
@@ -112,68 +39,6 @@ def test_cheats_are_evicted_within_20_rounds(seed: int) -> None:
     assert set(cluster.told("strike")) == {"w2", "w5"}
     assert cluster.told("strike").count("w2") == STRIKES
     assert sorted(cluster.told("evicted")) == ["w2", "w5"]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_false_accuser_is_evicted_and_its_victims_are_not(seed: int) -> None:
-    """Also at the least share: it is tried as a checker early, and again once it has lied."""
-    cluster = Cluster(share=0.01, first_rounds=5, seed=seed)
-    cluster.parties["w6"].accuses = True
-    for _ in range(20):
-        cluster.play()
-    assert cluster.ledger.book.evicted() == {"w6"}
-    assert set(cluster.told("strike")) == {"w6"}
-    assert cluster.ledger.book.of("w6").accused_falsely == STRIKES
-    text = next(one.text for one in cluster.notices if one.kind == "strike")
-    assert "it accused w" in text
-    assert "falsely" in text
-
-
-def test_judge_that_two_others_contradict_is_struck() -> None:
-    judged = []
-    for seed in range(10):
-        cluster = Cluster(share=1.0, seed=seed)
-        for name in ("w2", "w3"):  # w3 finds what w2 says, whoever computes it
-            party = cluster.parties[name]
-            party.wrong_from, party.friends, party.accuses = 3, "together", name == "w3"
-        cluster.play()
-        here = [one for one in cluster.notices if "as a judge of w2" in one.text]
-        judged += here
-        assert cluster.draw.distrusted <= {"w2", "w3"}
-        if here:
-            assert "w3" in cluster.draw.on_trial.keys() | cluster.ledger.book.evicted()
-    assert {one.member for one in judged} == {"w3"}
-
-
-def test_accuser_that_tells_the_truth_later_is_trusted_again() -> None:
-    cluster = Cluster(first_rounds=1)
-    cluster.parties["w6"].accuses = True
-    while not cluster.told("strike"):
-        cluster.play()
-    cluster.parties["w6"].accuses = False
-    assert cluster.draw.distrusted == {"w6"}
-    for left in range(CLEAR, 0, -1):
-        assert cluster.draw.on_trial == {"w6": left}
-        cluster.play()
-    assert cluster.draw.distrusted == frozenset()
-    trials = [one for one in cluster.ledger.book.settled if one.why == "trial"]
-    assert [(one.checker, one.result) for one in trials] == [("w6", "passed")] * CLEAR
-    # What it says on trial counts for nobody but itself.
-    passed = sum(one.passed for one in cluster.ledger.book.members.values())
-    assert passed == len(cluster.ledger.book.settled) - CLEAR
-
-
-def test_trial_goes_on_after_a_restart_of_the_hub() -> None:
-    cluster = Cluster(first_rounds=1)
-    cluster.parties["w6"].accuses = True
-    while not cluster.told("strike"):
-        cluster.play()
-    known = msgspec.json.decode(
-        msgspec.json.encode(cluster.ledger.record()), type=VerificationRecord
-    )
-    again = VerificationLedger(Draw(random.Random(1), share=0.0))
-    again.recall(known)
-    assert (again.draw.on_trial, again.draw.watched) == ({"w6": CLEAR}, {})
 
 
 def test_odd_newcomers_are_checked_at_once_and_need_no_budget() -> None:
