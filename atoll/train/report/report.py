@@ -20,7 +20,7 @@ from atoll.train.report.paths import path_charts, path_tables
 from atoll.train.report.rl import gallery, policy_table, read_episodes, rl_charts, rl_tiles, texts
 from atoll.train.report.svg import draw
 from atoll.train.report.tables import event_table, member_table, text, tiles, worth
-from atoll.train.report.verdict import OLD_UNIT, verdict
+from atoll.train.report.verdict import verdict
 from atoll.train.results.summary import (
     SUMMARY_NAME,
     ddp_bytes,
@@ -137,7 +137,7 @@ def _head(summary: Mapping[str, Any], episodes: Mapping[str, bytes]) -> str:
 
 
 def _charts(summary: Mapping[str, Any], points: Points) -> list[Chart]:
-    paths, unit = summary.get("paths"), summary.get("loss_unit", OLD_UNIT)
+    paths, unit = summary.get("paths"), summary.get("loss_unit", "")
     return [
         *(path_charts(paths, points) if paths else [loss_chart(points, unit=unit)]),
         speed_chart(points),

@@ -7,9 +7,6 @@ from typing import Any
 
 from atoll import units
 
-OLD_UNIT = "nats per token"
-"""Of losses in summaries that do not say it: they are of an earlier version."""
-
 ENDS = {"done": "", "failed": "The run failed. ", "stopped": "The run was stopped. "}
 
 
@@ -35,7 +32,7 @@ def _training(summary: Mapping[str, Any]) -> str:
     said = f"{_machines(summary)} took {steps:,} steps" if steps else f"{_machines(summary)} worked"
     said += f" in {units.duration(spent)}" if spent else ""
     first, final = summary.get("loss_first"), summary.get("loss_final")
-    unit = f" {summary.get('loss_unit', OLD_UNIT)}".rstrip()
+    unit = f" {summary.get('loss_unit', '')}".rstrip()
     if first is not None and final is not None:
         verb = "fell" if final < first else "rose"
         said += f"; the held-out loss {verb} from {first:.3f} to {final:.3f}{unit}"
