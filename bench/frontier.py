@@ -1,11 +1,12 @@
 """Fewest bytes at data parallel's loss: `python -m bench.frontier`, JSON on stdout.
 
-For every number of members: data parallel at the best of `RATES`, and methods with few bytes at the
-same rate and equal tokens. A method's figures are its held-out loss over that of data parallel with
-the same seed, and how many times fewer bytes a member sends. `best` is the method with the fewest
-bytes whose mean loss is at most `--within` above.
+For every number of members: data parallel, by AdamW and by Muon, each at the best of `RATES`, and
+methods with few bytes at the same rate and equal tokens. A method's figures are its held-out loss
+over that of data parallel with the same optimizer and seed (`loss_gap`), over data parallel by
+AdamW, and how many times fewer bytes a member sends. `best` is the method with the fewest bytes
+whose mean `loss_gap` is at most `--within`.
 
-Settings were chosen on seed 100, which has other initial values and other shards than those
+Rates were chosen on seed 100, which has other initial values and other shards than those
 reported: seeds 0, 1, 2. What has ended is kept in `--out` and not run again; `--minutes` begins no
 run after that time, and reports what there is.
 """
@@ -26,35 +27,47 @@ from bench.kit.report import emit
 from bench.methods.ledger import Ledger, Record
 from bench.methods.rows import Row
 from bench.methods.running import Trial, run
-from bench.methods.setting import QUICK, Setting
+from bench.methods.setting import Setting, add_arguments, setting_of
 from bench.methods.shapes import Interval
+from bench.methods.together import run_all
 
-RATES = (4e-3, 8e-3, 1.6e-2)
+RATES = {
+    "0.1M": (4e-3, 8e-3, 1.6e-2), "1M": (1.5e-3, 3e-3, 6e-3), "10M": (5e-4, 1e-3, 2e-3),
+}  # fmt: skip
+"""Of AdamW; those of Muon are twice as high."""
 CHOSEN_ON = 100
 """Seed of the choice of the rate."""
 STEPS = 2000
-DILOCO = {"shared_steps": 170, "every": 35, "outer_lr": 0.8, "outer_momentum": 0.75}
-"""docs/measured/tuning.md."""
 SPARSE = {"shared_steps": 170}
+DILOCO = SPARSE | {"outer_lr": 0.8, "outer_momentum": 0.75}
+"""docs/measured/tuning.md."""
 QUARTER, SIXTEENTH = (f"feedback:0.95(topk:{share}:4096|mean2)" for share in (0.25, 0.0625))
+MUON = {"optimizer": "muon"}
 
-BASE = Row(name="ddp", preset="ddp")
+
+def _row(name: str, codec: str, every: int, **more: Any) -> Row:
+    preset = name.partition("/")[0].partition(" ")[0]
+    options = (SPARSE if preset == "sparseloco" else DILOCO) | {"every": every}
+    return Row(name=f"{name} h{every}", preset=preset, codec=codec, options=options, **more)
+
+
+BASES = (Row(name="ddp", preset="ddp"), Row(name="ddp muon", preset="ddp", train=MUON))
 ROWS: tuple[Row, ...] = (
-    Row(name="diloco/int4", preset="diloco", codec="feedback(int4)", options=DILOCO),
-    Row(name="diloco/int2", preset="diloco", codec="feedback(int2)", options=DILOCO),
-    Row(
-        name="sparseloco 1/4 h35", preset="sparseloco", codec=QUARTER,
-        options=SPARSE | {"every": 35},
-    ),
-    Row(
-        name="sparseloco 1/4 h12", preset="sparseloco", codec=QUARTER,
-        options=SPARSE | {"every": 12},
-    ),
-    Row(
-        name="sparseloco 1/16 h12", preset="sparseloco", codec=SIXTEENTH,
-        options=SPARSE | {"every": 12},
-    ),
-)  # fmt: skip
+    _row("diloco/int4", "feedback(int4)", 35),
+    _row("diloco/int2", "feedback(int2)", 35),
+    _row("diloco/int2", "feedback(int2)", 62),
+    _row("sparseloco 1/4", QUARTER, 12),
+    _row("sparseloco 1/4", QUARTER, 35),
+    _row("sparseloco 1/16", SIXTEENTH, 15),
+    _row("muloco/int2", "feedback(int2)", 35, train=MUON),
+    _row("muloco/int2", "feedback(int2)", 62, train=MUON),
+    _row("sparseloco muon 1/16", SIXTEENTH, 15, train=MUON),
+)
+
+
+def base_of(row: Row) -> Row:
+    """Return data parallel by the same optimizer."""
+    return next(base for base in BASES if base.train == row.train)
 
 
 def at(setting: Setting, rate: float) -> Setting:
@@ -62,68 +75,113 @@ def at(setting: Setting, rate: float) -> Setting:
     return dataclasses.replace(setting, lr=rate)
 
 
-def once(ledger: Ledger, trial: Trial) -> float:
-    """Return the loss of a run, from the ledger if it has ended before."""
-    name = f"{trial.row.name} @ {trial.setting.lr:g}"
-    record = {
-        "kind": "frontier", "row": name, "members": trial.members, "seed": trial.seed,
-        "steps": trial.setting.steps,
+def key_of(trial: Trial) -> Record:
+    """Return what a run's record says of its trial."""
+    return {
+        "kind": "frontier", "row": f"{trial.row.name} @ {trial.setting.lr:g}",
+        "members": trial.members, "seed": trial.seed, "steps": trial.setting.steps,
+        "scale": trial.setting.scale,
     }  # fmt: skip
-    if record not in ledger:
-        done = run(trial)
-        kept = {k: done[k] for k in ("loss", "sent_bytes", "parameters", "seconds")}
-        ledger.add({**record, **kept, "method": trial.row.name, "lr": trial.setting.lr})
-        sys.stderr.write(
-            f"{name}, {trial.members} members, seed {trial.seed}: {done['loss']:.4f}\n"
-        )
-    found = next(r for r in ledger if all(r.get(k) == v for k, v in record.items()))
-    return float(found["loss"])
 
 
-def best_rate(ledger: Ledger, setting: Setting, members: int) -> float:
-    """Return data parallel's best rate on the seed for choosing."""
-    losses = {
-        rate: once(ledger, Trial(BASE, members, CHOSEN_ON, at(setting, rate))) for rate in RATES
-    }
+def once(trial: Trial) -> list[Record]:
+    """Run a trial."""
+    done = run(trial)
+    kept = {name: done[name] for name in ("loss", "sent_bytes", "parameters", "seconds")}
+    return [{**key_of(trial), **kept, "method": trial.row.name, "lr": trial.setting.lr}]
+
+
+def fill(ledger: Ledger, trials: Sequence[Trial], *, processes: int, deadline: float) -> None:
+    """Run what is not in the ledger yet.
+
+    Raises:
+        Exception: what ended a run.
+    """
+    todo = [trial for trial in trials if key_of(trial) not in ledger]
+    for trial, done in run_all(todo, once, processes=processes, deadline=deadline):
+        if isinstance(done, Exception):
+            raise done
+        for record in done:
+            ledger.add(record)
+            sys.stderr.write(
+                f"{record['row']}, {trial.members} members, seed {trial.seed}:"
+                f" {record['loss']:.4f} in {record['seconds']:.0f} s\n"
+            )
+
+
+def choices(setting: Setting, members: Sequence[int], rates: Sequence[float]) -> list[Trial]:
+    """Return the runs by which data parallel's rates are chosen."""
+    return [
+        Trial(base, size, CHOSEN_ON, at(setting, rate * (2 if base.train == MUON else 1)))
+        for size in members
+        for base in BASES
+        for rate in rates
+    ]
+
+
+def best_rate(ledger: Ledger, trials: Sequence[Trial]) -> float | None:
+    """Return the rate with the least loss; None while not all were tried."""
+    losses: dict[float, float] = {}
+    for trial in trials:
+        key = key_of(trial)
+        if key not in ledger:
+            return None
+        found = next(r for r in ledger if all(r.get(k) == v for k, v in key.items()))
+        losses[trial.setting.lr] = found["loss"]
     return min(losses, key=losses.__getitem__)
 
 
-def fill(
-    ledger: Ledger, setting: Setting, *, members: Sequence[int], seeds: int, deadline: float
-) -> None:
-    """Run what is not in the ledger yet, the first seed of all methods first."""
-    clock = RealClock()
-    for size in members:
-        rate = best_rate(ledger, setting, size)
-        for seed in range(seeds):
-            for row in (BASE, *ROWS):
-                if clock.monotonic() > deadline:
-                    return
-                once(ledger, Trial(row, size, seed, at(setting, rate)))
+def comparison(ledger: Ledger, chosen: Sequence[Trial], seeds: Sequence[int]) -> list[Trial]:
+    """Return the runs to compare, the first seed of all methods first."""
+    trials = []
+    for seed in seeds:
+        for size in sorted({trial.members for trial in chosen}):
+            for row in (*BASES, *ROWS):
+                mine = [t for t in chosen if (t.members, t.row) == (size, base_of(row))]
+                rate = best_rate(ledger, mine)
+                if rate is not None:
+                    trials.append(Trial(row, size, seed, at(mine[0].setting, rate)))
+    return trials
 
 
-def report(ledger: Ledger, *, steps: int) -> Iterator[dict[str, Any]]:
+def report(ledger: Ledger, setting: Setting) -> Iterator[dict[str, Any]]:
     """Yield a row per method and number of members, over the seeds that were run."""
-    records = [r for r in ledger.of("frontier", steps=steps) if r["seed"] != CHOSEN_ON]
+    records = [r for r in ledger.of("frontier", setting) if r["seed"] != CHOSEN_ON]
     for size in sorted({r["members"] for r in records}):
-        mine = [r for r in records if r["members"] == size]
-        base = {r["seed"]: r for r in mine if r["method"] == BASE.name}
+        runs = {
+            row.name: {
+                r["seed"]: r for r in records if (r["members"], r["method"]) == (size, row.name)
+            }
+            for row in (*BASES, *ROWS)
+        }
         for row in ROWS:
-            of = {r["seed"]: r for r in mine if r["method"] == row.name and r["seed"] in base}
-            if of:
-                yield _row(row, size, of, base)
+            mine = {base.name: runs[base.name] for base in (BASES[0], base_of(row))}
+            seeds = set(runs[row.name]).intersection(*mine.values())
+            if seeds:
+                yield _figures(row, size, runs[row.name], mine, sorted(seeds))
 
 
-def _row(row: Row, members: int, of: dict[int, Record], base: dict[int, Record]) -> dict[str, Any]:
-    gap = Interval.of([of[seed]["loss"] / base[seed]["loss"] - 1 for seed in sorted(of)]).plain()
-    first = min(of)
+def _figures(
+    row: Row,
+    members: int,
+    of: dict[int, Record],
+    bases: dict[str, dict[int, Record]],
+    seeds: Sequence[int],
+) -> dict[str, Any]:
+    def over(base: dict[int, Record]) -> dict[str, Any]:
+        return Interval.of([of[seed]["loss"] / base[seed]["loss"] - 1 for seed in seeds]).plain()
+
+    own, first = bases[base_of(row).name], seeds[0]
+    gap = over(own)
     return {
         "members": members,
         "method": row.name,
         "codec": row.codec,
-        "bytes_ratio": round(base[first]["sent_bytes"] / of[first]["sent_bytes"], 1),
+        "bytes_ratio": round(own[first]["sent_bytes"] / of[first]["sent_bytes"], 1),
+        "loss": round(sum(of[seed]["loss"] for seed in seeds) / len(seeds), 4),
         "loss_gap": gap["mean"],
         "interval": [gap["low"], gap["high"]],
+        "over_adamw": over(bases[BASES[0].name])["mean"],
         "seeds": gap["seeds"],
         "lr": of[first]["lr"],
     }
@@ -134,18 +192,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--members", default="4,8,16", help="sizes of the group, with commas")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of every member")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    add_arguments(parser, size="0.1M")
+    parser.set_defaults(steps=STEPS)
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     parser.add_argument("--within", type=float, default=0.01, help="share of the loss")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no run after so many")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_frontier.jsonl"))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    ledger, setting = Ledger(given.out), dataclasses.replace(QUICK, steps=given.steps)
+    ledger, setting = Ledger(given.out), setting_of(given)
     deadline = RealClock().monotonic() + 60 * given.minutes if given.minutes else float("inf")
     members = [int(size) for size in given.members.split(",")]
-    fill(ledger, setting, members=members, seeds=given.seeds, deadline=deadline)
-    rows = list(report(ledger, steps=given.steps))
+    chosen = choices(setting, members, RATES[given.size])
+    fill(ledger, chosen, processes=given.processes, deadline=deadline)
+    trials = comparison(ledger, chosen, given.seeds)
+    fill(ledger, trials, processes=given.processes, deadline=deadline)
+    rows = list(report(ledger, setting))
     close = [row for row in rows if row["loss_gap"] <= given.within]
     best = {
         str(size): max(
@@ -155,7 +218,13 @@ def main() -> None:
         for size in members
     }  # fmt: skip
     emit(
-        {"steps": given.steps, "within": given.within, "best": best, "rows": rows},
+        {
+            "scale": setting.scale,
+            "steps": given.steps,
+            "within": given.within,
+            "best": best,
+            "rows": rows,
+        },
         [{**row, "interval": str(row["interval"])} for row in rows],
     )
 

@@ -13,6 +13,7 @@ no new run after that time and reports what there is; `--report` runs nothing at
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import os
 import sys
@@ -24,16 +25,18 @@ from typing import Any
 import torch
 
 from atoll.clock import RealClock
+from atoll.devices.choose import CPU
 from atoll.methods.table import METHODS, PRESETS
 from bench.kit.report import emit, render
-from bench.methods.comparing import compare
 from bench.methods.ledger import Ledger
 from bench.methods.modelled import Clock
+from bench.methods.recording import key_of, measured, name_of, reference_of
 from bench.methods.rows import ROWS, Row
-from bench.methods.running import Trial, run
-from bench.methods.setting import FULL, QUICK, Setting
+from bench.methods.running import Trial
+from bench.methods.setting import Setting, add_arguments, setting_of
 from bench.methods.shapes import judge
 from bench.methods.table import make_rows, printed
+from bench.methods.together import run_all
 
 CORES = 2
 """All members together; each is one thread."""
@@ -77,42 +80,43 @@ def plan(
                         yield Trial(row, size, seed, setting)
 
 
-def fill(ledger: Ledger, trials: Iterator[Trial], *, deadline: float) -> None:
+def first_of_row(trial: Trial, ledger: Ledger) -> bool:
+    """Return whether a row is to be compared: once, where its reference computes."""
+    return trial.setting.device == CPU and reference_of(trial) not in ledger
+
+
+def fill(ledger: Ledger, trials: Iterator[Trial], *, processes: int, deadline: float) -> None:
     """Run what is not in the ledger yet, and compare every row with its reference once."""
-    clock = RealClock()
-    for trial in trials:
-        record = {
-            "row": trial.row.name, "members": trial.members, "seed": trial.seed,
-            "steps": trial.setting.steps,
-        }  # fmt: skip
-        reference = {**record, "kind": "reference", "members": 0, "seed": 0}
-        if {**record, "kind": "run"} in ledger:
+    todo = {tuple(key_of(t).values()): t for t in trials if key_of(t) not in ledger}
+    firsts = {t.row.name: t for t in reversed(todo.values()) if first_of_row(t, ledger)}
+    work = functools.partial(measured, firsts=frozenset(map(name_of, firsts.values())))
+    ended = 0
+    for trial, done in run_all(list(todo.values()), work, processes=processes, deadline=deadline):
+        ended += 1
+        if isinstance(done, Exception):
+            sys.stderr.write(f"{name_of(trial)}: FAILED: {type(done).__name__}: {done}\n")
+            traceback.print_exception(done)
             continue
-        if clock.monotonic() > deadline:
-            sys.stderr.write("time is up; the same command goes on from here\n")
-            return
-        name = f"{trial.row.name}, {trial.members} members, seed {trial.seed}"
-        try:
-            if reference not in ledger:
-                found = compare(trial)
-                ledger.add({**found, **reference})
-                sys.stderr.write(f"{name}: {found['deviation']} from {found['against']}\n")
-            done = run(trial)
-        except Exception as error:  # the other rows are wanted all the same
-            sys.stderr.write(f"{name}: FAILED: {type(error).__name__}: {error}\n")
-            traceback.print_exc()
-            continue
-        ledger.add({**done, "kind": "run"})
-        sys.stderr.write(f"{name}: {done['loss']:.4f} in {done['seconds']:.0f} s\n")
+        for record in done:
+            ledger.add(record)
+            told = (
+                f"{record['deviation']} from {record['against']}"
+                if record["kind"] == "reference"
+                else f"{record['loss']:.4f} in {record['seconds']:.0f} s"
+            )
+            sys.stderr.write(f"{name_of(trial)}: {told}\n")
+    if ended < len(todo):
+        sys.stderr.write("time is up; the same command goes on from here\n")
 
 
 def result_of(ledger: Ledger, setting: Setting, *, clock: Clock) -> dict[str, Any]:
     """Return what is known so far."""
-    records = ledger.of("run", steps=setting.steps)
+    records = ledger.of("run", setting)
     return {
-        "rows": make_rows(records, ledger.of("reference", steps=setting.steps), clock=clock),
+        "rows": make_rows(records, ledger.of("reference", setting), clock=clock),
         "shapes": judge(records),
         "parameters": max((record["parameters"] for record in records), default=0),
+        "scale": setting.scale,
         "steps": setting.steps,
         "tokens_per_node": setting.tokens_per_node,
         "step_s": clock.step_s,
@@ -127,9 +131,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="few rows, a smaller model, 60 steps")
     parser.add_argument("--rows", default="", help="names of rows, with commas")
-    parser.add_argument("--steps", type=int, default=0, help="optimizer steps of every member")
     parser.add_argument("--seeds", type=int, default=0, help="3; 1 in the quick form")
+    add_arguments(parser, size="1M")
     parser.add_argument("--members", default="4,8", help="sizes of the group, with commas")
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no run after so many")
     parser.add_argument("--report", action="store_true", help="run nothing, report what there is")
     parser.add_argument("--step-s", type=float, default=Clock.step_s, help="seconds per step")
@@ -139,16 +144,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def setting_of(given: argparse.Namespace) -> Setting:
-    base = QUICK if given.quick else FULL
-    steps = given.steps or base.steps
-    return Setting(**{**vars(base), "steps": steps})
-
-
 def main() -> None:
     given = arguments()
     os.nice(19)
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    if given.device == CPU:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    if given.quick:
+        given.size = "0.1M"
     torch.set_num_threads(1)
     setting = setting_of(given)
     members = [4] if given.quick else [int(size) for size in given.members.split(",")]
@@ -163,7 +165,8 @@ def main() -> None:
         rows = chosen(given.rows, quick=given.quick)
         for method in METHODS.values():  # now: the sources may change before the last row's turn
             importlib.import_module(method.implementation.partition(":")[0])
-        fill(ledger, plan(rows, members=members, seeds=seeds, setting=setting), deadline=deadline)
+        trials = plan(rows, members=members, seeds=seeds, setting=setting)
+        fill(ledger, trials, processes=given.processes, deadline=deadline)
     result = result_of(ledger, setting, clock=Clock(step_s=given.step_s))
     sys.stderr.write(render([{**s, "figures": ""} for s in result["shapes"]]) + "\n")
     emit(result, printed(result["rows"]))

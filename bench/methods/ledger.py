@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.methods.setting import Setting
+
 Record = dict[str, Any]
-KEY = ("kind", "row", "members", "seed", "steps")
+KEY = ("kind", "row", "members", "seed", "steps", "scale")
 
 
 class Ledger:
@@ -49,9 +51,14 @@ class Ledger:
             os.fsync(file.fileno())
         self._take(record)
 
-    def of(self, kind: str, *, steps: int) -> list[Record]:
-        """Return the records of a kind and a length."""
-        return [r for r in self.records if r.get("kind") == kind and r["steps"] == steps]
+    def of(self, kind: str, setting: Setting) -> list[Record]:
+        """Return the records of a kind in a setting."""
+        wanted = (kind, setting.steps, setting.scale)
+        return [
+            record
+            for record in self.records
+            if (record.get("kind"), record.get("steps"), record.get("scale")) == wanted
+        ]
 
 
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:

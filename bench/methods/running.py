@@ -14,6 +14,8 @@ import torch
 
 from atoll.codec import make_codec
 from atoll.config import StrategyTable
+from atoll.devices.choose import device_of_model
+from atoll.devices.transfer import placed
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup as GroupOfOne
@@ -112,6 +114,7 @@ def run(trial: Trial) -> dict[str, Any]:
         "members": trial.members,
         "seed": trial.seed,
         "steps": setting.steps,
+        "scale": setting.scale,
         "parameters": last.numel(),
         "tokens_per_node": setting.tokens_per_node,
         "loss": first.loss,
@@ -128,7 +131,7 @@ def run(trial: Trial) -> dict[str, Any]:
 def train(trial: Trial, *, keep: frozenset[int] = frozenset(), evaluated: bool = True) -> list[Any]:
     """Train all members of a trial and return their outcomes in member order."""
     options = trial.resolved().method
-    model = trial.setting.model(trial.seed)
+    model = trial.setting.model(trial.seed).to(trial.setting.device)
     bodies = [copy.deepcopy(model) for _ in range(trial.members)]
 
     def body(group: Group) -> Outcome:
@@ -165,8 +168,9 @@ def _member(
     shards = setting.shards(trial.seed, trial.members)
     stream = MemberStream(shards, slot=slot, batch=table.batch, shared_steps=outer.shared_steps)
     inner = Local(language_model_loss, clip=table.clip)
+    device = device_of_model(model)
     while task.step < table.steps:
-        outcome.note(counted.look(inner.step(task, next(stream), outer).sync))
+        outcome.note(counted.look(inner.step(task, placed(next(stream), device), outer).sync))
         if task.step in keep and slot == 0:
             outcome.kept[task.step] = flat(model)
     outcome.note(counted.look(outer.finish(task)), last=True)

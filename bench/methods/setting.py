@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,17 @@ class Setting:
     """Whether the model is a Llama instead of a GPT."""
     speeds: tuple[float, ...] = ()
     """Relative speeds of members that push to servers, by slot; empty: all are equal."""
+    device: str = "cpu"
+    """What all members compute on; rounds are in main memory in any case."""
+
+    @property
+    def scale(self) -> str:
+        """Name what a run is about, besides method, members, seed and steps."""
+        kind = "llama" if self.llama else "gpt"
+        return (
+            f"{kind} {self.layers}x{self.width}, {self.batch}x{self.context} of {self.data},"
+            f" {self.device.partition(':')[0]}"
+        )
 
     def table(self, changes: Mapping[str, Any]) -> TrainTable:
         """Return the inner optimizer, with what a method wants otherwise."""
@@ -48,7 +60,7 @@ class Setting:
         return dataclasses.replace(common, **changes)
 
     def model(self, seed: int) -> GPT | Llama:
-        """Return the model of a seed; the same on every member."""
+        """Return the model of a seed in main memory; the same on every member."""
         torch.manual_seed(seed)
         if self.llama:
             return Llama(
@@ -75,6 +87,28 @@ class Setting:
 
 FULL = Setting()
 QUICK = Setting(layers=2, width=64, steps=120, lr=8e-3, held_out_tokens=16_384)
+SIZES = {"0.1M": QUICK, "1M": FULL, "10M": Setting(layers=6, width=384, lr=1e-3)}
+"""Parameters -> the setting of that size."""
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, size: str) -> None:
+    """Let a command choose how large runs are, and on what they compute."""
+    parser.add_argument("--size", choices=SIZES, default=size, help="parameters of the model")
+    parser.add_argument("--batch", type=int, default=0, help="sequences of a member's step")
+    parser.add_argument("--context", type=int, default=0, help="bytes of a sequence")
+    parser.add_argument("--data", default="", help="corpus; the standard library's sources")
+    parser.add_argument("--device", default="cpu", help="what members compute on: cuda, mps, ...")
+    parser.add_argument("--steps", type=int, default=0, help="optimizer steps of every member")
+
+
+def setting_of(given: argparse.Namespace) -> Setting:
+    """Return the setting that was chosen."""
+    chosen = {
+        name: getattr(given, name)
+        for name in ("batch", "context", "data", "device", "steps")
+        if getattr(given, name)
+    }
+    return dataclasses.replace(SIZES[given.size], **chosen)
 
 
 @cache

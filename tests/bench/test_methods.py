@@ -28,7 +28,8 @@ TINY = Setting(layers=1, width=16, context=16, batch=2, steps=12, held_out_token
 def record(row: str, loss: float, *, members: int = 4, seed: int = 0, **more: Any) -> Any:
     return {
         "kind": "run", "row": row, "strategy": row, "codec": "fp32", "members": members,
-        "seed": seed, "steps": 600, "parameters": 9, "tokens_per_node": 100, "loss": loss,
+        "seed": seed, "steps": 600, "scale": FULL.scale, "parameters": 9, "tokens_per_node": 100,
+        "loss": loss,
         "sent_bytes": 1_000, "received_bytes": 1_000, "rounds": 2, "peak_bytes": 500,
         "exchanges": [[500, 500, 2]], "identical": True, "seconds": 1.0, **more,
     }  # fmt: skip
@@ -107,7 +108,7 @@ def test_ledger_survives_a_crash_in_the_middle_of_a_line(tmp_path: Path) -> None
     assert record("diloco", 1.0) not in again
     again.add(record("diloco", 1.0))
     assert [each["row"] for each in Ledger(path)] == ["ddp", "diloco"]
-    assert len(Ledger(path).of("run", steps=600)) == 2
+    assert len(Ledger(path).of("run", FULL)) == 2
 
 
 # ------------------------------------------------------------------------------ the clock

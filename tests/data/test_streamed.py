@@ -137,4 +137,4 @@ def test_memory_does_not_grow_with_the_corpus(corpus: str, tmp_path: Path) -> No
         )  # fmt: skip
         return int(done.stdout)
 
-    assert grown("yes", 8) < 20 < grown("no", 8)
+    assert grown("yes", 8) < grown("no", 8) / 4  # some 10 MB and 220, whatever an allocator keeps
