@@ -185,3 +185,6 @@ def test_models_in_parts_are_refused_in_words() -> None:
     swarm = read_spec({"job": {"nodes": 4}, "swarm": {"stages": 2}, "strategy": {"inner": "swarm"}})
     with pytest.raises(ConfigError, match="passes between stages"):
         setting_of(swarm, fleet_of(4))
+    paths = read_spec({"job": {"nodes": 4}, "strategy": {"preset": "dipaco"}})
+    with pytest.raises(ConfigError, match="a group for each module"):
+        setting_of(paths, fleet_of(4))
