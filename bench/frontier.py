@@ -131,12 +131,28 @@ def best_rate(ledger: Ledger, trials: Sequence[Trial]) -> float | None:
     return min(losses, key=losses.__getitem__)
 
 
-def comparison(ledger: Ledger, chosen: Sequence[Trial], seeds: Sequence[int]) -> list[Trial]:
+def named(names: str) -> tuple[Row, ...]:
+    """Return the rows that were asked for; all where none is named.
+
+    Raises:
+        SystemExit: there is no such row.
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    known = {row.name: row for row in ROWS}
+    for name in wanted:
+        if name not in known:
+            raise SystemExit(f"no row {name!r}; there are: {', '.join(known)}")
+    return tuple(known[name] for name in wanted) or ROWS
+
+
+def comparison(
+    ledger: Ledger, chosen: Sequence[Trial], seeds: Sequence[int], rows: Sequence[Row]
+) -> list[Trial]:
     """Return the runs to compare, the first seed of all methods first."""
     trials = []
     for seed in seeds:
         for size in sorted({trial.members for trial in chosen}):
-            for row in (*BASES, *ROWS):
+            for row in (*BASES, *rows):
                 mine = [t for t in chosen if (t.members, t.row) == (size, base_of(row))]
                 rate = best_rate(ledger, mine)
                 if rate is not None:
@@ -195,6 +211,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add_arguments(parser, size="0.1M")
     parser.set_defaults(steps=STEPS)
+    parser.add_argument("--rows", default="", help="names of rows, with commas")
     parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     parser.add_argument("--within", type=float, default=0.01, help="share of the loss")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no run after so many")
@@ -204,12 +221,13 @@ def main() -> None:
     ledger, setting = Ledger(given.out), setting_of(given)
     deadline = RealClock().monotonic() + 60 * given.minutes if given.minutes else float("inf")
     members = [int(size) for size in given.members.split(",")]
+    rows = named(given.rows)
     chosen = choices(setting, members, RATES[given.size])
     fill(ledger, chosen, processes=given.processes, deadline=deadline)
-    trials = comparison(ledger, chosen, given.seeds)
+    trials = comparison(ledger, chosen, given.seeds, rows)
     fill(ledger, trials, processes=given.processes, deadline=deadline)
-    rows = list(report(ledger, setting))
-    close = [row for row in rows if row["loss_gap"] <= given.within]
+    figures = list(report(ledger, setting))
+    close = [row for row in figures if row["loss_gap"] <= given.within]
     best = {
         str(size): max(
             (row for row in close if row["members"] == size),
@@ -223,9 +241,9 @@ def main() -> None:
             "steps": given.steps,
             "within": given.within,
             "best": best,
-            "rows": rows,
+            "rows": figures,
         },
-        [{**row, "interval": str(row["interval"])} for row in rows],
+        [{**row, "interval": str(row["interval"])} for row in figures],
     )
 
 
