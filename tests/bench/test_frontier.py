@@ -1,0 +1,76 @@
+"""The benchmark of fewest bytes: what is compared with what, and at which rate."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from bench.frontier import (
+    BASES,
+    CHOSEN_ON,
+    ROWS,
+    base_of,
+    choices,
+    comparison,
+    fill,
+    key_of,
+    named,
+    report,
+)
+from bench.methods.ledger import Ledger
+from bench.methods.running import Trial
+from bench.methods.setting import Setting
+
+TINY = Setting(layers=1, width=16, context=16, batch=2, steps=12, held_out_tokens=1_024)
+RATES = (1e-3, 4e-3)
+
+
+def kept(ledger: Ledger, trial: Trial, loss: float, sent: int) -> None:
+    record = {"loss": loss, "sent_bytes": sent, "method": trial.row.name, "lr": trial.setting.lr}
+    ledger.add({**key_of(trial), **record})
+
+
+def test_a_rate_is_chosen_for_each_optimizer_on_another_seed(tmp_path: Path) -> None:
+    ledger, chosen = Ledger(tmp_path / "runs.jsonl"), choices(TINY, [2], RATES)
+    assert {trial.seed for trial in chosen} == {CHOSEN_ON}
+    assert comparison(ledger, chosen, [0], ROWS) == []  # no rate is known yet
+    for trial in chosen:
+        muon = bool(trial.row.train)
+        kept(ledger, trial, abs(trial.setting.lr - (8e-3 if muon else 1e-3)), sent=1)
+    trials = comparison(ledger, chosen, [0], ROWS)
+    assert len(trials) == len(BASES) + len(ROWS)
+    rates = {(bool(trial.row.train), trial.setting.lr) for trial in trials}
+    assert rates == {(False, 1e-3), (True, 8e-3)}
+
+
+def test_a_method_is_compared_with_data_parallel_by_its_own_optimizer(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "runs.jsonl")
+    row = next(row for row in ROWS if row.preset == "muloco")
+    losses = {base.name: loss for base, loss in zip(BASES, (2.0, 1.0), strict=True)}
+    for base in BASES:
+        kept(ledger, Trial(base, 2, 0, TINY), losses[base.name], sent=1000)
+    kept(ledger, Trial(row, 2, 0, TINY), 1.5, sent=1)
+    (found,) = report(ledger, TINY)
+    assert (found["loss_gap"], found["over_adamw"], found["bytes_ratio"]) == (0.5, -0.25, 1000)
+    assert list(report(ledger, dataclasses.replace(TINY, batch=4))) == []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_runs_are_kept_and_not_repeated(tmp_path: Path, processes: int) -> None:
+    ledger, row = Ledger(tmp_path / "runs.jsonl"), named("diloco/int2 h35")[0]
+    trials = [Trial(base_of(row), 2, 0, TINY), Trial(row, 2, 0, TINY)]
+    fill(ledger, trials, processes=processes, deadline=float("inf"))
+    assert [key_of(trial) in Ledger(ledger.path) for trial in trials] == [True, True]
+    before = ledger.path.read_bytes()
+    fill(ledger, trials, processes=processes, deadline=float("inf"))
+    assert ledger.path.read_bytes() == before
+    fill(ledger, [Trial(row, 2, 1, TINY)], processes=processes, deadline=0.0)
+    assert ledger.path.read_bytes() == before
+
+
+def test_a_row_that_does_not_exist_is_refused() -> None:
+    assert named("") == ROWS
+    with pytest.raises(SystemExit, match="no row 'diloko'"):
+        named("diloko")
