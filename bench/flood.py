@@ -315,6 +315,7 @@ class Bench:
             growth = max(growth, self.process.memory_info().rss - before)
             sent += int(count)
             self.beside(["--busy", share, str(seconds)], seconds, control)
+            self.node.end(job)
         return {
             "attack": kind,
             "round_ratio": round(attacked.round_s / quiet.round_s, 2),

@@ -202,7 +202,7 @@ class Node:
     def __init__(self, hub: dict[str, str]) -> None:
         """Join the hub."""
         self._hub = hub
-        info = NodeInfo(hostname="bench", system="", python="", atoll="", torch="", slots=64)
+        info = NodeInfo(hostname="bench", system="", python="", atoll="", torch="", slots=256)
         with HubClient(hub["url"]) as client:
             secret = parse_ticket(hub["ticket"]).secret
             self._name, token, _ = client.join(secret, name="bench", info=info)
@@ -225,6 +225,11 @@ class Node:
                     tokens[command.member] = command.token
                 self._link.request(QueueAck(queue=queue, lease=item.lease), timeout_s=30)
         return job, tokens
+
+    def end(self, job: str) -> None:
+        """Stop a job: its reducer ends, too."""
+        with HubClient(self._hub["url"], self._hub["operator_token"]) as client:
+            client.stop(job, grace_s=0.0)
 
     def close(self) -> None:
         """Leave."""
