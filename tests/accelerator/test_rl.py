@@ -22,11 +22,14 @@ from atoll.rl.nets.policy import Policy
 from atoll.rl.run import device_of_networks
 from atoll.rl.text.critic import TextCritic
 from atoll.rl.text.in_process import TextInProcessRun
+from atoll.rl.text.language_policy import LanguagePolicy
+from atoll.rl.text.sharing import Exchange
 from atoll.rl.text.start import start_model, train_start_model
 from tests.accelerator.child import PRETENDED_ONLY
 from tests.accelerator.noted import left_behind, on_processor
 from tests.accelerator.pretended import RECORD
-from tests.rl.text.small import job, rl_table
+from tests.rl.text.small import WORDING, gpt, job, rl_table
+from tests.rl.text.test_sharing import Half
 from tests.rl.walks import task_of, valued, walk
 
 HERE = torch.device("cpu")
@@ -185,6 +188,21 @@ def test_language_models_write_and_learn_there(
     for critic in there.critics:
         assert isinstance(critic, TextCritic)
         assert not left_behind(critic.model)
+
+
+def test_completions_of_others_are_read_there(device: torch.device) -> None:
+    rl = rl_table(algorithm="grpo", share=2)
+    found: list[torch.Tensor] = []
+    for place in (device, HERE):
+        policy = LanguagePolicy("one", Half(), gpt().to(place), WORDING, rl, episodes=99, seed=3)
+        exchange = Exchange(policy, task="t", seed=3)
+        group = {"prompt": "(", "completions": ["a", "bb"] * 2, "ended": [True] * 4}
+        exchange.take({"policy": "two", "task": "t", "groups": [group]})
+        together = exchange.with_others(policy.write())
+        assert together.log_probabilities.device == HERE
+        found.append(together.log_probabilities[-4:])
+        policy.improve(together, None)
+    torch.testing.assert_close(*found, rtol=1e-2, atol=5e-3)
 
 
 @PRETENDED_ONLY

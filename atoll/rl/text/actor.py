@@ -197,6 +197,7 @@ class TextActor:
         if self._exchange is not None:
             own = self._rl.environments - self._rl.share
             values["shared_groups"] = float(episodes.steps // self._rl.group - own)
+            values["dropped"] += sum(self._exchange.unusable.values())
         self._run.log(tokens=episodes.steps, **values)
         self._run.stepped(episodes.steps)
 
@@ -248,6 +249,9 @@ class TextActor:
         if over:
             self._run.finish()
             self._leave_behind()
+        if self._exchange is not None:
+            lost = self._exchange.unusable.items()
+            result["dropped"] |= {f"shared_{why}": count for why, count in lost}
         if self._collector is not None:
             if over:
                 self._collector.end()

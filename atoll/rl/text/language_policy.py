@@ -149,14 +149,21 @@ class LanguagePolicy:
         order = seeds.generator("order", self._seed, self.name, self.learner.version)
         return told | self.learner.improve(episodes, advantages, reference, generator=order)
 
-    @torch.no_grad()
     def referred(self, episodes: Episodes) -> Tensor:
         """Return the reference's log-probabilities of the written tokens, [B, T]."""
-        there = episodes.to(device_of_model(self.reference))
+        return self._under(self.reference, episodes)
+
+    def current(self, episodes: Episodes) -> Tensor:
+        """Return the policy's own log-probabilities of the written tokens as it is now, [B, T]."""
+        return self._under(self.model, episodes)
+
+    @torch.no_grad()
+    def _under(self, model: TextModel, episodes: Episodes) -> Tensor:
+        """Return log-probabilities under a model, where the episodes are."""
+        there = episodes.to(device_of_model(model))
         found, _ = log_probabilities(
-            self.reference, there.tokens, there.places, there.written,
-            temperature=self.rl.temperature,
-        )  # fmt: skip
+            model, there.tokens, there.places, there.written, temperature=self.rl.temperature
+        )
         return found.to(episodes.tokens.device)
 
     def examine(self, count: int, *, temperature: float = 0.0) -> tuple[float, list[str]]:

@@ -14,6 +14,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -28,10 +29,13 @@ from atoll.rl.text import rewards
 from atoll.rl.text.episodes import Episodes
 from atoll.rl.text.language_policy import LanguagePolicy
 from atoll.rl.text.prompts import END, Prompts, padded
-from atoll.rl.text.sampler import Written, log_probabilities
+from atoll.rl.text.sampler import Written
+
+log = logging.getLogger(__name__)
 
 _LONGEST = 1 << 16
 """Characters of a text."""
+_EQUAL = "equal"
 
 _Text = Annotated[str, msgspec.Meta(max_length=_LONGEST)]
 
@@ -71,6 +75,11 @@ class Exchange:
         """The newest groups of each other policy."""
         self.dropped: dict[str, int] = {}
         """Groups of others that were not learned from, by reason."""
+
+    @property
+    def unusable(self) -> dict[str, int]:
+        """Those of `dropped` that could not be read: that rewards are equal is no fault."""
+        return {why: count for why, count in self.dropped.items() if why != _EQUAL}
 
     def message(self, episodes: Episodes) -> dict[str, Any]:
         """Return a batch of this policy as text, for a topic."""
@@ -144,8 +153,11 @@ class Exchange:
             episodes = self._episodes(prompts, ids)
         except DataError:  # a reward that is not finite
             return self._drop("not_finite")
+        except Exception:  # a task's reward may be anything for prompts that it never gives
+            log.warning("a task cannot score what another policy sent", exc_info=True)
+            return self._drop("damaged")
         if bool((episodes.scores == episodes.scores[0]).all()):
-            return self._drop("equal")
+            return self._drop(_EQUAL)
         return Scored(episodes)
 
     def _episodes(self, prompts: Prompts, ids: list[Tensor]) -> Episodes:
@@ -165,14 +177,9 @@ class Exchange:
             scores=rewards.scores(policy.task, prompts, written, policy.wording),
         )  # fmt: skip
 
-    @torch.no_grad()
     def _on_policy(self, episodes: Episodes) -> Episodes:
         """Return a group with the log-probabilities of this policy as it is."""
-        policy = self._policy
-        found, _ = log_probabilities(
-            policy.model, episodes.tokens, episodes.places, episodes.written,
-            temperature=policy.rl.temperature,
-        )  # fmt: skip
+        found = self._policy.current(episodes)
         return replace(episodes, log_probabilities=found * episodes.mask)
 
     def _drop(self, why: str) -> Scored | None:

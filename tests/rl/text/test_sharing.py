@@ -12,13 +12,17 @@ import torch
 
 from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.errors import ConfigError
+from atoll.queues import InMemoryChannel
+from atoll.rl.text.actor import SHARED
 from atoll.rl.text.compatibility import check_text
 from atoll.rl.text.in_process import TextInProcessRun
 from atoll.rl.text.language_policy import LanguagePolicy
+from atoll.rl.text.run import run_text_job
 from atoll.rl.text.sharing import Exchange
 from atoll.rl.text.start import StartModel, start_model, train_start_model
+from atoll.rl.text.tasks import Sums
 from tests.rl.text.small import WORDING, gpt, job, rl_table
-from tests.rl.text.test_run import run_all
+from tests.rl.text.test_run import member, run_all
 
 TASK = "text:brackets"
 
@@ -126,6 +130,11 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
         taken.take(message | {"groups": [other]})
     assert taken.dropped == {"damaged": 5, "long": 4}
     own = reader.write()
+    strange = policy("three", model, task=Sums())
+    asked = Exchange(strange, task="t", seed=3)
+    no_sum = {"prompt": "no sum", "completions": ["3"] * 4, "ended": [True] * 4}
+    asked.take(message | {"groups": [no_sum]})
+    assert asked.dropped == {"damaged": 1}, "its reward raised ValueError"
     taken.take(message | {"task": "another"})
     taken.take(message | {"policy": "two"})
     assert taken.with_others(own) is own
@@ -154,6 +163,15 @@ def test_members_share_through_a_topic(tmp_path: Path) -> None:
     results = run_all(job(shared_table(), steps=60), tmp_path)
     assert [one["updates"] for one in results] == [4, 4, 4]
     assert [one["episodes"] for one in results] == [32, 32, 32], "half of each batch is its own"
+
+
+def test_a_policy_alone_goes_on_and_tells_what_it_could_not_read(tmp_path: Path) -> None:
+    spec, channel = job(shared_table(steps=2 * 16), steps=20), InMemoryChannel()
+    other = member(1, spec, channel, tmp_path)
+    other.topic(SHARED, max_items=12).publish({"policy": "two", "groups": 7})
+    found = run_text_job(spec, member(0, spec, channel, tmp_path))
+    assert (found["updates"], found["episodes"]) == (2, 16)
+    assert found["dropped"] == {"shared_damaged": 1}
 
 
 def test_who_cannot_share_is_refused() -> None:
