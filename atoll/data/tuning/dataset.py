@@ -178,7 +178,7 @@ def _check_enough(quality: Quality) -> None:
     if quality.kept < 2:
         raise DataError(
             "there are too few examples to train on and to evaluate with",
-            given=f"{quality.kept} usable of {quality.records} records; {quality.first_error}",
+            given=f"{quality.kept} usable of {quality.records} records",
             expected="at least 2 examples",
             remedy="; ".join(quality.sentences()),
         )

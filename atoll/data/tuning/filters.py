@@ -10,7 +10,7 @@ from typing import Any
 
 from atoll.errors import ConfigError
 
-_FORM = re.compile(r"\s*([\w.-]+)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
+_FORM = re.compile(r"\s*([\w.-]+)\s*(<=|>=|!=|=|<|>)\s*(?![\s=<>!])(.*?)\s*")
 _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
     ">": operator.gt, ">=": operator.ge,

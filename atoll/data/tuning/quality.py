@@ -51,18 +51,18 @@ class Quality:
 
     def sentences(self) -> list[str]:
         """Return the report in lines."""
-        if not self.kept:
-            return [f"{self.records} records, none of which can be used", self.first_error]
-        lengths = np.array(self.lengths)
-        middle, most = np.percentile(lengths, [50, 95])
-        lines = [
-            f"{self.kept} examples of {self.records} records, {self.tokens} tokens, "
-            f"{self.trained_tokens} of them trained on "
-            f"({100 * self.trained_tokens / max(1, self.tokens):.0f} %)",
-            f"length in tokens: median {middle:.0f}, 95 % below {most:.0f}, longest {self.longest}",
-        ]
-        if self.labelled:
-            lines.append(f"{self.good} good answers, {self.kept - self.good} bad ones")
+        lines = [f"{self.records} records, none of which can be used"]
+        if self.kept:
+            middle, most = np.percentile(np.array(self.lengths), [50, 95])
+            lines = [
+                f"{self.kept} examples of {self.records} records, {self.tokens} tokens, "
+                f"{self.trained_tokens} of them trained on "
+                f"({100 * self.trained_tokens / max(1, self.tokens):.0f} %)",
+                f"length in tokens: median {middle:.0f}, 95 % below {most:.0f}, "
+                f"longest {self.longest}",
+            ]
+            if self.labelled:
+                lines.append(f"{self.good} good answers, {self.kept - self.good} bad ones")
         reasons = (
             (self.filtered, "left out: not as `keep` wants them"),
             (self.equal, "left out: equal to an earlier one"),

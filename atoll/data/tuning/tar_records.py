@@ -5,8 +5,9 @@
     KEY.NAME.txt        the column NAME, e.g. 7.prompt.txt and 7.completion.txt
     KEY.cls             the column `label`, a number
 
-https://github.com/webdataset/webdataset. The files of a record follow each other. A shard is read
-from its beginning to its end, plain or compressed, and nothing is unpacked to the disk.
+https://github.com/webdataset/webdataset. The files of a record follow each other; hidden ones do
+not count. A shard is read from its beginning to its end, plain or compressed, and nothing is
+unpacked to the disk.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def tar_records(file: Path) -> Iterator[dict[str, Any]]:
     try:
         with tarfile.open(file, "r|*") as opened:
             for member in opened:
-                if member.isdir():
-                    continue
                 folder, _, name = member.name.rpartition("/")
+                if member.isdir() or name.startswith("."):  # `._7.txt` may stand before `7.txt`
+                    continue
                 stem, _, kind = name.partition(".")
                 if (folder, stem) != key and record:
                     yield record
@@ -76,7 +77,7 @@ def _part(
     place = f"{file.name}/{member.name}"
     if f".{suffix}" in PICTURES:
         raise pictures_refused(place, shards=True)
-    if suffix not in ("json", "txt", "cls") or member.name.rpartition("/")[2].startswith("."):
+    if suffix not in ("json", "txt", "cls"):
         return {}
     inside = None if member.issparse() or member.size > _LONGEST else opened.extractfile(member)
     if inside is None:

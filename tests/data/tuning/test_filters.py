@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from atoll.data.tuning.dataset import load_examples
 from atoll.data.tuning.filters import Condition
 from atoll.data.tuning.options import ExampleOptions
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, DataError
 from tests.models.tiny import count_chat, save_tiny, tiny_tokenizer
 
 RECORD = {"score": 4, "share": "0.5", "language": "en", "checked": True, "none": None}
@@ -30,7 +31,10 @@ def test_a_condition_compares_numbers_or_texts(text: str, holds: bool) -> None:
     assert Condition.parse(text).holds(RECORD) is holds
 
 
-@pytest.mark.parametrize("text", ["score", "score ~ 3", "language < en", "", "= 3"])
+@pytest.mark.parametrize(
+    "text",
+    ["score", "score ~ 3", "language < en", "", "= 3", "score == 4", "score = = 4", "score =< 4"],
+)
 def test_what_is_no_condition_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="a condition on records cannot be read"):
         Condition.parse(text)
@@ -49,3 +53,6 @@ def test_only_what_meets_all_conditions_is_trained_on(tmp_path: Path) -> None:
     quality = load_examples(options, tokenizer).quality
     assert (quality.records, quality.kept, quality.filtered) == (40, 10, 30)
     assert "30 left out: not as `keep` wants them" in quality.sentences()
+    none = dataclasses.replace(options, keep=["score >= 40"])
+    with pytest.raises(DataError, match="40 left out: not as `keep` wants them"):
+        load_examples(none, tokenizer)

@@ -57,7 +57,8 @@ def load(tokenizer: Any, data: str) -> ExampleSet:
 
 def test_files_whose_names_begin_alike_are_one_record(tmp_path: Path) -> None:
     files = {
-        "a/7.prompt.txt": b"1 + 1 =", "a/7.completion.txt": " 2, ü".encode(), "a/7.cls": b"1\n",
+        "a/7.prompt.txt": b"1 + 1 =", "a/._7.completion.txt": b"\0", "a/._7.jpg": b"\0",
+        "a/7.completion.txt": " 2, ü".encode(), "a/7.cls": b"1\n",
         "a/8.json": b'{"question": "b?", "answer": "c"}', "a/8.unknown": b"\xff",
         "b/8.txt": b"another folder", "b/.hidden.txt": b"no record",
     }  # fmt: skip
