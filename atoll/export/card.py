@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.config.loss_unit import loss_unit
 from atoll.config.tables import JobSpec
 
 
@@ -43,8 +42,8 @@ def model_card(
         first, final = summary.get("loss_first"), summary.get("loss_final")
         if final is not None:
             before = f"{first:.3f} before, " if first is not None else ""
-            unit = summary.get("loss_unit") or loss_unit(spec or JobSpec())
-            lines.append(f"- held-out loss: {before}{final:.3f} after, {unit}")
+            unit = f", {summary['loss_unit']}" if summary.get("loss_unit") else ""
+            lines.append(f"- held-out loss: {before}{final:.3f} after{unit}")
     return "\n".join(lines) + "\n"
 
 

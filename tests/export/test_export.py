@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.cli.main import main
 from atoll.cli.trained.run_files import find_run
+from atoll.export.card import model_card
 from atoll.train.results.sample import load_model
 
 transformers = pytest.importorskip("transformers", reason="pip install 'atoll[hf]'")
@@ -54,6 +55,17 @@ def test_folder_computes_what_was_trained(tuned: Path, tmp_path: Path) -> None:
     text = (tmp_path / "out" / "README.md").read_text()
     assert "tune-tiny" in text
     assert text.startswith("---\nlibrary_name: transformers\n")
+
+
+def test_a_card_tells_losses_as_the_job_measures_them() -> None:
+    told: dict[str, Any] = {"steps": 9, "nodes": 2, "rounds_committed": 1, "tokens": 80}
+    told |= {"loss_first": 0.5, "loss_final": 0.4}
+    for unit, line in (
+        ("per answer", "held-out loss: 0.500 before, 0.400 after, per answer\n"),
+        ("", "held-out loss: 0.500 before, 0.400 after\n"),
+    ):
+        summary = told | {"loss_unit": unit}
+        assert line in model_card("run", base="", spec=None, summary=summary, adapter=False)
 
 
 def test_training_had_an_effect(lora: Path, pretrained: Path) -> None:
