@@ -51,8 +51,7 @@ def requirements(name: str) -> Path:
 def _imports(python: Path, name: str) -> bool:
     if not python.exists():
         return False
-    command = [str(python), "-c", f"import {name}"]
-    return subprocess.run(command, capture_output=True, timeout=IMPORT_S).returncode == 0
+    return not _run([str(python), "-c", f"import {name}"], timeout_s=IMPORT_S)
 
 
 def _install(name: str, home: Path) -> str:
@@ -68,11 +67,11 @@ def _install(name: str, home: Path) -> str:
     return f"{name} could not be installed: {failed}" if failed else ""
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], *, timeout_s: float = INSTALL_S) -> str:
     """Run a command; return the last line of its errors if it failed."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        return f"it took longer than {INSTALL_S:.0f} s"
+        return f"it took longer than {timeout_s:.0f} s"
     lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
     return lines[-1] if done.returncode else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from atoll.system import kill_group
 from bench.kit.cluster import ROOT
 from bench.peers.hosts import COORDINATOR, Hosts
 from bench.peers.on_atoll import FP32, INT8, STREAMING
@@ -63,14 +64,14 @@ class Programs:
         return any(process.poll() is None for process in self.members)
 
     def stop(self) -> None:
-        """Wait for the members a little, and kill what is left."""
+        """Wait for the members a little, and kill what is left, of what they have started, too."""
         for process in self.members:
             try:
                 process.wait(END_S)
             except subprocess.TimeoutExpired:
                 break
         for process in (*self.members, *self.others):
-            process.kill()
+            kill_group(process.pid)
             process.wait()
 
 

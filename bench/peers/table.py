@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -68,13 +69,18 @@ class Stand:
         return partial(start_programs, system, self.hosts, folder, setting, python=python)
 
     def site(self) -> Site:
-        """Return the hub and its nodes; they stay up until `close`."""
+        """Return the hub and its nodes; they stay up until `close`.
+
+        Raises:
+            RuntimeError: the hub does not start.
+        """
         if self._site is None:
             temporary = tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True)
             folder = Path(self._open.enter_context(temporary))
-            self._site = Site(folder, self.hosts, listening=self._listening)
-            self._open.callback(self._site.close)
-            self._site.gather(self._members)
+            made = Site(folder, self.hosts, listening=self._listening)
+            self._open.callback(made.close)
+            made.gather(self._members)
+            self._site = made
         return self._site
 
     def close(self) -> None:
@@ -121,8 +127,8 @@ def measure(plan: Plan, system: str, link: str, place: Stand, rival: Rival | Non
             setting = dataclasses.replace(plan.setting, steps=KILL_STEPS, every=KILL_EVERY)
             killed = once(setting, system, place, rival, kill_after=KILL_AFTER)
             row["stall_after_kill_s"] = round(stall(killed, every=setting.every), 2)
-    except Trouble as error:
-        row["note"] = str(error)
+    except (Trouble, RuntimeError, subprocess.SubprocessError) as error:
+        row["note"] = str(error)  # the other rows are worth having
     if system == GLOO and link in plan.kill_links:
         row["note"] = "a lost member ends the others"
     row["load"] = round(load(), 1)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -18,8 +19,10 @@ from bench.peers.on_atoll import FP32
 from bench.peers.rivals import Rival
 from bench.peers.running import Outcome, stall, stood
 from bench.peers.setting import Batches, Setting, flat, held_out_loss
-from bench.peers.systems import ALONE, GLOO, RIVALS, TORCHFT
+from bench.peers.systems import ALONE, GLOO, RIVALS, TORCHFT, Programs
 from bench.peers.table import FIGURES, Plan, Row, Stand, compare, measure, measure_link, stand
+from bench.recovery.notes import until
+from tests.patience import PATIENCE_S
 
 SMALL = Setting(
     members=2, layers=1, width=32, context=16, batch=1, steps=6, every=3, text_bytes=(3000, 2000),
@@ -114,6 +117,31 @@ def test_members_that_die_leave_a_note_with_their_last_words() -> None:
     assert row["seconds"] is None
     assert row["note"].startswith("the members ended before: all members connected (member0: ")
     assert "; member1: " in row["note"]
+
+
+def test_what_a_member_has_started_ends_with_it(tmp_path: Path) -> None:
+    made = Programs(ThisMachine(), tmp_path)
+    forever = "import signal; signal.pause()"
+    command = f"[sys.executable, '-c', {forever!r}]"
+    starts = f"import subprocess, sys; print(subprocess.Popen({command}).pid)"
+    member = made.start(1, [sys.executable, "-c", starts], "member0")
+    made.members.append(member)
+    member.wait(PATIENCE_S)
+    left = psutil.Process(int((tmp_path / "member0.log").read_text(encoding="utf-8")))
+    made.stop()
+
+    def gone() -> bool:
+        return not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+
+    until(lambda: gone() or None, "the end of what a member has started", timeout_s=PATIENCE_S)
+
+
+def test_a_hub_that_does_not_start_costs_its_own_rows_only() -> None:
+    with stand(ThisMachine(), SMALL.members, listening=("--port", "none")) as place:
+        plan = Plan(SMALL, (FP32, GLOO), ("unlimited",))
+        failed, gloo = measure_link(plan, "unlimited", place, {})
+    assert failed["note"].startswith("the hub did not start")
+    assert gloo["seconds"] > 0
 
 
 def test_a_stall_is_what_goes_beyond_a_normal_round() -> None:
