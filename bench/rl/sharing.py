@@ -35,6 +35,7 @@ from atoll.rl.text.in_process import TextInProcessRun
 from atoll.rl.text.sharing import Exchange
 from atoll.rl.text.start import StartModel, start_model, train_start_model
 from bench.kit.report import emit
+from bench.methods.ledger import Ledger
 from bench.pooled.results import interval
 from bench.rl.lines import rounded
 
@@ -116,31 +117,30 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[ALONE, "4/4"])
     parser.add_argument("--updates", type=int, default=100)
-    parser.add_argument("--to", type=Path, default=Path("rl_sharing.json"))
+    parser.add_argument("--to", type=Path, default=Path("runs/bench_rl_sharing.jsonl"))
     given = parser.parse_args()
     seeds, updates = ([1], 20) if given.quick else (given.seeds, given.updates)
     variants = [ALONE, *(name for name in given.variants if name != ALONE)]
     torch.set_num_threads(1)
-    done: dict[str, Any] = (
-        json.loads(given.to.read_text(encoding="utf-8")) if given.to.exists() else {}
-    )
+    ledger = Ledger(given.to)
     for seed in seeds:
-        keys = {name: f"{name} {seed} {updates}" for name in variants}
-        if all(key in done for key in keys.values()):
+        runs = [
+            {"kind": "sharing", "row": name, "seed": seed, "steps": updates} for name in variants
+        ]
+        missing = [run for run in runs if run not in ledger]
+        if not missing:
             continue
         spec = spec_of(seed, share=0, updates=updates)
         beginning = start_model(spec)
         train_start_model(beginning, spec)
-        for name, key in keys.items():
-            if key not in done:
-                share = VARIANTS[name]
-                changed = dataclasses.replace(spec, rl=dataclasses.replace(spec.rl, share=share))
-                done[key] = measure(changed, beginning)
-                given.to.write_text(json.dumps(done), encoding="utf-8")
-                facts = {k: v for k, v in done[key].items() if k != "curve"}
-                sys.stderr.write(f"{key}: {facts}\n")
-    found = {name: [done[f"{name} {seed} {updates}"] for seed in seeds] for name in variants}
-    rows = [row_of(name, found) for name in variants]
+        for run in missing:
+            changed = dataclasses.replace(spec.rl, share=VARIANTS[str(run["row"])])
+            found = measure(dataclasses.replace(spec, rl=changed), beginning)
+            ledger.add(run | found)
+            sys.stderr.write(f"{run | found | {'curve': ''}}\n")
+    done = {(run["row"], run["seed"]): run for run in ledger if run["steps"] == updates}
+    by_name = {name: [done[name, seed] for seed in seeds] for name in variants}
+    rows = [row_of(name, by_name) for name in variants]
     result = {"rows": rows, "policies": POLICIES, "seeds": len(seeds), "updates": updates}
     emit(result, [{name: str(value) for name, value in row.items()} for row in rows])
     return 0
