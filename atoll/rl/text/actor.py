@@ -160,7 +160,11 @@ class TextActor:
         self._texts.publish(exchange.message(own), key=key)
         while entries := self._others.read(READ_MOST):
             for entry in entries:
-                exchange.take(entry.value)
+                try:
+                    exchange.take(entry.value)
+                except AtollError as error:  # dropped meanwhile, or damaged on its way
+                    log.warning("what another policy has sent cannot be had: %s", error)
+                    exchange.drop("lost")
             self._others.ack(entries[-1])
         return exchange.with_others(own)
 

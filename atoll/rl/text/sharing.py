@@ -109,7 +109,7 @@ class Exchange:
         try:
             told = msgspec.convert(value, _Message)
         except msgspec.ValidationError:
-            self._drop("damaged")
+            self.drop("damaged")
             return
         if told.task != self._task or told.policy == self._policy.name:
             return
@@ -130,11 +130,16 @@ class Exchange:
             parts.append(self._on_policy(one.episodes))
         return _joined(parts)
 
+    def drop(self, why: str) -> Scored | None:
+        """Count what is of no use; return None."""
+        self.dropped[why] = self.dropped.get(why, 0) + 1
+        return None
+
     def _read(self, group: _Group) -> Scored | None:
         """Return a group of another policy, scored; None, and why is counted: it is of no use."""
         policy, size = self._policy, self._policy.rl.group
         if len(group.completions) != size or len(group.ended) != size:
-            return self._drop("damaged")
+            return self.drop("damaged")
         wording, most = policy.wording, policy.rl.max_tokens
         try:
             prompts = wording.encode([group.prompt] * size, room=policy.room)
@@ -143,21 +148,22 @@ class Exchange:
                 for text, ended in zip(group.completions, group.ended, strict=True)
             ]
         except ConfigError:
-            return self._drop("long")
+            return self.drop("long")
         except UnicodeEncodeError:
-            return self._drop("damaged")
+            return self.drop("damaged")
         ids = [wording.tokenizer.encode(text).long() for text in texts]
         if not all(1 <= len(one) <= most for one in ids):
-            return self._drop("long")
+            return self.drop("long")
         try:
             episodes = self._episodes(prompts, ids)
         except DataError:  # a reward that is not finite
-            return self._drop("not_finite")
+            return self.drop("not_finite")
         except Exception:  # a task's reward may be anything for prompts that it never gives
-            log.warning("a task cannot score what another policy sent", exc_info=True)
-            return self._drop("damaged")
+            if "damaged" not in self.dropped:
+                log.warning("a task cannot score what another policy sent", exc_info=True)
+            return self.drop("damaged")
         if bool((episodes.scores == episodes.scores[0]).all()):
-            return self._drop(_EQUAL)
+            return self.drop(_EQUAL)
         return Scored(episodes)
 
     def _episodes(self, prompts: Prompts, ids: list[Tensor]) -> Episodes:
@@ -181,10 +187,6 @@ class Exchange:
         """Return a group with the log-probabilities of this policy as it is."""
         found = self._policy.current(episodes)
         return replace(episodes, log_probabilities=found * episodes.mask)
-
-    def _drop(self, why: str) -> Scored | None:
-        self.dropped[why] = self.dropped.get(why, 0) + 1
-        return None
 
 
 def _joined(parts: list[Episodes]) -> Episodes:

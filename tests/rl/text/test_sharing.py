@@ -14,6 +14,8 @@ from torch import Tensor
 from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.errors import ConfigError
 from atoll.queues import InMemoryChannel
+from atoll.queues.queue import INLINE_BYTES
+from atoll.queues.serialization import MAGIC
 from atoll.rl.text.actor import SHARED
 from atoll.rl.text.compatibility import check_text
 from atoll.rl.text.in_process import TextInProcessRun
@@ -169,10 +171,14 @@ def test_members_share_through_a_topic(tmp_path: Path) -> None:
 def test_a_policy_alone_goes_on_and_tells_what_it_could_not_read(tmp_path: Path) -> None:
     spec, channel = job(shared_table(steps=2 * 16), steps=20), InMemoryChannel()
     other = member(1, spec, channel, tmp_path)
-    other.topic(SHARED, max_items=12).publish({"policy": "two", "groups": 7})
+    topic = other.topic(SHARED, max_items=12)
+    topic.publish({"policy": "two", "groups": 7})
+    topic.publish({"policy": "two", "groups": "x" * INLINE_BYTES})
+    (stored,) = channel._blobs
+    channel._blobs[stored] = MAGIC + b"j{"
     found = run_text_job(spec, member(0, spec, channel, tmp_path))
     assert (found["updates"], found["episodes"]) == (2, 16)
-    assert found["dropped"] == {"shared_damaged": 1}
+    assert found["dropped"] == {"shared_damaged": 1, "shared_lost": 1}
 
 
 def test_who_cannot_share_is_refused() -> None:
