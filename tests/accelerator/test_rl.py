@@ -200,7 +200,7 @@ def test_completions_of_others_are_read_there(device: torch.device) -> None:
         exchange.take({"policy": "two", "task": "t", "groups": [group]})
         together = exchange.with_others(policy.write())
         assert together.log_probabilities.device == HERE
-        found.append(together.log_probabilities[-4:])
+        found.append(together.log_probabilities[-4:, :3])  # `bb` and its end
         policy.improve(together, None)
     torch.testing.assert_close(*found, rtol=1e-2, atol=5e-3)
 
