@@ -45,7 +45,7 @@ def test_a_rate_is_chosen_for_each_optimizer_on_another_seed(tmp_path: Path) -> 
     assert rates == {(False, 1e-3), (True, 8e-3)}
 
 
-def test_a_method_is_compared_with_data_parallel_by_its_own_optimizer(tmp_path: Path) -> None:
+def test_methods_are_compared_with_ddp_by_their_own_optimizer(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "runs.jsonl")
     row = next(row for row in ROWS if row.preset == "muloco")
     losses = {base.name: loss for base, loss in zip(BASES, (2.0, 1.0), strict=True)}
