@@ -104,8 +104,6 @@ class Exchange:
             return
         self.complete = True
         hub, scheduler = self.hub, self.hub.scheduler
-        last = self.contributors[-1] if self.contributors else ""
-        hub.record.late[last] += 1
         size = self.moved.relay_received
         order = {member: place for place, member in enumerate(self.plan.members)}
         self.contributors.sort(key=order.__getitem__)

@@ -101,7 +101,7 @@ class SimulatedHub:
         Raises:
             ConfigError: it could not start if all machines were there.
         """
-        unfit, least = self.placement.unfit(), self.setting.min_members or self.setting.wanted
+        unfit, least = self.placement.unfit(), self.setting.least
         if len(self.machines) - len(unfit) < least:
             raise ConfigError(
                 "this job would never start on these machines",
@@ -171,8 +171,11 @@ class SimulatedHub:
         """A process enters the job."""
 
         def answer() -> None:
+            if not self.placement.connected(member.name, member.life) and not self.back(member):
+                member.machine.host(None)  # refused: another process has its place, or it has left
+                return
+            self.sessions.opened(member.name)
             machine = self.machine
-            self.placement.connected(member.name)
             machine.register(member.name, dial=[f"{member.name}:1"] if member.reachable else [])
             slots = machine.commit_log.data_slots
             lease = slots.lease(member.name) if slots.cursors else None

@@ -12,7 +12,7 @@ class SharedLine:
     equal transfers ends at the same moment; the first ones end earlier than they would.
     """
 
-    __slots__ = ("busy_s", "free_at", "longest_s", "nbytes", "per_s")
+    __slots__ = ("busy_s", "free_at", "nbytes", "per_s")
 
     def __init__(self, per_s: float) -> None:
         """Carry so many bytes per second; 0: any number."""
@@ -20,8 +20,6 @@ class SharedLine:
         self.free_at = 0.0
         self.nbytes = 0.0
         self.busy_s = 0.0
-        self.longest_s = 0.0
-        """Longest time that anything waited for its turn."""
 
     def take(self, now: float, nbytes: float) -> float:
         """Return when a transfer that could begin now is over."""
@@ -30,7 +28,6 @@ class SharedLine:
             return now
         begin = max(now, self.free_at)
         seconds = nbytes / self.per_s
-        self.longest_s = max(self.longest_s, begin - now)
         self.nbytes += nbytes
         self.busy_s += seconds
         self.free_at = begin + seconds

@@ -151,7 +151,7 @@ class SimulatedMachine:
         """It goes on where it was. If the hub has given it up, who slept gets a new process."""
         member, slept = self.member, cause == Cause.ASLEEP
         known = self.hub.sessions.heard(self)
-        goes_on = member is not None and (known or (not slept and self.hub.sessions.back(member)))
+        goes_on = member is not None and (known or (not slept and self.hub.back(member)))
         if not goes_on:
             self.host(None)
         self._enter(Use.MEMBER if goes_on else Use.SPARE)

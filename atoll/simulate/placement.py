@@ -59,8 +59,8 @@ class Placement:
             name=JOB, nodes=setting.wanted, min_nodes=setting.min_members, on=list(setting.on)
         )
         self.job = Job(job=JOB, created=0.0, spec=JobSpec(job=table, needs=setting.needs))
-        self.least = setting.wanted
-        """Fewest members with a place since the job has begun."""
+        self.least = 0
+        """Fewest members with a place since the job has begun; 0: it has not."""
         self.ended = ""
         """Why the job has ended; empty: it has not."""
         self._policy = RestartPolicy(clock=scheduler)
@@ -109,10 +109,13 @@ class Placement:
         self._free.pop(machine, None)
         self._look_again()
 
-    def connected(self, member: str) -> None:
-        """The process of a member has registered."""
+    def connected(self, member: str, attempt: int) -> bool:
+        """The process of a member registers; return whether it is neither lost nor replaced."""
         process = self.job.members[member]
-        process.state, process.incarnation = MemberState.RUNNING, f"{process.attempt}"
+        if process.attempt != attempt or not process.live:
+            return False
+        process.state, process.incarnation = MemberState.RUNNING, f"{attempt}"
+        return True
 
     def lost(self, member: str, attempt: int, *, left: bool = False) -> None:
         """The process of a member is known to be lost, or has `left` on purpose."""
@@ -132,10 +135,10 @@ class Placement:
     def back(self, member: str, attempt: int) -> bool:
         """A process that was lost is there again; return whether nothing has replaced it."""
         process = self.job.members[member]
-        if process.attempt != attempt:
+        if process.attempt != attempt or process.state != MemberState.LOST:
             return False
         self._count()
-        process.state = MemberState.RUNNING
+        process.state, process.incarnation = MemberState.RUNNING, f"{attempt}"
         self._policy.absent(self.job)  # forgets since when it was missing
         self._lacking.pop(process.slot, None)
         self._free.pop(process.node, None)
@@ -262,6 +265,11 @@ class Placement:
             self.ended = end[1] if end is not None else ""
 
     # ------------------------------------------------------------------------------- counts
+
+    @property
+    def begun(self) -> bool:
+        """Whether the job has started."""
+        return self.job.state != JobState.WAITING
 
     @property
     def present(self) -> int:

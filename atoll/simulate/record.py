@@ -66,8 +66,6 @@ class Record:
     """For how long the job had fewer members than it needs."""
     placed: list[tuple[float, str, str]] = field(default_factory=list)
     """Each launch: when, which member, on which machine."""
-    late: Counter[str] = field(default_factory=Counter)
-    """How often each member was the last to join, or the last to deliver."""
 
     def deepest(self, queue: str, size: float) -> None:
         """Note the size of a queue."""

@@ -64,17 +64,11 @@ class SimulatedSessions:
 
     def heard(self, machine: SimulatedMachine) -> bool:
         """A machine is there again as it was; return whether its session has not ended."""
-        self._forget(self._hub.placement.member_on(machine.name))
+        self.opened(self._hub.placement.member_on(machine.name))
         return self._machines.pop(machine.name, 0) > 0
 
-    def back(self, member: SimulatedMember) -> bool:
-        """A process that was given up is there again; return whether nothing has replaced it."""
-        if not self._hub.placement.back(member.name, member.life):
-            return False
-        self._hub.machine.back(member.name)
-        return True
-
-    def _forget(self, member: str) -> None:
+    def opened(self, member: str) -> None:
+        """A member's process has a session: what was noticed of its machine before is past."""
         self.silent.discard(member)
         self._members.pop(member, None)
         self.since_s.pop(member, None)
@@ -88,7 +82,7 @@ class SimulatedSessions:
         """The sessions of a machine's agent and of its member's process are over."""
         hub = self._hub
         if member is not None and self._members.get(member.name) == number:
-            self._forget(member.name)
+            self.opened(member.name)
             hub.gone(member)
             hub.placement.place()
         if self._machines.get(machine.name) == number:

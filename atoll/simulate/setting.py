@@ -9,7 +9,7 @@ from functools import cached_property
 
 from atoll.config import NeedsTable
 from atoll.errors import ConfigError
-from atoll.fleet.fleet import Fleet, Machine
+from atoll.fleet.fleet import Fleet
 from atoll.simulate.schedule import Moved, Schedule, typed
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -123,6 +123,11 @@ class Setting:
         """How many members are wanted."""
         return self.members or len(self.fleet)
 
+    @property
+    def least(self) -> int:
+        """How many machines must be there at once for the job to start."""
+        return self.min_members or self.wanted
+
     @cached_property
     def schedule(self) -> Schedule:
         """When members meet."""
@@ -210,6 +215,3 @@ def assumptions(fleet: Fleet) -> list[str]:
     if not all(fleet.hub_rates_mbps):
         notes.append("the hub's line is not given in [hub]: it does not limit")
     return notes
-
-
-__all__ = ["Costs", "Machine", "Profile", "Setting", "assumptions", "profiles", "scaled"]

@@ -76,6 +76,12 @@ class World:
         costs, seconds = setting.costs, self.scheduler.now - BEGIN_S
         beats = len(hub.machines) / costs.beat_every_s * costs.beat_s
         busy_s = hub.processor.busy_s + hub.network.relay.busy_s
+        notes = [*assumptions(setting.fleet), *setting.notes]
+        if not hub.placement.begun:
+            notes.append(
+                f"the job never started: at no time were {setting.least} machines there that can "
+                "run it; --min-members for fewer, --machines for more"
+            )
         sent = float(record.events.pop("bytes sent", 0))
         inside = float(record.events.pop("bytes inside sites", 0))
         return Outcome(
@@ -115,7 +121,7 @@ class World:
                 },
                 "machine_s": TIMED * sum(record.measured_s.values()),
             },
-            notes=[*assumptions(setting.fleet), *setting.notes],
+            notes=notes,
         )  # fmt: skip
 
 

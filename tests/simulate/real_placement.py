@@ -17,6 +17,7 @@ from atoll.simulate.record import Record
 from atoll.simulate.scheduler import BEGIN_S, Scheduler
 from atoll.simulate.setting import Setting
 from atoll.wire.messages import Leaving
+from atoll.wire.states import MemberState
 
 T = TypeVar("T")
 
@@ -92,9 +93,12 @@ class RealPlacement(Placement):
             self.do(self.hub.membership.node_lost(session))
         self._start_launched()
 
-    def connected(self, member: str) -> None:
-        session = self._open(session_id(self.name, member))
-        self.do(self.hub.membership.member_opened(session))
+    def connected(self, member: str, attempt: int) -> bool:
+        process = self._job.members[member]
+        if process.attempt != attempt or not process.live:
+            return False
+        self.do(self.hub.membership.member_opened(self._open(session_id(self.name, member))))
+        return True
 
     def lost(self, member: str, attempt: int, *, left: bool = False) -> None:
         if self._job.members[member].attempt != attempt:
@@ -107,9 +111,10 @@ class RealPlacement(Placement):
         self._start_launched()
 
     def back(self, member: str, attempt: int) -> bool:
-        if self._job.members[member].attempt != attempt:
+        process = self._job.members[member]
+        if process.attempt != attempt or process.state != MemberState.LOST:
             return False
-        self.connected(member)
+        self.do(self.hub.membership.member_opened(self._open(session_id(self.name, member))))
         return True
 
     def committed(self, members: Iterable[str]) -> None:

@@ -58,6 +58,25 @@ def test_who_leaves_on_purpose_is_replaced_after_a_second() -> None:
     assert made.record.placed[4:] == [(1002.0, "w2", "m4")]  # a pause of 1 s, and the hub's tick
 
 
+def test_a_start_that_was_given_up_counts_when_it_comes_after_all() -> None:
+    """Its machine was lost when it was launched there, and is back before it is replaced."""
+    faults = [away(0, Cause.FAILED, 200.0, 16.4), away(0, Cause.FAILED, 232.0, 15.2)]
+    made, outcome = run(small(1, 1, *faults, start_s=0.5))
+    assert [when for when, _, _ in made.record.placed] == [0.0, 235.0]
+    assert made.hub.members["w0"].life == 2
+    assert set(attendance(outcome, after_s=300.0)) == {1}
+
+
+def test_a_start_that_was_replaced_is_refused() -> None:
+    """As above, with another machine that is back and has its place before it registers."""
+    faults = [away(0, Cause.FAILED, 200.0, 45.6), away(1, Cause.FAILED, 230.0, 15.5)]
+    made, outcome = run(small(2, 1, *faults))
+    assert [machine for _, _, machine in made.record.placed] == ["m0", "m1", "m0"]
+    assert made.hub.members["w0"].life == 3
+    assert made.record.seconds["spare"] > 3500.0  # the refused one has ended
+    assert set(attendance(outcome, after_s=300.0)) == {1}
+
+
 def test_below_its_least_members_a_job_pauses_and_goes_on() -> None:
     faults = [away(n, Cause.FAILED, 1000.0, 1000.0) for n in (0, 1)]
     _, outcome = run(small(4, 4, *faults, min_members=3))
@@ -80,6 +99,13 @@ def test_a_job_waits_until_its_least_machines_are_there() -> None:
     _, outcome = run(small(4, 4, *late, min_members=3))
     assert outcome.timeline[0]["first_join_s"] == pytest.approx(505.0, abs=1.0)
     assert attendance(outcome, after_s=1200.0)[-5:] == [4] * 5
+
+
+def test_a_job_that_never_starts_says_so() -> None:
+    late = [away(n, Cause.CLOSED, 0.0, 9e9) for n in (1, 2)]
+    _, outcome = run(small(4, 4, *late, min_members=3))
+    assert (outcome.rounds_committed, outcome.mean_members, outcome.least_members) == (0, 0.0, 0)
+    assert "the job never started: at no time were 3 machines there" in outcome.notes[-1]
 
 
 def test_a_job_that_could_never_start_is_refused() -> None:
