@@ -35,8 +35,9 @@ NETWORK_ERROR = 0.3
 """A predicted round is right within this share, unless a line changes."""
 LONGEST_STEP_S = 1.0
 """Members with shorter steps join a round before the end of their period."""
-STEPS_OF_TRAFFIC = 1000
-"""Steps of which the traffic is counted, so that first rounds do not matter; at most the run's."""
+STEPS_OF_TRAFFIC, PERIODS_OF_TRAFFIC = 1000, 20
+"""Steps and periods of which the traffic is counted at least, so that the last round, in which some
+methods send more, hardly matters; at most the run's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +117,8 @@ class Planner:
         steps = {machine.name: self.workload.step_on(machine) for machine in members}
         if candidate.alone:
             return self._alone(members[0], candidate, steps)
-        run = min(STEPS_OF_TRAFFIC, self.workload.steps)
-        resolved = candidate.resolved(steps=run)
+        resolved = candidate.resolved(steps=min(STEPS_OF_TRAFFIC, self.workload.steps))
+        run = steps_of_traffic(resolved, steps=self.workload.steps)
         traffic = self._traffic(resolved, peers=len(members), steps=run)
         under_way = run - shared_steps(resolved, steps=run)
         every = steps_between(resolved, steps=run, rounds=traffic.rounds)
@@ -209,6 +210,13 @@ def coding_s(codec: str, *, elements: int) -> float:
     row = CODECS.get(name, UNKNOWN)
     each = 1 / row.encode_bytes_per_s + 1 / row.decode_bytes_per_s
     return 2 * 4 * elements * each
+
+
+def steps_of_traffic(resolved: Resolved, *, steps: int) -> int:
+    """Return of how many steps the traffic is counted: of whole periods after the common start."""
+    every = int(getattr(resolved.method, "every", 1))
+    periods = max(PERIODS_OF_TRAFFIC, -(-STEPS_OF_TRAFFIC // every))
+    return min(steps, int(getattr(resolved.method, "shared_steps", 0)) + periods * every)
 
 
 def steps_between(resolved: Resolved, *, steps: int, rounds: int) -> float:

@@ -12,10 +12,10 @@ from atoll.errors import ConfigError
 from atoll.fleet.fleet import Fleet
 from atoll.forecast.keys import adapts_delay, open_keys
 from atoll.forecast.predict import (
-    STEPS_OF_TRAFFIC,
     hidden_steps,
     shared_steps,
     steps_between,
+    steps_of_traffic,
     vectors_of,
 )
 from atoll.forecast.state import newcomer_bytes
@@ -83,7 +83,9 @@ def schedule_of(spec: JobSpec, resolved: Resolved, workload: Workload) -> Schedu
         start = _bytes(start_volume(members, rank=0))
         if mark:
             return Moved(*start)
-        run = min(steps, STEPS_OF_TRAFFIC)
+        run = steps_of_traffic(resolved, steps=steps)
+        if getattr(method, "warmup_steps", 0):  # whose rounds may carry many times the bytes
+            run = steps
         found = traffic_of(resolved, peers=members, steps=run)
         rounds = max(1, found.rounds - marks)
         return Moved(

@@ -53,6 +53,17 @@ def test_bytes_are_those_of_the_strategy_itself(planner: Planner, preset: str, r
     assert found.sent_bytes == pytest.approx(expected / (steps - shared), rel=0.02)
 
 
+@pytest.mark.parametrize(("shared_steps", "every"), [(170, 100), (2000, 100), (0, 3000)])
+def test_rounds_are_as_far_apart_as_the_job_says(shared_steps: int, every: int) -> None:
+    planner = Planner(dataclasses.replace(workload(), steps=100_000))
+    one = diloco("m0", "m1", "m2", every=every)
+    options = {"every": every, "shared_steps": shared_steps}
+    found = planner.predict(fleet(0.5, 0.5, 0.5), dataclasses.replace(one, options=options))
+    plain = planner.predict(fleet(0.5, 0.5, 0.5), diloco("m0", "m1", "m2"))
+    assert found.every == every
+    assert found.sent_bytes * every == pytest.approx(plain.sent_bytes * 50, rel=0.001)
+
+
 def test_slower_members_do_fewer_steps_and_nobody_waits(planner: Planner) -> None:
     found = planner.predict(fleet(0.5, 1.0, 0.5), diloco("m0", "m1", "m2"))
     assert found.shares == {"m0": 1.0, "m1": 0.5, "m2": 1.0}

@@ -102,6 +102,22 @@ def test_bytes_are_those_of_the_method_and_of_real_members(
     assert outcome.relay_bytes == pytest.approx(through, rel=0.05, abs=3e4)  # and messages
 
 
+LONG_BEGINNINGS: list[dict[str, Any]] = [
+    {"preset": "streaming-diloco", "every": 100, "fragments": 2, "shared_steps": 1200},
+    {"preset": "one-bit-adam", "warmup_steps": 1200},
+]
+
+
+@pytest.mark.parametrize("strategy", LONG_BEGINNINGS, ids=lambda table: str(table["preset"]))
+def test_a_long_beginning_does_not_count_as_usual(corpus: str, strategy: dict[str, Any]) -> None:
+    steps = 20_000
+    spec = job(corpus, strategy, train={"steps": steps, "batch": 16})
+    setting = setting_of(spec, fleet_of(2))
+    told = TrafficOf(workload_of(spec))(check_job(spec), peers=2, steps=steps)
+    sent = sum(setting.moved(round_, 2).relay_sent for round_ in range(told.rounds))
+    assert sent == pytest.approx(told.relay_sent_bytes, rel=0.05)
+
+
 def test_bytes_between_members_of_a_site_are_those_of_the_method(corpus: str) -> None:
     spec = job(corpus, METHODS[0], job={"nodes": 3, "route": "direct"})
     fleet = fleet_of(3, site="lab")
