@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,15 +93,13 @@ def once(trial: Trial) -> list[Record]:
 
 
 def fill(ledger: Ledger, trials: Sequence[Trial], *, processes: int, deadline: float) -> None:
-    """Run what is not in the ledger yet.
-
-    Raises:
-        Exception: what ended a run.
-    """
+    """Run what is not in the ledger yet; a run that fails is told, and takes no other."""
     todo = [trial for trial in trials if key_of(trial) not in ledger]
     for trial, done in run_all(todo, once, processes=processes, deadline=deadline):
         if isinstance(done, Exception):
-            raise done
+            sys.stderr.write(f"{key_of(trial)['row']}, {trial.members} members: FAILED\n")
+            traceback.print_exception(done)
+            continue
         for record in done:
             ledger.add(record)
             sys.stderr.write(

@@ -1,9 +1,10 @@
 """Every method on one small language model: `python -m bench.methods`, JSON on stdout.
 
 A byte-level GPT of 1.0 M parameters on the default corpus, 4 and 8 members, 600 steps of 4
-sequences of 64 bytes for each member: equal tokens per node for all methods. The members are
-threads of this process that meet in memory; strategies, codecs, data and the inner step are the
-ones that workers run. Bytes are those of the encoded tensors that a member sends through a relay.
+sequences of 64 bytes for each member: equal tokens per node for all methods (`--size`: another
+model). The members of a run are threads of one process that meet in memory; strategies, codecs,
+data and the inner step are the ones that workers run. Bytes are those of the encoded tensors that a
+member sends through a relay.
 
 It takes hours, so it keeps what it has: every run that has ended is appended to `--out` at once and
 not run again. Stop it whenever you like, and start it again with the same words. `--minutes` begins
@@ -39,7 +40,7 @@ from bench.methods.table import make_rows, printed
 from bench.methods.together import run_all
 
 CORES = 2
-"""All members together; each is one thread."""
+"""Of a run: all its members together, of which each is one thread."""
 
 
 def chosen(names: str, *, quick: bool) -> list[Row]:
@@ -129,7 +130,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="few rows, a smaller model, 60 steps")
+    parser.add_argument("--quick", action="store_true", help="few rows, a smaller model, 120 steps")
     parser.add_argument("--rows", default="", help="names of rows, with commas")
     parser.add_argument("--seeds", type=int, default=0, help="3; 1 in the quick form")
     add_arguments(parser, size="1M")
@@ -148,7 +149,7 @@ def main() -> None:
     given = arguments()
     os.nice(19)
     if given.device == CPU:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: CORES * given.processes])
     if given.quick:
         given.size = "0.1M"
     torch.set_num_threads(1)

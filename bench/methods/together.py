@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import torch
 
@@ -14,12 +17,12 @@ from bench.methods.ledger import Record
 from bench.methods.running import Trial
 
 Work = Callable[[Trial], list[Record]]
-Done = tuple[Trial, list[Record] | Exception]
+Result = list[Record] | Exception
 
 
 def run_all(
     trials: Sequence[Trial], work: Work, *, processes: int, deadline: float
-) -> Iterator[Done]:
+) -> Iterator[tuple[Trial, Result]]:
     """Yield every trial with its records, or with what ended it, as soon as it has ended.
 
     Args:
@@ -35,25 +38,38 @@ def run_all(
                 return
             yield trial, _tried(work, trial)
         return
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(
-        processes, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        going: dict[concurrent.futures.Future[list[Record] | Exception], Trial] = {}
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(_process()) for _ in range(processes)]
+        going: dict[Future[Result], tuple[Trial, ProcessPoolExecutor]] = {}
         while True:
             if clock.monotonic() <= deadline:
-                for trial in itertools.islice(waiting, processes - len(going)):
-                    going[pool.submit(_tried, work, trial)] = trial
+                for trial in itertools.islice(waiting, len(idle)):
+                    process = idle.pop()
+                    going[process.submit(_tried, work, trial)] = trial, process
             if not going:
                 return
             ended, _ = concurrent.futures.wait(
                 going, return_when=concurrent.futures.FIRST_COMPLETED
             )
             for each in ended:
-                yield going.pop(each), each.result()
+                trial, process = going.pop(each)
+                try:
+                    done = each.result()
+                except BrokenProcessPool as error:  # it was killed, perhaps for lack of memory
+                    done, process = error, stack.enter_context(_process())
+                idle.append(process)
+                yield trial, done
 
 
-def _tried(work: Work, trial: Trial) -> list[Record] | Exception:
+def _process() -> ProcessPoolExecutor:
+    """Return what runs one trial after the other in a process: one that dies takes no other."""
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(
+        1, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)
+    )
+
+
+def _tried(work: Work, trial: Trial) -> Result:
     try:
         return work(trial)
     except Exception as error:  # the other rows are wanted all the same

@@ -74,3 +74,15 @@ def test_a_row_that_does_not_exist_is_refused() -> None:
     assert named("") == ROWS
     with pytest.raises(SystemExit, match="no row 'diloko'"):
         named("diloko")
+
+
+def test_the_frontier_goes_on_behind_a_run_that_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = named("diloco/int2 h35")[0]
+    wrong = dataclasses.replace(row, codec="no-codec")
+    trials = [Trial(wrong, 2, 0, TINY), Trial(row, 2, 1, TINY)]
+    ledger = Ledger(tmp_path / "runs.jsonl")
+    fill(ledger, trials, processes=1, deadline=float("inf"))
+    assert [key_of(trial) in ledger for trial in trials] == [False, True]
+    assert f"{row.name} @ 0.0015, 2 members: FAILED" in capsys.readouterr().err
