@@ -11,8 +11,8 @@ test holds both equal."""
 
 
 def loss_unit(spec: JobSpec) -> str:
-    """Return the unit, e.g. `nats per token`; empty: the loss is that of a script or command."""
-    if spec.job.script or spec.job.command:
+    """Return the unit, e.g. `nats per token`; empty: the job's own program decides."""
+    if spec.kind != "trainer":
         return ""
     if spec.tune.active:
         return LOSS_UNITS[spec.tune.objective]

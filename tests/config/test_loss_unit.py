@@ -21,6 +21,7 @@ def test_image_kinds_are_those_that_can_be_loaded() -> None:
         ({}, "nats per token"),
         ({"data": {"corpus": "folder:pictures@32"}, "model": {"name": "vit"}}, "nats per image"),
         ({"job": {"script": "train.py"}}, ""),
+        ({"rl": {"policies": [{"name": "one", "env": "CartPole-v1"}]}}, ""),
         ({"tune": {"data": ["a.jsonl"]}, "model": {"source": "m"}}, "nats per token"),
         ({"tune": {"data": ["a.jsonl"], "objective": "dpo"}, "model": {"source": "m"}},
          "nats per pair"),

@@ -58,7 +58,7 @@ def test_who_leaves_on_purpose_is_replaced_after_a_second() -> None:
     assert made.record.placed[4:] == [(1002.0, "w2", "m4")]  # a pause of 1 s, and the hub's tick
 
 
-def test_a_start_that_was_given_up_counts_when_it_comes_after_all() -> None:
+def test_a_start_that_was_given_up_counts_if_it_comes() -> None:
     """Its machine was lost when it was launched there, and is back before it is replaced."""
     faults = [away(0, Cause.FAILED, 200.0, 16.4), away(0, Cause.FAILED, 232.0, 15.2)]
     made, outcome = run(small(1, 1, *faults, start_s=0.5))
