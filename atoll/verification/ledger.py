@@ -266,7 +266,7 @@ class VerificationLedger:
         for number, one in list(self.open.items()):
             if one.result is None:
                 continue
-            del self.open[number]
+            self.open.pop(number, None)  # an eviction just now has taken its member's out already
             record = self.book.of(one.member)
             self.book.settled.append(
                 SettledChallenge(

@@ -19,7 +19,7 @@ def lines(steps: int, *, every: int, members: int, alone_from: int) -> list[dict
     return found
 
 
-def test_rounds_without_a_lost_member_are_not_counted() -> None:
+def test_a_trial_that_has_lost_a_member_does_not_count() -> None:
     drawn = draw(1)
     names = tuple(machine.name for machine in drawn.fleet.machines)
     candidate = Candidate(preset="diloco", members=names, codec="fp32", options={"every": 10})

@@ -7,6 +7,7 @@ import random
 import msgspec
 import pytest
 
+from atoll.verification.challenge import Result
 from atoll.verification.draw import CLEAR, Draw
 from atoll.verification.ledger import VerificationLedger
 from atoll.verification.record import STRIKES, VerificationRecord
@@ -42,6 +43,22 @@ def test_judge_that_two_others_contradict_is_struck() -> None:
         if here:
             assert "w3" in cluster.draw.on_trial.keys() | cluster.ledger.book.evicted()
     assert {one.member for one in judged} == {"w3"}
+
+
+def test_evicted_accuser_whose_own_round_is_settled_at_once() -> None:
+    cluster = Cluster(first_rounds=1)
+    ledger = cluster.ledger
+    ledger.committed(0, cluster.commitments(), 0.0)
+    of_another, own = list(ledger.open.values())[:2]
+    accuser = own.member
+    for _ in range(STRIKES - 1):
+        ledger.book.strike(accuser, "before")
+    of_another.checker = accuser
+    of_another.settle(Result.ACCUSED_FALSELY, accuser, "it lied")
+    own.settle(Result.PASSED, "", "")
+    told = [(one.kind, one.member) for one in ledger.tick([], 0.0)]
+    assert told == [("strike", accuser), ("evicted", accuser)]
+    assert own.number not in ledger.open
 
 
 def test_accuser_that_tells_the_truth_later_is_trusted_again() -> None:
