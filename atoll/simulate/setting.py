@@ -111,6 +111,7 @@ class Setting:
                 "a job cannot run with so many members",
                 given=f"{self.min_members} at least, {self.wanted} wanted",
                 expected="no more at least than are wanted",
+                remedy=f"--min-members {self.wanted}, or fewer",
             )  # fmt: skip
         if not 0 <= self.quorum <= 1 or not 0 <= self.jitter < 1:
             raise ConfigError(

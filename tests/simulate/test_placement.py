@@ -46,7 +46,7 @@ def test_a_spare_machine_takes_the_place_of_a_lost_one() -> None:
     ((when, member, machine),) = made.record.placed[4:]
     assert (member, machine) == ("w1", "m4")
     assert 1000.0 + GONE_S <= when <= 1000.0 + GONE_S + 1.0  # given up, then the hub's next tick
-    assert attendance(outcome, after_s=1120.0) == [4] * len(attendance(outcome, after_s=1120.0))
+    assert set(attendance(outcome, after_s=1120.0)) == {4}
     assert outcome.least_members == 3
     placed_s = made.record.placed[-1][0]  # a spare machine has it, whatever is with the lost one
     assert made.record.seconds["absent"] == pytest.approx(placed_s - 1000.0)
