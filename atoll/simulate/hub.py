@@ -174,7 +174,7 @@ class SimulatedHub:
             if not self.placement.connected(member.name, member.life) and not self.back(member):
                 member.machine.host(None)  # refused: another process has its place, or it has left
                 return
-            self.sessions.opened(member.name)
+            self.sessions.forget(member.name)
             machine = self.machine
             machine.register(member.name, dial=[f"{member.name}:1"] if member.reachable else [])
             slots = machine.commit_log.data_slots

@@ -64,11 +64,11 @@ class SimulatedSessions:
 
     def heard(self, machine: SimulatedMachine) -> bool:
         """A machine is there again as it was; return whether its session has not ended."""
-        self.opened(self._hub.placement.member_on(machine.name))
+        self.forget(self._hub.placement.member_on(machine.name))
         return self._machines.pop(machine.name, 0) > 0
 
-    def opened(self, member: str) -> None:
-        """A member's process has a session: what was noticed of its machine before is past."""
+    def forget(self, member: str) -> None:
+        """A member's process has a session, or is given up: what was noticed before is past."""
         self.silent.discard(member)
         self._members.pop(member, None)
         self.since_s.pop(member, None)
@@ -82,7 +82,7 @@ class SimulatedSessions:
         """The sessions of a machine's agent and of its member's process are over."""
         hub = self._hub
         if member is not None and self._members.get(member.name) == number:
-            self.opened(member.name)
+            self.forget(member.name)
             hub.gone(member)
             hub.placement.place()
         if self._machines.get(machine.name) == number:

@@ -167,7 +167,7 @@ export class CompareView {
       const learning = this.data.get(job)?.learning;
       return row?.kind === "rl" && learning ? [{ job, roles: row.roles, started: row.started, learning, at }] : [];
     }), this.axis);
-    const units = [...new Set(rows.map((row) => row?.loss_unit).filter(Boolean))];
+    const units = [...new Set(rows.filter((row) => row && row.kind !== "rl").map((row) => row.loss_unit))];
     const unit = units.length > 1 ? "of different kinds" : units[0] ?? "";
     this.charts[0][0].rename("Train loss", unit ? `mean of the members, ${unit}` : "mean of the members");
     this.charts[1][0].rename("Held-out loss", unit);
