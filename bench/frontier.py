@@ -161,7 +161,11 @@ def comparison(
 
 def report(ledger: Ledger, setting: Setting) -> Iterator[dict[str, Any]]:
     """Yield a row per method and number of members, over the seeds that were run."""
-    records = [r for r in ledger.of("frontier", setting) if r["seed"] != CHOSEN_ON]
+    records = [
+        r
+        for r in ledger.of("frontier", steps=setting.steps, scale=setting.scale)
+        if r["seed"] != CHOSEN_ON
+    ]
     for size in sorted({r["members"] for r in records}):
         runs = {
             row.name: {

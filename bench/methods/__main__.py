@@ -112,9 +112,10 @@ def fill(ledger: Ledger, trials: Iterator[Trial], *, processes: int, deadline: f
 
 def result_of(ledger: Ledger, setting: Setting, *, clock: Clock) -> dict[str, Any]:
     """Return what is known so far."""
-    records = ledger.of("run", setting)
+    same = {"steps": setting.steps, "scale": setting.scale}
+    records = ledger.of("run", **same)
     return {
-        "rows": make_rows(records, ledger.of("reference", setting), clock=clock),
+        "rows": make_rows(records, ledger.of("reference", **same), clock=clock),
         "shapes": judge(records),
         "parameters": max((record["parameters"] for record in records), default=0),
         "scale": setting.scale,

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.methods.setting import Setting
-
 Record = dict[str, Any]
 KEY = ("kind", "row", "members", "seed", "steps", "scale")
 
@@ -51,14 +49,10 @@ class Ledger:
             os.fsync(file.fileno())
         self._take(record)
 
-    def of(self, kind: str, setting: Setting) -> list[Record]:
-        """Return the records of a kind in a setting."""
-        wanted = (kind, setting.steps, setting.scale)
-        return [
-            record
-            for record in self.records
-            if (record.get("kind"), record.get("steps"), record.get("scale")) == wanted
-        ]
+    def of(self, kind: str, **wanted: Any) -> list[Record]:
+        """Return the records of a kind that have these values."""
+        wanted["kind"] = kind
+        return [r for r in self.records if wanted.items() <= r.items()]
 
 
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:

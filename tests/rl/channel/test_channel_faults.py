@@ -107,7 +107,7 @@ def whole(channel: Channel, *, critics: list[Channel], actors: dict[str, list[Ch
         running = [pool.submit(lives_of, member) for member in actors]
         learned = None
         for link in critics:
-            learned = live(link, expected=len(actors), until_s=60.0)
+            learned = live(link, expected=len(actors), until_s=PATIENCE_S)
             if learned is not None:
                 break
         for one in running:
