@@ -73,6 +73,8 @@ def _hints_of(cls: type[Any]) -> dict[str, Any]:
 
 def _converted(value: Any, hint: Any, name: str) -> Any:
     """Return the value if it fits the annotation; integers may replace floats."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} must be finite", given=value, expected="a number")
     inner = next(iter(typing.get_args(hint)), None) if typing.get_origin(hint) is list else None
     if isinstance(value, list) and dataclasses.is_dataclass(inner):
         table = typing.cast(type[Any], inner)
@@ -106,8 +108,7 @@ def _refusal(value: Any, hint: Any, name: str) -> ConfigError:
         expected = f"{meta.ge} to {meta.le}"
         return ConfigError(f"{name} is out of range", given=value, expected=expected)
     if meta.ge == 0:
-        must = "not be negative" if value < math.inf else "be finite"
-        return ConfigError(f"{name} must {must}", given=value)
+        return ConfigError(f"{name} must not be negative", given=value)
     return ConfigError(f"{name} is too small", given=value, expected=f"more than {meta.gt}")
 
 

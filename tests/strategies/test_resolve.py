@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from typing import Any
@@ -100,3 +101,12 @@ def test_outer_step_follows_the_number_of_rounds(preset: str) -> None:
     assert momentum(50 * FEW_ROUNDS) == 0.75
     assert momentum(150, outer_momentum=0.6) == 0.6, "what is written counts"
     assert momentum(None) == (0.75 if preset == "diloco" else 0.5), "a script's end is not known"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("preset", "name"), [("diloco", "outer_lr"), ("async-look-ahead", "look_ahead")]
+)
+def test_an_option_that_is_not_finite_is_refused(preset: str, name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name} in .* must be finite"):
+        resolve(StrategyTable(preset=preset, options={name: value}))
