@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +24,11 @@ import torch
 from atoll.clock import RealClock
 from bench.kit.report import emit
 from bench.methods.ledger import Ledger, Record
-from bench.methods.rows import Row
+from bench.methods.rows import Row, named
 from bench.methods.running import Trial, run
 from bench.methods.setting import Setting, add_arguments, setting_of
 from bench.methods.shapes import Interval
-from bench.methods.together import run_all
+from bench.methods.together import fill
 
 RATES = {
     "0.1M": (4e-3, 8e-3, 1.6e-2), "1M": (1.5e-3, 3e-3, 6e-3), "10M": (5e-4, 1e-3, 2e-3),
@@ -92,20 +90,9 @@ def once(trial: Trial) -> list[Record]:
     return [{**key_of(trial), **kept, "method": trial.row.name, "lr": trial.setting.lr}]
 
 
-def fill(ledger: Ledger, trials: Sequence[Trial], *, processes: int, deadline: float) -> None:
-    """Run what is not in the ledger yet; a run that fails is told, and takes no other."""
-    todo = [trial for trial in trials if key_of(trial) not in ledger]
-    for trial, done in run_all(todo, once, processes=processes, deadline=deadline):
-        if isinstance(done, Exception):
-            sys.stderr.write(f"{key_of(trial)['row']}, {trial.members} members: FAILED\n")
-            traceback.print_exception(done)
-            continue
-        for record in done:
-            ledger.add(record)
-            sys.stderr.write(
-                f"{record['row']}, {trial.members} members, seed {trial.seed}:"
-                f" {record['loss']:.4f} in {record['seconds']:.0f} s\n"
-            )
+def todo(ledger: Ledger, trials: Sequence[Trial]) -> list[Trial]:
+    """Return what is not in the ledger yet."""
+    return [trial for trial in trials if key_of(trial) not in ledger]
 
 
 def choices(setting: Setting, members: Sequence[int], rates: Sequence[float]) -> list[Trial]:
@@ -125,23 +112,8 @@ def best_rate(ledger: Ledger, trials: Sequence[Trial]) -> float | None:
         key = key_of(trial)
         if key not in ledger:
             return None
-        found = next(r for r in ledger if all(r.get(k) == v for k, v in key.items()))
-        losses[trial.setting.lr] = found["loss"]
+        losses[trial.setting.lr] = ledger.of(**key)[0]["loss"]
     return min(losses, key=losses.__getitem__)
-
-
-def named(names: str) -> tuple[Row, ...]:
-    """Return the rows that were asked for; all where none is named.
-
-    Raises:
-        SystemExit: there is no such row.
-    """
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    known = {row.name: row for row in ROWS}
-    for name in wanted:
-        if name not in known:
-            raise SystemExit(f"no row {name!r}; there are: {', '.join(known)}")
-    return tuple(known[name] for name in wanted) or ROWS
 
 
 def comparison(
@@ -224,11 +196,11 @@ def main() -> None:
     ledger, setting = Ledger(given.out), setting_of(given)
     deadline = RealClock().monotonic() + 60 * given.minutes if given.minutes else float("inf")
     members = [int(size) for size in given.members.split(",")]
-    rows = named(given.rows)
+    rows = named(given.rows, ROWS)
     chosen = choices(setting, members, RATES[given.size])
-    fill(ledger, chosen, processes=given.processes, deadline=deadline)
+    fill(ledger, todo(ledger, chosen), once, processes=given.processes, deadline=deadline)
     trials = comparison(ledger, chosen, given.seeds, rows)
-    fill(ledger, trials, processes=given.processes, deadline=deadline)
+    fill(ledger, todo(ledger, trials), once, processes=given.processes, deadline=deadline)
     figures = list(report(ledger, setting))
     close = [row for row in figures if row["loss_gap"] <= given.within]
     best = {

@@ -18,7 +18,6 @@ import functools
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,13 @@ from atoll.methods.table import METHODS, PRESETS
 from bench.kit.report import emit, render
 from bench.methods.ledger import Ledger
 from bench.methods.modelled import Clock
-from bench.methods.recording import key_of, measured, name_of, reference_of
-from bench.methods.rows import ROWS, Row
+from bench.methods.recording import key_of, measured, reference_of
+from bench.methods.rows import Row, named
 from bench.methods.running import Trial
 from bench.methods.setting import Setting, add_arguments, setting_of
 from bench.methods.shapes import judge
 from bench.methods.table import make_rows, printed
-from bench.methods.together import run_all
+from bench.methods.together import Work, fill
 
 CORES = 2
 """Of a run: all its members together, of which each is one thread."""
@@ -49,16 +48,8 @@ def chosen(names: str, *, quick: bool) -> list[Row]:
     Raises:
         SystemExit: there is no such row.
     """
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    known = {row.name for row in ROWS}
-    for name in wanted:
-        if name not in known:
-            raise SystemExit(f"no row {name!r}; there are: {', '.join(sorted(known))}")
-    return [
-        row
-        for row in ROWS
-        if row.preset in PRESETS and (row.name in wanted if wanted else row.quick or not quick)
-    ]
+    rows = [row for row in named(names) if row.preset in PRESETS]
+    return rows if names else [row for row in rows if row.quick or not quick]
 
 
 def plan(
@@ -86,28 +77,12 @@ def first_of_row(trial: Trial, ledger: Ledger) -> bool:
     return trial.setting.device == CPU and reference_of(trial) not in ledger
 
 
-def fill(ledger: Ledger, trials: Iterator[Trial], *, processes: int, deadline: float) -> None:
-    """Run what is not in the ledger yet, and compare every row with its reference once."""
-    todo = {tuple(key_of(t).values()): t for t in trials if key_of(t) not in ledger}
-    firsts = {t.row.name: t for t in reversed(todo.values()) if first_of_row(t, ledger)}
-    work = functools.partial(measured, firsts=frozenset(map(name_of, firsts.values())))
-    ended = 0
-    for trial, done in run_all(list(todo.values()), work, processes=processes, deadline=deadline):
-        ended += 1
-        if isinstance(done, Exception):
-            sys.stderr.write(f"{name_of(trial)}: FAILED: {type(done).__name__}: {done}\n")
-            traceback.print_exception(done)
-            continue
-        for record in done:
-            ledger.add(record)
-            told = (
-                f"{record['deviation']} from {record['against']}"
-                if record["kind"] == "reference"
-                else f"{record['loss']:.4f} in {record['seconds']:.0f} s"
-            )
-            sys.stderr.write(f"{name_of(trial)}: {told}\n")
-    if ended < len(todo):
-        sys.stderr.write("time is up; the same command goes on from here\n")
+def todo(ledger: Ledger, trials: Iterator[Trial]) -> tuple[list[Trial], Work]:
+    """Return what is not in the ledger yet, and how to run it: each row is compared once."""
+    left = {tuple(key_of(t).values()): t for t in trials if key_of(t) not in ledger}
+    firsts = {t.row.name: t for t in reversed(left.values()) if first_of_row(t, ledger)}
+    names = frozenset(trial.name for trial in firsts.values())
+    return list(left.values()), functools.partial(measured, firsts=names)
 
 
 def result_of(ledger: Ledger, setting: Setting, *, clock: Clock) -> dict[str, Any]:
@@ -168,7 +143,7 @@ def main() -> None:
         for method in METHODS.values():  # now: the sources may change before the last row's turn
             importlib.import_module(method.implementation.partition(":")[0])
         trials = plan(rows, members=members, seeds=seeds, setting=setting)
-        fill(ledger, trials, processes=given.processes, deadline=deadline)
+        fill(ledger, *todo(ledger, trials), processes=given.processes, deadline=deadline)
     result = result_of(ledger, setting, clock=Clock(step_s=given.step_s))
     sys.stderr.write(render([{**s, "figures": ""} for s in result["shapes"]]) + "\n")
     emit(result, printed(result["rows"]))

@@ -9,11 +9,6 @@ from bench.methods.ledger import Record
 from bench.methods.running import Trial, run
 
 
-def name_of(trial: Trial) -> str:
-    """Return what people read of a trial."""
-    return f"{trial.row.name}, {trial.members} members, seed {trial.seed}"
-
-
 def key_of(trial: Trial) -> dict[str, Any]:
     """Return what a run's record says of its trial."""
     return {
@@ -30,6 +25,6 @@ def reference_of(trial: Trial) -> dict[str, Any]:
 def measured(trial: Trial, *, firsts: frozenset[str]) -> list[Record]:
     """Run a trial; those that are named in `firsts` are compared with their reference before."""
     found = []
-    if name_of(trial) in firsts:
+    if trial.name in firsts:
         found.append({**compare(trial), **reference_of(trial)})
     return [*found, {**run(trial), **key_of(trial)}]

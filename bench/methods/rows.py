@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,3 +190,17 @@ ROWS = (
     *(dataclasses.replace(row, core=True) for row in CORE), *FAMILY, *EVERY_STEP, *CODECS,
 )  # fmt: skip
 """All rows, in the order in which they are run."""
+
+
+def named(names: str, rows: Sequence[Row] = ROWS) -> list[Row]:
+    """Return the rows of these names, with commas between them; all where none is named.
+
+    Raises:
+        SystemExit: there is no such row.
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    known = {row.name for row in rows}
+    for name in wanted:
+        if name not in known:
+            raise SystemExit(f"no row {name!r}; there are: {', '.join(sorted(known))}")
+    return [row for row in rows if not wanted or row.name in wanted]

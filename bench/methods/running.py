@@ -87,6 +87,12 @@ class Trial:
     seed: int
     setting: Setting
 
+    @property
+    def name(self) -> str:
+        """Return what people read of it."""
+        rate = f"rate {self.setting.lr:g}"
+        return f"{self.row.name}, {self.members} members, seed {self.seed}, {rate}"
+
     def resolved(self) -> Resolved:
         """Return the strategy that the row means."""
         options = dict(self.row.options)

@@ -6,6 +6,8 @@ import concurrent.futures
 import contextlib
 import itertools
 import multiprocessing
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -13,11 +15,34 @@ from concurrent.futures.process import BrokenProcessPool
 import torch
 
 from atoll.clock import RealClock
-from bench.methods.ledger import Record
+from bench.methods.ledger import Ledger, Record
 from bench.methods.running import Trial
 
 Work = Callable[[Trial], list[Record]]
 Result = list[Record] | Exception
+
+
+def fill(
+    ledger: Ledger, trials: Sequence[Trial], work: Work, *, processes: int, deadline: float
+) -> None:
+    """Run trials that are not in the ledger and keep their records; one that fails is told."""
+    ended = 0
+    for trial, done in run_all(trials, work, processes=processes, deadline=deadline):
+        ended += 1
+        if isinstance(done, Exception):
+            sys.stderr.write(f"{trial.name}: FAILED: {type(done).__name__}: {done}\n")
+            traceback.print_exception(done)
+            continue
+        for record in done:
+            ledger.add(record)
+            told = (
+                f"{record['deviation']} from {record['against']}"
+                if record["kind"] == "reference"
+                else f"{record['loss']:.4f} in {record['seconds']:.0f} s"
+            )
+            sys.stderr.write(f"{trial.name}: {told}\n")
+    if ended < len(trials):
+        sys.stderr.write("time is up; the same command goes on from here\n")
 
 
 def run_all(

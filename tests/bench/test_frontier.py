@@ -14,14 +14,16 @@ from bench.frontier import (
     base_of,
     choices,
     comparison,
-    fill,
     key_of,
-    named,
+    once,
     report,
+    todo,
 )
 from bench.methods.ledger import Ledger
+from bench.methods.rows import named
 from bench.methods.running import Trial
 from bench.methods.setting import Setting
+from bench.methods.together import fill
 
 TINY = Setting(layers=1, width=16, context=16, batch=2, steps=12, held_out_tokens=1_024)
 RATES = (1e-3, 4e-3)
@@ -59,30 +61,30 @@ def test_methods_are_compared_with_ddp_by_their_own_optimizer(tmp_path: Path) ->
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_runs_are_kept_and_not_repeated(tmp_path: Path, processes: int) -> None:
-    ledger, row = Ledger(tmp_path / "runs.jsonl"), named("diloco/int2 h35")[0]
+    ledger, row = Ledger(tmp_path / "runs.jsonl"), named("diloco/int2 h35", ROWS)[0]
     trials = [Trial(base_of(row), 2, 0, TINY), Trial(row, 2, 0, TINY)]
-    fill(ledger, trials, processes=processes, deadline=float("inf"))
+    fill(ledger, todo(ledger, trials), once, processes=processes, deadline=float("inf"))
     assert [key_of(trial) in Ledger(ledger.path) for trial in trials] == [True, True]
     before = ledger.path.read_bytes()
-    fill(ledger, trials, processes=processes, deadline=float("inf"))
+    fill(ledger, todo(ledger, trials), once, processes=processes, deadline=float("inf"))
     assert ledger.path.read_bytes() == before
-    fill(ledger, [Trial(row, 2, 1, TINY)], processes=processes, deadline=0.0)
+    fill(ledger, todo(ledger, [Trial(row, 2, 1, TINY)]), once, processes=processes, deadline=0.0)
     assert ledger.path.read_bytes() == before
 
 
 def test_a_row_that_does_not_exist_is_refused() -> None:
-    assert named("") == ROWS
+    assert named("", ROWS) == list(ROWS)
     with pytest.raises(SystemExit, match="no row 'diloko'"):
-        named("diloko")
+        named("diloko", ROWS)
 
 
 def test_the_frontier_goes_on_behind_a_run_that_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = named("diloco/int2 h35")[0]
+    row = named("diloco/int2 h35", ROWS)[0]
     wrong = dataclasses.replace(row, codec="no-codec")
     trials = [Trial(wrong, 2, 0, TINY), Trial(row, 2, 1, TINY)]
     ledger = Ledger(tmp_path / "runs.jsonl")
-    fill(ledger, trials, processes=1, deadline=float("inf"))
+    fill(ledger, todo(ledger, trials), once, processes=1, deadline=float("inf"))
     assert [key_of(trial) in ledger for trial in trials] == [False, True]
-    assert f"{row.name} @ 0.0015, 2 members: FAILED" in capsys.readouterr().err
+    assert f"{trials[0].name}: FAILED" in capsys.readouterr().err
