@@ -74,7 +74,7 @@ def damage(folder: Path) -> None:
 )
 def test_job_resumes_after_sigterm_and_after_sigkill(atoll: Atoll, members: int) -> None:
     """SIGTERM is as good as Ctrl+C; a killed command takes everything with it."""
-    job = atoll.job(steps=600, every=20, nodes=str(members))
+    job = atoll.job(steps=600, every=20, nodes=str(members), paced=True)
     running = atoll.start("run", str(job), "--local", str(members))
     until(lambda: list(atoll.runs.glob("*/checkpoints/*/manifest.json")))
     done = interrupt(atoll, running, signal.SIGTERM)
