@@ -1,6 +1,6 @@
 """Choose the device that a process computes on.
 
-A wish is `auto`, `cpu`, or the kind of an accelerator with or without an index: `cuda` (also of
+A request is `auto`, `cpu`, or the kind of an accelerator with or without an index: `cuda` (also of
 ROCm), `cuda:1`, `xpu`, `mps`. `auto` is the accelerator that torch finds, else the processor.
 """
 
@@ -30,13 +30,13 @@ def choose(wanted: str = AUTO, *, local_rank: int = 0, local_ranks: int = 1) -> 
     """Return the device of a process; accelerators always with their index.
 
     Args:
-        wanted: The wish of the job, after that of the machine's owner.
+        wanted: What the job requests, after what the machine's owner requests.
         local_rank: Number of this process among those of its island on this machine.
         local_ranks: How many those are. All compute on the same kind of device, each on its own:
             with fewer accelerators, `auto` is the processor for all of them.
 
     Raises:
-        ConfigError: the wish is not a device, or the accelerator for it is missing.
+        ConfigError: the request is not a device, or the accelerator for it is missing.
     """
     if wanted == AUTO:
         return torch.device(CPU) if why_idle(wanted, local_ranks=local_ranks) else _nth(local_rank)
@@ -73,9 +73,9 @@ def device_of_model(model: nn.Module) -> torch.device:
 
 
 def why_idle(wanted: str = AUTO, *, local_ranks: int = 1) -> str:
-    """Return why a process with this wish computes on the processor; empty: it does not.
+    """Return why a process with this request computes on the processor; empty: it does not.
 
-    A wish that `choose` refuses counts as one for an accelerator.
+    A request that `choose` refuses counts as one for an accelerator.
     """
     if wanted == CPU:
         return f'device = "{CPU}" in the job, or in the policy of this machine'
@@ -103,7 +103,7 @@ def _nth(local_rank: int) -> torch.device:
 
 
 def _parsed(wanted: str) -> tuple[str, int | None]:
-    """Return kind and index of a wish."""
+    """Return kind and index of a request."""
     try:
         device = torch.device(wanted)
     except RuntimeError as error:

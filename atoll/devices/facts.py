@@ -49,8 +49,8 @@ def name_of(device: torch.device) -> str:
         return "processor"
     if device.type == "mps":
         return "Apple GPU"
-    asked = getattr(_module(device), "get_device_name", None)
-    return str(asked(device)) if asked is not None else str(device)
+    query = getattr(_module(device), "get_device_name", None)
+    return str(query(device)) if query is not None else str(device)
 
 
 def memory(device: torch.device) -> tuple[int, int]:
@@ -61,11 +61,11 @@ def memory(device: torch.device) -> tuple[int, int]:
     if device.type == "mps":
         most = int(module.recommended_max_memory())
         return max(0, most - int(module.driver_allocated_memory())), most
-    asked = getattr(module, "mem_get_info", None)
+    query = getattr(module, "mem_get_info", None)
     try:
-        if asked is None:
-            asked = torch.accelerator.get_memory_info  # type: ignore[attr-defined, unused-ignore]
-        free, total = asked(device)
+        if query is None:
+            query = torch.accelerator.get_memory_info  # type: ignore[attr-defined, unused-ignore]
+        free, total = query(device)
     except (AttributeError, RuntimeError, NotImplementedError):
         return 0, 0
     return int(free), int(total)
@@ -76,16 +76,16 @@ def used_bytes(device: torch.device) -> int:
     if device.type == CPU:
         return 0
     module = _module(device)
-    asked = getattr(module, "memory_allocated", None)
+    query = getattr(module, "memory_allocated", None)
     if device.type == "mps":
         return int(module.current_allocated_memory())
-    return int(asked(device)) if asked is not None else 0
+    return int(query(device)) if query is not None else 0
 
 
 def peak_bytes(device: torch.device) -> int:
     """Return the most bytes that this process's tensors had on a device; 0: not known."""
-    asked = None if device.type == CPU else getattr(_module(device), "max_memory_allocated", None)
-    return int(asked(device)) if asked is not None else 0
+    query = None if device.type == CPU else getattr(_module(device), "max_memory_allocated", None)
+    return int(query(device)) if query is not None else 0
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -120,8 +120,8 @@ class Snapshot:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         """Begin to copy tensors of one device; needs as much of its memory until it is dropped."""
         self._device = tensors[0].device
-        self._taken = [torch.empty_like(tensor) for tensor in tensors]
-        torch._foreach_copy_(self._taken, list(tensors))
+        self._copies = [torch.empty_like(tensor) for tensor in tensors]
+        torch._foreach_copy_(self._copies, list(tensors))
         self._ready: Any = None
         """On a device with streams, the moment after these copies."""
         if copies_beside(self._device):
@@ -134,13 +134,13 @@ class Snapshot:
         A device with streams copies beside its other work.
         """
         if self._ready is None:
-            copy_tensors(to, self._taken)
+            copy_tensors(to, self._copies)
             return
         module = torch.get_device_module(self._device)
         stream = module.Stream(self._device)
         with module.device(self._device), module.stream(stream):
             stream.wait_event(self._ready)
-            copy_tensors(to, self._taken)
+            copy_tensors(to, self._copies)
 
 
 Group = list[tuple[Tensor, Tensor]]

@@ -37,7 +37,7 @@ class Update:
     """Steps of this policy so far."""
     returns: tuple[float, ...]
     """Undiscounted returns of the episodes that ended in the rollout."""
-    told: dict[str, float]
+    stats: dict[str, float]
     """The figures of `Ppo.improve`, and `value_version`."""
 
 
@@ -104,13 +104,13 @@ class ActorSlot:
             valued = critic.of(trajectory)
             trajectory.policy_version = self.learner.version
             trajectory.value_version = valued.version
-            told = self.learner.improve(trajectory, valued)
+            stats = self.learner.improve(trajectory, valued)
         except DataError:
             self.curve.dropped += 1
             return None
-        told["value_version"] = float(valued.version)
+        stats["value_version"] = float(valued.version)
         self.curve.updates.append(
-            Update(self.task.policy, self.learner.steps, tuple(trajectory.returns), told)
+            Update(self.task.policy, self.learner.steps, tuple(trajectory.returns), stats)
         )
         return trajectory
 
@@ -133,7 +133,7 @@ class InProcessRun:
                 remedy="run it as a job",
             )
         self.rl = rl
-        self.seats = [
+        self.actors = [
             ActorSlot(table, rl, index=index, seed=seed, device=device)
             for index, table in enumerate(rl.policies)
         ]
@@ -144,8 +144,8 @@ class InProcessRun:
         ]
         """The one of all policies, or each policy's own."""
         self.rounds = 0
-        for index, seat in enumerate(self.seats):
-            self.critic_of(index).add_policy(seat.task)
+        for index, actor in enumerate(self.actors):
+            self.critic_of(index).add_policy(actor.task)
         self._published = self.critics
         if rl.push_every > 1 and not own:
             self._published = [Critic(rl, seed=0, device=device)]
@@ -157,25 +157,25 @@ class InProcessRun:
 
     def curves(self) -> list[Curve]:
         """Return the updates of every policy so far."""
-        return [seat.curve for seat in self.seats]
+        return [actor.curve for actor in self.actors]
 
     @property
     def done(self) -> bool:
         """Whether every policy has done all its steps."""
-        return all(seat.done for seat in self.seats)
+        return all(actor.done for actor in self.actors)
 
     def round(self) -> list[Update]:
         """Do one round; return its updates."""
         lived: list[list[Trajectory]] = [[] for _ in self.critics]
         updates = []
-        for index, seat in enumerate(self.seats):
-            if seat.done:
+        for index, actor in enumerate(self.actors):
+            if actor.done:
                 continue
             which = index % len(self.critics)
-            trajectory = seat.live(self._published[which])
+            trajectory = actor.live(self._published[which])
             if trajectory is not None:
                 lived[which].append(trajectory)
-                updates.append(seat.curve.updates[-1])
+                updates.append(actor.curve.updates[-1])
         for critic, trajectories in zip(self.critics, lived, strict=True):
             if trajectories:
                 self._learn(critic, trajectories)
@@ -186,8 +186,8 @@ class InProcessRun:
 
     def _learn(self, critic: Critic, trajectories: list[Trajectory]) -> None:
         if self.rl.critic == "corrected":
-            for seat in self.seats:
-                critic.set_policy(seat.task.policy, seat.learner.policy)
+            for actor in self.actors:
+                critic.set_policy(actor.task.policy, actor.learner.policy)
         critic.learn(trajectories)
 
     def _publish(self) -> None:
@@ -196,8 +196,8 @@ class InProcessRun:
 
     def close(self) -> None:
         """Close the environments."""
-        for seat in self.seats:
-            seat.columns.close()
+        for actor in self.actors:
+            actor.columns.close()
 
 
 def run_together(

@@ -49,8 +49,8 @@ def _part(spec: JobSpec, run: Run) -> dict[str, Any]:
     if is_text(spec.rl):
         from atoll.rl.text.run import run_text_job
 
-        told: dict[str, Any] = run_text_job(spec, run, device_of_networks(run.device))
-        return told
+        summary: dict[str, Any] = run_text_job(spec, run, device_of_networks(run.device))
+        return summary
     role = member_roles(spec.rl)[run.slot]
     device = device_of_networks(run.device)
     log.info("computes on %s", device)
@@ -62,8 +62,8 @@ def _part(spec: JobSpec, run: Run) -> dict[str, Any]:
     learner = CriticLearner(spec.rl, seed=seed, device=device)
     if spec.rl.values != "service":
         return CriticRole(spec, run, learner).run()
-    desk = ValueService(run, rl=spec.rl, of=learner.answer, job=run.job)
+    service = ValueService(run, rl=spec.rl, of=learner.answer, job=run.job)
     try:
         return CriticRole(spec, run, learner).run()
     finally:
-        desk.close()
+        service.close()

@@ -23,8 +23,8 @@ KIND = "state"
 class StateSaver:
     """Saves what a member needs for an exact resume."""
 
-    def __init__(self, desk: QueueProvider, *, member: str) -> None:
-        self._topic = desk.topic(f"state.{member}", max_items=STATES_KEPT)
+    def __init__(self, provider: QueueProvider, *, member: str) -> None:
+        self._topic = provider.topic(f"state.{member}", max_items=STATES_KEPT)
         self._publisher = Publisher(self._topic)
         self._reader = f"{member}.state"
 

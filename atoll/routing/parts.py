@@ -45,7 +45,7 @@ class Work:
         return (range(a, min(a + self.size, count)) for a in range(0, count, self.size))
 
     def compute(self, part: range) -> Features:
-        """Return the features of a part, the same whoever computes them."""
+        """Return the features of a part, the same on every member."""
         return self.reader.prefixes(self.documents, part, self.tokenizer)
 
     def name(self) -> str:

@@ -136,21 +136,21 @@ class PathServer:
         """Pass requests on to the queues of their paths."""
         for item in self.lanes.prompts.claim(lease_s=self._lease_s, wait_s=WAIT_S):
             with _held(item, self._lease_s), self._refusals(item.key):
-                asked = request_of(item)
-                ids = self.paths.tokenizer.encode(asked["prompt"].encode())
+                request = request_of(item)
+                ids = self.paths.tokenizer.encode(request["prompt"].encode())
                 seen = [ids[: self.paths.router.prefix]]
                 features = self._reader.features(seen, self.paths.tokenizer)
                 path = int(self.paths.router.choose(features)[0])
-                self.queues[path].put(asked, key=asked["key"])
+                self.queues[path].put(request, key=request["key"])
 
     def answer(self, path: int) -> None:
         """Continue texts that were routed to one of this server's paths."""
         for item in self.queues[path].claim(lease_s=self._lease_s, wait_s=WAIT_S):
             with _held(item, self._lease_s), self._refusals(item.key):
-                asked = item.value
-                text = self._continued(path, asked)
-                found = {"path": path, "prompt": asked["prompt"], "text": text}
-                self.lanes.answers.publish(found, key=asked["key"])
+                request = item.value
+                text = self._continued(path, request)
+                found = {"path": path, "prompt": request["prompt"], "text": text}
+                self.lanes.answers.publish(found, key=request["key"])
 
     @contextlib.contextmanager
     def _refusals(self, key: str) -> Iterator[None]:
@@ -160,14 +160,14 @@ class PathServer:
         except (ConfigError, DataError, KeyError, TypeError, ValueError) as error:
             self.lanes.answers.publish({"error": f"{type(error).__name__}: {error}"}, key=key)
 
-    def _continued(self, path: int, asked: Mapping[str, Any]) -> str:
+    def _continued(self, path: int, request: Mapping[str, Any]) -> str:
         model, tokenizer = self.models[path], self.paths.tokenizer
-        ids: Tensor = tokenizer.encode(asked["prompt"].encode()).long()[None]
-        generator = torch.Generator().manual_seed(asked["seed"])
+        ids: Tensor = tokenizer.encode(request["prompt"].encode()).long()[None]
+        generator = torch.Generator().manual_seed(request["seed"])
         with torch.inference_mode():
             made = model.generate(
-                ids.to(next(model.parameters()).device), tokens=asked["tokens"],
-                temperature=asked["temperature"], generator=generator,
+                ids.to(next(model.parameters()).device), tokens=request["tokens"],
+                temperature=request["temperature"], generator=generator,
             )  # fmt: skip
         return tokenizer.decode(made[0].cpu()).decode("utf-8", errors="replace")
 
@@ -202,17 +202,17 @@ def request_of(item: Item) -> dict[str, Any]:
     Its key is that of its item; without one it follows from the item's number.
     """
     value = item.value
-    given = {"prompt": value.decode("utf-8", "replace")} if isinstance(value, bytes) else value
+    fields = {"prompt": value.decode("utf-8", "replace")} if isinstance(value, bytes) else value
     key = item.key or f"item-{item.seq}"
     seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest())
     usual = {"tokens": TOKENS, "temperature": TEMPERATURE, "seed": seed}
-    return {**usual, **given, "prompt": given["prompt"] or "\n", "key": key}
+    return {**usual, **fields, "prompt": fields["prompt"] or "\n", "key": key}
 
 
 def ask(lanes: Lanes, requests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Put requests by key, wait for all answers, and return them by key.
 
-    Asked again with the same keys, as by a client that was killed, it answers nothing twice.
+    Called again with the same keys, as by a client that was killed, it answers nothing twice.
 
     Raises:
         AtollError: the member was asked to stop before.

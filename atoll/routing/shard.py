@@ -41,7 +41,7 @@ class Corpus:
 
     @classmethod
     def streamed(
-        cls, spec: str, file: Path, wish: Shards, *, seed: int, tokenizer: str | Tokenizer,
+        cls, spec: str, file: Path, options: Shards, *, seed: int, tokenizer: str | Tokenizer,
         held_out: float,
     ) -> Corpus:  # fmt: skip
         """Find the documents of a job's data; raises as :func:`~atoll.data.stream_dataset`.
@@ -49,18 +49,18 @@ class Corpus:
         The tokens are in `file`, so memory does not limit the size of the corpus.
         """
         dataset, documents = stream_dataset(
-            spec, file, seed=seed, tokenizer=tokenizer, held_out=held_out, longest=wish.longest
+            spec, file, seed=seed, tokenizer=tokenizer, held_out=held_out, longest=options.longest
         )
         return cls(dataset, documents, seed)
 
-    def work(self, reader: Weights, wish: Shards) -> Work:
+    def work(self, reader: Weights, options: Shards) -> Work:
         """Return the features to be computed."""
         tokenizer = self.dataset.tokenizer
-        model = reader_of(reader, prefix=wish.prefix, tokenizer=tokenizer)
+        model = reader_of(reader, prefix=options.prefix, tokenizer=tokenizer)
         return Work(model, self.documents, tokenizer)
 
     def merge(
-        self, features: Features, wish: Shards, reader: Weights, out: Path
+        self, features: Features, options: Shards, reader: Weights, out: Path
     ) -> tuple[Router, Assignment]:
         """Make the shards and write all files; the same features give the same files.
 
@@ -72,16 +72,16 @@ class Corpus:
             DataError: there are fewer documents than paths.
         """
         router, made = first_shards(
-            features, self.documents.bounds, wish.modules, seed=self.seed, copies=wish.copies,
-            slack=wish.slack,
+            features, self.documents.bounds, options.modules, seed=self.seed, copies=options.copies,
+            slack=options.slack,
         )  # fmt: skip
         tokenizer = self.dataset.tokenizer.to_json()
-        router = replace(router, prefix=wish.prefix, tokenizer=tokenizer)
+        router = replace(router, prefix=options.prefix, tokenizer=tokenizer)
         out.parent.mkdir(parents=True, exist_ok=True)
         router.write(out.with_name(f"{out.stem}.{ROUTER}"))
         about = describe(reader.model, options=reader.options, tokenizer=reader.tokenizer)
         save_weights(out.with_name(f"{out.stem}.{FEATURES}"), reader.state, about=about)
-        modules = ",".join(map(str, wish.modules))
+        modules = ",".join(map(str, options.modules))
         made = replace(made, data=self.dataset.digest)
         made.write(out, about={"modules": modules})
         return router, made

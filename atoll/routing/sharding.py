@@ -119,9 +119,9 @@ def assign(
     chosen = np.full((documents, copies), NO_PATH, dtype=np.int32)
     for copy in range(copies):
         left = scores.copy()
-        taken = chosen[:, :copy]
+        used = chosen[:, :copy]
         rows = np.repeat(np.arange(documents), copy)
-        left[rows[taken.ravel() > NO_PATH], taken.ravel()[taken.ravel() > NO_PATH]] = -math.inf
+        left[rows[used.ravel() > NO_PATH], used.ravel()[used.ravel() > NO_PATH]] = -math.inf
         chosen[:, copy] = _choose(left, lengths, limit, must=copy == 0)
     return Assignment(bounds, chosen, paths)
 

@@ -4,10 +4,11 @@
     topic reader        its weights
     queue NAME-parts    a range of documents each; leased, so a lost member's part is done again
     topic NAME-done     the features of a part each; durable, so nothing is computed a second time
-    topic NAME-merged   one entry: somebody has merged them
+    topic NAME-merged   one entry: a member has merged them
 
-Whoever is there helps. A member that is killed loses its current part only; the merge is an item of
-the queue as well, so exactly one member at a time does it, and another if that one is killed.
+Every member that runs helps. A member that is killed loses its current part only; the merge is an
+item of the queue as well, so exactly one member at a time does it, and another if that one is
+killed.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class _Helper:
     def compute(self, item: Item) -> None:
         """Compute a part, unless it is done already.
 
-        Whoever loses its lease has computed what another one does, too: the first result counts.
+        A member that loses its lease computes the same as another one: the first result counts.
         """
         with contextlib.suppress(LeaseEnded), item:
             if item.key in self.parts and item.key not in self.found:

@@ -55,7 +55,7 @@ class Sampling:
 def continue_text(
     paths: PathFolder,
     ids: Tensor,
-    wish: Sampling,
+    options: Sampling,
     *,
     prepare: Callable[[LanguageModel], LanguageModel] = lambda model: model,
 ) -> Written:
@@ -64,32 +64,34 @@ def continue_text(
     Args:
         paths: The modular model.
         ids: The prompt, 1-D.
-        wish: How.
+        options: How it writes.
         prepare: Moves a loaded path to its device.
 
     Raises:
         CheckpointError: the file of a path is missing or damaged.
         ConfigError: the prompt is empty, or there is no such path.
     """
-    generator = torch.Generator().manual_seed(wish.seed)
+    generator = torch.Generator().manual_seed(options.seed)
     reader, router = paths.reader(), paths.router
     text = ids.long()
-    number = choose_path(paths, ids) if wish.path is None else wish.path
-    taken, models = [number], {number: prepare(paths.load(number))}
-    left = wish.tokens
+    number = choose_path(paths, ids) if options.path is None else options.path
+    used, models = [number], {number: prepare(paths.load(number))}
+    left = options.tokens
     while True:
-        step = left if wish.every is None or wish.path is not None else min(wish.every, left)
-        model = models[taken[-1]]
+        step = (
+            left if options.every is None or options.path is not None else min(options.every, left)
+        )
+        model = models[used[-1]]
         device = next(model.parameters()).device
         with torch.inference_mode():
             text = model.generate(
-                text[None].to(device), tokens=step, temperature=wish.temperature,
+                text[None].to(device), tokens=step, temperature=options.temperature,
                 generator=generator,
             )[0].cpu()  # fmt: skip
         left -= step
         if not left:
-            return Written(text, tuple(taken))
+            return Written(text, tuple(used))
         seen = reader.features([text[-reader.longest :]], paths.tokenizer)
-        taken.append(int(router.choose(seen)[0]))
-        if taken[-1] not in models:
-            models[taken[-1]] = prepare(paths.load(taken[-1]))
+        used.append(int(router.choose(seen)[0]))
+        if used[-1] not in models:
+            models[used[-1]] = prepare(paths.load(used[-1]))

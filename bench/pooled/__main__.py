@@ -3,10 +3,10 @@
 Two groups of four tasks. `related`: one pole on a cart with other lengths, masses, forces and
 gravities. `different`: CartPole, Acrobot, Pendulum, LunarLander. (And `related_quick_critics`, the
 related ones with three times the critic's learning rate.) Four variants with the same
-networks, steps, seeds and numbers: `pooled` (one critic, told whose value is asked), `own` (a
-critic each), `unconditioned` (one critic that is not told), `sb3` (stable-baselines3's PPO). Told
-are environment steps until the mean return of 20 episodes is at the task's target, and the return
-at the end, with 95 % intervals over seeds.
+networks, steps, seeds and numbers: `pooled` (one critic with the policy as an input),
+`own` (a critic each), `unconditioned` (one critic without that input), `sb3` (stable-baselines3's
+PPO). It reports environment steps until the mean return of 20 episodes is at the task's target, and
+the return at the end, with 95 % intervals over seeds.
 
 It takes an hour or two, so it keeps what it has: every run that has ended is appended to `--out` at
 once and not run again. Stop it whenever you like, and start it again with the same words.
@@ -129,31 +129,31 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    given = arguments()
+    args = arguments()
     os.nice(10)
     torch.set_num_threads(1)
-    groups = [GROUPS[name] for name in chosen(given.groups, list(GROUPS), what="group")]
-    variants = chosen(given.variants, VARIANTS, what="variant")
-    out = given.out
-    if given.quick:
+    groups = [GROUPS[name] for name in chosen(args.groups, list(GROUPS), what="group")]
+    variants = chosen(args.variants, VARIANTS, what="variant")
+    out = args.out
+    if args.quick:
         groups = [group.shortened(QUICK_STEPS) for group in groups]
         out = out.with_suffix(".quick.jsonl")
         out.unlink(missing_ok=True)
     ledger, deadline = Ledger(out), float("inf")
-    if given.minutes:
-        deadline = RealClock().monotonic() + 60.0 * given.minutes
-    if not given.report:
-        fill(ledger, plan(groups, variants, seeds=given.seeds), deadline=deadline)
+    if args.minutes:
+        deadline = RealClock().monotonic() + 60.0 * args.minutes
+    if not args.report:
+        fill(ledger, plan(groups, variants, seeds=args.seeds), deadline=deadline)
     result = result_of(ledger, groups)
-    if given.figures:
+    if args.figures:
         from bench.pooled.drawing import draw
 
         for group in groups:
             records = ledger.of(f"pooled-{group.digest()}", steps=group.steps)
-            draw(Found(group, records), given.figures / f"pooled-{group.name}.svg")
-    if given.page:
-        text = given.page.read_text(encoding="utf-8")
-        given.page.write_text(with_tables(text, groups, result), encoding="utf-8")
+            draw(Found(group, records), args.figures / f"pooled-{group.name}.svg")
+    if args.page:
+        text = args.page.read_text(encoding="utf-8")
+        args.page.write_text(with_tables(text, groups, result), encoding="utf-8")
     sys.stderr.write(render([{**c, "figures": str(c["figures"])} for c in result["claims"]]) + "\n")
     emit(result, printed(groups, result))
 

@@ -56,8 +56,8 @@ def learn_one(rl: RlTable, table: PolicyTable, *, seed: int) -> list[Point]:
             drawn.add(self.num_timesteps, self.returns)
             self.returns = []
 
-    given = settings(rl, table)
-    steps = given.pop("total_timesteps")
+    options = settings(rl, table)
+    steps = options.pop("total_timesteps")
     environments = VecMonitor(DummyVecEnv([_maker(table)] * rl.environments))
     normalised = VecNormalize(environments, norm_obs=rl.normalise, norm_reward=True, gamma=rl.gamma)
     rate: Callable[[float], float] | float = _falling(rl.lr) if rl.anneal else rl.lr
@@ -69,7 +69,7 @@ def learn_one(rl: RlTable, table: PolicyTable, *, seed: int) -> list[Point]:
                 "net_arch": {"pi": list(rl.hidden), "vf": list(rl.critic_hidden)},
                 "activation_fn": nn.Tanh,
             },
-            **given,
+            **options,
         )  # fmt: skip
         model.learn(steps, callback=Noting())
     normalised.close()

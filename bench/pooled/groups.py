@@ -12,7 +12,7 @@ from typing import Any
 from atoll.config.rl_tables import PolicyTable, RlTable
 
 VARIANTS = ("pooled", "own", "unconditioned", "sb3")
-"""One critic told whose value is asked, a critic each, one critic not told, stable-baselines3."""
+"""One critic conditioned on the policy, a critic each, one unconditioned, stable-baselines3."""
 
 NUMBERS = (
     "environments", "rollout", "epochs", "minibatches", "gamma", "gae_lambda", "clip", "entropy",
@@ -67,8 +67,8 @@ class Group:
     def digest(self) -> str:
         """Return a word for everything that a run depends on: other numbers, another word."""
         rl = self.tables("own")
-        told = [[getattr(rl, name) for name in NUMBERS], [vars(task) for task in self.tasks]]
-        return hashlib.blake2b(json.dumps(told).encode(), digest_size=4).hexdigest()
+        facts = [[getattr(rl, name) for name in NUMBERS], [vars(task) for task in self.tasks]]
+        return hashlib.blake2b(json.dumps(facts).encode(), digest_size=4).hexdigest()
 
     def shortened(self, steps: int) -> Group:
         """Return it with fewer steps of every task, for the quick form and tests."""

@@ -27,11 +27,11 @@ def steps(groups: Sequence[Group], result: Mapping[str, Any]) -> str:
     for group in groups:
         for variant, found in result[group.name].items():
             for task in group.tasks:
-                told = found["tasks"][task.name]
+                figures = found["tasks"][task.name]
                 cells = [
                     group.name, variant, str(found["seeds"]), f"{task.name} ({task.target:g})",
-                    cell(told["steps_to_target"], digits=0), str(told["missed"]),
-                    cell(told["final_return"], digits=1),
+                    cell(figures["steps_to_target"], digits=0), str(figures["missed"]),
+                    cell(figures["final_return"], digits=1),
                 ]  # fmt: skip
                 lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -43,8 +43,8 @@ def claims(found: Sequence[Mapping[str, Any]]) -> str:
     lines = ["| to reach | reached | ratio of steps to target |", "|---|---|---|"]
     for claim in found:
         ratio = claim["figures"]
-        told = f"{cell(ratio, digits=2)}, {ratio['seeds']} seeds" if ratio else ""
-        lines.append(f"| {claim['claim']} | {words[claim['holds']]} | {told} |")
+        shown = f"{cell(ratio, digits=2)}, {ratio['seeds']} seeds" if ratio else ""
+        lines.append(f"| {claim['claim']} | {words[claim['holds']]} | {shown} |")
     return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,7 @@
 Everything is over seeds, with 95 % intervals of Student's t. Variants are compared seed by seed:
 the ratio of steps is the geometric mean over the group's tasks, and the interval is that of its
 logarithm over the seeds. A run that never reached a target counts with all its steps, which is too
-few: how many those are is told.
+few: how many those are is reported.
 """
 
 from __future__ import annotations
@@ -203,15 +203,15 @@ def printed(groups: Sequence[Group], results: Mapping[str, Any]) -> list[dict[st
         for variant, found in results.get(group.name, {}).items():
             over = found.get("steps_over_own", {})
             for task in group.tasks:
-                told = found["tasks"][task.name]
+                figures = found["tasks"][task.name]
                 rows.append(
                     {
                         "group": group.name,
                         "variant": variant,
                         "task": task.name,
-                        "steps to target": cell(told["steps_to_target"], digits=0),
-                        "never": f"{told['missed']} of {found['seeds']}",
-                        "final return": cell(told["final_return"], digits=1),
+                        "steps to target": cell(figures["steps_to_target"], digits=0),
+                        "never": f"{figures['missed']} of {found['seeds']}",
+                        "final return": cell(figures["final_return"], digits=1),
                         "steps / own, all tasks": cell(over, digits=2) if over else "",
                     }
                 )

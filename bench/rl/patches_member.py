@@ -73,9 +73,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", type=Path, required=True, help="with [model] and [rl]")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    spec = load_spec(given.job)
+    spec = load_spec(args.job)
     with atoll.join() as run:
         role = member_roles(spec.rl)[run.slot]
         beginning = start_model(spec)
@@ -84,8 +84,8 @@ def main() -> None:
         if run.slot:
             RolloutWorker(spec, run, role, beginning).run()
             return
-        found = train(run, spec, role, beginning, given.out.with_suffix(".jsonl"))
-        given.out.write_text(json.dumps(found), encoding="utf-8")
+        found = train(run, spec, role, beginning, args.out.with_suffix(".jsonl"))
+        args.out.write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -72,20 +72,20 @@ def spec_of(policy: str) -> TaskSpec:
     )  # fmt: skip
 
 
-def act(url: str, token: str, number: int, seconds: float, told: Any) -> None:
-    """Be one actor; tell what was measured."""
+def act(url: str, token: str, number: int, seconds: float, pipe: Any) -> None:
+    """Be one actor; send what was measured."""
     torch.set_num_threads(1)
     member = f"w{number}"
     hello = make_hello(f"bench/{member}", token)
     with tempfile.TemporaryDirectory() as folder, connect(url, hello) as link:
         channel = HubChannel(link, client=lambda: HubClient(url, token), scratch=Path(folder))
-        desk = QueueRegistry(channel, prefix="bench", reader=member)
-        side = ActorChannel(desk, rl=RL, policy=f"p{number}", member=member)
-        values = ServiceValues(desk, rl=RL, member=member)
+        registry = QueueRegistry(channel, prefix="bench", reader=member)
+        side = ActorChannel(registry, rl=RL, policy=f"p{number}", member=member)
+        values = ServiceValues(registry, rl=RL, member=member)
         side.announce(spec_of(side.policy))
         weights: list[float] = []
         item, end, due = trajectory(), time.monotonic() + seconds, time.monotonic()
-        watcher = LatestValue(desk.topic("values"), reader=f"{member}.watch").begin()
+        watcher = LatestValue(registry.topic("values"), reader=f"{member}.watch").begin()
         ages: list[float] = []
         while time.monotonic() < end:
             if (found := watcher.take()) is not None:
@@ -100,7 +100,7 @@ def act(url: str, token: str, number: int, seconds: float, told: Any) -> None:
         for _ in range(40):
             values.of(item)
         side.flush()
-        told.send(
+        pipe.send(
             {
                 "weights": weights, "age": ages, "values": values.waited_s, "sent": sent,
                 "up": side.sent_bytes / (sent * item.steps),
@@ -135,16 +135,16 @@ def measure(url: str, token: str, seconds: float) -> dict[str, Any]:
     hello = make_hello("bench/w0", token)
     with tempfile.TemporaryDirectory() as folder, connect(url, hello) as link:
         channel = HubChannel(link, client=lambda: HubClient(url, token), scratch=Path(folder))
-        desk = QueueRegistry(channel, prefix="bench", reader="w0")
+        registry = QueueRegistry(channel, prefix="bench", reader="w0")
         for n in range(ACTORS):
             critic.add_policy(spec_of(f"p{n + 1}"))
-        answering = ValueService(desk, rl=RL, of=critic.of)
-        side = CriticChannel(desk, rl=RL)
+        answering = ValueService(registry, rl=RL, of=critic.of)
+        side = CriticChannel(registry, rl=RL)
         for actor in actors:
             actor.start()
-        told: list[dict[str, Any]] = []
+        results: list[dict[str, Any]] = []
         takes = 0
-        while len(told) < ACTORS:
+        while len(results) < ACTORS:
             got = side.take(8, wait_s=0.2)
             travelled += [one.travelled_s for one in got]
             if got:
@@ -153,7 +153,7 @@ def measure(url: str, token: str, seconds: float) -> dict[str, Any]:
                 side.publish({**critic.snapshot(), PUBLISHED_AT: now}, version=takes)
                 if side.should_save:
                     side.settling()()
-            told += [pipe.recv() for pipe, _ in pipes if pipe.poll()]
+            results += [pipe.recv() for pipe, _ in pipes if pipe.poll()]
         side.close()
         answering.close()
         for actor in actors:
@@ -162,18 +162,18 @@ def measure(url: str, token: str, seconds: float) -> dict[str, Any]:
     steps = RL.rollout * RL.environments
     return {
         "experience": percentiles(travelled[ACTORS:]),
-        "weights": percentiles([t for one in told for t in one["weights"][1:]]),
-        "age": percentiles([t for one in told for t in one["age"][1:]]),
-        "values": percentiles([t for one in told for t in one["values"]]),
+        "weights": percentiles([t for one in results for t in one["weights"][1:]]),
+        "age": percentiles([t for one in results for t in one["age"][1:]]),
+        "values": percentiles([t for one in results for t in one["values"]]),
         "compute": percentiles(answering.compute_s),
-        "up_bytes_per_step": round(statistics.fmean(one["up"] for one in told), 2),
-        "down_bytes_per_step": round(statistics.fmean(one["down"] for one in told), 2),
+        "up_bytes_per_step": round(statistics.fmean(one["up"] for one in results), 2),
+        "down_bytes_per_step": round(statistics.fmean(one["down"] for one in results), 2),
         "snapshot_bytes": snapshot_bytes,
         "trajectories": len(travelled),
-        "steps_per_s": round(sum(one["sent"] for one in told) * steps / seconds),
+        "steps_per_s": round(sum(one["sent"] for one in results) * steps / seconds),
         "takes_per_s": round(takes / seconds, 1),
-        "queue_wait_s": round(sum(one["wait_s"] for one in told), 3),
-        "dropped": sum(one["dropped"] for one in told) + sum(side.counts.values()),
+        "queue_wait_s": round(sum(one["wait_s"] for one in results), 3),
+        "dropped": sum(one["dropped"] for one in results) + sum(side.counts.values()),
     }
 
 

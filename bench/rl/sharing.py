@@ -73,7 +73,7 @@ def measure(spec: JobSpec, beginning: StartModel) -> dict[str, Any]:
     before = _scores(together)
     began = time.process_time()
     while not together.done:
-        together.update(told=lambda policy, facts: curve.append(facts["return"]))
+        together.update(on_update=lambda policy, facts: curve.append(facts["return"]))
     own = together.policies[0].write()
     text = json.dumps(Exchange(together.policies[0], task="t", seed=0).message(own))
     return {
@@ -118,11 +118,11 @@ def main() -> int:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[ALONE, "4/4"])
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--to", type=Path, default=Path("runs/bench_rl_sharing.jsonl"))
-    given = parser.parse_args()
-    seeds, updates = ([1], 20) if given.quick else (given.seeds, given.updates)
-    variants = [ALONE, *(name for name in given.variants if name != ALONE)]
+    args = parser.parse_args()
+    seeds, updates = ([1], 20) if args.quick else (args.seeds, args.updates)
+    variants = [ALONE, *(name for name in args.variants if name != ALONE)]
     torch.set_num_threads(1)
-    ledger = Ledger(given.to)
+    ledger = Ledger(args.to)
     for seed in seeds:
         runs = [
             {"kind": "sharing", "row": name, "seed": seed, "steps": updates} for name in variants

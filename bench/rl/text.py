@@ -44,28 +44,28 @@ def main() -> None:
     )
     parser.add_argument("--episodes", type=int, default=6400, help="completions of each policy")
     parser.add_argument("--to", type=Path, default=Path("rl_text.json"))
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     done: dict[str, Any] = (
-        json.loads(given.to.read_text(encoding="utf-8")) if given.to.exists() else {}
+        json.loads(args.to.read_text(encoding="utf-8")) if args.to.exists() else {}
     )
-    for seed in given.seeds:
+    for seed in args.seeds:
         spec = load_spec(JOB)
         spec = dataclasses.replace(spec, job=dataclasses.replace(spec.job, seed=seed))
-        names = [f"{variant} {seed} {given.episodes}" for variant in given.variants]
+        names = [f"{variant} {seed} {args.episodes}" for variant in args.variants]
         if all(name in done for name in names):
             continue
         began = time.process_time()
         beginning = start_model(spec)
         loss = train_start_model(beginning, spec)
         taught = {"loss": loss, "cpu_s": time.process_time() - began}
-        for name, variant in zip(names, given.variants, strict=True):
+        for name, variant in zip(names, args.variants, strict=True):
             if name not in done:
                 done[name] = {
                     "examples": taught,
-                    **measure(spec, beginning, variant, given.episodes),
+                    **measure(spec, beginning, variant, args.episodes),
                 }
-                given.to.write_text(json.dumps(done), encoding="utf-8")
+                args.to.write_text(json.dumps(done), encoding="utf-8")
                 print(name, json.dumps({k: v for k, v in done[name].items() if k != "policies"}))
                 for policy, facts in done[name]["policies"].items():
                     print(" ", policy, {k: v for k, v in facts.items() if k != "curve"})
@@ -77,16 +77,16 @@ def measure(spec: JobSpec, beginning: StartModel, variant: str, episodes: int) -
     rl = dataclasses.replace(spec.rl, steps=episodes, **VARIANTS[variant])  # type: ignore[arg-type]
     together = TextInProcessRun(dataclasses.replace(spec, rl=rl), copy.deepcopy(beginning))
     names = [policy.name for policy in together.policies]
-    told: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    updates_of: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     before = {p.name: _scores(p) for p in together.policies}
     began, updates = time.process_time(), 0
     while not together.done:
-        together.update(told=lambda policy, facts: told[policy].append(facts))
+        together.update(on_update=lambda policy, facts: updates_of[policy].append(facts))
         updates += 1
     cpu_s = time.process_time() - began
     policies = {}
     for policy in together.policies:
-        seen = told[policy.name]
+        seen = updates_of[policy.name]
         curve = [round(facts["return"], 4) for facts in seen]
         last: dict[str, float] = {
             name: sum(facts[name] for facts in seen[-LAST:]) / LAST

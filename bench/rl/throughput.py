@@ -3,7 +3,7 @@
 The whole system is a real hub, five node agents and five workers: four actors, each in its own
 environment, and the critic that learns from all of them. Against it stand four bare loops of PPO at
 the same time, in four processes without any of that: the same collector, the same learner, each
-with a critic of its own in the same process. Both take turns on the same cores. Told are
+with a critic of its own in the same process. Both take turns on the same cores. It reports
 
     ratio            environment steps/s of the system's actors / of the bare loops, all together;
                      the median over pairs, with the smallest and the largest
@@ -45,7 +45,7 @@ from bench.kit.report import emit
 from bench.pooled.groups import DIFFERENT, Group
 
 FOREVER = 1_000_000_000
-"""Environment steps that nobody comes to the end of."""
+"""Environment steps that no run reaches the end of."""
 START_S, END_S = 180.0, 90.0
 WARM_ROUNDS = 3
 ENDS = ("done", "failed", "stopped")
@@ -67,9 +67,9 @@ class Bare:
 def bare(rl: RlTable, *, seconds: float) -> Bare:
     """Run a loop for each policy, all at once, in processes of their own."""
     context = multiprocessing.get_context("spawn")
-    barrier, told = context.Barrier(len(rl.policies)), context.SimpleQueue()
+    barrier, results = context.Barrier(len(rl.policies)), context.SimpleQueue()
     processes = [
-        context.Process(target=_loop, args=(table, rl, seconds, barrier, told), daemon=True)
+        context.Process(target=_loop, args=(table, rl, seconds, barrier, results), daemon=True)
         for table in rl.policies
     ]
     for process in processes:
@@ -78,14 +78,14 @@ def bare(rl: RlTable, *, seconds: float) -> Bare:
         process.join(START_S + seconds + END_S)
     if any(process.exitcode != 0 for process in processes):
         raise RuntimeError(f"a bare loop ended with {[p.exitcode for p in processes]}")
-    found = [told.get() for _ in processes]
+    found = [results.get() for _ in processes]
     rates = {name: steps / passed for name, steps, passed, _ in found}
     steps = {table.name: rates[table.name] for table in rl.policies}
     return Bare(steps, sum(one[1] for one in found) / sum(one[3] for one in found))
 
 
-def _loop(table: PolicyTable, rl: RlTable, seconds: float, barrier: Any, told: Any) -> None:
-    """Live and learn for a while; tell steps, seconds, and seconds of processor time."""
+def _loop(table: PolicyTable, rl: RlTable, seconds: float, barrier: Any, results: Any) -> None:
+    """Live and learn for a while; report steps, seconds, and seconds of processor time."""
     import torch
 
     from atoll.rl.in_process import InProcessRun
@@ -101,7 +101,7 @@ def _loop(table: PolicyTable, rl: RlTable, seconds: float, barrier: Any, told: A
     while time.monotonic() - began < seconds:
         together.round()
     passed, worked = time.monotonic() - began, time.process_time() - worked
-    told.put((table.name, together.curves()[0].env_steps - before, passed, worked))
+    results.put((table.name, together.curves()[0].env_steps - before, passed, worked))
 
 
 # ------------------------------------------------------------------------------ whole system
@@ -186,7 +186,7 @@ def observed(
     Args:
         rl: The job's tables.
         lines: Its points.
-        results: What members told at the end.
+        results: What members reported at the end.
         cores: Processor time of everything, per second.
     """
     steps: Steps = {}
@@ -194,7 +194,9 @@ def observed(
     for slot, table in enumerate(rl.policies, start=1):
         points = [p for p in lines if p["member"] == f"w{slot}" and "env_steps" in p["values"]]
         if len(points) < 2:
-            raise TimeoutError(f"policy {table.name} told {len(points)} times; watch for longer")
+            raise TimeoutError(
+                f"policy {table.name} reported {len(points)} times; watch for longer"
+            )
         first, last = points[0], points[-1]
         passed = last["time"] - first["time"]
         steps[table.name] = _growth(first, last, "env_steps") / passed
@@ -302,9 +304,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one pair of 10 seconds")
     parser.add_argument("--pairs", type=int, default=0, help="5; 1 in the quick form")
     parser.add_argument("--seconds", type=float, default=0.0, help="30; 10 in the quick form")
-    given = parser.parse_args()
-    pairs = given.pairs or (1 if given.quick else 5)
-    seconds = given.seconds or (10.0 if given.quick else 30.0)
+    args = parser.parse_args()
+    pairs = args.pairs or (1 if args.quick else 5)
+    seconds = args.seconds or (10.0 if args.quick else 30.0)
     rl = without_end(DIFFERENT)
     found = []
     for number in range(pairs):
@@ -320,10 +322,10 @@ def main() -> None:
     result = summarised(found)
     table = [
         {
-            "policy": name, "system, steps/s": told["system"], "bare, steps/s": told["bare"],
-            "ratio": told["system"] / told["bare"],
+            "policy": name, "system, steps/s": rates["system"], "bare, steps/s": rates["bare"],
+            "ratio": rates["system"] / rates["bare"],
         }
-        for name, told in result["steps_per_s"].items()
+        for name, rates in result["steps_per_s"].items()
     ]  # fmt: skip
     emit(result, table)
 

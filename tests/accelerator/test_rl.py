@@ -65,12 +65,12 @@ def test_actors_and_critics_compute_there(critic: str, device: torch.device) -> 
     with on_processor() as found:
         updates = there.round()
     nothing_here(found)
-    for seat in there.seats:
-        assert not left_behind(seat.learner.module, [seat.learner.optimizer])
+    for actor in there.actors:
+        assert not left_behind(actor.learner.module, [actor.learner.optimizer])
     for one in there.critics:
         assert not left_behind(one.net)
     for ours, theirs in zip(here.round(), updates, strict=True):
-        assert theirs.told == pytest.approx(ours.told, rel=1e-3, abs=1e-5)
+        assert theirs.stats == pytest.approx(ours.stats, rel=1e-3, abs=1e-5)
     there.close()
     here.close()
 

@@ -118,20 +118,22 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer({"error": path}, 404)
 
-    def _create(self, told: dict[str, Any]) -> None:
+    def _create(self, request: dict[str, Any]) -> None:
         name = (
-            f"{told['organization']}/{told['name']}" if told.get("organization") else told["name"]
+            f"{request['organization']}/{request['name']}"
+            if request.get("organization")
+            else request["name"]
         )
         address = {"url": f"{self.hub.url}/{name}", "name": name, "id": name}
         if name in self.hub.repositories:
             self._answer({"error": "exists", **address}, 409)
             return
-        self.hub.repositories[name] = Repository(private=_private(told))
+        self.hub.repositories[name] = Repository(private=_private(request))
         self._answer(address)
 
-    def _batch(self, told: dict[str, Any]) -> None:
+    def _batch(self, request: dict[str, Any]) -> None:
         rows = []
-        for one in told["objects"]:
+        for one in request["objects"]:
             row = {"oid": one["oid"], "size": one["size"]}
             if one["oid"] not in self.hub.objects:
                 place = f"{self.hub.url}/objects/{one['oid']}"
@@ -142,13 +144,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _commit(self, name: str, body: bytes) -> None:
         repository = self.hub.repositories[name]
         for line in body.splitlines():
-            told = json.loads(line)
-            value = told["value"]
-            if told["key"] == "header":
+            entry = json.loads(line)
+            value = entry["value"]
+            if entry["key"] == "header":
                 repository.messages.append(value["summary"])
-            elif told["key"] == "file":
+            elif entry["key"] == "file":
                 repository.files[value["path"]] = base64.b64decode(value["content"])
-            elif told["key"] == "lfsFile":
+            elif entry["key"] == "lfsFile":
                 repository.files[value["path"]] = self.hub.objects[value["oid"]]
                 repository.large.add(value["path"])
         self._answer({"commitUrl": f"{self.hub.url}/{name}/commit/{COMMIT}", "commitOid": COMMIT,
@@ -192,6 +194,6 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
 
-def _private(told: dict[str, Any]) -> bool:
+def _private(request: dict[str, Any]) -> bool:
     """Return what is asked for in the older or the newer form."""
-    return bool(told.get("private")) or told.get("visibility") == "private"
+    return bool(request.get("private")) or request.get("visibility") == "private"

@@ -57,14 +57,14 @@ def test_folder_computes_what_was_trained(tuned: Path, tmp_path: Path) -> None:
     assert text.startswith("---\nlibrary_name: transformers\n")
 
 
-def test_a_card_tells_losses_as_the_job_measures_them() -> None:
-    told: dict[str, Any] = {"steps": 9, "nodes": 2, "rounds_committed": 1, "tokens": 80}
-    told |= {"loss_first": 0.5, "loss_final": 0.4}
+def test_a_card_gives_losses_as_the_job_measures_them() -> None:
+    facts: dict[str, Any] = {"steps": 9, "nodes": 2, "rounds_committed": 1, "tokens": 80}
+    facts |= {"loss_first": 0.5, "loss_final": 0.4}
     for unit, line in (
         ("per answer", "held-out loss: 0.500 before, 0.400 after, per answer\n"),
         ("", "held-out loss: 0.500 before, 0.400 after\n"),
     ):
-        summary = told | {"loss_unit": unit}
+        summary = facts | {"loss_unit": unit}
         assert line in model_card("run", base="", spec=None, summary=summary, adapter=False)
 
 

@@ -47,9 +47,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(INSTALLED, reason="lm-eval is installed")
 def test_without_the_library_it_says_what_to_install(tuned: Path) -> None:
-    with pytest.raises(ConfigError, match="tasks need a library") as told:
+    with pytest.raises(ConfigError, match="tasks need a library") as caught:
         measure_tasks(open_model(tuned / "model.safetensors"), ["x"], batch=4, device=CPU)
-    assert told.value.remedy == "pip install lm-eval"
+    assert caught.value.remedy == "pip install lm-eval"
 
 
 @pytest.mark.skipif(not INSTALLED, reason="pip install lm-eval")
@@ -68,12 +68,12 @@ def test_task_is_measured_with_the_trained_model(
     for number in range(12):
         scores = []
         for choice in (" the answer", " the user", " apples"):
-            asked = tokenizer(f"count {number} apples").input_ids
-            whole = torch.tensor([asked + tokenizer(choice).input_ids])
+            prompt = tokenizer(f"count {number} apples").input_ids
+            whole = torch.tensor([prompt + tokenizer(choice).input_ids])
             with torch.no_grad():
                 said = model(whole).logits.log_softmax(-1)[0, :-1]
             each = said.gather(1, whole[0, 1:, None])[:, 0]
-            scores.append(float(each[len(asked) - 1 :].sum()))
+            scores.append(float(each[len(prompt) - 1 :].sum()))
         right += scores.index(max(scores)) == number % 3
     assert found["apples"]["acc"] == pytest.approx(right / 12)
     with pytest.raises(ConfigError, match="no such task"):

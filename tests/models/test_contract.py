@@ -1,4 +1,4 @@
-"""What every model of the table promises to whoever trains it."""
+"""What every model of the table promises to its trainer."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_an_unreachable_hub_is_said_at_once_with_what_to_do() -> None:
     config = CausalLMConfig(source="ada/smol")
     for load in (load_tokenizer, make_pretrained):
-        with pytest.raises(DataError, match="its hub cannot be asked") as told:
+        with pytest.raises(DataError, match="its hub cannot be asked") as caught:
             load(config)
-        assert "hf download ada/smol --local-dir FOLDER" in str(told.value.remedy)
-        assert "cannot be reached" in str(told.value.given)
+        assert "hf download ada/smol --local-dir FOLDER" in str(caught.value.remedy)
+        assert "cannot be reached" in str(caught.value.given)
 
 
 def test_a_hub_that_listens_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

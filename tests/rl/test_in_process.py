@@ -59,15 +59,15 @@ def test_policy_with_fewer_steps_ends_earlier() -> None:
     rl = dataclasses.replace(
         rl, policies=[dataclasses.replace(rl.policies[0], steps=64), rl.policies[1]]
     )
-    told: list[Update] = []
-    curves = run_together(rl, seed=0, on_update=told.append)
+    seen: list[Update] = []
+    curves = run_together(rl, seed=0, on_update=seen.append)
     assert [curve.env_steps for curve in curves] == [64, 256]
-    assert [update.policy for update in told] == ["p0", "p1", "p1", "p1", "p1"]
+    assert [update.policy for update in seen] == ["p0", "p1", "p1", "p1", "p1"]
 
 
 def test_policies_use_the_critic_as_it_was_last_published() -> None:
     rl = tables(CARTPOLE, CARTPOLE, push_every=2)
-    used = [update.told["value_version"] for update in run_together(rl, seed=0)[0].updates]
+    used = [update.stats["value_version"] for update in run_together(rl, seed=0)[0].updates]
     assert used == [0.0, 0.0, 2.0, 2.0]
 
 

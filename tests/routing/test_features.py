@@ -70,9 +70,9 @@ def test_a_router_finds_the_domains_of_a_corpus(reader: FeatureModel, dataset: D
 def test_texts_of_another_vocabulary_are_encoded_again(reader: FeatureModel) -> None:
     text = b"the quick brown fox " * 30
     pairs = make_tokenizer("bpe:270", text=text)
-    given = pairs.encode(text)[:10]
-    again = reader.tokenizer.encode(pairs.decode(given))[-32:]
-    found = reader.features([given], pairs)
+    tokens = pairs.encode(text)[:10]
+    again = reader.tokenizer.encode(pairs.decode(tokens))[-32:]
+    found = reader.features([tokens], pairs)
     assert np.allclose(found, reader.features([again], BYTES), atol=1e-6)
 
 

@@ -94,7 +94,7 @@ def test_members_killed_at_every_message_lose_nothing(
     monkeypatch.setattr(together, "WAIT_S", 0.05)
     weights = train_reader(dataset, seed=0, steps=STEPS)
 
-    def trained(*given: object, progress: Callable[[int, int], bool], **named: object) -> object:
+    def trained(*args: object, progress: Callable[[int, int], bool], **named: object) -> object:
         return weights if progress(1, STEPS) else None
 
     monkeypatch.setattr(together, "train_reader", trained)  # the same again, without the seconds

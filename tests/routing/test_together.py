@@ -125,8 +125,8 @@ def test_a_lost_members_part_is_done_by_another(
     first = Place(channels[0], "w0")
     helper = together._Helper(first, work, 1.0)
     helper.offer()
-    taken = helper.queue.claim(2, lease_s=1.0)  # and never acknowledged
-    assert len(taken) == 2
+    claimed = helper.queue.claim(2, lease_s=1.0)  # and never acknowledged
+    assert len(claimed) == 2
     merges = Merges()
     assert compute_together(Place(channels[1], "w1"), work, merges, lease_s=1.0)
     assert np.array_equal(merges.found[0], expected(work))
@@ -201,9 +201,9 @@ def test_one_member_trains_the_small_model_for_all(
     calls: list[int] = []
     made: list[Weights | None] = []
 
-    def counted(*given: Any, **named: Any) -> Weights | None:
+    def counted(*args: Any, **named: Any) -> Weights | None:
         calls.append(1)
-        return train_reader(*given, **named)
+        return train_reader(*args, **named)
 
     monkeypatch.setattr(together, "train_reader", counted)
     in_threads(
@@ -228,7 +228,7 @@ def test_a_member_lost_while_it_trains_is_replaced(
 ) -> None:
     monkeypatch.setattr(together, "WAIT_S", 0.1)
 
-    def die(*given: Any, **named: Any) -> Weights | None:
+    def die(*args: Any, **named: Any) -> Weights | None:
         raise Killed
 
     monkeypatch.setattr(together, "train_reader", die)
@@ -243,9 +243,9 @@ def test_a_member_stopped_while_it_trains_gives_it_back(
 ) -> None:
     leaving = Place(channels[0], "w0")
 
-    def stop_soon(*given: Any, **named: Any) -> Weights | None:
+    def stop_soon(*args: Any, **named: Any) -> Weights | None:
         leaving.stopping = True
-        return train_reader(*given, **named)
+        return train_reader(*args, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(together, "train_reader", stop_soon)

@@ -55,10 +55,10 @@ def conversation_of(record: Mapping[str, Any]) -> Conversation:
         return Conversation(messages=tuple(both))
     for question, more, answer in (("instruction", "input", "output"), ("question", "", "answer")):
         if record.get(question) and record.get(answer) is not None:
-            asked = "\n\n".join(part for part in (record[question], record.get(more)) if part)
+            request = "\n\n".join(part for part in (record[question], record.get(more)) if part)
             return Conversation(
                 messages=(
-                    {"role": "user", "content": _text(asked, question)},
+                    {"role": "user", "content": _text(request, question)},
                     {"role": "assistant", "content": _text(record[answer], answer)},
                 )
             )

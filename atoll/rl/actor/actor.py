@@ -183,7 +183,7 @@ class Actor:
             seed=lambda purpose: seed_for(run.seed, purpose, role.policy), device=device,
         )  # fmt: skip
         self._metrics = ActorMetrics()
-        self._told_at: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}
         self._keeper = StateSaver(run, member=run.member)
 
     def run(self) -> dict[str, Any]:
@@ -260,23 +260,23 @@ class Actor:
         trajectory = self._collector.collect(self._learner.policy, self._rl.rollout)
         trajectory.policy_version = version
         self._metrics.lived(trajectory.steps, trajectory.returns)
-        told = self._learner.learn(trajectory)
+        stats = self._learner.learn(trajectory)
         self._metrics.updates = self._learner.version
         if self._side is not None:
             self._side.send(trajectory)
             self._side.publish_policy(self._learner.policy.state_dict())
-        self._report(trajectory, told)
+        self._report(trajectory, stats)
 
     def _drop(self, reason: str, error: AtollError) -> None:
         """Count dropped experience, and report it at most every `TELL_EVERY_S`."""
         self._metrics.drop(reason)
         now = time.monotonic()
-        if now - self._told_at.get(reason, -TELL_EVERY_S) >= TELL_EVERY_S:
-            self._told_at[reason] = now
+        if now - self._reported_at.get(reason, -TELL_EVERY_S) >= TELL_EVERY_S:
+            self._reported_at[reason] = now
             self._run.tell("experience-dropped", str(error))
 
-    def _report(self, trajectory: Trajectory, told: Mapping[str, float]) -> None:
-        values = {**told, **self._metrics.point()}
+    def _report(self, trajectory: Trajectory, stats: Mapping[str, float]) -> None:
+        values = {**stats, **self._metrics.point()}
         side = self._side
         if side is not None:
             values |= side.figures | {"dropped": values["dropped"] + side.dropped}

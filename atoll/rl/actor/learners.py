@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import AtollError
-from atoll.rl.actor.value_sources import AskedValues, OwnValues, PulledValues, Source
+from atoll.rl.actor.value_sources import OwnValues, PulledValues, RequestedValues, Source
 from atoll.rl.algorithms.a3c import A3c
 from atoll.rl.algorithms.impala import load_snapshot
 from atoll.rl.algorithms.ppo import Ppo
@@ -122,11 +122,11 @@ class LocalLearner:
             return learner.improve(trajectory)
         valued = values.of(trajectory)
         trajectory.value_version = valued.version
-        told = learner.improve(trajectory, valued)
+        stats = learner.improve(trajectory, valued)
         about = values.learn(trajectory)
         if "value_loss" in about:
-            told["value_loss"] = about["value_loss"]
-        return told | {"value_version": float(valued.version)}
+            stats["value_loss"] = about["value_loss"]
+        return stats | {"value_version": float(valued.version)}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return policy, optimizer, generators, and the critic's weights if known."""
@@ -151,7 +151,7 @@ class FollowerLearner:
         `newest` returns the learner's newest weights, or None if they were returned before.
         """
         self._policy, self._newest = policy, newest
-        self._version, self._heard = 0, False
+        self._version, self._received = 0, False
 
     @property
     def policy(self) -> Policy:
@@ -176,13 +176,13 @@ class FollowerLearner:
         """Load the learner's newest policy; return whether any has ever arrived."""
         found = self._newest()
         if found is None:
-            return self._heard
+            return self._received
         try:
             self._version = load_snapshot(self._policy, found)
-            self._heard = True
+            self._received = True
         except AtollError as error:
             log.warning("the learner's policy cannot be used, the last one is kept: %s", error)
-        return self._heard
+        return self._received
 
     def learn(self, trajectory: Trajectory) -> dict[str, float]:
         """Load the newest policy for the next trajectory, without waiting."""
@@ -225,7 +225,7 @@ def _source(
     seed: Callable[[str], int], device: torch.device,
 ) -> Source:  # fmt: skip
     if service is not None:
-        return AskedValues(service)
+        return RequestedValues(service)
     if side is None:
         return OwnValues(task, rl, seed=seed("critic"), device=device)
     return PulledValues(task, rl, seed=seed("critic"), device=device, newest=side.newest_values)

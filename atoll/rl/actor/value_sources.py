@@ -128,8 +128,8 @@ class PulledValues:
         self._held = weights
 
 
-class AskedValues:
-    """The pooled critic itself, asked for each trajectory."""
+class RequestedValues:
+    """The pooled critic itself, queried for each trajectory."""
 
     def __init__(self, service: ServiceValues) -> None:
         self._service = service

@@ -112,7 +112,7 @@ class A3c(TrainedPolicy):
         log_probabilities, entropy = self.policy.evaluate(trajectory)
         policy_loss = policy_gradient_loss(log_probabilities, standardised(advantages)).mean()
         loss = policy_loss - self.rl.entropy * entropy.mean()
-        told = {
+        stats = {
             "policy_loss": float(policy_loss.detach()),
             "entropy": float(entropy.detach().mean()),
             "explained_variance": float(explained_variance(values[:-1], returns)),
@@ -120,11 +120,11 @@ class A3c(TrainedPolicy):
         }
         if own is not None:
             errors = value_loss(own[0][:-1] / self._unit, returns / self._unit).mean()
-            told["value_loss"] = float(errors.detach())
+            stats["value_loss"] = float(errors.detach())
             loss = loss + errors
         self.descend(loss)
-        self.end([trajectory], told)
-        return told
+        self.end([trajectory], stats)
+        return stats
 
     def begin(self) -> float:
         """Set the learning rates of the next step; return the policy's."""

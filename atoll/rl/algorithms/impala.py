@@ -124,14 +124,14 @@ class ImpalaLearner:
             self._look(trajectory, valued)
             for trajectory, valued in zip(arrived, self.critic.values_of(arrived), strict=True)
         ]
-        told: dict[str, dict[str, float]] = {}
+        by_policy: dict[str, dict[str, float]] = {}
         for name in dict.fromkeys(t.policy for t in arrived):
             mine = [look for look in looks if look.policy == name]
-            told[name] = self._improve(self._learner(name), mine)
-        for name, stats in told.items():
+            by_policy[name] = self._improve(self._learner(name), mine)
+        for name, stats in by_policy.items():
             self._learner(name).end([t for t in arrived if t.policy == name], stats)
         taught = self.critic.learn(arrived, targets=[look.targets for look in looks])
-        return {name: {**taught.get(name, {}), **stats} for name, stats in told.items()}
+        return {name: {**taught.get(name, {}), **stats} for name, stats in by_policy.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that the next update depends on, the critic's part included."""
@@ -204,11 +204,11 @@ class ImpalaLearner:
             _, advantages = self._vtrace(learner, part, log_probabilities - part.before)
             advantages = advantages / (advantages.std(correction=0) + SMALLEST_DEVIATION)
         loss = policy_gradient_loss(log_probabilities, advantages).mean()
-        told = loss.detach()
+        policy_loss = loss.detach()
         if self.rl.entropy:
             loss = loss - self.rl.entropy * chances.entropy().mean()
         learner.descend(loss)
-        return told
+        return policy_loss
 
     def _vtrace(
         self, learner: TrainedPolicy, batch: OffPolicyBatch, log_ratios: Tensor

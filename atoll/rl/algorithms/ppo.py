@@ -161,12 +161,12 @@ class Ppo(TrainedPolicy):
             epochs += 1
             if self.rl.target_kl > 0 and self._after(batch)["kl"] > self.rl.target_kl:
                 break
-        told = self._after(batch)
-        told["policy_loss"] = float(torch.stack(losses).mean())
-        told["explained_variance"] = float(explained_variance(valued.values[:-1], targets))
-        told |= {"epochs": float(epochs), "lr": rate}
-        self.end([trajectory], told)
-        return told
+        stats = self._after(batch)
+        stats["policy_loss"] = float(torch.stack(losses).mean())
+        stats["explained_variance"] = float(explained_variance(valued.values[:-1], targets))
+        stats |= {"epochs": float(epochs), "lr": rate}
+        self.end([trajectory], stats)
+        return stats
 
     @torch.no_grad()
     def _batch(self, trajectory: Trajectory, advantages: Tensor) -> Batch:

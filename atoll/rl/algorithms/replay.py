@@ -26,7 +26,7 @@ class ReplayBuffer:
 
     def _forget(self) -> None:
         self._kept: dict[str, list[Trajectory]] = {}
-        self._heard: dict[str, int] = {}
+        self._last_seen: dict[str, int] = {}
         self._learned: dict[str, int] = {}
 
     def absent(self, present: Sequence[Trajectory], *, update: int) -> list[Trajectory]:
@@ -37,8 +37,8 @@ class ReplayBuffer:
         here = {trajectory.policy for trajectory in present}
         names = sorted(
             (self._learned[name], name)
-            for name, heard in self._heard.items()
-            if name not in here and update - heard <= FORGOTTEN
+            for name, last_seen in self._last_seen.items()
+            if name not in here and update - last_seen <= FORGOTTEN
         )[:AT_MOST]
         for _, name in names:
             self._learned[name] = update
@@ -49,13 +49,13 @@ class ReplayBuffer:
         for name in {trajectory.policy for trajectory in present}:
             newest = [trajectory for trajectory in present if trajectory.policy == name]
             self._kept[name] = [*self._kept.get(name, []), *newest][-KEPT:]
-            self._heard[name] = self._learned[name] = update
+            self._last_seen[name] = self._learned[name] = update
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the whole state, flat."""
         state: dict[str, Tensor] = {}
         for number, name in enumerate(sorted(self._kept)):
-            state[f"{number}.at"] = torch.tensor([self._heard[name], self._learned[name]])
+            state[f"{number}.at"] = torch.tensor([self._last_seen[name], self._learned[name]])
             for place, trajectory in enumerate(self._kept[name]):
                 for key, tensor in encode_trajectory(trajectory).items():
                     state[f"{number}.{place}.{key}"] = tensor
@@ -79,6 +79,6 @@ class ReplayBuffer:
                 some.append(decode_trajectory(message, None))
                 place += 1
             name = some[0].policy
-            heard, learned = state[f"{number}.at"].tolist()
-            self._kept[name], self._heard[name], self._learned[name] = some, heard, learned
+            last_seen, learned = state[f"{number}.at"].tolist()
+            self._kept[name], self._last_seen[name], self._learned[name] = some, last_seen, learned
             number += 1

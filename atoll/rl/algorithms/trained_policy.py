@@ -77,17 +77,17 @@ class TrainedPolicy:
             limit_gradients(group, max_norm=self.rl.max_norm)
         self.optimizer.step()
 
-    def end(self, trajectories: Sequence[Trajectory], told: Mapping[str, float]) -> None:
+    def end(self, trajectories: Sequence[Trajectory], stats: Mapping[str, float]) -> None:
         """Count an update, and update the normalizer with its observations.
 
         Raises:
             LossNotFinite: the update made the policy so.
         """
-        if not all(math.isfinite(value) for value in told.values()):
+        if not all(math.isfinite(value) for value in stats.values()):
             raise LossNotFinite(
                 "an update made a policy's parameters not finite",
                 given=f"policy {self.task.policy}, update {self.version + 1}: "
-                + ", ".join(f"{name} {value:.4g}" for name, value in told.items()),
+                + ", ".join(f"{name} {value:.4g}" for name, value in stats.items()),
                 remedy="lower lr in [rl], or normalise observations",
             )
         for trajectory in trajectories:

@@ -63,7 +63,7 @@ class ActorChannel:
 
     def __init__(
         self,
-        desk: QueueProvider,
+        provider: QueueProvider,
         *,
         rl: RlTable,
         policy: str,
@@ -75,7 +75,7 @@ class ActorChannel:
         """Open the actor's queue and start to listen.
 
         Args:
-            desk: The run, or a queue registry.
+            provider: The run, or a queue registry.
             rl: The job's `[rl]`.
             policy: The policy that acts, as named in the job file.
             member: The member that acts, e.g. `w1`.
@@ -94,8 +94,8 @@ class ActorChannel:
         self.sent_bytes = 0
         self._rl, self._encode, self._stopping = rl, encode, stopping
         self._job = job
-        self._roster = desk.topic(names.roster, max_items=ROSTER_ITEMS)
-        self._queue = desk.queue(names.experience(self.actor), **queue_options(rl))
+        self._roster = provider.topic(names.roster, max_items=ROSTER_ITEMS)
+        self._queue = provider.queue(names.experience(self.actor), **queue_options(rl))
         self._condition = threading.Condition()
         self._line: collections.deque[tuple[int, dict[str, Tensor]]] = collections.deque()
         self._sending = False
@@ -105,14 +105,16 @@ class ActorChannel:
         self._gone = False
         """The critic has announced its end."""
         self._heartbeat = LatestValue(
-            desk.topic(names.heartbeat, max_items=1), reader=self.actor, on_news=self._heard
+            provider.topic(names.heartbeat, max_items=1),
+            reader=self.actor,
+            on_news=self._on_heartbeat,
         )
         kept = {"max_items": SNAPSHOTS_KEPT}
         topic = names.policy(self.policy) if rl.algorithm == "impala" else names.values
-        self._weights = LatestValue(desk.topic(topic, **kept), reader=self.actor, sparing=True)
+        self._weights = LatestValue(provider.topic(topic, **kept), reader=self.actor, sparing=True)
         self._publisher: Publisher | None = None
         if rl.critic == "corrected" and rl.algorithm != "impala":
-            self._publisher = Publisher(desk.topic(names.policy(self.policy), **kept))
+            self._publisher = Publisher(provider.topic(names.policy(self.policy), **kept))
         self._heartbeat.begin()
         self._weights.begin()
         self._sender = Background(f"sender of {self.actor}", self._send_next)
@@ -132,7 +134,7 @@ class ActorChannel:
         """Tell the critic that this actor is done, once everything is sent.
 
         Raises:
-            DeadlineExceeded: the hub did not accept all of it in time; the critic was not told.
+            DeadlineExceeded: the hub did not accept all of it in time; the critic was not informed.
         """
         if not self.flush(timeout_s=timeout_s):
             raise DeadlineExceeded(
@@ -241,7 +243,7 @@ class ActorChannel:
         """
         if self._gone:
             return math.inf
-        return time.monotonic() - max(self._began, self._heartbeat.heard_at)
+        return time.monotonic() - max(self._began, self._heartbeat.received_at)
 
     def newest_values(self) -> dict[str, Tensor] | None:
         """Return the critic's newest weights, or None if they were returned before.
@@ -264,13 +266,13 @@ class ActorChannel:
         """Bytes received in weights and heartbeats."""
         return self._weights.received_bytes + self._heartbeat.received_bytes
 
-    def _heard(self, heartbeat: Any) -> None:
+    def _on_heartbeat(self, heartbeat: Any) -> None:
         if not isinstance(heartbeat, dict) or not isinstance(heartbeat.get("taken"), dict):
             return
-        taken = heartbeat["taken"].get(self.actor, 0)
+        received = heartbeat["taken"].get(self.actor, 0)
         with self._condition:
             self._gone = bool(heartbeat.get("closed"))
-            self._floor = max(self._floor, int(taken))
+            self._floor = max(self._floor, int(received))
             self._condition.notify_all()
 
     # ------------------------------------------------------------------------- state and end

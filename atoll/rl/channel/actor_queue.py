@@ -49,8 +49,8 @@ class ActorQueue:
     ) -> None:
         self.damaged = 0
         self.empties = 0
-        """How often the queue was asked and had nothing."""
-        self.heard_at = time.monotonic()
+        """How often a claim returned nothing."""
+        self.received_at = time.monotonic()
         """When something came the last time, or when it was opened."""
         self._queue, self._decode, self._wake = queue, decode, wake
         self._ahead, self._most = ahead, most_held
@@ -89,14 +89,14 @@ class ActorQueue:
             except HubError as error:  # they are delivered again, and recognized by number
                 log.warning("leases of %s have ended: %s", self._queue.name, error)
 
-    def settle(self, taken: Sequence[Item]) -> None:
-        """Acknowledge taken items, if they are still held.
+    def settle(self, leased: Sequence[Item]) -> None:
+        """Acknowledge leased items, if they are still held.
 
         Raises:
             AtollError: the hub did not answer; they are still held.
         """
         with self._condition:
-            items = [item for item in taken if item in self._held]
+            items = [item for item in leased if item in self._held]
         if not items:
             return
         try:
@@ -139,7 +139,7 @@ class ActorQueue:
                 self._line.append(arrived)
         self.empties += not items
         if items:
-            self.heard_at = time.monotonic()
+            self.received_at = time.monotonic()
             self._wake()
 
     def _open(self, item: Item) -> Arrived:

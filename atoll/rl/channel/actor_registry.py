@@ -24,7 +24,7 @@ class ActorRegistry:
     """
 
     def __init__(
-        self, desk: QueueProvider, names: QueueNames, *, on_actor: Callable[[str], None]
+        self, provider: QueueProvider, names: QueueNames, *, on_actor: Callable[[str], None]
     ) -> None:
         self.tasks: dict[str, TaskSpec] = {}
         self._on_actor = on_actor
@@ -33,7 +33,7 @@ class ActorRegistry:
         self._done: set[str] = set()
         self._opened: set[str] = set()
         self._new: list[TaskSpec] = []
-        topic = desk.topic(names.roster, max_items=ROSTER_ITEMS)
+        topic = provider.topic(names.roster, max_items=ROSTER_ITEMS)
         # Acknowledge nothing: the next critic must read all announcements again.
         self._subscription = topic.subscribe("critic", start="oldest")
         self._thread: Background | None = None

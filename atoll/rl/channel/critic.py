@@ -56,7 +56,7 @@ class CriticChannel:
 
     def __init__(
         self,
-        desk: QueueProvider,
+        provider: QueueProvider,
         *,
         rl: RlTable,
         job: str = "",
@@ -67,7 +67,7 @@ class CriticChannel:
 
         `job` is only needed in a pool; `decode` returns the experience in a message.
         """
-        self._desk, self._rl, self._decode, self._stopping = desk, rl, decode, stopping
+        self._provider, self._rl, self._decode, self._stopping = provider, rl, decode, stopping
         self._names = QueueNames.of(rl, job=job)
         self.counts: Counter[str] = Counter()
         """Dropped or unusual items: `stale`, `duplicate`, `damaged`, `out_of_order`."""
@@ -81,10 +81,12 @@ class CriticChannel:
         self._last_calls: dict[str, int] = {}
         self._policies: dict[str, LatestValue] = {}
         kept = {"max_items": SNAPSHOTS_KEPT}
-        self._values = Publisher(desk.topic(self._names.values, **kept))
+        self._values = Publisher(provider.topic(self._names.values, **kept))
         self._published: dict[str, Publisher] = {}
-        self._roster = ActorRegistry(desk, self._names, on_actor=self._open)
-        self._heartbeat = CriticHeartbeat(desk, self._names, beats=self._beat, every=self._extend)
+        self._roster = ActorRegistry(provider, self._names, on_actor=self._open)
+        self._heartbeat = CriticHeartbeat(
+            provider, self._names, beats=self._beat, every=self._extend
+        )
         self._roster.begin()
 
     # ------------------------------------------------------------------------- actors
@@ -115,13 +117,13 @@ class CriticChannel:
     def _silent(self) -> list[str]:
         """Return the actors of a pool that have been silent for long.
 
-        Their job may have been stopped or have lost its machines, which a pool is not told. In a
-        job of its own the hub ends the critic, so this is empty.
+        Their job may have been stopped or have lost its machines, and a pool gets no notice of
+        it. In a job of its own the hub ends the critic, so this is empty.
         """
         if not self._rl.pool:
             return []
         since = time.monotonic() - SILENT_S
-        return [actor for actor, queue in self._queues.items() if queue.heard_at < since]
+        return [actor for actor, queue in self._queues.items() if queue.received_at < since]
 
     @property
     def running(self) -> list[str]:
@@ -136,17 +138,17 @@ class CriticChannel:
         Waits up to `wait_s` for `least` of them.
         """
         deadline = time.monotonic() + wait_s
-        taken: list[Arrived] = []
+        items: list[Arrived] = []
         with self._arrived:
             while True:
-                taken += self._in_turn(limit - len(taken))
+                items += self._in_turn(limit - len(items))
                 left_s = deadline - time.monotonic()
-                if len(taken) >= min(least, limit) or left_s <= 0 or self._stopping():
+                if len(items) >= min(least, limit) or left_s <= 0 or self._stopping():
                     break
                 self._arrived.wait(min(left_s, 0.25))
-        if not taken:
+        if not items:
             return []
-        fresh = [arrived for arrived in taken if self._is_new(arrived)]
+        fresh = [arrived for arrived in items if self._is_new(arrived)]
         received = [self._received(arrived) for arrived in fresh]
         self._heartbeat.soon()
         return [one for one in received if self._is_recent(one)]
@@ -189,15 +191,15 @@ class CriticChannel:
     def _in_turn(self, limit: int) -> list[Arrived]:
         """Take one of each actor until there are enough; the next call starts at the next actor."""
         queues = list(self._queues.values())
-        taken: list[Arrived] = []
+        items: list[Arrived] = []
         idle = 0
-        while queues and len(taken) < limit and idle < len(queues):
+        while queues and len(items) < limit and idle < len(queues):
             self._turn = (self._turn + 1) % len(queues)
             arrived = queues[self._turn].take()
             idle = 0 if arrived is not None else idle + 1
             if arrived is not None:
-                taken.append(arrived)
-        return taken
+                items.append(arrived)
+        return items
 
     def _is_new(self, arrived: Arrived) -> bool:
         """Return whether an item is valid and was not received before."""
@@ -238,7 +240,7 @@ class CriticChannel:
         """Start to read the queue of an actor; called in the background."""
         name = self._names.experience(actor)
         queue = ActorQueue(
-            self._desk.queue(name, **queue_options(self._rl)),
+            self._provider.queue(name, **queue_options(self._rl)),
             decode=lambda message: self._read(message, actor),
             ahead=self._rl.queue_items,
             most_held=most_unsaved(self._rl),
@@ -274,14 +276,14 @@ class CriticChannel:
     def publish_policy(self, policy: str, snapshot: Mapping[str, Tensor]) -> None:
         """Publish the weights of a policy that this learner trains, in the background."""
         if policy not in self._published:
-            topic = self._desk.topic(self._names.policy(policy), max_items=SNAPSHOTS_KEPT)
+            topic = self._provider.topic(self._names.policy(policy), max_items=SNAPSHOTS_KEPT)
             self._published[policy] = Publisher(topic)
         self._published[policy].put(encode_snapshot(snapshot))
 
     def newest_policy(self, policy: str) -> dict[str, Tensor] | None:
         """Return the newest weights of a policy's actor, or None if they were returned before."""
         if policy not in self._policies:
-            topic = self._desk.topic(self._names.policy(policy), max_items=SNAPSHOTS_KEPT)
+            topic = self._provider.topic(self._names.policy(policy), max_items=SNAPSHOTS_KEPT)
             self._policies[policy] = LatestValue(topic, reader="critic").begin()
         found = self._policies[policy].take()
         return None if found is None else decode_snapshot(found)

@@ -1,4 +1,4 @@
-"""The critic's heartbeat: tells actors that it is alive, and how far it has read each of them."""
+"""The critic's heartbeat: informs actors that it is alive, and how far it has read each of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CriticHeartbeat:
 
     def __init__(
         self,
-        desk: QueueProvider,
+        provider: QueueProvider,
         names: QueueNames,
         *,
         beats: Callable[[], dict[str, int]],
@@ -35,7 +35,7 @@ class CriticHeartbeat:
     ) -> None:
         self.version = 0
         """Number of updates, sent with each heartbeat."""
-        self._topic = desk.topic(names.heartbeat, max_items=1)
+        self._topic = provider.topic(names.heartbeat, max_items=1)
         self._beats, self._every = beats, every
         self._news = threading.Event()
         self._began = time.monotonic()
@@ -44,7 +44,7 @@ class CriticHeartbeat:
         before = last.value if last is not None else {}
         self._owed = bool(before) and (not before.get("closed") or bool(before.get("owed")))
         # First of all: the successor of a critic that dies must know that it held leases.
-        self._topic.publish(self._told(), timeout_s=10.0)
+        self._topic.publish(self._message(), timeout_s=10.0)
         self._thread = Background("heartbeat of the critic", self._beat)
 
     @property
@@ -62,16 +62,16 @@ class CriticHeartbeat:
         self._news.set()
         self._thread.close()
         with contextlib.suppress(AtollError):  # no heartbeat means the same
-            self._topic.publish({**self._told(), "closed": True, "owed": owed}, timeout_s=5.0)
+            self._topic.publish({**self._message(), "closed": True, "owed": owed}, timeout_s=5.0)
 
     def _beat(self) -> None:
         self._news.wait(BEAT_S)
         self._news.clear()
-        self._topic.publish(self._told(), timeout_s=10.0)
+        self._topic.publish(self._message(), timeout_s=10.0)
         if time.monotonic() - self._extended_at >= EXTEND_S:
             self._extended_at = time.monotonic()
             self._every()
         time.sleep(LEAST_BEAT_GAP_S)
 
-    def _told(self) -> dict[str, object]:
+    def _message(self) -> dict[str, object]:
         return {"format": 1, "version": self.version, "taken": self._beats()}

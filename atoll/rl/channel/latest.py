@@ -93,7 +93,7 @@ class LatestValue:
         self._looked_at, self._interval_s = -1.0, 0.0
         self._value: Any = None
         self._fresh = False
-        self.heard_at = -1.0
+        self.received_at = -1.0
         """Monotonic time of the last item; below 0: there was none."""
         self.received_bytes = 0
         self._thread: Background | None = None
@@ -149,7 +149,7 @@ class LatestValue:
         nbytes = size(encode(value))
         with self._lock:
             self._value, self._fresh = value, True
-            self.heard_at = time.monotonic()
+            self.received_at = time.monotonic()
             self.received_bytes += nbytes
         self._on_news(value)
 

@@ -204,27 +204,27 @@ class WeightReceiver:
 
 def _whole(weights: Mapping[str, Tensor], *, version: int, digest: str) -> dict[str, Any]:
     """Return a whole version as arrays: bit patterns by name, and a head."""
-    told = {
+    header = {
         "version": version, "digest": digest,
         "tensors": {
             name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
             for name, tensor in weights.items()
         },
     }  # fmt: skip
-    head = np.frombuffer(json.dumps(told).encode(), dtype=np.uint8)
+    head = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     return {f"w.{name}": bits_of(tensor) for name, tensor in weights.items()} | {_HEAD: head}
 
 
 def _read_whole(value: Mapping[str, Any]) -> tuple[dict[str, Tensor], int, str]:
     """Return weights, version and digest; raises WireError if they are not the sender's."""
     try:
-        told = json.loads(bytes(value[_HEAD]))
+        header = json.loads(bytes(value[_HEAD]))
         weights = {}
-        for name, (kind, shape) in told["tensors"].items():
+        for name, (kind, shape) in header["tensors"].items():
             bits = np.array(value[f"w.{name}"])
             signed = bits.view(f"i{bits.itemsize}") if bits.itemsize > 1 else bits
             weights[name] = torch.from_numpy(signed).view(getattr(torch, kind)).reshape(shape)
-        version, digest = int(told["version"]), str(told["digest"])
+        version, digest = int(header["version"]), str(header["digest"])
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise WireError("a version of the weights is damaged", given=str(error)[:200]) from error
     if digest_of(weights) != digest:

@@ -54,7 +54,7 @@ class Critic:
         self._begin()
 
     def _begin(self) -> None:
-        self._seats = ValueHeads(self.kind)
+        self._value_heads = ValueHeads(self.kind)
         self.net = ValueNet(
             self.rl.critic_hidden,
             conditioned=self.kind not in (UNCONDITIONED, OWN),
@@ -66,7 +66,7 @@ class Critic:
     @property
     def policies(self) -> tuple[str, ...]:
         """Names of the known policies, in the order they were added."""
-        return tuple(self._seats.by_name)
+        return tuple(self._value_heads.by_name)
 
     def add_policy(self, spec: TaskSpec) -> None:
         """Add a policy; its head starts as the mean of the existing ones.
@@ -75,11 +75,11 @@ class Critic:
             ConfigError: the name is known with other spaces, or a joint critic lacks the joint
                 state of this one.
         """
-        if spec.policy in self._seats:
-            self._seats.check_same(spec)
+        if spec.policy in self._value_heads:
+            self._value_heads.check_same(spec)
             return
         optimized = {id(p) for p in self._parameters()}
-        self._seats.add(spec, self.net)
+        self._value_heads.add(spec, self.net)
         self.net.to(self.device)  # new parts are drawn in main memory
         added = [p for p in self.net.parameters() if id(p) not in optimized]
         if self._optimizer is None:
@@ -109,9 +109,12 @@ class Critic:
         """
         trajectories = [t.to(self.device) for t in trajectories]
         names = list(policies) or [t.policy for t in trajectories]
-        seats = [self._seats[name] for name in names]
-        raw = [self._seats.inputs(t, s, cut=True) for t, s in zip(trajectories, seats, strict=True)]
-        answers = self._answers(raw, seats)
+        value_heads = [self._value_heads[name] for name in names]
+        raw = [
+            self._value_heads.inputs(t, h, cut=True)
+            for t, h in zip(trajectories, value_heads, strict=True)
+        ]
+        answers = self._answers(raw, value_heads)
         out = []
         for trajectory, answer in zip(trajectories, answers, strict=True):
             length, columns = trajectory.rewards.shape
@@ -121,20 +124,20 @@ class Critic:
         return out
 
     @torch.no_grad()
-    def _answers(self, raw: Sequence[Tensor], seats: Sequence[ValueHead]) -> list[Tensor]:
+    def _answers(self, raw: Sequence[Tensor], value_heads: Sequence[ValueHead]) -> list[Tensor]:
         """Return values in reward units, float32, for the rows of each input."""
         if not raw:
             return []
         # The network takes the rows of one encoder side by side.
-        order = sorted(range(len(raw)), key=lambda i: seats[i].encoder)
+        order = sorted(range(len(raw)), key=lambda i: value_heads[i].encoder)
         inputs: list[Tensor | None] = []
         for index in range(len(self.net.encoders)):
-            some = [raw[i] for i in order if seats[i].encoder == index]
+            some = [raw[i] for i in order if value_heads[i].encoder == index]
             inputs.append(self._normalised(index, torch.cat(some)) if some else None)
         sizes = [len(raw[i]) for i in order]
-        asked, which = self._asked([seats[i].head for i in order], sizes)
-        means, deviations = (part[asked] for part in self.net.scales())
-        found = self.net(inputs, asked, which).double() * deviations[which] + means[which]
+        used, which = self._used_heads([value_heads[i].head for i in order], sizes)
+        means, deviations = (part[used] for part in self.net.scales())
+        found = self.net(inputs, used, which).double() * deviations[which] + means[which]
         parts: list[Tensor] = [found] * len(raw)
         for i, part in zip(order, found.float().split(sizes), strict=True):
             parts[i] = part
@@ -168,8 +171,8 @@ class Critic:
             stats = self._learn_all(some)
         else:
             goals = [targets[i].to(self.device) for i in order]
-            given = [Targets(t, t.policy, goal) for t, goal in zip(some, goals, strict=True)]
-            stats = self._study(self._sound(given), passes=self.rl.critic_epochs)
+            lessons = [Targets(t, t.policy, goal) for t, goal in zip(some, goals, strict=True)]
+            stats = self._study(self._sound(lessons), passes=self.rl.critic_epochs)
         self.version += 1
         return stats
 
@@ -211,13 +214,13 @@ class Critic:
         """Update the encoders' normalization, each with one batch."""
         if not self.rl.normalise:
             return
-        seats = [self._seats[t.policy] for t in trajectories]
+        value_heads = [self._value_heads[t.policy] for t in trajectories]
         for index, encoder in enumerate(self.net.encoders):
             assert isinstance(encoder, Encoder)
             some = [
-                self._seats.inputs(t, s, cut=False)
-                for t, s in zip(trajectories, seats, strict=True)
-                if s.encoder == index
+                self._value_heads.inputs(t, h, cut=False)
+                for t, h in zip(trajectories, value_heads, strict=True)
+                if h.encoder == index
             ]
             if some:
                 encoder.norm.update(torch.cat(some))
@@ -226,7 +229,10 @@ class Critic:
         rl = self.rl
         if self.kind != CORRECTED:
             valued = self.values_of(trajectories)
-            gammas = {name: seat.spec.gamma for name, seat in self._seats.by_name.items()}
+            gammas = {
+                name: value_head.spec.gamma
+                for name, value_head in self._value_heads.by_name.items()
+            }
             found = own_targets(trajectories, valued, gammas=gammas, lam=rl.gae_lambda)
             return [
                 Targets(t, t.policy, part) for t, part in zip(trajectories, found, strict=True)
@@ -241,7 +247,7 @@ class Critic:
         return [
             Targets(t, name, corrected_targets(
                 t, answer, policy=self._evaluators.get(name),
-                gamma=self._seats[name].spec.gamma, lam=rl.gae_lambda,
+                gamma=self._value_heads[name].spec.gamma, lam=rl.gae_lambda,
                 rho_clip=rl.rho_clip, c_clip=rl.c_clip,
             ))
             for (t, name), answer in zip(pairs, valued, strict=True)
@@ -249,60 +255,64 @@ class Critic:
 
     def _stands_in(self, actor: str, name: str) -> bool:
         """Whether another policy's experience can be importance-weighted for this one."""
-        mine, other = self._seats[name].spec, self._seats[actor].spec
+        mine, other = self._value_heads[name].spec, self._value_heads[actor].spec
         return mine.task == other.task and name in self._evaluators
 
     def _study(self, lessons: Sequence[Targets], *, passes: int) -> dict[str, dict[str, float]]:
         """Regress all targets, with one group of rows per policy."""
         if not lessons:
             return {}
-        names = sorted({lesson.policy for lesson in lessons}, key=self._seats.place)
-        seats = [self._seats[name] for name in names]
+        names = sorted({lesson.policy for lesson in lessons}, key=self._value_heads.place)
+        value_heads = [self._value_heads[name] for name in names]
         raw, goals = [], []
-        for name, seat in zip(names, seats, strict=True):
+        for name, value_head in zip(names, value_heads, strict=True):
             mine = [lesson for lesson in lessons if lesson.policy == name]
-            raw.append(torch.cat([self._seats.inputs(x.trajectory, seat, cut=False) for x in mine]))
+            raw.append(
+                torch.cat(
+                    [self._value_heads.inputs(x.trajectory, value_head, cut=False) for x in mine]
+                )
+            )
             goals.append(torch.cat([x.targets.flatten() for x in mine]))
-        before = self._answers(raw, seats)
-        wanted = self._scaled(goals, seats)
-        rows = [self._normalised(s.encoder, r) for r, s in zip(raw, seats, strict=True)]
-        losses = self._regress(rows, wanted, seats, passes=passes)
+        before = self._answers(raw, value_heads)
+        wanted = self._scaled(goals, value_heads)
+        rows = [self._normalised(h.encoder, r) for r, h in zip(raw, value_heads, strict=True)]
+        losses = self._regress(rows, wanted, value_heads, passes=passes)
         return {
-            name: self._figures(seat, goal, value, float(loss))
-            for name, seat, goal, value, loss in zip(
-                names, seats, goals, before, losses, strict=True
+            name: self._figures(value_head, goal, value, float(loss))
+            for name, value_head, goal, value, loss in zip(
+                names, value_heads, goals, before, losses, strict=True
             )
         }
 
-    def _scaled(self, goals: Sequence[Tensor], seats: Sequence[ValueHead]) -> list[Tensor]:
+    def _scaled(self, goals: Sequence[Tensor], value_heads: Sequence[ValueHead]) -> list[Tensor]:
         """Update the scale of each head with its targets, and return them in its units."""
         heads = self.net.all_heads()
         for index, head in enumerate(heads):
-            some = [g for g, s in zip(goals, seats, strict=True) if s.head == index]
+            some = [g for g, h in zip(goals, value_heads, strict=True) if h.head == index]
             if some:
                 # Each policy weighs the same in the scale of a shared head.
                 shares = [torch.full_like(g, 1.0 / len(g)) for g in some]
                 head.observe(torch.cat(some), weights=torch.cat(shares))
         means, deviations = self.net.scales()
         return [
-            ((goal.double() - means[seat.head]) / deviations[seat.head]).float()
-            for goal, seat in zip(goals, seats, strict=True)
+            ((goal.double() - means[value_head.head]) / deviations[value_head.head]).float()
+            for goal, value_head in zip(goals, value_heads, strict=True)
         ]
 
     def _regress(
         self,
         rows: Sequence[Tensor],
         wanted: Sequence[Tensor],
-        seats: Sequence[ValueHead],
+        value_heads: Sequence[ValueHead],
         *,
         passes: int,
     ) -> Tensor:
         """Do the optimizer steps of one update; return the mean squared error, [groups]."""
         sizes = [len(part) for part in rows]
-        heads = [seat.head for seat in seats]
+        heads = [value_head.head for value_head in value_heads]
         optimizer, parameters = self._optimizer, self._parameters()
         assert optimizer is not None
-        total, taken = torch.zeros(len(rows), device=self.device), 0
+        total, steps = torch.zeros(len(rows), device=self.device), 0
         for _ in range(passes):
             for part in minibatches(
                 sizes, parts=self.rl.critic_minibatches, generator=self._generator,
@@ -310,37 +320,37 @@ class Critic:
             ):  # fmt: skip
                 picked = [r.index_select(0, i) for r, i in zip(rows, part.rows, strict=True)]
                 goals = torch.cat([w[i] for w, i in zip(wanted, part.rows, strict=True)])
-                asked, which = self._asked(heads, [len(i) for i in part.rows])
-                inputs = self._by_encoder(picked, seats)
-                errors = (self.net(inputs, asked, which) - goals).square()
+                used, which = self._used_heads(heads, [len(i) for i in part.rows])
+                inputs = self._by_encoder(picked, value_heads)
+                errors = (self.net(inputs, used, which) - goals).square()
                 optimizer.zero_grad(set_to_none=True)
                 (0.5 * (errors * part.weights).sum()).backward()
                 limit_gradients(parameters, max_norm=self.rl.max_norm)
                 optimizer.step()
                 shares = (errors.detach() * part.weights).split([len(i) for i in part.rows])
                 total += torch.stack([share.sum() for share in shares]) * len(rows)
-                taken += 1
-        return total / max(1, taken)
+                steps += 1
+        return total / max(1, steps)
 
-    def _asked(self, heads: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], Tensor]:
+    def _used_heads(self, heads: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], Tensor]:
         """Return the distinct heads, and for every row the index of its head in them."""
-        asked = sorted(set(heads))
-        places = torch.tensor([asked.index(head) for head in heads])
-        return asked, places.repeat_interleave(torch.tensor(sizes)).to(self.device)
+        used = sorted(set(heads))
+        places = torch.tensor([used.index(head) for head in heads])
+        return used, places.repeat_interleave(torch.tensor(sizes)).to(self.device)
 
     def _by_encoder(
-        self, picked: Sequence[Tensor], seats: Sequence[ValueHead]
+        self, picked: Sequence[Tensor], value_heads: Sequence[ValueHead]
     ) -> list[Tensor | None]:
         out: list[Tensor | None] = []
         for index in range(len(self.net.encoders)):
-            some = [p for p, s in zip(picked, seats, strict=True) if s.encoder == index]
+            some = [p for p, h in zip(picked, value_heads, strict=True) if h.encoder == index]
             out.append(torch.cat(some) if some else None)
         return out
 
     def _figures(
-        self, seat: ValueHead, goal: Tensor, value: Tensor, loss: float
+        self, value_head: ValueHead, goal: Tensor, value: Tensor, loss: float
     ) -> dict[str, float]:
-        mean, deviation = self.net.all_heads()[seat.head].scale()
+        mean, deviation = self.net.all_heads()[value_head.head].scale()
         spread = float(goal.double().var(correction=0))
         left = float((goal.double() - value.double()).var(correction=0))
         return {
@@ -355,7 +365,7 @@ class Critic:
         """Return what answering requires: weights, statistics, tasks, version."""
         return {
             "version": torch.tensor(self.version),
-            "specs": self._seats.to_tensor(),
+            "specs": self._value_heads.to_tensor(),
             **prefixed("net", self.net.state_dict()),
         }
 
@@ -365,8 +375,8 @@ class Critic:
         Raises:
             CheckpointCorrupt: it is not a snapshot, or has other widths.
         """
-        specs = self._seats.read(tensors)
-        mine = self._seats.specs
+        specs = self._value_heads.read(tensors)
+        mine = self._value_heads.specs
         if [spec.policy for spec in specs] != [spec.policy for spec in mine]:
             self._begin()
             for spec in specs:

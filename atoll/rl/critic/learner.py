@@ -50,14 +50,14 @@ class SeparateCritics:
         self, trajectories: Sequence[Trajectory], *, targets: Sequence[Tensor] | None = None
     ) -> dict[str, dict[str, float]]:
         """Train each critic on its own policy's trajectories; see `Critic.learn`."""
-        told: dict[str, dict[str, float]] = {}
+        stats: dict[str, dict[str, float]] = {}
         for name, critic in self._critics.items():
             mine = [i for i, one in enumerate(trajectories) if one.policy == name]
             if mine:
                 goals = None if targets is None else [targets[i] for i in mine]
-                told |= critic.learn([trajectories[i] for i in mine], targets=goals)
+                stats |= critic.learn([trajectories[i] for i in mine], targets=goals)
         self.version += 1
-        return told
+        return stats
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that the next update depends on."""
@@ -121,9 +121,9 @@ class CriticLearner:
         if self._rl.critic == "corrected":
             self._follow(side)
         before = self._critic.refused
-        told = self._critic.learn(trajectories)
+        stats = self._critic.learn(trajectories)
         side.counts["not_finite"] += self._critic.refused - before
-        return told
+        return stats
 
     def publish(self, side: CriticChannel) -> None:
         """Publish the weights, or let the value service answer with them."""

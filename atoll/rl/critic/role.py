@@ -168,7 +168,7 @@ class CriticRole:
     def _learn(self, received: Sequence[Received]) -> None:
         learner, side, began = self._learner, self._side, time.monotonic()
         try:
-            told = learner.learn([one.trajectory for one in received], side)
+            stats = learner.learn([one.trajectory for one in received], side)
         except DataError as error:
             side.counts["not_finite"] += len(received)
             self._run.tell("experience-dropped", str(error))
@@ -181,7 +181,7 @@ class CriticRole:
             self._publish()
         if learner.version % self._rl.save_every == 0 or side.should_save:
             self._save()
-        self._report(received, told)
+        self._report(received, stats)
 
     def _rest(self) -> None:
         """Publish and save what is pending while no experience arrives."""
@@ -208,14 +208,14 @@ class CriticRole:
     # ------------------------------------------------------------------------- reports
 
     def _report(
-        self, received: Sequence[Received], told: Mapping[str, Mapping[str, float]]
+        self, received: Sequence[Received], stats: Mapping[str, Mapping[str, float]]
     ) -> None:
         side, now = self._side, time.monotonic()
         self._marks.append((now, self._learned))
         while len(self._marks) > 2 and now - self._marks[1][0] > RATE_S:
             self._marks.popleft()
         (began, before), depth = self._marks[0], side.depth
-        losses = [about["value_loss"] for about in told.values() if "value_loss" in about]
+        losses = [about["value_loss"] for about in stats.values() if "value_loss" in about]
         values = {
             "updates": float(self._learner.version), "value_version": float(self._learner.version),
             "trajectories": float(self._learned),
@@ -228,10 +228,10 @@ class CriticRole:
         }  # fmt: skip
         if losses:
             values["value_loss"] = sum(losses) / len(losses)
-        for policy in list(told)[:SHOWN]:
+        for policy in list(stats)[:SHOWN]:
             for name in ("value_loss", "explained_variance"):
-                if name in told[policy]:
-                    values[f"{name}.{policy}"] = told[policy][name]
+                if name in stats[policy]:
+                    values[f"{name}.{policy}"] = stats[policy][name]
         self._run.log(tokens=sum(one.trajectory.steps for one in received), **values)
         self._run.stepped()
 

@@ -43,7 +43,7 @@ class ServiceValues:
 
     def __init__(
         self,
-        desk: QueueProvider,
+        provider: QueueProvider,
         *,
         rl: RlTable,
         member: str,
@@ -54,8 +54,8 @@ class ServiceValues:
         names = QueueNames.of(rl, job=job)
         self._actor, self._timeout_s = names.actor(member), timeout_s
         # A request without an answer in time is worthless, so the oldest make room.
-        self._asks = desk.queue(names.ask, **_asks_options())
-        self._answers = desk.topic(names.answers(self._actor), max_items=ANSWERS_KEPT)
+        self._asks = provider.queue(names.ask, **_asks_options())
+        self._answers = provider.topic(names.answers(self._actor), max_items=ANSWERS_KEPT)
         self._subscription = self._answers.subscribe(self._actor, start="new")
         self.sent_bytes = 0
         self.received_bytes = 0
@@ -106,7 +106,7 @@ class ValueService:
     """Answers actors' requests at the critic, in a thread of its own.
 
     Args:
-        desk: The run, or a queue registry.
+        provider: The run, or a queue registry.
         rl: The job's `[rl]`.
         of: Returns the values of a trajectory; called in that thread, so it MUST use a copy of
             the network that is not being trained.
@@ -115,14 +115,14 @@ class ValueService:
 
     def __init__(
         self,
-        desk: QueueProvider,
+        provider: QueueProvider,
         *,
         rl: RlTable,
         of: Callable[[Trajectory], ValuedTrajectory],
         job: str = "",
     ) -> None:
-        self._desk, self._names, self._of = desk, QueueNames.of(rl, job=job), of
-        self._asks = desk.queue(self._names.ask, **_asks_options())
+        self._provider, self._names, self._of = provider, QueueNames.of(rl, job=job), of
+        self._asks = provider.queue(self._names.ask, **_asks_options())
         self._topics: dict[str, Topic] = {}
         self.answered = 0
         self.refused = 0
@@ -154,7 +154,7 @@ class ValueService:
             return
         answer = self._worth(message, number)
         if actor not in self._topics:
-            self._topics[actor] = self._desk.topic(
+            self._topics[actor] = self._provider.topic(
                 self._names.answers(actor), max_items=ANSWERS_KEPT
             )
         self.sent_bytes += size(encode(answer))

@@ -68,8 +68,8 @@ class ManyAgents:
         self._to_action = [acted[1] for _, acted in made]
         self.frames_per_s = float(environment.metadata.get("render_fps", 10))
         self._last: Array = np.zeros((self.agents, widths[0]), np.float32)
-        self._told: Callable[[], Any] | None = _own_state(environment)
-        state = self._told and getattr(environment, "state_space", None)
+        self._read_state: Callable[[], Any] | None = _own_state(environment)
+        state = self._read_state and getattr(environment, "state_space", None)
         self.state_width = int(np.prod(state.shape)) if state is not None else self._last.size
 
     def reset(self, seed: int) -> Array:
@@ -107,9 +107,9 @@ class ManyAgents:
 
     def joint_state(self) -> Array:
         """Return the environment's joint state, or else all observations in the order of agents."""
-        if self._told is None:
+        if self._read_state is None:
             return self._last.reshape(-1)
-        return np.asarray(self._told(), dtype=np.float32).reshape(-1)
+        return np.asarray(self._read_state(), dtype=np.float32).reshape(-1)
 
     def render(self) -> Array | None:
         """Return a frame."""

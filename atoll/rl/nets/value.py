@@ -180,14 +180,14 @@ class ValueNet(nn.Module):
         return torch.stack(trained).mean(0) if trained else drawn
 
     def forward(
-        self, inputs: Sequence[Tensor | None], asked: Sequence[int], which: Tensor
+        self, inputs: Sequence[Tensor | None], used: Sequence[int], which: Tensor
     ) -> Tensor:
         """Return values in each head's normalized units.
 
         Args:
             inputs: For each encoder its flat observations [N_e, features], normalized, or None.
-            asked: The heads in use; the others get no gradient, so the optimizer leaves them alone.
-            which: [N], for each row the index of its head in `asked`, in order of encoders.
+            used: The heads in use; the others get no gradient, so the optimizer leaves them alone.
+            which: [N], for each row the index of its head in `used`, in order of encoders.
 
         Returns:
             [N], float32.
@@ -200,13 +200,13 @@ class ValueNet(nn.Module):
         out = read[0] if len(read) == 1 else torch.cat(read)
         if self.tell is not None:
             # Equals a layer over [observation, embedding], computed once per policy.
-            told = self.tell(torch.stack([self.embeddings[index] for index in asked]))
-            out = out + told.index_select(0, which)
+            projected = self.tell(torch.stack([self.embeddings[index] for index in used]))
+            out = out + projected.index_select(0, which)
         out = torch.tanh(out)
         for layer in self.trunk:
             out = torch.tanh(layer(out))
         heads = self.all_heads()
-        weights = torch.stack([heads[index].weight for index in asked])
+        weights = torch.stack([heads[index].weight for index in used])
         answers = torch.addmm(weights[:, -1], out, weights[:, :-1].T)
         return answers.gather(1, which[:, None])[:, 0]
 

@@ -57,7 +57,7 @@ class ValueHeads:
     @property
     def specs(self) -> list[TaskSpec]:
         """The tasks, in the order they were added."""
-        return [seat.spec for seat in self.by_name.values()]
+        return [head.spec for head in self.by_name.values()]
 
     def add(self, spec: TaskSpec, net: ValueNet) -> None:
         """Assign an encoder and a head to a policy.
@@ -112,14 +112,14 @@ class ValueHeads:
             )
         return int(torch.Size(spec.state).numel()) + spec.agents
 
-    def inputs(self, trajectory: Trajectory, seat: ValueHead, *, cut: bool) -> Tensor:
+    def inputs(self, trajectory: Trajectory, head: ValueHead, *, cut: bool) -> Tensor:
         """Return the network's input, [rows, features].
 
         With `cut` all T + 1 observations, then the truncated ones; otherwise the first T.
         """
         seen, ends = trajectory.observations, trajectory.cut_observations
         if self.kind == JOINT:
-            seen, ends = _joint(trajectory, agents=seat.spec.agents)
+            seen, ends = _joint(trajectory, agents=head.spec.agents)
         if not cut:
             return seen[:-1].flatten(0, 1).flatten(1)
         rows = seen.flatten(0, 1).flatten(1)

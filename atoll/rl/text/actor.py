@@ -144,15 +144,15 @@ class TextActor:
         values = None
         if critic is not None:
             values, episodes.value_version = critic.of(episodes), critic.version
-        told = policy.improve(episodes, values)
+        stats = policy.improve(episodes, values)
         self._metrics.updates = policy.learner.version
         if collector is not None:
             collector.learned()
         if side is not None:
             side.send(episodes)
         elif critic is not None:
-            told["value_loss"] = critic.learn([episodes])[policy.name]["value_loss"]
-        self._report(episodes, told)
+            stats["value_loss"] = critic.learn([episodes])[policy.name]["value_loss"]
+        self._report(episodes, stats)
 
     def _with_others(self, exchange: Exchange, own: Episodes) -> Episodes:
         """Publish a batch as text, and return it with groups that others have published."""
@@ -188,16 +188,16 @@ class TextActor:
             log.warning("the value model cannot be used, the last one is kept: %s", error)
         return True
 
-    def _report(self, episodes: Episodes, told: Mapping[str, float]) -> None:
-        values = {**told, **self._metrics.point()}
+    def _report(self, episodes: Episodes, stats: Mapping[str, float]) -> None:
+        values = {**stats, **self._metrics.point()}
         if self._critic is not None:
             values["value_version"] = float(episodes.value_version)
         side = self._side
         if side is not None:
             values |= side.figures | {"dropped": values["dropped"] + side.dropped}
         if self._collector is not None:
-            told = self._collector.figures
-            values |= told | {"dropped": values["dropped"] + told["dropped"]}
+            figures = self._collector.figures
+            values |= figures | {"dropped": values["dropped"] + figures["dropped"]}
         if self._exchange is not None:
             own = self._rl.environments - self._rl.share
             values["shared_groups"] = float(episodes.steps // self._rl.group - own)

@@ -81,6 +81,6 @@ def _check_share(rl: RlTable) -> None:
     alone = [task for task, n in Counter(one.task_word for one in rl.policies).items() if n == 1]
     if alone:
         raise ConfigError(
-            "a policy has nobody to share with", given=f"the only one with the task {alone[0]}",
+            "a policy has no other to share with", given=f"the only one with the task {alone[0]}",
             expected="two or more policies of each task, or share = 0",
         )  # fmt: skip

@@ -143,14 +143,14 @@ class TextCritic:
             DataError: a policy is unknown.
         """
         batches = sorted(batches, key=lambda b: (b.policy, b.actor, b.sequence))
-        batch, told = self._prepare(batches)
+        batch, stats = self._prepare(batches)
         losses = torch.zeros(len(self.policies), dtype=torch.float64)
         for number in range(self._rl.critic_epochs):
             losses = self._pass(batch, number)
         self.version += 1
-        for policy, facts in told.items():
+        for policy, facts in stats.items():
             facts["value_loss"] = losses[self.policies.index(policy)].item()
-        return told
+        return stats
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return what answering requires, flat."""
@@ -208,14 +208,14 @@ class TextCritic:
         for one in rows:
             name = self.policies[int(one.policies[0])]
             one.weights /= len(flat) * len(flat[name])
-        told = {
+        stats = {
             policy: {
                 "explained_variance": explained_variance(torch.cat(values[policy]), goal).item(),
                 "steps": float(sum(len(b.tokens) for b in batches if b.policy == policy)),
             }
             for policy, goal in flat.items()
         }
-        return _joined(rows), told
+        return _joined(rows), stats
 
     def _observe(self, targets: Mapping[str, Tensor]) -> None:
         """Update the scales of the heads with the new targets."""

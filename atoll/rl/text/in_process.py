@@ -12,7 +12,7 @@ from atoll.rl.text.language_policy import LanguagePolicy
 from atoll.rl.text.sharing import Exchange
 from atoll.rl.text.start import StartModel
 
-Told = Callable[[str, dict[str, float]], None]
+OnUpdate = Callable[[str, dict[str, float]], None]
 """Called after an update with the policy and its figures."""
 
 
@@ -49,7 +49,7 @@ class TextInProcessRun:
         """Whether every policy has learned from all its episodes."""
         return all(policy.done for policy in self.policies)
 
-    def update(self, *, told: Told = lambda policy, facts: None) -> None:
+    def update(self, *, on_update: OnUpdate = lambda policy, facts: None) -> None:
         """Let every unfinished policy write and learn once, then the critic."""
         own = [policy.write() for policy in self.policies if not policy.done]
         scores = {episodes.policy: episodes.scores.mean().item() for episodes in own}
@@ -59,7 +59,7 @@ class TextInProcessRun:
             critic = next((c for c in self.critics if policy.name in c.policies), None)
             values = None if critic is None else critic.of(episodes)
             facts = policy.improve(episodes, values)
-            told(policy.name, facts | {"return": scores[policy.name]})
+            on_update(policy.name, facts | {"return": scores[policy.name]})
         for critic in self.critics:
             mine = [episodes for episodes in written if episodes.policy in critic.policies]
             if mine:

@@ -112,7 +112,7 @@ class LanguagePolicy:
             rewards=torch.zeros_like(written.log_probabilities), scores=scores,
             sequence=number, policy_version=version,
         )  # fmt: skip
-        # Without a penalty in the rewards the reference is not asked.
+        # Without a penalty in the rewards the reference is not evaluated.
         reference = written.log_probabilities if compared else self.referred(episodes)
         episodes.rewards = rewards.rewards_per_step(
             scores, written.lengths, written.log_probabilities, reference,
@@ -130,7 +130,7 @@ class LanguagePolicy:
             (mean tokens), and with values `explained_variance`.
         """
         mask, rl = episodes.mask, self.rl
-        told: dict[str, float] = {}
+        stats: dict[str, float] = {}
         if values is None:
             each = rewards.group_advantages(episodes.scores, group=rl.group)
             advantages = each[:, None] * mask
@@ -138,16 +138,16 @@ class LanguagePolicy:
             advantages, targets = rewards.token_advantages(
                 episodes, values, gamma=rl.gamma, lam=rl.gae_lambda
             )
-            told["explained_variance"] = explained_variance(values[mask], targets[mask]).item()
+            stats["explained_variance"] = explained_variance(values[mask], targets[mask]).item()
             advantages = torch.zeros_like(advantages).masked_scatter(
                 mask, standardised(advantages[mask])
             )
         reference = self.referred(episodes)
         apart = ((episodes.log_probabilities - reference) * mask).sum(1)
-        told["kl_reference"] = apart.mean().item()
-        told["length"] = episodes.lengths.double().mean().item()
+        stats["kl_reference"] = apart.mean().item()
+        stats["length"] = episodes.lengths.double().mean().item()
         order = seeds.generator("order", self._seed, self.name, self.learner.version)
-        return told | self.learner.improve(episodes, advantages, reference, generator=order)
+        return stats | self.learner.improve(episodes, advantages, reference, generator=order)
 
     def referred(self, episodes: Episodes) -> Tensor:
         """Return the reference's log-probabilities of the written tokens, [B, T]."""

@@ -50,7 +50,7 @@ LOOK_S = 1.0
 """Longest time between two looks at whether to stop."""
 
 SILENT_S = 60.0
-"""After this wait for a batch people are told."""
+"""After this wait for a batch the run reports it."""
 
 MOST_BAD = 10
 """Failed batches in a row after which the error is considered permanent."""
@@ -121,7 +121,7 @@ class Collector:
 
     def next(self) -> Episodes | None:
         """Return a batch to learn from; None: the run was asked to stop."""
-        waits_since, told = time.monotonic(), False
+        waits_since, warned = time.monotonic(), False
         while not self._run.stopping:
             for item in self._batches.claim(lease_s=LEASE_S, wait_s=LOOK_S):
                 episodes = self._usable(item)
@@ -129,8 +129,8 @@ class Collector:
                     self._item = item
                     return episodes
                 item.ack()
-            if not told and time.monotonic() - waits_since > SILENT_S:
-                told = True
+            if not warned and time.monotonic() - waits_since > SILENT_S:
+                warned = True
                 self._run.tell("no-completions", f"no rollout worker has sent for {SILENT_S:.0f} s")
         return None
 

@@ -98,8 +98,10 @@ class Exchange:
                 episodes.tokens[first, : int(episodes.prompts[first])]
             )
             groups.append(_Group(prompt.decode("utf-8", errors="replace"), texts, ended))
-        told: dict[str, Any] = msgspec.to_builtins(_Message(self._policy.name, self._task, groups))
-        return told
+        message: dict[str, Any] = msgspec.to_builtins(
+            _Message(self._policy.name, self._task, groups)
+        )
+        return message
 
     def take(self, value: object) -> None:
         """Take a message of another policy; its groups replace those that wait of it.
@@ -107,14 +109,14 @@ class Exchange:
         What does not fit is counted in `dropped`.
         """
         try:
-            told = msgspec.convert(value, _Message)
+            message = msgspec.convert(value, _Message)
         except msgspec.ValidationError:
             self.drop("damaged")
             return
-        if told.task != self._task or told.policy == self._policy.name:
+        if message.task != self._task or message.policy == self._policy.name:
             return
-        found = [self._read(group) for group in told.groups]
-        self._waiting[told.policy] = [one for one in found if one is not None]
+        found = [self._read(group) for group in message.groups]
+        self._waiting[message.policy] = [one for one in found if one is not None]
 
     def with_others(self, own: Episodes) -> Episodes:
         """Return a batch of this policy, and up to `share` groups of others, drawn at random."""

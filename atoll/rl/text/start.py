@@ -95,11 +95,11 @@ def _batch(
     rows, targets = [], []
     for number in range(count):
         prompt, completion = tasks[number % len(tasks)].example(source)
-        given = wording.tokenizer.encode(prompt.encode()).long()
-        asked = wording.tokenizer.encode(completion.encode() + END).long()
-        whole = torch.cat((given, asked))[: context + 1]
+        prompt_ids = wording.tokenizer.encode(prompt.encode()).long()
+        completion_ids = wording.tokenizer.encode(completion.encode() + END).long()
+        whole = torch.cat((prompt_ids, completion_ids))[: context + 1]
         following = whole[1:].clone()
-        following[: len(given) - 1] = -1
+        following[: len(prompt_ids) - 1] = -1
         rows.append(whole[:-1])
         targets.append(following)
     filled = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=-1)
@@ -214,7 +214,7 @@ class TopicProvider(Protocol):
 
 
 def shared_start_model(
-    spec: JobSpec, desk: TopicProvider, *, wait_s: float = WAIT_S,
+    spec: JobSpec, run: TopicProvider, *, wait_s: float = WAIT_S,
     device: torch.device = IN_MAIN_MEMORY,
 ) -> StartModel | None:  # fmt: skip
     """Return the start model of all members on a device; None if a stop was requested meanwhile.
@@ -229,16 +229,16 @@ def shared_start_model(
     beginning.model.to(device)
     if beginning.trained:
         return beginning
-    topic = desk.topic(TOPIC, max_items=1)
-    reader = topic.subscribe(f"{desk.member}.{TOPIC}", start="oldest")
-    entry = reader.newest() if desk.slot == 0 else reader.newest(wait_s=wait_s)
+    topic = run.topic(TOPIC, max_items=1)
+    reader = topic.subscribe(f"{run.member}.{TOPIC}", start="oldest")
+    entry = reader.newest() if run.slot == 0 else reader.newest(wait_s=wait_s)
     if entry is not None:
         _load(beginning, decode_snapshot(entry.value))
         return beginning
-    if not desk.stopping:
-        loss = train_start_model(beginning, spec, stopping=lambda: desk.stopping)
+    if not run.stopping:
+        loss = train_start_model(beginning, spec, stopping=lambda: run.stopping)
         log.info("trained on examples: %.3f nats per token", loss)
-    if desk.stopping:
+    if run.stopping:
         return None
     topic.publish(encode_snapshot(beginning.model.state_dict()))
     return beginning

@@ -106,9 +106,9 @@ def test_records_that_cannot_be_used_say_why(record: dict[str, object], what: st
 
 
 def test_name_of_a_data_set_at_a_hub_says_how_to_fetch_it() -> None:
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         find_files(["ada/pairs"])
-    assert "hub:ada/pairs" in str(told.value.remedy)
-    with pytest.raises(DataError) as told:
+    assert "hub:ada/pairs" in str(caught.value.remedy)
+    with pytest.raises(DataError) as caught:
         find_files(["ada/*.jsonl"])
-    assert "hub:" not in str(told.value.remedy)
+    assert "hub:" not in str(caught.value.remedy)

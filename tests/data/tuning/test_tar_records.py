@@ -90,10 +90,10 @@ def test_shards_are_dealt_once_and_go_on_bit_for_bit(tokenizer: Any, shards: str
     def dealt() -> ExampleShards:
         return ExampleShards(load(tokenizer, shards).train, slots=2, seed=7)
 
-    taken = dealt()
+    dataset = dealt()
     seen = [
-        {tuple(row.tolist()) for number in range(taken.num_windows(slot))
-         for row in taken.batch(slot, np.array([number]))[0][:, 0]} for slot in (0, 1)
+        {tuple(row.tolist()) for number in range(dataset.num_windows(slot))
+         for row in dataset.batch(slot, np.array([number]))[0][:, 0]} for slot in (0, 1)
     ]  # fmt: skip
     assert not seen[0] & seen[1]
     assert len(seen[0] | seen[1]) == len(load(tokenizer, shards).train)
@@ -127,16 +127,16 @@ def test_pictures_are_refused_with_what_trains_on_them(tmp_path: Path) -> None:
     mixed = shard(tmp_path / "captions.tar", {"1.txt": b"an apple", "1.jpg": b"JPG"})
     for entry in (str(picture.parents[1]), str(picture), f"folder:{picture.parents[1]}@64",
                   f"shards:{tmp_path}/*.tar"):  # fmt: skip
-        with pytest.raises(DataError, match="read text") as told:
+        with pytest.raises(DataError, match="read text") as caught:
             find_files([entry])
-        assert 'corpus = "' in str(told.value.remedy)
-    with pytest.raises(DataError, match=r"read text.*1\.jpg") as told:
+        assert 'corpus = "' in str(caught.value.remedy)
+    with pytest.raises(DataError, match=r"read text.*1\.jpg") as caught:
         list(read_records(mixed))
-    assert "shards:GLOB" in str(told.value.remedy)
+    assert "shards:GLOB" in str(caught.value.remedy)
 
 
 def test_a_folder_of_examples_says_how_to_name_them(tmp_path: Path) -> None:
     shard(tmp_path / "1.tar", {"1.txt": b"a"})
-    with pytest.raises(DataError, match="no file matches") as told:
+    with pytest.raises(DataError, match="no file matches") as caught:
         find_files([str(tmp_path)])
-    assert str(told.value.remedy).endswith("/**/*.tar")
+    assert str(caught.value.remedy).endswith("/**/*.tar")

@@ -90,7 +90,7 @@ def test_truncated_episode_bootstraps_from_its_own_end() -> None:
     assert following[:, 0].tolist() == [1, 2, 3, 4, 1, 2]
 
 
-def test_the_normaliser_is_used_and_told_but_not_changed() -> None:
+def test_the_normaliser_is_used_and_reported_but_not_changed() -> None:
     collector, policy = pieces("CartPole-v1")
     assert policy.norm is not None
     before = policy.norm.scale()

@@ -106,9 +106,9 @@ def test_own_values_learn_and_pooled_ones_are_not_even_there() -> None:
     trajectory = walk(own.policy, length=16)
     trajectory.terminated[:] = True  # so that the value of each state is its reward
     trajectory.rewards = trajectory.observations[:-1, :, 0].clone()
-    told = [own.improve(trajectory) for _ in range(120)]
-    assert told[-1]["value_loss"] < 0.1 * told[0]["value_loss"]
-    assert told[-1]["explained_variance"] > 0.8
+    stats = [own.improve(trajectory) for _ in range(120)]
+    assert stats[-1]["value_loss"] < 0.1 * stats[0]["value_loss"]
+    assert stats[-1]["explained_variance"] > 0.8
 
 
 @pytest.mark.parametrize("critic", ["own", "pooled"])

@@ -100,9 +100,9 @@ def test_an_actor_is_what_the_learner_handed_out() -> None:
 def test_only_stale_experience_is_corrected() -> None:
     learner = made(lr=0.03, epochs=4)
     batch = lived(learner)
-    told = learner.learn(batch)
-    assert told["a"]["kl"] == pytest.approx(0.0, abs=1e-6)
-    assert told["a"]["rho"] == pytest.approx(1.0, abs=1e-5)
+    stats = learner.learn(batch)
+    assert stats["a"]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert stats["a"]["rho"] == pytest.approx(1.0, abs=1e-5)
     stale = learner.learn(batch)
     assert stale["a"]["kl"] > 1e-3
     assert stale["a"]["rho"] < 0.99
@@ -113,7 +113,7 @@ def test_the_critic_learns_the_targets_of_vtrace() -> None:
     batch = lived(learner)
     learner.learn(batch)
     before = copy.deepcopy(learner.learners["a"].policy)
-    given: list[Tensor] = []
+    goals: list[Tensor] = []
     critic = learner.critic
     values = critic.values_of(batch)
 
@@ -123,12 +123,12 @@ def test_the_critic_learns_the_targets_of_vtrace() -> None:
         )  # fmt: skip
 
         def learn(self, trajectories: Any, *, targets: Any = None) -> Any:
-            given.extend(targets)
+            goals.extend(targets)
             return critic.learn(trajectories, targets=targets)
 
     learner.critic = Listening()
     learner.learn(batch)
-    for trajectory, valued, found in zip(batch, values, given, strict=True):
+    for trajectory, valued, found in zip(batch, values, goals, strict=True):
         now, _ = before.evaluate(trajectory)
         wanted, _ = vtrace(
             now.detach() - trajectory.log_probabilities,
@@ -162,8 +162,8 @@ def test_later_policy_begins_fresh() -> None:
     after = learner.snapshot("a")
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert learner.version("c") == 0
-    told = learner.learn([walk(acting(learner, "c"), name="c")])
-    assert set(told) == {"c"}
+    stats = learner.learn([walk(acting(learner, "c"), name="c")])
+    assert set(stats) == {"c"}
     assert (learner.version("a"), learner.version("c")) == (1, 1)
 
 

@@ -1,4 +1,4 @@
-"""Losses and what is told about updates, against loops over numpy doubles."""
+"""Losses and figures of updates, against loops over numpy doubles."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ def made(kind: str = DISCRETE, *, seed: int = 1, **changes: Any) -> Ppo:
 
 def updates(ppo: Ppo, count: int, *, start: int = 0) -> list[dict[str, float]]:
     """Do updates on experience of the policy as it is."""
-    told = []
+    stats = []
     for number in range(start, start + count):
         trajectory = walk(ppo.policy, seed=number)
-        told.append(ppo.improve(trajectory, valued(trajectory, seed=number)))
-    return told
+        stats.append(ppo.improve(trajectory, valued(trajectory, seed=number)))
+    return stats
 
 
 def weights(ppo: Ppo) -> Tensor:
@@ -92,9 +92,9 @@ def test_a_state_of_another_network_is_refused() -> None:
 
 def test_the_first_ratio_is_one() -> None:
     ppo = made(lr=0.0)
-    told = updates(ppo, 2)[1]  # the normaliser has moved once, between the two
-    assert told["kl"] == pytest.approx(0.0, abs=1e-9)
-    assert told["clip_fraction"] == 0.0
+    stats = updates(ppo, 2)[1]  # the normaliser has moved once, between the two
+    assert stats["kl"] == pytest.approx(0.0, abs=1e-9)
+    assert stats["clip_fraction"] == 0.0
     assert ppo.policy.norm is not None
     assert float(ppo.policy.norm.count) == 2 * 24
 
@@ -106,26 +106,26 @@ def test_better_actions_become_more_likely() -> None:
     trajectory.rewards = good.float()
     before = float((trajectory.log_probabilities.exp())[good].mean())
     flat = ValuedTrajectory(torch.zeros(41, 4), torch.zeros(0), 0)
-    told = ppo.improve(trajectory, flat)
+    stats = ppo.improve(trajectory, flat)
     log_probabilities, _ = ppo.policy.evaluate(trajectory)
     assert float(log_probabilities.detach().exp()[good].mean()) > before + 0.02
-    assert told["policy_loss"] < 0 < told["kl"]
+    assert stats["policy_loss"] < 0 < stats["kl"]
 
 
 def test_a_limit_of_divergence_ends_an_update_early() -> None:
     free, held = made(epochs=20, lr=0.05), made(epochs=20, lr=0.05, target_kl=0.02)
     assert updates(free, 1)[0]["epochs"] == 20
-    told = updates(held, 1)[0]
-    assert 1 <= told["epochs"] < 20
-    assert told["kl"] > 0.02
+    stats = updates(held, 1)[0]
+    assert 1 <= stats["epochs"] < 20
+    assert stats["kl"] > 0.02
 
 
 def test_the_learning_rate_falls_to_zero_at_the_end_of_the_run() -> None:
     ppo = Ppo(task_of(), SMALL, total_steps=72, seed=1)
-    rates = [told["lr"] for told in updates(ppo, 4)]
+    rates = [stats["lr"] for stats in updates(ppo, 4)]
     assert rates == pytest.approx([3e-3, 2e-3, 1e-3, 0.0])
     steady = Ppo(task_of(), dataclasses.replace(SMALL, anneal=False), total_steps=72, seed=1)
-    assert {told["lr"] for told in updates(steady, 4)} == {3e-3}
+    assert {stats["lr"] for stats in updates(steady, 4)} == {3e-3}
 
 
 def test_entropy_is_kept_up_by_its_bonus() -> None:
@@ -171,16 +171,16 @@ def test_an_update_that_explodes_says_so() -> None:
 
 def test_a_wrapped_optimizer_takes_the_steps() -> None:
     class Counting(torch.optim.Adam):
-        taken = 0
+        steps = 0
 
         def step(self, closure: Any = None) -> Any:
-            self.taken += 1
+            self.steps += 1
             return super().step(closure)
 
     ppo = made()
     ppo.optimizer = Counting(ppo.policy.parameters(), lr=1.0)
     updates(ppo, 1)
-    assert ppo.optimizer.taken == 4
+    assert ppo.optimizer.steps == 4
     assert ppo.optimizer.param_groups[0]["lr"] == 3e-3
 
 
@@ -210,10 +210,10 @@ class Actor:
     def update(self) -> dict[str, float]:
         trajectory = self.collector.collect(self.ppo.policy, self.ppo.rl.rollout)
         self.returns += trajectory.returns
-        told = self.ppo.improve(trajectory, self.values(trajectory))
+        stats = self.ppo.improve(trajectory, self.values(trajectory))
         if self.critic is not None:
             self.critic.learn([trajectory])
-        return told
+        return stats
 
 
 def upright(trajectory: Trajectory) -> ValuedTrajectory:
@@ -237,9 +237,9 @@ def test_updates_on_cartpole_are_the_golden_ones(request: pytest.FixtureRequest)
         steps=2_000, hidden=[16], lr=5e-3, epochs=4, environments=4, rollout=16, entropy=0.01
     )
     actor = Actor(rl, seed=7, values=upright)
-    told = [actor.update() for _ in range(6)]
+    stats = [actor.update() for _ in range(6)]
     names = ("policy_loss", "kl", "clip_fraction", "entropy", "explained_variance")
-    found: dict[str, list[float]] = {name: [round(t[name], 4) for t in told] for name in names}
+    found: dict[str, list[float]] = {name: [round(t[name], 4) for t in stats] for name in names}
     found["returns"] = actor.returns
     parameters = nn.utils.parameters_to_vector(actor.ppo.policy.parameters()).detach()
     found["norm_of_weights"] = [round(float(parameters.norm()), 4)]

@@ -38,7 +38,7 @@ class Reference:
         self.weights = {n: p.detach().numpy().copy() for n, p in ppo.policy.named_parameters()}
         self.first = {n: np.zeros_like(w) for n, w in self.weights.items()}
         self.second = {n: np.zeros_like(w) for n, w in self.weights.items()}
-        self.taken = 0
+        self.steps = 0
 
     def layers(self, seen: Array) -> list[Array]:
         """Return what goes into each layer, and what comes out of the head."""
@@ -96,18 +96,22 @@ class Reference:
         if self.kind == CONTINUOUS:
             gradients["log_deviation"] += back[len(inputs[3]) :]
             back = back[: len(inputs[3])]
-        for name, taken in (("head", inputs[2]), ("body.1", inputs[1]), ("body.0", inputs[0])):
-            gradients[f"{name}.weight"] += np.outer(back, taken)
+        for name, units in (
+            ("head", inputs[2]),
+            ("body.1", inputs[1]),
+            ("body.0", inputs[0]),
+        ):
+            gradients[f"{name}.weight"] += np.outer(back, units)
             gradients[f"{name}.bias"] += back
-            back = (self.weights[f"{name}.weight"].T @ back) * (1 - taken**2)
+            back = (self.weights[f"{name}.weight"].T @ back) * (1 - units**2)
 
     def adam(self, gradients: dict[str, Array], lr: float) -> None:
-        self.taken += 1
+        self.steps += 1
         for name, gradient in gradients.items():
             self.first[name] = 0.9 * self.first[name] + 0.1 * gradient
             self.second[name] = 0.999 * self.second[name] + 0.001 * gradient**2
-            mean = self.first[name] / (1 - 0.9**self.taken)
-            square = self.second[name] / (1 - 0.999**self.taken)
+            mean = self.first[name] / (1 - 0.9**self.steps)
+            square = self.second[name] / (1 - 0.999**self.steps)
             self.weights[name] = self.weights[name] - lr * mean / (np.sqrt(square) + 1e-5)
 
 
@@ -163,10 +167,10 @@ def test_two_updates_are_those_of_the_reference(kind: str) -> None:
             for part in parts:
                 steps = [(seen[i], actions[i], before[i], better[i]) for i in part]
                 losses.append(reference.step(steps, lr))
-        told = ppo.improve(trajectory, values)
-        assert told["policy_loss"] == pytest.approx(np.mean(losses), abs=1e-10)
-        assert told["lr"] == pytest.approx(lr)
-        assert told["clip_fraction"] > 0.1  # or the clipping would not have been tested
+        stats = ppo.improve(trajectory, values)
+        assert stats["policy_loss"] == pytest.approx(np.mean(losses), abs=1e-10)
+        assert stats["lr"] == pytest.approx(lr)
+        assert stats["clip_fraction"] > 0.1  # or the clipping would not have been tested
         for name, parameter in ppo.policy.named_parameters():
             np.testing.assert_allclose(
                 parameter.detach().numpy(), reference.weights[name], atol=1e-10, rtol=0

@@ -26,9 +26,9 @@ def test_a_large_pool_is_rehearsed_in_turn() -> None:
     made = ReplayBuffer()
     names = {f"p{n}" for n in range(3 * AT_MOST)}
     made.keep([lived(name) for name in sorted(names)], update=0)
-    heard = [made.absent([], update=update) for update in (1, 2, 3)]
-    assert [len({t.policy for t in some}) for some in heard] == [AT_MOST] * 3
-    assert {t.policy for some in heard for t in some} == names
+    rehearsed = [made.absent([], update=update) for update in (1, 2, 3)]
+    assert [len({t.policy for t in some}) for some in rehearsed] == [AT_MOST] * 3
+    assert {t.policy for some in rehearsed for t in some} == names
 
 
 def test_it_goes_on_from_its_state() -> None:
@@ -61,9 +61,9 @@ def slow_error(*, remembers: bool) -> float:
         t.rewards = (-2.0 if slow else 5.0) * seen[..., 0] * seen[..., 1]
         # Targets that are given are learned alone.
         made.learn([t], targets=None if remembers else [t.rewards])
-    asked = lived("slow", seed=999)
-    wanted = -2.0 * asked.observations[..., 0] * asked.observations[..., 1]
-    return float((made.of(asked).values - wanted).square().mean() / wanted.var())
+    probe = lived("slow", seed=999)
+    wanted = -2.0 * probe.observations[..., 0] * probe.observations[..., 1]
+    return float((made.of(probe).values - wanted).square().mean() / wanted.var())
 
 
 def test_a_fast_policy_does_not_drown_a_slow_one() -> None:

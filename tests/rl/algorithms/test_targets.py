@@ -62,8 +62,8 @@ class Likes:
         self.probability = torch.tensor(probability)
 
     def evaluate(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
-        taken = trajectory.actions[..., 0] == 1
-        likely = torch.where(taken, self.probability, 1.0 - self.probability).log()
+        chosen = trajectory.actions[..., 0] == 1
+        likely = torch.where(chosen, self.probability, 1.0 - self.probability).log()
         return likely, torch.zeros_like(likely)
 
 

@@ -58,7 +58,7 @@ def trajectory(
     )
 
 
-def desk(channel: Channel, member: str) -> QueueRegistry:
+def registry(channel: Channel, member: str) -> QueueRegistry:
     """Return the queues of one member."""
     return QueueRegistry(channel, prefix="job", reader=member)
 
@@ -104,7 +104,7 @@ class BadLink:
         self._channel, self._dies_at, self._after, self._loss = channel, dies_at, after, loss
         self._random = random.Random(seed)
         self._lock = threading.Lock()
-        self.asked = 0
+        self.requests = 0
         self.dead = False
 
     def ask(self, body: Message, *, timeout_s: float) -> Message:
@@ -144,8 +144,8 @@ class BadLink:
         with self._lock:
             if self.dead:
                 return True, True
-            self.asked += 1
-            if self.asked == self._dies_at:
+            self.requests += 1
+            if self.requests == self._dies_at:
                 self.dead = True
                 return not self._after, True
             chance = self._random.random()
@@ -156,9 +156,9 @@ class Memory:
     """A critic that learns by remembering: what it had, how often."""
 
     def __init__(self, channel: Channel, rl: RlTable, *, save_every: int = 2) -> None:
-        self.desk = desk(channel, "w0")
-        self.side = CriticChannel(self.desk, rl=rl)
-        self.keeper = StateSaver(self.desk, member="w0")
+        self.registry = registry(channel, "w0")
+        self.side = CriticChannel(self.registry, rl=rl)
+        self.keeper = StateSaver(self.registry, member="w0")
         self.learned: Counter[str] = Counter()
         self._save_every, self._updates = save_every, 0
         saved = self.keeper.newest()
@@ -191,7 +191,7 @@ class Memory:
 @contextlib.contextmanager
 def actor(channel: Channel, rl: RlTable, member: str = "w1") -> Iterator[ActorChannel]:
     """An actor's side that has announced itself."""
-    side = ActorChannel(desk(channel, member), rl=rl, policy=SPEC.policy, member=member)
+    side = ActorChannel(registry(channel, member), rl=rl, policy=SPEC.policy, member=member)
     try:
         side.announce(SPEC)
         yield side
@@ -202,7 +202,7 @@ def actor(channel: Channel, rl: RlTable, member: str = "w1") -> Iterator[ActorCh
 @contextlib.contextmanager
 def critic(channel: Channel, rl: RlTable) -> Iterator[CriticChannel]:
     """A critic's side."""
-    side = CriticChannel(desk(channel, "w0"), rl=rl)
+    side = CriticChannel(registry(channel, "w0"), rl=rl)
     try:
         yield side
     finally:

@@ -26,8 +26,8 @@ from tests.rl.channel.kit import (
     actor,
     alone,
     critic,
-    desk,
     hurry,
+    registry,
     trajectory,
     until,
 )
@@ -107,7 +107,7 @@ def test_a_restarted_actor_drops_nothing_the_hub_lacks(
     channel: InMemoryChannel,
 ) -> None:
     dying = BadLink(channel)
-    first = ActorChannel(desk(dying, "w1"), rl=RL, policy=SPEC.policy, member="w1")
+    first = ActorChannel(registry(dying, "w1"), rl=RL, policy=SPEC.policy, member="w1")
     dying.dead = True
     for number in range(RL.queue_items):
         first.send(trajectory(seed=number))
@@ -116,7 +116,7 @@ def test_a_restarted_actor_drops_nothing_the_hub_lacks(
     assert [sequence for sequence, _ in state["unsent"]] == [1, 2, 3]
 
     slow = SlowChannel(channel)
-    second = ActorChannel(desk(slow, "w1"), rl=RL, policy=SPEC.policy, member="w1")
+    second = ActorChannel(registry(slow, "w1"), rl=RL, policy=SPEC.policy, member="w1")
     second.load_state_dict(state)
     second.announce(SPEC)
     with critic(channel, RL) as side:
@@ -176,11 +176,11 @@ def test_a_critic_that_ends_is_not_waited_for(channel: InMemoryChannel) -> None:
         for number in range(8):
             one.send(trajectory(seed=number))
         assert time.monotonic() - began < AWAY_S
-        with critic(channel, RL):  # and one that comes back is heard
+        with critic(channel, RL):  # and one that comes back is read
             until(lambda: one.critic_away_s < 5)
 
 
-def test_old_experience_is_dropped_counted_and_told(
+def test_old_experience_is_dropped_counted_and_reported(
     channel: InMemoryChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     with actor(channel, RL) as one, critic(channel, RL) as side:
@@ -202,7 +202,7 @@ def test_damaged_experience_is_dropped_and_counted(channel: InMemoryChannel) -> 
         wrong.rewards[3, 0] = float("nan")
         one.send(wrong)
         one.send(trajectory(seed=1))
-        queue = desk(channel, "x").queue("experience.w1")
+        queue = registry(channel, "x").queue("experience.w1")
         queue.put(b"nonsense")
         assert [g.trajectory.sequence for g in take(side, 1)] == [2]
         until(lambda: side.take(4) == [] and side.counts["damaged"] == 2)
@@ -210,8 +210,8 @@ def test_damaged_experience_is_dropped_and_counted(channel: InMemoryChannel) -> 
 
 def test_experience_in_the_queue_of_another_actor_is_refused(channel: InMemoryChannel) -> None:
     with actor(channel, RL, "w1") as one, critic(channel, RL) as side:
-        thief = ActorChannel(desk(channel, "w9"), rl=RL, policy="light", member="w9")
-        thief._queue = desk(channel, "w9").queue("experience.w1")
+        thief = ActorChannel(registry(channel, "w9"), rl=RL, policy="light", member="w9")
+        thief._queue = registry(channel, "w9").queue("experience.w1")
         thief.send(trajectory())
         one.send(trajectory(seed=1))
         assert [g.trajectory.actor for g in take(side, 1)] == ["w1"]
@@ -226,7 +226,7 @@ def test_weights_come_down_once_each_and_the_newest_wins(channel: InMemoryChanne
             side.publish({"w": torch.full((2,), float(version))}, version=version)
         until(lambda: (found := one.newest_values()) is not None and float(found["w"][0]) == 5)
         assert one.newest_values() is None
-        late = ActorChannel(desk(channel, "w2"), rl=RL, policy="light", member="w2")
+        late = ActorChannel(registry(channel, "w2"), rl=RL, policy="light", member="w2")
         found = until(late.newest_values)  # who comes later gets what there is
         assert float(found["w"][0]) == 5
         late.close()
@@ -273,7 +273,7 @@ def test_a_fifth_task_may_come_at_any_time(channel: InMemoryChannel) -> None:
     with actor(channel, RL) as one, critic(channel, RL) as side:
         one.send(trajectory())
         take(side, 1)
-        other = ActorChannel(desk(channel, "w5"), rl=RL, policy="heavy", member="w5")
+        other = ActorChannel(registry(channel, "w5"), rl=RL, policy="heavy", member="w5")
         spec = TaskSpec(
             policy="heavy", task="y", observation=(4,), actions=SPEC.actions, gamma=0.9
         )  # fmt: skip
@@ -287,10 +287,10 @@ def test_a_fifth_task_may_come_at_any_time(channel: InMemoryChannel) -> None:
 def test_names_in_a_pool_tell_jobs_apart(channel: InMemoryChannel) -> None:
     rl = RlTable(pool="pool/balance", queue_items=3)
     sides = [
-        ActorChannel(desk(channel, "w1"), rl=rl, policy="light", member="w1", job=job)
+        ActorChannel(registry(channel, "w1"), rl=rl, policy="light", member="w1", job=job)
         for job in ("north", "south")
     ]
-    side = CriticChannel(desk(channel, "w0"), rl=rl, job="north")
+    side = CriticChannel(registry(channel, "w0"), rl=rl, job="north")
     for number, one in enumerate(sides):
         one.announce(SPEC)
         one.send(trajectory(seed=number))
@@ -308,10 +308,10 @@ def test_only_a_pool_leaves_a_silent_actor(
     channel: InMemoryChannel, monkeypatch: pytest.MonkeyPatch, pool: str
 ) -> None:
     rl = RlTable(pool=pool)
-    side = CriticChannel(desk(channel, "w0"), rl=rl, job="north")
+    side = CriticChannel(registry(channel, "w0"), rl=rl, job="north")
     for job in ("north", "south"):
         name = f"w-{job}"
-        one = ActorChannel(desk(channel, name), rl=rl, policy=name, member=name, job=job)
+        one = ActorChannel(registry(channel, name), rl=rl, policy=name, member=name, job=job)
         one.announce(SPEC)
         if job == "north":
             one.end()
@@ -329,7 +329,7 @@ def test_only_a_pool_leaves_a_silent_actor(
 
 def test_a_message_of_another_version_ends_nothing(channel: InMemoryChannel) -> None:
     with critic(channel, RL) as side:
-        roster = desk(channel, "x").topic("roster")
+        roster = registry(channel, "x").topic("roster")
         for said in ({"format": 2}, ["x"], {"format": 1, "kind": "here", "actor": "w8"}):
             roster.publish(said)
         with actor(channel, RL) as one:

@@ -24,7 +24,7 @@ from atoll.rl.channel.messages import encode_trajectory
 from atoll.rl.state_saver import StateSaver
 from tests.patience import PATIENCE_S
 from tests.queues.conftest import channel_to
-from tests.rl.channel.kit import SPEC, BadLink, Memory, desk, hurry, trajectory
+from tests.rl.channel.kit import SPEC, BadLink, Memory, hurry, registry, trajectory
 
 RL = RlTable(queue_items=4, save_every=2, staleness=1_000)
 COUNT = 8
@@ -35,10 +35,10 @@ COUNT = 8
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hurry(monkeypatch)
     monkeypatch.setattr(actor, "AWAY_S", PATIENCE_S)  # while a critic is away, items may be dropped
-    told = logging.getLogger("atoll.rl")
-    told.setLevel(logging.ERROR)  # dead links are told at length
+    logger = logging.getLogger("atoll.rl")
+    logger.setLevel(logging.ERROR)  # dead links are logged at length
     yield
-    told.setLevel(logging.NOTSET)
+    logger.setLevel(logging.NOTSET)
 
 
 def numbers(*members: str, count: int = COUNT) -> Counter[str]:
@@ -47,7 +47,7 @@ def numbers(*members: str, count: int = COUNT) -> Counter[str]:
 
 def act(channel: Channel, member: str, *, count: int = COUNT) -> bool:
     """Be an actor from its saved state on; return whether it came to its end."""
-    home = desk(channel, member)
+    home = registry(channel, member)
     side, keeper, ended = None, None, False
     with contextlib.suppress(AtollError):
         keeper = StateSaver(home, member=member)
@@ -113,7 +113,7 @@ def whole(channel: Channel, *, critics: list[Channel], actors: dict[str, list[Ch
         for one in running:
             one.result(timeout=PATIENCE_S)
     assert learned == numbers(*actors)
-    kept = StateSaver(desk(channel, "w0"), member="w0")
+    kept = StateSaver(registry(channel, "w0"), member="w0")
     try:
         assert Counter(kept.newest()["learned"]) == numbers(*actors)  # and that is durable
     finally:
@@ -184,11 +184,11 @@ def test_lost_questions_and_answers_count_everything_once() -> None:
 
 def test_shuffled_and_doubled_delivery_counts_everything_once() -> None:
     channel = InMemoryChannel()
-    with_actor = ActorChannel(desk(channel, "w1"), rl=RL, policy=SPEC.policy, member="w1")
+    with_actor = ActorChannel(registry(channel, "w1"), rl=RL, policy=SPEC.policy, member="w1")
     with_actor.announce(SPEC)
     order = [*range(1, 31)] * 3
     random.Random(5).shuffle(order)
-    raw = desk(channel, "w1").queue("experience.w1", max_items=1_000, overflow="reject")
+    raw = registry(channel, "w1").queue("experience.w1", max_items=1_000, overflow="reject")
     for number in order:
         item = trajectory(steps=3, seed=number)
         item.actor, item.sequence = "w1", number
@@ -208,7 +208,7 @@ def test_shuffled_and_doubled_delivery_counts_everything_once() -> None:
 
 def test_successor_learns_exactly_the_unsaved_data() -> None:
     channel = InMemoryChannel()
-    one = ActorChannel(desk(channel, "w1"), rl=RL, policy=SPEC.policy, member="w1")
+    one = ActorChannel(registry(channel, "w1"), rl=RL, policy=SPEC.policy, member="w1")
     one.announce(SPEC)
     for number in range(3):
         one.send(trajectory(steps=3, seed=number))

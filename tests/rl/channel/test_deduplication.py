@@ -38,4 +38,4 @@ def test_gaps_do_not_grow_without_bound() -> None:
     for number in range(1, 40 * MOST_GAPS, 2):
         assert seen.add(number)
     assert len(seen.to_list()[1]) <= MOST_GAPS
-    assert not seen.add(2)  # it never came, and is taken for had
+    assert not seen.add(2)  # it never came, and counts as received

@@ -63,7 +63,7 @@ class Members:
         return Part(self, slot)
 
     def together(self, slots: Iterable[int] | None = None) -> list[dict[str, Any]]:
-        """Let members do their parts at once; return what each told of it."""
+        """Let members do their parts at once; return what each reported."""
         chosen = range(self.spec.job.nodes) if slots is None else slots
         return [part.result() for part in [self.start(slot) for slot in chosen]]
 
@@ -92,7 +92,7 @@ class Part:
         self._asked.set()
 
     def result(self) -> dict[str, Any]:
-        """Wait for its end, and return what it told."""
+        """Wait for its end, and return its results."""
         self._thread.join(BOUND_S)
         assert not self._thread.is_alive(), "a member did not end in time"
         if self._error is not None:

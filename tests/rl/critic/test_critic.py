@@ -79,7 +79,7 @@ def test_the_order_of_a_batch_does_not_matter() -> None:
     assert same(one.state_dict(), other.state_dict())
 
 
-def test_a_new_policy_changes_nobody_and_begins_as_the_mean() -> None:
+def test_a_new_policy_changes_no_other_and_begins_as_the_mean() -> None:
     made = critic("a", "b")
     made.learn([lesson("a", 1), lesson("b", 1, size=3.0)])
     t = lived("a", cut=True)
@@ -107,8 +107,8 @@ def test_a_policy_that_sends_nothing_keeps_its_head() -> None:
 
 
 def test_policy_identity_lets_it_learn_opposites() -> None:
-    asked = lived("up", seed=77)
-    wanted = asked.observations[..., 0] + 0.5 * asked.observations[..., 1]
+    probe = lived("up", seed=77)
+    wanted = probe.observations[..., 0] + 0.5 * probe.observations[..., 1]
     errors = {}
     for kind in ("pooled", "unconditioned"):
         made = critic("up", "down", kind=kind, critic_lr=1e-2)
@@ -117,15 +117,15 @@ def test_policy_identity_lets_it_learn_opposites() -> None:
             opposite = lesson("up", step, size=-1.0)
             opposite.policy = opposite.actor = "down"
             made.learn([same_seen, opposite])
-        errors[kind] = float((made.of(asked).values - wanted).square().mean() / wanted.var())
+        errors[kind] = float((made.of(probe).values - wanted).square().mean() / wanted.var())
     assert errors["pooled"] < 0.1
-    # Both are asked at the same states with opposite answers: the mixture is zero everywhere.
+    # Both learn opposite values of the same states: the mixture is zero everywhere.
     assert 0.8 < errors["unconditioned"] < 1.3
 
 
 @pytest.mark.parametrize("share", [1, 10])
 def test_a_policy_weighs_the_same_whatever_it_sends(share: int) -> None:
-    """Two opposite wishes for one head: the answer is half way, also with ten times as much."""
+    """Two opposite targets for one head: the answer is half way, also with ten times as much."""
     made = critic("up", "down", kind="unconditioned", critic_lr=1e-2)
     for step in range(1, 17):
         up = lived("up", seed=step, columns=share * 2, ends=1.1, rewards=torch.ones_like)
@@ -230,7 +230,7 @@ def test_encoders_are_shared_by_environment() -> None:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1e20])
-def test_values_that_make_no_sense_are_named_and_ruin_nobody(
+def test_values_that_make_no_sense_are_named_and_ruin_no_other(
     wrong: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = critic("a", "b")

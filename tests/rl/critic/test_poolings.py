@@ -56,8 +56,8 @@ class Fixed:
         self.probability = torch.tensor(probability)
 
     def evaluate(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
-        taken = trajectory.actions[..., 0] == 1
-        likely = torch.where(taken, self.probability, 1.0 - self.probability).log()
+        chosen = trajectory.actions[..., 0] == 1
+        likely = torch.where(chosen, self.probability, 1.0 - self.probability).log()
         return likely, torch.zeros_like(likely)
 
 
@@ -79,8 +79,8 @@ def test_corrected_learns_one_policy_from_the_other() -> None:
         made.set_policy(name, Fixed(probability))
     for step in range(1, 21):
         made.learn([one_armed("lazy", 0.4, step)])
-    asked = [lived(name, ends=1.1) for name in likes]
-    eager, lazy = (float(found.values.mean()) for found in made.values_of(asked))
+    probes = [lived(name, ends=1.1) for name in likes]
+    eager, lazy = (float(found.values.mean()) for found in made.values_of(probes))
     assert lazy == pytest.approx(0.4, abs=0.08)
     # Weights of at most 1: what is learned is the value of min(0.4, 0.8) and min(0.6, 0.2), made
     # a distribution again.
@@ -88,7 +88,7 @@ def test_corrected_learns_one_policy_from_the_other() -> None:
 
 
 def test_without_policy_weights_it_learns_from_its_own() -> None:
-    """Nothing is weighed by a policy that nobody has published."""
+    """Nothing is weighed by a policy that was not published."""
     made = Critic(table(), seed=0, kind="corrected")
     for name in ("eager", "lazy"):
         made.add_policy(task(name, task="arm"))

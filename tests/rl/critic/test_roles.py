@@ -136,13 +136,13 @@ def test_non_finite_experience_is_counted_and_isolated(tmp_path: Path) -> None:
     members = Members(spec, tmp_path)
     critic, good, odd, broken = (members.start(slot) for slot in range(4))
     assert good.result()["dropped"] == {}
-    told = odd.result()
-    assert told["dropped"]["not_finite"] >= 1
-    assert told["updates"] > 0
+    result = odd.result()
+    assert result["dropped"]["not_finite"] >= 1
+    assert result["updates"] > 0
     with pytest.raises(DataError, match=r"rewards are not finite.*policy broken, actor w3"):
         broken.result()
-    critic.stop()  # as the hub does when nobody else is left
-    sent = good.result()["updates"] + told["updates"]
+    critic.stop()  # as the hub does when no other member is left
+    sent = good.result()["updates"] + result["updates"]
     learned, unread = int(critic.result()["trajectories"]), list[Any]()
 
     def all_there() -> bool:
@@ -161,11 +161,11 @@ def test_policy_survives_a_change_of_critic(tmp_path: Path) -> None:
         time.sleep(0.005)
     critic.stop()
     before = critic.result()
-    after, told = members.start(0).result(), actor.result()
-    assert told["env_steps"] == 6_016
+    after, result = members.start(0).result(), actor.result()
+    assert result["env_steps"] == 6_016
     assert before["updates"] < after["updates"]
     lost = after["dropped"].get("oldest", 0)
-    assert after["trajectories"] + lost + after["dropped"].get("stale", 0) == told["updates"]
+    assert after["trajectories"] + lost + after["dropped"].get("stale", 0) == result["updates"]
 
 
 def test_actor_begins_without_a_silent_critic(
@@ -173,15 +173,15 @@ def test_actor_begins_without_a_silent_critic(
 ) -> None:
     monkeypatch.setattr(actor_role, "START_S", 0.1)
     monkeypatch.setattr(actor_side, "AWAY_S", 0.0)
-    told = Members(spec_of(steps=256), tmp_path).start(1).result()
-    assert (told["env_steps"], told["updates"]) == (256, 4)
+    result = Members(spec_of(steps=256), tmp_path).start(1).result()
+    assert (result["env_steps"], result["updates"]) == (256, 4)
 
 
-def test_values_that_nobody_tells_are_counted_and_end_nothing(
+def test_values_that_do_not_arrive_are_counted_and_end_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impatient = functools.partial(ServiceValues, timeout_s=0.1)
     monkeypatch.setattr(actor_role, "ServiceValues", impatient)
-    told = Members(spec_of(steps=256, values="service"), tmp_path).start(1).result()
-    assert (told["env_steps"], told["updates"]) == (256, 0)
-    assert told["dropped"] == {"unanswered": 4}
+    result = Members(spec_of(steps=256, values="service"), tmp_path).start(1).result()
+    assert (result["env_steps"], result["updates"]) == (256, 0)
+    assert result["dropped"] == {"unanswered": 4}

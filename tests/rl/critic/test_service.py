@@ -14,7 +14,7 @@ from atoll.rl.critic import service
 from atoll.rl.critic.service import ServiceValues, ValueService
 from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 from tests.patience import PATIENCE_S, PROMPT_S
-from tests.rl.channel.kit import alone, desk, hurry, trajectory
+from tests.rl.channel.kit import alone, hurry, registry, trajectory
 
 RL = RlTable(values="service")
 
@@ -34,17 +34,17 @@ def sums(t: Trajectory) -> ValuedTrajectory:
 
 def test_each_actor_gets_the_values_of_its_own_trajectory() -> None:
     channel = alone()
-    answering = ValueService(desk(channel, "w0"), rl=RL, of=sums)
+    answering = ValueService(registry(channel, "w0"), rl=RL, of=sums)
     wrong: list[str] = []
 
     def ask(member: str) -> None:
-        values = ServiceValues(desk(channel, member), rl=RL, member=member)
+        values = ServiceValues(registry(channel, member), rl=RL, member=member)
         for seed in range(5):
-            asked = trajectory(seed=seed + 100 * int(member[1:]))
-            got = values.of(asked)
-            if not torch.equal(got.values, sums(asked).values) or got.version != 4:
+            request = trajectory(seed=seed + 100 * int(member[1:]))
+            got = values.of(request)
+            if not torch.equal(got.values, sums(request).values) or got.version != 4:
                 wrong.append(f"{member} {seed}")
-            if not torch.equal(got.cut_values, sums(asked).cut_values):
+            if not torch.equal(got.cut_values, sums(request).cut_values):
                 wrong.append(f"{member} {seed} cuts")
         assert len(values.waited_s) == 5
 
@@ -59,7 +59,7 @@ def test_each_actor_gets_the_values_of_its_own_trajectory() -> None:
 
 
 def test_without_a_critic_an_actor_waits_no_longer_than_it_may() -> None:
-    values = ServiceValues(desk(alone(), "w1"), rl=RL, member="w1", timeout_s=0.2)
+    values = ServiceValues(registry(alone(), "w1"), rl=RL, member="w1", timeout_s=0.2)
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="w1 waited"):
         values.of(trajectory())
@@ -74,26 +74,26 @@ def test_late_policy_is_requested_again() -> None:
             raise ConfigError("there is no such policy", given=t.policy)
         return sums(t)
 
-    answering = ValueService(desk(channel, "w0"), rl=RL, of=of)
+    answering = ValueService(registry(channel, "w0"), rl=RL, of=of)
     threading.Timer(0.2, known.set).start()
-    values = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=PATIENCE_S)
+    values = ServiceValues(registry(channel, "w1"), rl=RL, member="w1", timeout_s=PATIENCE_S)
     assert values.of(trajectory()).version == 4
     assert answering.refused > 0
     known.clear()
     with pytest.raises(DeadlineExceeded, match="there is no such policy"):
-        ServiceValues(desk(channel, "w2"), rl=RL, member="w2", timeout_s=0.3).of(trajectory())
+        ServiceValues(registry(channel, "w2"), rl=RL, member="w2", timeout_s=0.3).of(trajectory())
     answering.close()
 
 
 def test_a_question_that_makes_no_sense_ends_nothing() -> None:
     channel = alone()
-    answering = ValueService(desk(channel, "w0"), rl=RL, of=sums)
-    desk(channel, "x").queue("ask").put({"what": 1})
-    values = ServiceValues(desk(channel, "w1"), rl=RL, member="w1")
-    asked = trajectory()
-    asked.rewards[0, 0] = float("inf")
+    answering = ValueService(registry(channel, "w0"), rl=RL, of=sums)
+    registry(channel, "x").queue("ask").put({"what": 1})
+    values = ServiceValues(registry(channel, "w1"), rl=RL, member="w1")
+    request = trajectory()
+    request.rewards[0, 0] = float("inf")
     with pytest.raises(DeadlineExceeded, match="not finite"):
-        ServiceValues(desk(channel, "w2"), rl=RL, member="w2", timeout_s=0.2).of(asked)
+        ServiceValues(registry(channel, "w2"), rl=RL, member="w2", timeout_s=0.2).of(request)
     assert values.of(trajectory()).version == 4
     answering.close()
 
@@ -107,11 +107,11 @@ def test_late_answer_is_not_taken_for_the_next() -> None:
             time.sleep(0.3)
         return sums(t)
 
-    answering = ValueService(desk(channel, "w0"), rl=RL, of=of)
-    values = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=0.1)
+    answering = ValueService(registry(channel, "w0"), rl=RL, of=of)
+    values = ServiceValues(registry(channel, "w1"), rl=RL, member="w1", timeout_s=0.1)
     with pytest.raises(DeadlineExceeded):
         values.of(trajectory(seed=1))
-    patient = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=PATIENCE_S)
-    asked = trajectory(seed=2)
-    assert torch.equal(patient.of(asked).values, sums(asked).values)
+    patient = ServiceValues(registry(channel, "w1"), rl=RL, member="w1", timeout_s=PATIENCE_S)
+    request = trajectory(seed=2)
+    assert torch.equal(patient.of(request).values, sums(request).values)
     answering.close()

@@ -52,7 +52,7 @@ def test_a_row_of_numbers_becomes_an_action_of_its_space(space: Any, row: Any, a
     assert environment.actions.width == len(row)
 
 
-def test_the_space_of_actions_is_told_in_numbers() -> None:
+def test_the_space_of_actions_is_described_in_numbers() -> None:
     kinds = [
         (spaces.Discrete(3), "discrete", (3,)),
         (spaces.MultiDiscrete([3, 2]), "multi-discrete", (3, 2)),

@@ -103,7 +103,7 @@ def test_an_episode_that_is_slow_to_draw_ends_in_time(
     assert (found.steps, found.frames) == (0, 1)
 
 
-def test_an_environment_without_pictures_is_told(tmp_path: Path) -> None:
+def test_an_environment_without_pictures_is_reported(tmp_path: Path) -> None:
     said = r"policy light cannot be recorded.*bare.*it draws nothing.*rgb_array.*record = false"
     with pytest.raises(ConfigError, match=said):
         recorded(tmp_path / "episode.gif", "tests.rl.worlds:bare")

@@ -113,8 +113,8 @@ def test_probabilities_have_gradients_that_differences_confirm(kind: str) -> Non
     deviation = torch.tensor([0.1, -0.2], dtype=torch.float64, requires_grad=True)
     actions = made(kind, states=3).sample(generator())
 
-    def told(output: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+    def density(output: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
         found = distribution(SPACES[kind], output, deviation if kind == CONTINUOUS else None)
         return found.log_probability(actions), found.entropy() + 0 * output.sum()
 
-    assert torch.autograd.gradcheck(told, (output, deviation))
+    assert torch.autograd.gradcheck(density, (output, deviation))

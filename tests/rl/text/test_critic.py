@@ -1,4 +1,4 @@
-"""The value model of several policies: pooled, told apart, and gone on with exactly."""
+"""The value model of several policies: pooled, distinguished, and gone on with exactly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mean_value(found: TextCritic, of: Episodes) -> float:
     return found.of(of)[of.mask].mean().item()
 
 
-def test_only_a_told_critic_learns_opposite_values() -> None:
+def test_only_a_conditioned_critic_learns_opposite_values() -> None:
     one, two = batch("one", score=1.0), batch("two", score=-1.0)
     values = {}
     for kind in ("pooled", "unconditioned"):
@@ -41,9 +41,9 @@ def test_only_a_told_critic_learns_opposite_values() -> None:
         for _ in range(12):
             found.learn([one, two])
         values[kind] = (mean_value(found, one), mean_value(found, two))
-    told_one, told_two = values["pooled"]
-    assert told_one > 0.8
-    assert told_two < -0.8
+    first, second = values["pooled"]
+    assert first > 0.8
+    assert second < -0.8
     mixture_one, mixture_two = values["unconditioned"]
     assert mixture_one == pytest.approx(mixture_two)
     assert abs(mixture_one) < 0.3
@@ -59,9 +59,9 @@ def test_rewards_are_learned_at_any_scale() -> None:
         some.rewards = scale * some.prompts[:, None].float() * last
         pair.append(some)
     for _ in range(20):
-        told = found.learn(pair)
-    assert told["one"]["explained_variance"] > 0.6
-    assert told["two"]["explained_variance"] > 0.6
+        stats = found.learn(pair)
+    assert stats["one"]["explained_variance"] > 0.6
+    assert stats["two"]["explained_variance"] > 0.6
 
 
 def test_the_order_of_batches_does_not_matter() -> None:
@@ -108,6 +108,6 @@ def test_values_depend_on_nothing_that_comes_later() -> None:
     torch.testing.assert_close(found.of(cut)[:, :2], found.of(some)[:, :2])
 
 
-def test_a_policy_nobody_told_of_is_named() -> None:
+def test_an_unknown_policy_is_named() -> None:
     with pytest.raises(DataError, match="three"):
         critic().of(batch("three", score=1.0))

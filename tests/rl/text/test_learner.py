@@ -69,9 +69,9 @@ def test_loss_and_gradient_are_those_of_the_definition(algorithm: str, temperatu
     twin = copy.deepcopy(writer)
     expected = reference_loss(twin, batch, advantages, refer, rl)
     expected.backward()  # type: ignore[no-untyped-call]
-    told = TokenLearner(writer, rl, updates=10).improve(batch, advantages, refer, generator=None)
-    assert told["policy_loss"] == pytest.approx(expected.item(), rel=1e-5)
-    assert 0 < told["clip_fraction"] < 1
+    stats = TokenLearner(writer, rl, updates=10).improve(batch, advantages, refer, generator=None)
+    assert stats["policy_loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert 0 < stats["clip_fraction"] < 1
     for ours, theirs in zip(writer.parameters(), twin.parameters(), strict=True):
         assert ours.grad is not None
         assert theirs.grad is not None
@@ -104,8 +104,8 @@ def test_passes_end_early_beyond_the_divergence() -> None:
     batch = episodes(model, model)
     advantages = torch.randn(batch.rewards.shape)
     learner = TokenLearner(model, rl_table(epochs=50, lr=3e-2, target_kl=0.05), updates=2)
-    told = learner.improve(batch, advantages, batch.log_probabilities, generator=None)
-    assert told["passes"] < 50
+    stats = learner.improve(batch, advantages, batch.log_probabilities, generator=None)
+    assert stats["passes"] < 50
 
 
 def test_a_state_goes_on_exactly_and_the_rate_falls() -> None:
@@ -132,7 +132,7 @@ def test_a_state_goes_on_exactly_and_the_rate_falls() -> None:
     assert again.version == 3
 
 
-def test_a_loss_that_is_no_number_is_told_with_the_policy() -> None:
+def test_a_loss_that_is_no_number_is_reported_with_the_policy() -> None:
     model = gpt(1)
     batch = episodes(model, model)
     with pytest.raises(LossNotFinite, match="policy one, update 1"):

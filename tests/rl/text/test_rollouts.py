@@ -46,11 +46,11 @@ def test_a_trainer_learns_from_what_two_others_wrote(tmp_path: Path) -> None:
     assert (tmp_path / "w0" / "policy-one.safetensors").exists()
     assert [one["role"] for one in writers] == ["sampler", "sampler"]
     assert sum(one["updates"] for one in writers) >= 4  # batches
-    told = rl_summary(
+    summary = rl_summary(
         rl, results={f"w{n}": {"rl": one} for n, one in enumerate(results)}, points=[], sent={}
     )
-    assert told["critic_member"] is None
-    assert (told["env_steps"], told["policies"][0]["members"]) == (64, ["w0"])
+    assert summary["critic_member"] is None
+    assert (summary["env_steps"], summary["policies"][0]["members"]) == (64, ["w0"])
 
 
 class Scene:

@@ -50,7 +50,7 @@ def member(slot: int, spec: JobSpec, channel: InMemoryChannel, folder: Path) -> 
 
 
 def run_all(spec: JobSpec, folder: Path, *, timeout_s: float = PATIENCE_S) -> list[dict[str, Any]]:
-    """Return what each member tells at its end."""
+    """Return what each member reports at its end."""
     channel = InMemoryChannel()
     found: dict[int, dict[str, Any]] = {}
     errors: list[BaseException] = []
@@ -90,7 +90,7 @@ def test_two_actors_and_a_critic_do_a_whole_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"algorithm": "grpo"}, {"critic": "own"}])
-def test_a_policy_alone_needs_nobody_else(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_policy_alone_needs_no_other_member(tmp_path: Path, changes: dict[str, Any]) -> None:
     (result,) = run_all(job(rl_table(**changes), steps=3), tmp_path)
     assert (result["role"], result["updates"]) == ("actor", 4)
 
@@ -109,7 +109,7 @@ def test_one_member_trains_the_beginning_and_the_others_take_it(
 ) -> None:
     spec, channel = job(rl_table(), steps=3), InMemoryChannel()
     first = shared_start_model(spec, member(0, spec, channel, tmp_path))
-    monkeypatch.delattr(start, "train_start_model")  # nobody else has to
+    monkeypatch.delattr(start, "train_start_model")  # no other member has to
     other = shared_start_model(spec, member(1, spec, channel, tmp_path))
     assert first is not None
     assert other is not None
@@ -117,7 +117,7 @@ def test_one_member_trains_the_beginning_and_the_others_take_it(
         assert torch.equal(ours, theirs)
 
 
-def test_who_hears_nothing_trains_the_same_beginning_itself(tmp_path: Path) -> None:
+def test_a_member_without_messages_trains_the_same_beginning_itself(tmp_path: Path) -> None:
     spec = job(rl_table(), steps=3)
     usual = shared_start_model(spec, member(0, spec, InMemoryChannel(), tmp_path))
     lonely = shared_start_model(spec, member(1, spec, InMemoryChannel(), tmp_path), wait_s=0.05)
@@ -166,11 +166,11 @@ def test_an_actor_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
 class Spoiled(Brackets):
     """The third reward is no number."""
 
-    asked = 0
+    calls = 0
 
     def reward(self, prompt: str, completion: str) -> float:
-        self.asked += 1
-        return float("nan") if self.asked == 3 else super().reward(prompt, completion)
+        self.calls += 1
+        return float("nan") if self.calls == 3 else super().reward(prompt, completion)
 
 
 class AlwaysSpoiled(Brackets):

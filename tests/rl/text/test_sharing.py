@@ -83,9 +83,9 @@ def in_order(tokens: Tensor, scores: Tensor, log_p: Tensor) -> tuple[Tensor, Ten
 def test_a_clones_completions_are_read_as_its_own(beginning: StartModel) -> None:
     writer, reader = policy("one", beginning.model), policy("two", beginning.model)
     own, theirs = reader.write(), writer.write()
-    given, taken = Exchange(writer, task="t", seed=3), Exchange(reader, task="t", seed=3)
-    taken.take(given.message(theirs))
-    together = taken.with_others(own)
+    sender, receiver = Exchange(writer, task="t", seed=3), Exchange(reader, task="t", seed=3)
+    receiver.take(sender.message(theirs))
+    together = receiver.with_others(own)
     extra = together.steps - own.steps
     assert (own.steps, extra) == (8, 8), "two groups of four each"
     assert torch.equal(together.scores[:8], own.scores)
@@ -99,29 +99,29 @@ def test_a_clones_completions_are_read_as_its_own(beginning: StartModel) -> None
     torch.testing.assert_close(read[2], written[2], rtol=0, atol=1e-4)  # the ratio begins at 1
     facts = reader.improve(together, None)
     assert abs(facts["kl"]) < 1e-6
-    assert taken.with_others(own) is own, "a group is learned from once"
+    assert receiver.with_others(own) is own, "a group is learned from once"
 
 
 def test_groups_of_equal_rewards_never_enter(beginning: StartModel) -> None:
     writer = policy("one", beginning.model)
     reader = policy("two", beginning.model, task=Never())
-    taken = Exchange(reader, task="t", seed=3)
-    taken.take(Exchange(writer, task="t", seed=3).message(writer.write()))
+    receiver = Exchange(reader, task="t", seed=3)
+    receiver.take(Exchange(writer, task="t", seed=3).message(writer.write()))
     own = reader.write()
-    assert taken.with_others(own) is own
-    assert taken.dropped == {"equal": 2}
+    assert receiver.with_others(own) is own
+    assert receiver.dropped == {"equal": 2}
 
 
 def test_what_does_not_fit_is_dropped_and_counted() -> None:
     model = gpt(2)
     writer, reader = policy("one", model), policy("two", model)  # they write no text in UTF-8
     message = Exchange(writer, task="t", seed=3).message(writer.write())
-    taken = Exchange(reader, task="t", seed=3)
+    receiver = Exchange(reader, task="t", seed=3)
     group = message["groups"][0]
     short = group | {"completions": group["completions"][:3]}
     for wrong in (7, {}, message | {"groups": [{"prompt": 3}]}, message | {"groups": [short]}):
-        taken.take(wrong)
-    assert taken.dropped == {"damaged": 4}
+        receiver.take(wrong)
+    assert receiver.dropped == {"damaged": 4}
     for prompt, text in (
         ("", "a"),
         ("a\nb", "a"),
@@ -130,17 +130,17 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
         ("(", "\ud800"),
     ):
         other = group | {"prompt": prompt, "completions": [text] * 4}
-        taken.take(message | {"groups": [other]})
-    assert taken.dropped == {"damaged": 5, "long": 4}
+        receiver.take(message | {"groups": [other]})
+    assert receiver.dropped == {"damaged": 5, "long": 4}
     own = reader.write()
     strange = policy("three", model, task=Sums())
-    asked = Exchange(strange, task="t", seed=3)
+    unable = Exchange(strange, task="t", seed=3)
     no_sum = {"prompt": "no sum", "completions": ["3"] * 4, "ended": [True] * 4}
-    asked.take(message | {"groups": [no_sum]})
-    assert asked.dropped == {"damaged": 1}, "its reward raised ValueError"
-    taken.take(message | {"task": "another"})
-    taken.take(message | {"policy": "two"})
-    assert taken.with_others(own) is own
+    unable.take(message | {"groups": [no_sum]})
+    assert unable.dropped == {"damaged": 1}, "its reward raised ValueError"
+    receiver.take(message | {"task": "another"})
+    receiver.take(message | {"policy": "two"})
+    assert receiver.with_others(own) is own
 
 
 def test_a_whole_run_shares_and_can_be_repeated(beginning: StartModel) -> None:
@@ -149,7 +149,7 @@ def test_a_whole_run_shares_and_can_be_repeated(beginning: StartModel) -> None:
     sizes: list[int] = []
     for together in runs:
         while not together.done:
-            together.update(told=lambda name, facts: sizes.append(round(facts["length"])))
+            together.update(on_update=lambda name, facts: sizes.append(round(facts["length"])))
     assert len(sizes) == 2 * 3 * 3
     for ours, theirs in zip(runs[0].policies, runs[1].policies, strict=True):
         for name, tensor in ours.state_dict().items():
@@ -168,7 +168,7 @@ def test_members_share_through_a_topic(tmp_path: Path) -> None:
     assert [one["episodes"] for one in results] == [32, 32, 32], "half of each batch is its own"
 
 
-def test_a_policy_alone_goes_on_and_tells_what_it_could_not_read(tmp_path: Path) -> None:
+def test_a_policy_alone_goes_on_and_reports_what_it_could_not_read(tmp_path: Path) -> None:
     spec, channel = job(shared_table(steps=2 * 16), steps=20), InMemoryChannel()
     other = member(1, spec, channel, tmp_path)
     topic = other.topic(SHARED, max_items=12)
@@ -186,7 +186,7 @@ def test_who_cannot_share_is_refused() -> None:
     for changes, why in (
         ({"algorithm": "ppo"}, "share completions that they write themselves"),
         ({"share": 4}, "has to write a part of each batch itself"),
-        ({"policies": shared_table().policies[:1]}, "nobody to share with"),
+        ({"policies": shared_table().policies[:1]}, "no other to share with"),
     ):
         table = dataclasses.replace(shared_table(), **changes)
         with pytest.raises(ConfigError, match=why):
