@@ -1,6 +1,6 @@
 """Sharding as a job that several members share: features in a queue, results in a topic.
 
-    queue reader-todo   one item: somebody trains the small model
+    queue reader-todo   one item: a member trains the small model
     topic reader        its weights
     queue NAME-parts    a range of documents each; leased, so a lost member's part is done again
     topic NAME-done     the features of a part each; durable, so nothing is computed a second time
@@ -198,7 +198,7 @@ class _Helper:
                     self.found[entry.key] = entry.value["features"]
 
     def merged(self) -> bool:
-        """Return whether somebody has merged everything."""
+        """Return whether a member has merged everything."""
         self._merged = self._merged or bool(self._ends.read(1))
         return self._merged
 

@@ -143,7 +143,7 @@ def test_a_long_episode_is_remembered_while_others_begin_and_end() -> None:
     assert restored.state_dict()["lengths"].tolist() == [4_600, 4_600 % 200]
 
 
-def test_an_episode_too_long_to_remember_starts_anew_and_is_reported(
+def test_an_episode_too_long_to_keep_restarts_and_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "LONGEST", 1_500)

@@ -117,7 +117,7 @@ def test_one_member_trains_the_beginning_and_the_others_take_it(
         assert torch.equal(ours, theirs)
 
 
-def test_a_member_without_messages_trains_the_same_beginning_itself(tmp_path: Path) -> None:
+def test_a_member_without_news_trains_the_same_beginning_itself(tmp_path: Path) -> None:
     spec = job(rl_table(), steps=3)
     usual = shared_start_model(spec, member(0, spec, InMemoryChannel(), tmp_path))
     lonely = shared_start_model(spec, member(1, spec, InMemoryChannel(), tmp_path), wait_s=0.05)

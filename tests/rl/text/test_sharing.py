@@ -168,7 +168,7 @@ def test_members_share_through_a_topic(tmp_path: Path) -> None:
     assert [one["episodes"] for one in results] == [32, 32, 32], "half of each batch is its own"
 
 
-def test_a_policy_alone_goes_on_and_reports_what_it_could_not_read(tmp_path: Path) -> None:
+def test_a_policy_alone_continues_and_reports_unreadable_groups(tmp_path: Path) -> None:
     spec, channel = job(shared_table(steps=2 * 16), steps=20), InMemoryChannel()
     other = member(1, spec, channel, tmp_path)
     topic = other.topic(SHARED, max_items=12)
