@@ -82,8 +82,8 @@ def find(where: str = "", *, home: Path | None = None, without: str = "") -> Kno
             return hubs[ticket.url]
         return log_in(ticket, home=folder)
     if where:
-        given = where.rstrip("/")
-        urls = [given] if "://" in given else [f"http://{given}", f"https://{given}"]
+        address = where.rstrip("/")
+        urls = [address] if "://" in address else [f"http://{address}", f"https://{address}"]
         known = next((hubs[url] for url in urls if url in hubs), None)
         if known is None:
             raise AuthError(

@@ -24,7 +24,7 @@ EXPECTED = "expected"
 
 AUTO_DEVICE, CPU_DEVICE = "auto", "cpu"
 
-DeviceWish = Annotated[
+DeviceSetting = Annotated[
     str,
     Meta(
         pattern=r"\A(?!gpu)[a-z][a-z_]*(:\d+)?\Z",
@@ -35,9 +35,9 @@ DeviceWish = Annotated[
 
 
 def agreed_device(job: str, owner: str) -> str:
-    """Return the device for a process on a machine: its owner's wish counts before the job's.
+    """Return the device for a process on a machine: its owner's setting counts before the job's.
 
-    `auto` is no wish. A job for the processor needs no accelerator that an owner offers.
+    `auto` sets nothing. A job for the processor needs no accelerator that an owner offers.
     """
     if owner == AUTO_DEVICE or (job == CPU_DEVICE and owner != CPU_DEVICE):
         return job

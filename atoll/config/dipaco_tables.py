@@ -51,8 +51,8 @@ INNER = "paths"
 """`inner` of such a job."""
 
 
-def with_paths(spec: JobSpec, *, given: bool) -> JobSpec:
-    """Return a job with what its paths imply; `given`: the file sets `nodes`.
+def with_paths(spec: JobSpec, *, nodes_set: bool) -> JobSpec:
+    """Return a job with what its paths imply; `nodes_set`: the file sets `nodes`.
 
     Levels cannot share a weight, so a model gets a head of its own. There is a member for each
     path unless the file says otherwise, and one is enough.
@@ -65,7 +65,7 @@ def with_paths(spec: JobSpec, *, given: bool) -> JobSpec:
     strategy = dataclasses.replace(strategy, inner=strategy.inner or INNER)
     if model.name in TIED and len(dipaco.modules) > 1:
         model = dataclasses.replace(model, options={"tie": False, **model.options})
-    if not given and min(dipaco.modules) > 0:
+    if not nodes_set and min(dipaco.modules) > 0:
         job = dataclasses.replace(job, nodes=dipaco.paths, min_nodes=1)
     return dataclasses.replace(spec, strategy=strategy, dipaco=dipaco, job=job, model=model)
 

@@ -39,7 +39,7 @@ class WorkerEnvironment:
     download_bps: float = 0.0
     """Limit in bits per second from the hub; 0: none."""
     device: str = ""
-    """The device to compute on, as job and owner agree; empty: the job's wish."""
+    """The device to compute on, as job and owner agree; empty: the job's setting."""
     pace: str = ""
     """File through which all processes of a machine share one limit; empty: separate limits."""
     hub_only: bool = False

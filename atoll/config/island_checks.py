@@ -7,7 +7,7 @@ from atoll.errors import ConfigError
 
 
 def check_encryption(spec: JobSpec) -> None:
-    """Raise ConfigError if a new job would send something in the clear that nobody has allowed."""
+    """Raise ConfigError if a new job would send something in the clear that is not allowed."""
     machines = spec.island.machines
     if machines > 1 and spec.island.encryption == "on":
         raise ConfigError(
@@ -20,7 +20,7 @@ def check_encryption(spec: JobSpec) -> None:
 
 
 def not_encrypted(spec: JobSpec) -> str:
-    """Return what a job sends in the clear by its own wish, for people; empty: nothing."""
+    """Return what a job sends in the clear by its own settings, for people; empty: nothing."""
     plain = []
     if spec.job.encryption == "off":
         plain.append("what members send each other directly (encryption in [job])")
@@ -72,11 +72,11 @@ def _check_elastic(spec: JobSpec) -> None:
     chosen = {name: getattr(spec.island, name) for name in ("mesh", "cuts", "microbatches")}
     fixed = [name for name, value in chosen.items() if value]
     if spec.strategy.inner != "pipeline" or fixed:
-        given = ", ".join(f"{name} = {chosen[name]}" for name in fixed)
+        listed = ", ".join(f"{name} = {chosen[name]}" for name in fixed)
         raise ConfigError(
             "elastic = true chooses stages, replicas, cuts and microbatches by itself",
             given=f"inner = {spec.strategy.inner!r} in [strategy]"
-            + (f", {given}" if given else ""),
+            + (f", {listed}" if listed else ""),
             expected='inner = "pipeline", and the number of ranks in [island]',
             remedy=f"leave out {' and '.join(fixed)} in [island]"
             if fixed

@@ -137,10 +137,12 @@ def read_spec(tables: Mapping[str, Any]) -> JobSpec:
     if "launch" in values:
         values["launch"] = _with_references(values["launch"])
     spec = JobSpec(**values)
-    given = "nodes" in tables.get("job", {})
-    spec = with_log(with_tune(with_paths(with_swarm(spec, given=given), given=given)))
+    nodes_set = "nodes" in tables.get("job", {})
+    spec = with_log(
+        with_tune(with_paths(with_swarm(spec, nodes_set=nodes_set), nodes_set=nodes_set))
+    )
     if "rl" in tables:
-        spec = with_members(spec, given=given)
+        spec = with_members(spec, nodes_set=nodes_set)
         if "strategy" not in tables:
             spec = with_own_agreement(spec)
     _check_together(spec)

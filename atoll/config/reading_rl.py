@@ -11,15 +11,15 @@ from atoll.errors import ConfigError
 from atoll.ids import check_name
 
 
-def with_members(spec: JobSpec, *, given: bool) -> JobSpec:
-    """Return the job with as many members as its policies need; `given`: the file sets `nodes`.
+def with_members(spec: JobSpec, *, nodes_set: bool) -> JobSpec:
+    """Return the job with as many members as its policies need; `nodes_set`: the file sets `nodes`.
 
     Raises ConfigError if `[rl]` is invalid.
     """
     rl = spec.rl
     _check_names(rl)
     _check_together(rl)
-    if given and spec.job.nodes != rl.members:
+    if nodes_set and spec.job.nodes != rl.members:
         raise ConfigError(
             "nodes in [job] does not fit [rl]",
             given=f"nodes = {spec.job.nodes}",

@@ -32,7 +32,7 @@ class SwarmTable:
     the stages one by one."""
     schedule: Annotated[str, one_of("sync", "async")] = SYNC
     """`async`: the first `early` microbatches of a step are computed on the weights of the step
-    before, while that one ends, so that nobody waits for its rounds."""
+    before, while that one ends, so that no member waits for its rounds."""
     early: NotNegative = 0
     """Those of `schedule = "async"`, fewer than `microbatches`; 0: a quarter of them."""
     codec: str = "int8"
@@ -45,9 +45,9 @@ class SwarmTable:
     """How each of those computes a step: `local` in one process, or an island of the ranks in
     `[island]`, whose first one meets the stages."""
     lost_stage: Annotated[str, one_of("wait", "neighbours")] = "wait"
-    """When nobody has a stage's state any more: `wait`: all stages go back to the newest checkpoint
-    once a member is there for it; `neighbours`: it becomes the mean of the stages beside it, where
-    their layers fit, without going back."""
+    """When no member has a stage's state any more: `wait`: all stages go back to the newest
+    checkpoint once a member is there for it; `neighbours`: it becomes the mean of the stages beside
+    it, where their layers fit, without going back."""
     rebalance_s: NotNegativeFloat = 300.0
     """Seconds between two changes of places, from the fastest to the slowest stage; 0: never."""
     cuts: list[int] = dataclasses.field(default_factory=list)
@@ -68,8 +68,8 @@ TIED = ("gpt", "gpt2", "llama")
 """Models whose first and last layers share a weight unless `tie` is false."""
 
 
-def with_swarm(spec: JobSpec, *, given: bool) -> JobSpec:
-    """Return a job with what its stages imply; `given`: the file sets `nodes`.
+def with_swarm(spec: JobSpec, *, nodes_set: bool) -> JobSpec:
+    """Return a job with what its stages imply; `nodes_set`: the file sets `nodes`.
 
     Stages cannot share a weight, so a model gets a head of its own. A SWARM needs a member for
     every stage, and has two for each unless the file says otherwise.
@@ -85,7 +85,7 @@ def with_swarm(spec: JobSpec, *, given: bool) -> JobSpec:
     strategy = dataclasses.replace(strategy, inner=strategy.inner or "swarm")
     if model.name in TIED and stages > 1:
         model = dataclasses.replace(model, options={"tie": False, **model.options})
-    if not given:
+    if not nodes_set:
         job = dataclasses.replace(job, nodes=2 * stages + swarm.whole, min_nodes=least)
     elif 0 < job.min_nodes < least <= job.nodes:
         job = dataclasses.replace(job, min_nodes=least)

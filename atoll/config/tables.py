@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from atoll.config.constraints import (
     Amount,
-    DeviceWish,
+    DeviceSetting,
     NotNegative,
     NotNegativeFloat,
     Positive,
@@ -77,7 +77,7 @@ class JobTable:
     """`audit`: some rounds of each member are computed again by others; who cheats is evicted."""
     audit_share: float = 0.02
     """Share of all member-rounds that are drawn for that by chance, 0.01 to 0.05."""
-    device: DeviceWish = "auto"
+    device: DeviceSetting = "auto"
     """Computes: `auto` (the accelerator that is there, else the processor), `cpu`, `cuda` (also of
     ROCm), `cuda:1`, `xpu` or `mps`. The owner of a machine may keep its accelerator."""
 
@@ -347,7 +347,7 @@ class JobSpec:
         """
         own = self.kind == "rl" and (self.job.code or self.rl.has_code)
         own = own or (self.kind == "trainer" and (self.job.code or ":" in self.model.name))
-        given = [*self.launch.env, *self.launch.secrets]
-        names = (line.partition("=")[0] for line in given)
+        lines = [*self.launch.env, *self.launch.secrets]
+        names = (line.partition("=")[0] for line in lines)
         own = own or (self.kind in ("trainer", "rl") and not all(map(is_harmless, names)))
         return "script" if own else self.kind

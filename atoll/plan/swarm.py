@@ -217,7 +217,7 @@ def fewest_stages(
         middle = (low + high) // 2
         tried = with_swarm(
             replace(spec, swarm=replace(spec.swarm, stages=middle, needs_gb=[], cuts=[])),
-            given=False,
+            nodes_set=False,
         )
         plan = plan_swarm(tried, data=data)
         if plan.worst_bytes <= limit_bytes:
@@ -236,7 +236,7 @@ def _stages(
         stages=spec.swarm.stages, cuts=tuple(spec.swarm.cuts), precision=spec.train.precision
     )
     units, _ = chain_of(model)
-    at = cuts_of(model, cut, tried=False)  # by weights, as a member does that is told nothing
+    at = cuts_of(model, cut, tried=False)  # by weights, as a member does without cuts in the job
     flops = unit_flops(units, inputs)
     own_code = ":" in spec.model.name  # which does not run where jobs are submitted
     if not cut.cuts and any(flops) and not own_code:

@@ -25,10 +25,10 @@ def login(
     from atoll.cli.views import screen
     from atoll.errors import ConfigError
 
-    given = read_ticket(ticket)
-    if given is None:
+    parsed_ticket = read_ticket(ticket)
+    if parsed_ticket is None:
         raise ConfigError("a ticket is missing", remedy=hub_access.HOW_TO_LOG_IN)
-    hub = hub_access.log_in(given, name=name, proxy=via_proxy)
+    hub = hub_access.log_in(parsed_ticket, name=name, proxy=via_proxy)
     role = "operator" if hub.operator else "viewer"
     screen.output().print(f"logged in at {hub.url} as {role}; log out with `atoll logout`")
 

@@ -53,8 +53,10 @@ def generate(
     if paths:
         from atoll.routing.writing import Sampling
 
-        wish = Sampling(tokens=tokens, temperature=temperature, seed=chosen, every=every, path=path)
-        _by_path(where, shards, prompt, wish, device)
+        sampling = Sampling(
+            tokens=tokens, temperature=temperature, seed=chosen, every=every, path=path
+        )
+        _by_path(where, shards, prompt, sampling, device)
         return
     if path is not None or every is not None or shards is not None:
         raise typer.BadParameter("--path, --every and --shards are for paths: add --paths")
@@ -67,7 +69,9 @@ def generate(
     typer.echo(harmless(text))
 
 
-def _by_path(where: Path, shards: Path | None, prompt: str, wish: Sampling, device: str) -> None:
+def _by_path(
+    where: Path, shards: Path | None, prompt: str, sampling: Sampling, device: str
+) -> None:
     """Route a prompt, load its path only, and write its text; the paths are named on stderr."""
     from atoll.cli.views import screen
     from atoll.devices.choose import choose
@@ -76,7 +80,7 @@ def _by_path(where: Path, shards: Path | None, prompt: str, wish: Sampling, devi
 
     paths, chosen = open_paths(where, shards=shards), choose(device)
     written = continue_text(
-        paths, paths.tokenizer.encode(prompt.encode("utf-8")), wish,
+        paths, paths.tokenizer.encode(prompt.encode("utf-8")), sampling,
         prepare=lambda model: model.to(chosen),
     )  # fmt: skip
     said = ", ".join(str(path) for path in written.paths)

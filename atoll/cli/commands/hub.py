@@ -184,17 +184,17 @@ def backup(
 
     console = screen.output()
     place = (data or config.home() / "hub").resolve()
-    taken = take(
+    result = take(
         folder.resolve(),
         data=place,
         clock=RealClock(),
         jobs=runs.resolve() if runs else None,
         keep=keep,
     )
-    for line in taken.left_out:
+    for line in result.left_out:
         console.print(f"[yellow]left out[/] {escape(line)}", soft_wrap=True)
-    count = len(taken.listing.files)
-    console.print(f"{taken.path} ({count} files, {screen.size(taken.nbytes)})", soft_wrap=True)
+    count = len(result.listing.files)
+    console.print(f"{result.path} ({count} files, {screen.size(result.nbytes)})", soft_wrap=True)
 
 
 def up(

@@ -55,18 +55,18 @@ def shard(
     from atoll.cli.jobs import sharding
     from atoll.routing.shard import Shards
 
-    wish = Shards(
+    options = Shards(
         modules=sharding.counts_of(modules), prefix=prefix, longest=longest, copies=copies,
         slack=slack, reader_steps=reader_steps,
     )  # fmt: skip
     many = nodes or local
     if many is None:
-        raise typer.Exit(sharding.shard_here(job, wish, out=out, reader=reader))
+        raise typer.Exit(sharding.shard_here(job, options, out=out, reader=reader))
     if reader is not None:
         raise typer.BadParameter("--reader is for one machine: several train the small model")
     from atoll.cli.views import screen
 
-    submission, console = sharding.shard_job(job, wish, nodes=many), screen.output()
+    submission, console = sharding.shard_job(job, options, nodes=many), screen.output()
     if local is not None:
         from atoll.cli.jobs.local import LocalRun, new_folder, run_local
 

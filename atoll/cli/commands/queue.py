@@ -74,24 +74,24 @@ def put(
     from atoll.cli.views import screen
     from atoll.ids import new_token
 
-    given = sys.stdin.read() if value == "-" else value
+    content = sys.stdin.read() if value == "-" else value
     with hub_access.find(hub).client() as client:
-        done = client.queue_put(queue, key=key or new_token(), payload=_payload(given, text=text))
+        done = client.queue_put(queue, key=key or new_token(), payload=_payload(content, text=text))
     outcome = "was there already as" if done.duplicate else "is"
     screen.output().print(f"it {outcome} number {done.seq} of {queue}")
 
 
-def _payload(given: str, *, text: bool) -> bytes:
+def _payload(content: str, *, text: bool) -> bytes:
     import json
 
     from atoll.queues import serialization
 
     if not text:
         try:
-            return b"".join(serialization.encode(json.loads(given)))
+            return b"".join(serialization.encode(json.loads(content)))
         except json.JSONDecodeError:
             pass
-    return b"".join(serialization.encode(given.encode()))
+    return b"".join(serialization.encode(content.encode()))
 
 
 @app.command()

@@ -134,12 +134,12 @@ def run(
     from atoll.cli import hub_access
     from atoll.cli.jobs.remote import RemoteRun, run_remote
 
-    wish = RemoteRun(
+    remote = RemoteRun(
         submissions=submissions, each=each, runs=runs, detach=detach, parameters=parameters[0]
     )
     raise typer.Exit(
         run_remote(
-            hub_access.find(hub, without=hub_access.ALONE), wish, target=target, console=console
+            hub_access.find(hub, without=hub_access.ALONE), remote, target=target, console=console
         )
     )
 

@@ -81,7 +81,7 @@ def fit(
     from atoll.scaling.rates import HYPERPARAMETERS, fit_rate
     from atoll.scaling.saved import to_dict
 
-    asked = [parse_settings(text) for text in predict or ()]
+    settings = [parse_settings(text) for text in predict or ()]
     found, fitted = _fitted(runs, law=law, shape=shape, count=count, resamples=resamples)
     rates = []
     for name in HYPERPARAMETERS:
@@ -90,9 +90,9 @@ def fit(
                 rates.append(fit_rate(found.points, name))
             except FitError as error:
                 screen.errors().print(f"[dim]no law of {name}: {error.what}[/]", soft_wrap=True)
-    predictions = [prediction_for(fitted, at) for at in asked]
-    given = asked[0] if asked else {}
-    more = {name: given.get(name, 0.0) for name in ("members", "every")}
+    predictions = [prediction_for(fitted, at) for at in settings]
+    first = settings[0] if settings else {}
+    more = {name: first.get(name, 0.0) for name in ("members", "every")}
     optima = [compute_optimal(fitted, flops, **more) for flops in budget or ()]
     skipped = found.skipped if found else ()
     if out is not None:
@@ -151,7 +151,7 @@ def _write(
 def _answers(
     predictions: Sequence[Prediction], optima: Sequence[Optimum], rates: Sequence[RateLaw]
 ) -> dict[str, Any]:
-    """Return what was asked as values for JSON."""
+    """Return what was requested as values for JSON."""
     import dataclasses
 
     return {

@@ -52,7 +52,7 @@ def follow_batch(
     Raises:
         HubUnreachable: the hub was unreachable for longer than that.
     """
-    watched, told = [Watched(job) for job in jobs], set[str]()
+    watched, reported = [Watched(job) for job in jobs], set[str]()
     reached = time.monotonic()
     with _BatchView(console) as view:
         while True:
@@ -67,8 +67,8 @@ def follow_batch(
                     raise
             view.show([one for one in watched if one.view])
             for one in watched:
-                if one.ended and one.job not in told:
-                    told.add(one.job)
+                if one.ended and one.job not in reported:
+                    reported.add(one.job)
                     await_artifacts(client, one, interrupts)
                     on_end(one)
             if all(one.ended for one in watched) or interrupts.sleep(REFRESH_S):

@@ -32,7 +32,7 @@ LAST_LINES_S = 3.0
 """How long the members' last output lines may take to the hub."""
 
 WAITED = 1.1
-"""From this ratio on of wall clock to training time, both are told."""
+"""From this ratio on of wall clock to training time, both are shown."""
 
 TAIL_LINES = 40
 """Last lines of a failed member that are shown."""

@@ -131,7 +131,7 @@ class Interrupts:
         """Wait that long, or less when a signal comes; return whether one came."""
         deadline = time.monotonic() + seconds
         with self._changed:
-            # A signal just before a wait wakes nobody, so none is long.
+            # A signal just before a wait does not end it, so none is long.
             while not self and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(min(left, LONGEST_WAIT_S))
         return bool(self)

@@ -20,37 +20,37 @@ SPEC_NAME = "job.toml"
 """What makes a folder the folder of a job."""
 
 
-def job_named(client: HubClient, given: str, *, live: bool = False) -> str:
+def job_named(client: HubClient, prefix: str, *, live: bool = False) -> str:
     """Return the full name of a job of the hub.
 
     Args:
         client: The hub.
-        given: Its name or a prefix of it; empty: the newest job.
+        prefix: Its name or a prefix of it; empty: the newest job.
         live: The command is for jobs that have not ended: of several with this prefix, the only
             one that has not.
 
     Raises:
         JobError: no job, or more than one, has this name.
-        ConfigError: none is given, and the hub has none.
+        ConfigError: no name was entered, and the hub has none.
     """
     views = client.jobs(brief=True)
-    if not given:
+    if not prefix:
         return _newest(views, live=live)
     names = [str(view["job"]) for view in views]
     going = [str(view["job"]) for view in views if not JobState(view["state"]).ended]
-    return full_name(given, names, preferred=going if live else ())
+    return full_name(prefix, names, preferred=going if live else ())
 
 
-def jobs_named(given: Sequence[str], names: Sequence[str]) -> list[str]:
+def jobs_named(prefixes: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return full names, each once; raises as :func:`full_name`."""
-    return list(dict.fromkeys(full_name(one, names) for one in given))
+    return list(dict.fromkeys(full_name(one, names) for one in prefixes))
 
 
-def full_name(given: str, names: Iterable[str], *, preferred: Iterable[str] = ()) -> str:
-    """Return the one name that equals `given` or begins with it.
+def full_name(prefix: str, names: Iterable[str], *, preferred: Iterable[str] = ()) -> str:
+    """Return the one name that equals `prefix` or begins with it.
 
     Args:
-        given: What was typed.
+        prefix: What was entered.
         names: All names, the newest first.
         preferred: If several match and one of these does, that one is meant.
 
@@ -58,25 +58,25 @@ def full_name(given: str, names: Iterable[str], *, preferred: Iterable[str] = ()
         JobError: none matches, or several do; the message lists them.
     """
     everything = list(names)
-    if given in everything:
-        return given
-    matching = [name for name in everything if name.startswith(given)]
+    if prefix in everything:
+        return prefix
+    matching = [name for name in everything if name.startswith(prefix)]
     if len(matching) > 1:
         matching = [name for name in preferred if name in matching] or matching
     if len(matching) == 1:
         return matching[0]
     if matching:
         raise JobError(
-            f"{len(matching)} jobs begin with {given!r}",
-            given=given,
+            f"{len(matching)} jobs begin with {prefix!r}",
+            given=prefix,
             expected=listed(matching),
             remedy="type enough of the name to tell it from the others",
         )
     raise JobError(
         "there is no such job",
-        given=repr(given),
+        given=repr(prefix),
         expected=listed(everything) if everything else "a job; the hub has none",
-        remedy=did_you_mean(given, everything) or "`atoll status` lists all jobs",
+        remedy=did_you_mean(prefix, everything) or "`atoll status` lists all jobs",
     )
 
 
@@ -86,25 +86,25 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
-def did_you_mean(given: str, names: Sequence[str]) -> str:
+def did_you_mean(prefix: str, names: Sequence[str]) -> str:
     """Return the name that is most like what was typed, as a question; empty: none is like it."""
-    size = len(given)  # what was typed may be the beginning of a name, with a letter missing
+    size = len(prefix)  # what was typed may be the beginning of a name, with a letter missing
     lengths = {name[:end]: name for name in reversed(names) for end in (size, size + 1)}
-    close = difflib.get_close_matches(given, [*lengths, *names], n=1)
+    close = difflib.get_close_matches(prefix, [*lengths, *names], n=1)
     return f"did you mean {lengths.get(close[0], close[0])}?" if close else ""
 
 
-def local_run(given: str, runs: Path) -> Path | None:
-    """Return the folder of a run on this machine: a path, or a name or prefix in `runs`.
+def local_run(run: str, runs: Path) -> Path | None:
+    """Return the folder of a run on this machine: `run` is a path, or a name or prefix in `runs`.
 
     Raises:
         JobError: several runs begin with it.
     """
-    for folder in (Path(given), runs / given):
+    for folder in (Path(run), runs / run):
         if folder.is_dir():
             return folder if (folder / SPEC_NAME).exists() else None
-    name = Path(given).name
-    folder = runs if name == given else Path(given).parent
+    name = Path(run).name
+    folder = runs if name == run else Path(run).parent
     found = sorted(path.parent.name for path in folder.glob(f"*/{SPEC_NAME}"))
     if not any(one.startswith(name) for one in found):
         return None

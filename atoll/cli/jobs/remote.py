@@ -36,22 +36,22 @@ class RemoteRun:
     """Of the model of a single job, if known."""
 
 
-def run_remote(where: KnownHub, wish: RemoteRun, *, target: Path, console: Console) -> int:
+def run_remote(where: KnownHub, request: RemoteRun, *, target: Path, console: Console) -> int:
     """Submit jobs and follow them; return the exit status of the command.
 
     Args:
         where: The hub.
-        wish: What to run.
+        request: What to run.
         target: The file that gives a batch its label.
         console: Where it is shown.
     """
-    submissions = list(wish.submissions)
+    submissions = list(request.submissions)
     with where.client() as client:
         check_nodes(submissions, client.nodes())
         for submission in submissions:
             if submission.spec.swarm.needs_gb:
                 check_offered(submission.spec, client.nodes())
-        if wish.each:
+        if request.each:
             submissions, skipped = one_per_node(submissions, client.nodes())
             for line in skipped:
                 console.print(f"[dim]left out: {escape(line)}[/]", soft_wrap=True)
@@ -65,21 +65,21 @@ def run_remote(where: KnownHub, wish: RemoteRun, *, target: Path, console: Conso
         return follow_remote(
             where,
             jobs[0],
-            runs=wish.runs,
-            detach=wish.detach,
+            runs=request.runs,
+            detach=request.detach,
             console=console,
             echo=submissions[0].spec.kind not in SILENT,
-            parameters=wish.parameters,
+            parameters=request.parameters,
         )
-    return _follow_several(where, jobs, wish=wish, console=console)
+    return _follow_several(where, jobs, request=request, console=console)
 
 
 def _follow_several(
-    where: KnownHub, jobs: Sequence[str], *, wish: RemoteRun, console: Console
+    where: KnownHub, jobs: Sequence[str], *, request: RemoteRun, console: Console
 ) -> int:
     """Follow the jobs of a batch to their ends and fetch their results."""
     console.print(f"submitted {len(jobs)} jobs: [bold]{escape(', '.join(jobs))}[/]", soft_wrap=True)
-    if wish.detach:
+    if request.detach:
         console.print("  watch them  atoll status, atoll watch JOB", soft_wrap=True)
         return 0
     with where.client() as client:
@@ -91,8 +91,8 @@ def _follow_several(
         batch.say_how_they_ended(client, watched, console=console)
         for one in watched:
             if one.state != JobState.STOPPED:
-                results.fetch(client, one.job, wish.runs / one.job)
-    return batch.finish_batch(watched, folder=wish.runs, console=console)
+                results.fetch(client, one.job, request.runs / one.job)
+    return batch.finish_batch(watched, folder=request.runs, console=console)
 
 
 def follow_remote(

@@ -171,8 +171,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         rows["accuracy"] = f"{summary['accuracy']:.1%} of the held-out images"
     account = summary.get("data") or {}
     if account.get("missed"):
-        given = f"{account['missed']} of {account['missed'] + account['committed']} samples"
-        rows["data"] = f"[red]{given} are in no committed round[/]"
+        missed = f"{account['missed']} of {account['missed'] + account['committed']} samples"
+        rows["data"] = f"[red]{missed} are in no committed round[/]"
     if not summary.get("same_data", True):
         rows["data"] = "[red]members read different data[/]: compare their Python and files"
     for name, text in rows.items():

@@ -31,7 +31,7 @@ class Scoring:
     device: str
 
 
-def score_run(run: Path, wish: Scoring) -> None:
+def score_run(run: Path, options: Scoring) -> None:
     """Print the loss of a run's paths.
 
     Raises:
@@ -39,9 +39,9 @@ def score_run(run: Path, wish: Scoring) -> None:
         ConfigError: a chunk does not fit the models, or the run's data is not known.
         DataError: the texts are missing, or none is longer than the prefix.
     """
-    paths, console = open_paths(run, shards=wish.shards), screen.output()
-    documents = _documents(run, paths, wish)
-    device, reader = choose(wish.device), paths.reader()
+    paths, console = open_paths(run, shards=options.shards), screen.output()
+    documents = _documents(run, paths, options)
+    device, reader = choose(options.device), paths.reader()
     opened: dict[int, LanguageModel] = {}
 
     def load(path: int) -> LanguageModel:
@@ -52,9 +52,9 @@ def score_run(run: Path, wish: Scoring) -> None:
     console.print(f"{len(documents)} documents, {len(documents.tokens)} tokens", markup=False)
     rows = {
         name: routed_loss(
-            load, paths.router, reader, documents, paths.tokenizer, every=every, chunk=wish.every
+            load, paths.router, reader, documents, paths.tokenizer, every=every, chunk=options.every
         )
-        for name, every in (("once", None), (f"every {wish.every}", wish.every))
+        for name, every in (("once", None), (f"every {options.every}", options.every))
     }
     for table in (_losses(rows), _choices(list(rows), [*rows.values()], paths.num_paths)):
         console.print(table)
@@ -65,9 +65,9 @@ def score_run(run: Path, wish: Scoring) -> None:
     console.print(words, soft_wrap=True, markup=False)
 
 
-def _documents(run: Path, paths: PathFolder, wish: Scoring) -> Documents:
-    if wish.data:
-        return all_documents(wish.data, paths.tokenizer, longest=wish.longest)
+def _documents(run: Path, paths: PathFolder, options: Scoring) -> Documents:
+    if options.data:
+        return all_documents(options.data, paths.tokenizer, longest=options.longest)
     file = run / "job.toml"
     if not file.is_file():
         raise ConfigError(
@@ -80,7 +80,7 @@ def _documents(run: Path, paths: PathFolder, wish: Scoring) -> Documents:
     dataset = load_dataset(
         data.corpus, seed=seed, tokenizer=paths.tokenizer, held_out=data.held_out
     )
-    return held_out_documents(dataset, seed=seed, held_out=data.held_out, longest=wish.longest)
+    return held_out_documents(dataset, seed=seed, held_out=data.held_out, longest=options.longest)
 
 
 def _losses(rows: dict[str, RoutedLoss]) -> Table:

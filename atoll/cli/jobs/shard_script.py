@@ -1,6 +1,6 @@
 """What the members of `atoll paths shard --nodes N` run: it is sent to them as a script.
 
-One member trains a small model; then everybody computes features of ranges of documents, and one
+One member trains a small model; then all members compute features of ranges of documents, and one
 merges them into `paths.safetensors`. Members may be killed, leave and join at any time: what is
 done stays done.
 """
@@ -23,25 +23,25 @@ from atoll.routing.together import compute_together, train_reader_once
 def main() -> None:
     """Take part; the arguments are the job file's text, and how to shard as JSON."""
     spec = parse_spec(sys.argv[1])
-    wish = msgspec.json.decode(sys.argv[2], type=Shards)
+    options = msgspec.json.decode(sys.argv[2], type=Shards)
     with atoll.join() as run:
-        corpus = open_corpus(spec, wish, Path("tokens.bin"))
+        corpus = open_corpus(spec, options, Path("tokens.bin"))
         dataset, seed = corpus.dataset, spec.job.seed
-        reader = train_reader_once(run, dataset, seed=seed, steps=wish.reader_steps)
+        reader = train_reader_once(run, dataset, seed=seed, steps=options.reader_steps)
         if reader is None:
             return
 
         def merge(features: Features) -> None:
             folder = Path("shards")
-            _, made = corpus.merge(features, wish, reader, folder / NAME)
+            _, made = corpus.merge(features, options, reader, folder / NAME)
             for file in sorted(folder.iterdir()):
                 run.publish(file, file.name)
             print("\n".join(corpus.words(made)), flush=True)
 
-        def told(done: int, parts: int) -> None:
+        def show_progress(done: int, parts: int) -> None:
             print(f"{done} of {parts} parts", flush=True)
 
-        compute_together(run, corpus.work(reader, wish), merge, progress=told)
+        compute_together(run, corpus.work(reader, options), merge, progress=show_progress)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def counts_of(modules: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def open_corpus(spec: JobSpec, wish: Shards, file: Path) -> Corpus:
+def open_corpus(spec: JobSpec, options: Shards, file: Path) -> Corpus:
     """Return the documents of a job's data; their tokens are written to `file`.
 
     Raises:
@@ -50,12 +50,12 @@ def open_corpus(spec: JobSpec, wish: Shards, file: Path) -> Corpus:
             expected="a corpus of text",
         )  # fmt: skip
     return Corpus.streamed(
-        data.corpus, file, wish, seed=spec.job.seed, tokenizer=tokenizer_of(spec),
+        data.corpus, file, options, seed=spec.job.seed, tokenizer=tokenizer_of(spec),
         held_out=data.held_out,
     )  # fmt: skip
 
 
-def shard_here(job: Path, wish: Shards, *, out: Path, reader: Path | None) -> int:
+def shard_here(job: Path, options: Shards, *, out: Path, reader: Path | None) -> int:
     """Shard a job's corpus on this machine; return the exit status.
 
     Raises:
@@ -65,10 +65,10 @@ def shard_here(job: Path, wish: Shards, *, out: Path, reader: Path | None) -> in
     spec, console = read_target(job, Overrides()).spec, screen.output()
     parts = out.with_name(f"{out.name}.parts")
     with Interrupts() as interrupts:
-        corpus = open_corpus(spec, wish, parts / "tokens.bin")
-        weights = _reader(reader, corpus.dataset, wish, parts, interrupts, spec.job.seed)
+        corpus = open_corpus(spec, options, parts / "tokens.bin")
+        weights = _reader(reader, corpus.dataset, options, parts, interrupts, spec.job.seed)
         if weights is not None:
-            work = corpus.work(weights, wish)
+            work = corpus.work(weights, options)
             with Progress(console=console, transient=True) as shown:
                 row = shown.add_task("features", total=None)
 
@@ -78,7 +78,7 @@ def shard_here(job: Path, wish: Shards, *, out: Path, reader: Path | None) -> in
 
                 features = features_in(parts, work, progress=step)
             if features is not None:
-                _, made = corpus.merge(features, wish, weights, out)
+                _, made = corpus.merge(features, options, weights, out)
                 _say(console, [*corpus.words(made), f"wrote {out}"])
                 shutil.rmtree(parts, ignore_errors=True)  # Windows keeps files that are mapped
                 return 0
@@ -86,7 +86,7 @@ def shard_here(job: Path, wish: Shards, *, out: Path, reader: Path | None) -> in
     return INTERRUPTED
 
 
-def shard_job(job: Path, wish: Shards, *, nodes: int) -> Submission:
+def shard_job(job: Path, options: Shards, *, nodes: int) -> Submission:
     """Return a job that shards another job's corpus on several nodes.
 
     Its file `paths.safetensors` is collected in runs/JOB/. It may run where that job may.
@@ -95,7 +95,7 @@ def shard_job(job: Path, wish: Shards, *, nodes: int) -> Submission:
         ConfigError: the job file cannot be read, or its data is not text.
     """
     spec = read_target(job, Overrides()).spec
-    words = [dump_spec(spec), msgspec.json.encode(wish).decode()]
+    words = [dump_spec(spec), msgspec.json.encode(options).decode()]
     script = Path(__file__).with_name("shard_script.py")
     made = read_target(script, Overrides(nodes=nodes, arguments=words, on=spec.job.on))
     table = dataclasses.replace(made.spec.job, name=f"shards-{spec.job.name}"[:40], min_nodes=1)
@@ -105,27 +105,27 @@ def shard_job(job: Path, wish: Shards, *, nodes: int) -> Submission:
 
 
 def _reader(
-    given: Path | None,
+    file: Path | None,
     dataset: Dataset,
-    wish: Shards,
+    options: Shards,
     parts: Path,
     interrupts: Interrupts,
     seed: int,
 ) -> Weights | None:
-    """Return the small model: given, kept from an interrupted run, or trained now."""
-    if given is not None:
-        return load_weights(find_model(given))
-    kept = parts / f"reader-{dataset.digest[:16]}-{seed}-{wish.reader_steps}.safetensors"
+    """Return the small model: of `file`, kept from an interrupted run, or trained now."""
+    if file is not None:
+        return load_weights(find_model(file))
+    kept = parts / f"reader-{dataset.digest[:16]}-{seed}-{options.reader_steps}.safetensors"
     if kept.is_file():
         return load_weights(kept)
     with Progress(console=screen.output(), transient=True) as shown:
-        row = shown.add_task("training a small model for features", total=wish.reader_steps)
+        row = shown.add_task("training a small model for features", total=options.reader_steps)
 
         def step(done: int, of: int) -> bool:
             shown.update(row, completed=done)
             return not interrupts
 
-        weights = train_reader(dataset, seed=seed, steps=wish.reader_steps, progress=step)
+        weights = train_reader(dataset, seed=seed, steps=options.reader_steps, progress=step)
     if weights is not None:
         about = describe(weights.model, options=weights.options, tokenizer=weights.tokenizer)
         save_weights(kept, weights.state, about=about)

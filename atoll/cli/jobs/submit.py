@@ -43,8 +43,8 @@ def send(client: HubClient, submission: Submission, *, batch: str = "") -> str:
         with pack(submission.code) as packed:
             sha256 = client.put_blob(packed.path)
         spec = dataclasses.replace(spec, job=dataclasses.replace(spec.job, code=PACKED + sha256))
-    given = spec.dipaco.assignment
-    assignment = Path(given) if given and not given.startswith(PACKED) else None
+    reference = spec.dipaco.assignment
+    assignment = Path(reference) if reference and not reference.startswith(PACKED) else None
     if assignment is not None:
         sha256 = _send_assignment(client, assignment)
         table = dataclasses.replace(spec.dipaco, assignment=PACKED + sha256)

@@ -196,13 +196,13 @@ def _keeper(folder: Path, remote: HubClient | None = None) -> Callable[[Watched]
             return
         if remote is not None:
             results.fetch(remote, one.job, folder / one.job)
-        told: dict[str, Any] = {
+        member_results: dict[str, Any] = {
             member["member"]: member["result"]
             for member in one.view["members"]
             if member.get("result")
         }
-        if told:
-            results.write(folder / one.job, view=one.view, results=told)
+        if member_results:
+            results.write(folder / one.job, view=one.view, results=member_results)
 
     return keep
 

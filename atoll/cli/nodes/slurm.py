@@ -24,8 +24,8 @@ HubOption = Annotated[str, typer.Option(help="URL of the hub (default: the last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmWish:
-    """What is asked of Slurm; empty: its default."""
+class SlurmRequest:
+    """What is requested of Slurm; empty: its default."""
 
     count: int
     time: str = "1:00:00"
@@ -40,26 +40,26 @@ class SlurmWish:
     """Shell lines before the nodes start, e.g. `module load cuda`."""
 
 
-def sbatch_script(wish: SlurmWish, *, folder: Path, python: str) -> str:
+def sbatch_script(request: SlurmRequest, *, folder: Path, python: str) -> str:
     """Return the batch script: one task per node, each with a folder of its own.
 
     The ticket is in `FOLDER/ticket`, which only its owner may read: scripts and command lines are
     seen by all users of a cluster. A job that Slurm requeues joins as the same nodes.
 
     Args:
-        wish: What is asked for.
+        request: The resources of the nodes.
         folder: On a file system that the compute nodes share.
         python: The interpreter there that has Atoll.
     """
-    asked = [
-        "--job-name=atoll", f"--ntasks={wish.count}", f"--cpus-per-task={wish.cpus}",
-        f"--time={wish.time}", f"--output={folder}/%j.log", f"--signal=TERM@{LEAVE_S}",
+    directives = [
+        "--job-name=atoll", f"--ntasks={request.count}", f"--cpus-per-task={request.cpus}",
+        f"--time={request.time}", f"--output={folder}/%j.log", f"--signal=TERM@{LEAVE_S}",
         "--requeue",
-        *([f"--partition={wish.partition}"] if wish.partition else []),
-        *([f"--account={wish.account}"] if wish.account else []),
-        *([f"--gpus-per-task={wish.gpus}"] if wish.gpus else []),
-        *([f"--mem={wish.memory}"] if wish.memory else []),
-        *wish.options,
+        *([f"--partition={request.partition}"] if request.partition else []),
+        *([f"--account={request.account}"] if request.account else []),
+        *([f"--gpus-per-task={request.gpus}"] if request.gpus else []),
+        *([f"--mem={request.memory}"] if request.memory else []),
+        *request.options,
     ]  # fmt: skip
     place = f"{folder}/nodes/$SLURM_JOB_ID-$SLURM_PROCID"
     join = (
@@ -68,9 +68,9 @@ def sbatch_script(wish: SlurmWish, *, folder: Path, python: str) -> str:
     )
     lines = [
         "#!/bin/sh",
-        *(f"#SBATCH {option}" for option in asked),
+        *(f"#SBATCH {option}" for option in directives),
         "set -e",
-        *wish.setup,
+        *request.setup,
         "export PYTHONUNBUFFERED=1",
         # A node that is lost takes no other with it, and the last one ends the job.
         f"exec srun --kill-on-bad-exit=0 --wait=0 sh -c {shlex.quote(join)}",
@@ -113,12 +113,12 @@ def slurm(
     from atoll.cli.views import screen
 
     place = folder.expanduser().absolute()
-    wish = SlurmWish(
+    request = SlurmRequest(
         count=count, time=time, partition=partition, account=account, cpus=cpus, gpus=gpus,
         memory=memory, options=option or (), setup=setup or (),
     )  # fmt: skip
-    _check(place, wish)
-    script = sbatch_script(wish, folder=place, python=python or sys.executable)
+    _check(place, request)
+    script = sbatch_script(request, folder=place, python=python or sys.executable)
     if show:
         typer.echo(script, nl=False)
         return
@@ -142,9 +142,16 @@ def slurm(
     )  # fmt: skip
 
 
-def _check(place: Path, wish: SlurmWish) -> None:
+def _check(place: Path, request: SlurmRequest) -> None:
     """Check what would break the script; raises ConfigError."""
-    texts = [str(place), wish.time, wish.partition, wish.account, wish.memory, *wish.options]
+    texts = [
+        str(place),
+        request.time,
+        request.partition,
+        request.account,
+        request.memory,
+        *request.options,
+    ]
     for text in texts:
         if any(character in text for character in '\n\r"$`\\') or " " in str(place):
             raise ConfigError(

@@ -138,7 +138,7 @@ def _step_on(client: HubClient, submission: Submission, *, probe_s: float) -> fl
     finally:
         client.stop(job, grace_s=GRACE_S)
     if not rates:
-        raise JobError("the probe told no speed", given=job, remedy=f"atoll logs {job}")
+        raise JobError("the probe reported no speed", given=job, remedy=f"atoll logs {job}")
     rates = rates[1:] or rates  # the first one has the start in it
     rate = sorted(rates)[len(rates) // 2]
     length = _tokens_of(spec)

@@ -26,7 +26,7 @@ NO_HUB = "name the machines in a file: --machines fleet.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What was asked on the command line."""
+    """What was requested on the command line."""
 
     job: Path
     machines: Path | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 START_S = 120.0
 PER_PAIR_S = 6.0
-"""Beside the transfers themselves: connections that nobody answers take that long."""
+"""Beside the transfers themselves: connections without an answer take that long."""
 GRACE_S = 2.0
 
 SCRIPT = """
@@ -73,7 +73,7 @@ def links_of(client: HubClient, *, seconds: float) -> list[Link]:
             remedy=f"atoll logs {job}",
         )  # fmt: skip
     node_of = {str(one["member"]): str(one["node"]) for one in view["members"]}
-    return [link for member in node_of for link in _told(client, job, member, node_of)]
+    return [link for member in node_of for link in _links_of_member(client, job, member, node_of)]
 
 
 def links_between(hub: str, rows: Sequence[Mapping[str, Any]]) -> list[Link]:
@@ -82,7 +82,9 @@ def links_between(hub: str, rows: Sequence[Mapping[str, Any]]) -> list[Link]:
     return kept_links(config.home(), hub, online, now=time.time())
 
 
-def _told(client: HubClient, job: str, member: str, node_of: dict[str, str]) -> Iterator[Link]:
+def _links_of_member(
+    client: HubClient, job: str, member: str, node_of: dict[str, str]
+) -> Iterator[Link]:
     """Yield what a member has measured, in both directions."""
     try:
         lines: list[dict[str, Any]] = json.loads(client.read_file(job, f"lines-{member}.json"))

@@ -73,10 +73,10 @@ def rehearse(
     spec = _read(job, settings or ())
     if is_open(spec, plan=plan_):
         spec = _answered(spec, fleet, plan=plan_)
-    wish = Wish(
+    options = RehearsalOptions(
         seconds=60 * minutes, steps=steps, slower=slower, simulated=simulated, law=law, keep=keep
     )
-    report = rehearsed(spec, fleet, wish)
+    report = rehearsed(spec, fleet, options)
     if json_:
         typer.echo(json.dumps(report.figures(), indent=1))
     else:
@@ -87,8 +87,8 @@ def rehearse(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What was asked beside job and machines."""
+class RehearsalOptions:
+    """What is set beside job and machines."""
 
     seconds: float
     steps: int = 0
@@ -98,7 +98,7 @@ class Wish:
     keep: Path | None = None
 
 
-def rehearsed(spec: JobSpec, fleet: Fleet, wish: Wish) -> Report:
+def rehearsed(spec: JobSpec, fleet: Fleet, options: RehearsalOptions) -> Report:
     """Rehearse a job whose keys are answered.
 
     Raises:
@@ -115,23 +115,23 @@ def rehearsed(spec: JobSpec, fleet: Fleet, wish: Wish) -> Report:
     from atoll.rehearse.rehearsal import Here, prepare
 
     console = screen.errors()
-    why_not = "" if wish.simulated else unavailable()
-    real = not (wish.simulated or why_not)
+    why_not = "" if options.simulated else unavailable()
+    real = not (options.simulated or why_not)
     if why_not:
         console.print(f"[yellow]no rehearsal with processes here: {why_not}; simulated[/]")
     load = workload_of(spec)
     here = Here(measure_step(spec, seconds=PROBE_S) if real else 0.0, usable_cores())
     plan, forecast = prepare(
-        spec, fleet, load, here=here, seconds=wish.seconds, steps=wish.steps,
-        slower=wish.slower if real else 1.0,
+        spec, fleet, load, here=here, seconds=options.seconds, steps=options.steps,
+        slower=options.slower if real else 1.0,
     )  # fmt: skip
-    predicted = with_losses(expected(plan, load), wish.law, load, forecast, slower=plan.slower)
-    seen, events = _seen(plan, forecast, predicted, wish, elements=load.elements, real=real)
+    predicted = with_losses(expected(plan, load), options.law, load, forecast, slower=plan.slower)
+    seen, events = _seen(plan, forecast, predicted, options, elements=load.elements, real=real)
     return Report(
         job=spec.job.name, machines=len(fleet), steps=plan.steps, slower=plan.slower, real=real,
         predicted=predicted.scaled(1 / plan.slower), seen=seen.scaled(1 / plan.slower),
         events=tuple((seconds / plan.slower, text) for seconds, text in events),
-        notes=tuple(_notes(plan, fleet, wish, why_not=why_not)),
+        notes=tuple(_notes(plan, fleet, options, why_not=why_not)),
     )  # fmt: skip
 
 
@@ -143,7 +143,13 @@ def unavailable() -> str:
 
 
 def _seen(
-    plan: Rehearsal, forecast: Forecast, predicted: Curve, wish: Wish, *, elements: int, real: bool
+    plan: Rehearsal,
+    forecast: Forecast,
+    predicted: Curve,
+    options: RehearsalOptions,
+    *,
+    elements: int,
+    real: bool,
 ) -> tuple[Curve, tuple[tuple[float, str], ...]]:
     """Run or simulate; return the curve and what happened, in seconds of this machine."""
     if not real:
@@ -156,7 +162,7 @@ def _seen(
 
     console = screen.errors()
     with tempfile.TemporaryDirectory(prefix="atoll-rehearsal-", ignore_cleanup_errors=True) as made:
-        folder = wish.keep.resolve() if wish.keep is not None else Path(made)
+        folder = options.keep.resolve() if options.keep is not None else Path(made)
         with Interrupts() as interrupts:
             found = conduct(
                 plan, folder, expected_s=predicted.end.seconds, pause=interrupts.sleep,
@@ -193,7 +199,7 @@ def with_losses(
     )
 
 
-def _notes(plan: Rehearsal, fleet: Fleet, wish: Wish, *, why_not: str) -> list[str]:
+def _notes(plan: Rehearsal, fleet: Fleet, options: RehearsalOptions, *, why_not: str) -> list[str]:
     from atoll.rehearse.rehearsal import EVAL_TOKENS
 
     notes = list(fleet.notes)
@@ -206,7 +212,7 @@ def _notes(plan: Rehearsal, fleet: Fleet, wish: Wish, *, why_not: str) -> list[s
         notes.append(f"simulated, not run: {why_not}")
     else:
         notes.append(f"evaluations were cut to {EVAL_TOKENS:,} tokens")
-    if wish.law is None:
+    if options.law is None:
         notes.append(
             "no loss is predicted without a scaling law of this model: atoll scaling sweep and "
             "atoll scaling fit RUNS --out law make one, then --law law/scaling.json"

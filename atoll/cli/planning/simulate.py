@@ -97,12 +97,12 @@ def simulate(
     file = read_fleet(fleet)
     count = machines or members or len(file)
     there = scaled(file, count)
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "duration_s": hours * HOUR_S, "jitter": jitter, "repair_s": repair,
         "trace": read_trace(trace, members=count) if trace else (),
     }  # fmt: skip
-    given |= {"exchange_bytes": parse_size(exchange)} if exchange else {}
-    given |= {"state_bytes": parse_size(state)} if state else {}
+    fields |= {"exchange_bytes": parse_size(exchange)} if exchange else {}
+    fields |= {"state_bytes": parse_size(state)} if state else {}
     typed: dict[str, Any] = {
         "nodes": members or None, "min_nodes": min_members, "quorum": quorum, "seed": seed,
         "route": route or None,
@@ -112,10 +112,10 @@ def simulate(
         setting = Setting(
             fleet=there, members=members, min_members=table.get("min_nodes", 1),
             every=every or 500, seed=seed or 0, quorum=quorum or 0.0, route=route or "auto",
-            **given,
+            **fields,
         )  # fmt: skip
     else:
-        setting = _of_job(load_spec(job), there, table, every=every or 0, given=given)
+        setting = _of_job(load_spec(job), there, table, every=every or 0, fields=fields)
     outcome = _run(setting)
     words = verdict(setting, sorted({*SIZES, setting.wanted}))
     if json_:
@@ -128,7 +128,7 @@ def simulate(
 
 
 def _of_job(
-    spec: JobSpec, fleet: Any, table: dict[str, Any], *, every: int, given: dict[str, Any]
+    spec: JobSpec, fleet: Any, table: dict[str, Any], *, every: int, fields: dict[str, Any]
 ) -> Setting:
     """Return the simulation of a job, in which what was typed stands instead of its own."""
     from atoll.simulate.job import setting_of
@@ -140,9 +140,9 @@ def _of_job(
             spec, strategy=dataclasses.replace(spec.strategy, options=options)
         )
     setting = setting_of(spec, fleet)
-    if "exchange_bytes" in given and setting.method is not None:
-        given["method"] = dataclasses.replace(setting.method, moved=None)
-    return dataclasses.replace(setting, **given)
+    if "exchange_bytes" in fields and setting.method is not None:
+        fields["method"] = dataclasses.replace(setting.method, moved=None)
+    return dataclasses.replace(setting, **fields)
 
 
 def _run(setting: Setting) -> Outcome:

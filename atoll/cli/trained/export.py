@@ -92,8 +92,8 @@ def push(
     check_name(name)
     run = find_run(where)
     opened = run.open()
-    with tempfile.TemporaryDirectory(prefix="atoll-push-") as given:
-        folder = Path(given) / "model"
+    with tempfile.TemporaryDirectory(prefix="atoll-push-") as temporary:
+        folder = Path(temporary) / "model"
         card = run.card(opened, adapter=adapter)
         write_folder(opened, folder, adapter=adapter, dtype=dtype, card=card)
         url = push_folder(folder, name, private=private, message=message or f"Add {run.name}")

@@ -53,7 +53,7 @@ def find_run(where: Path) -> Run:
     folder = file.parent
     if folder.parent.name == "checkpoints":
         folder = folder.parent.parent
-    job, told = folder / "job.toml", folder / "summary.json"
-    summary: dict[str, Any] = json.loads(told.read_text("utf-8")) if told.is_file() else {}
+    job, results = folder / "job.toml", folder / "summary.json"
+    summary: dict[str, Any] = json.loads(results.read_text("utf-8")) if results.is_file() else {}
     spec = load_spec(job) if job.is_file() else None
     return Run(folder.resolve().name if spec else file.stem, file, spec, summary)

@@ -26,8 +26,8 @@ EVERY = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What a person asked `atoll tune` for; None: the usual."""
+class TuningOptions:
+    """The options of `atoll tune`; None: the usual."""
 
     model: str
     data: Sequence[str]
@@ -70,24 +70,24 @@ def model_table(model: str) -> dict[str, str]:
     return {"source": source}
 
 
-def job_tables(wish: Wish, *, steps: int) -> dict[str, Any]:
+def job_tables(options: TuningOptions, *, steps: int) -> dict[str, Any]:
     """Return the tables of the job file."""
-    source = model_table(wish.model)
+    source = model_table(options.model)
     named = source.get("gguf") or Path(source["source"].removeprefix("package:")).name
-    usual = LR_PREFERENCES if wish.objective in PREFERENCES else LR
-    lr = wish.lr or (LR_FULL if wish.method == FULL else usual)
+    usual = LR_PREFERENCES if options.objective in PREFERENCES else LR
+    lr = options.lr or (LR_FULL if options.method == FULL else usual)
     return {
         "job": {"name": safe_name(f"tune-{Path(named).stem}")[:40].rstrip("-."),
-                "nodes": wish.nodes, "threads": 0},
-        "model": {"name": "transformers", **source, "context": wish.context},
+                "nodes": options.nodes, "threads": 0},
+        "model": {"name": "transformers", **source, "context": options.context},
         "tune": {
-            "method": wish.method, "objective": wish.objective,
-            "data": [_absolute(entry) for entry in wish.data],
-            "weights": list(wish.weights), "rank": wish.rank, "alpha": 2.0 * wish.rank,
-            "template": _template(wish.template), "keep": list(wish.keep),
+            "method": options.method, "objective": options.objective,
+            "data": [_absolute(entry) for entry in options.data],
+            "weights": list(options.weights), "rank": options.rank, "alpha": 2.0 * options.rank,
+            "template": _template(options.template), "keep": list(options.keep),
         },
         "train": {
-            "steps": steps, "batch": wish.batch, "lr": lr, "weight_decay": 0.0,
+            "steps": steps, "batch": options.batch, "lr": lr, "weight_decay": 0.0,
             "warmup": max(1, steps // 20),
         },
         "strategy": {"preset": "diloco", "every": min(EVERY, steps), "codec": "int8"},
@@ -107,9 +107,9 @@ def _template(word: str) -> str:
 
 
 def tuning_job(
-    wish: Wish, *, progress: Callable[[int], None]
+    options: TuningOptions, *, progress: Callable[[int], None]
 ) -> tuple[Submission, ExampleSet, str]:
-    """Return the job of a wish, its examples, and the job file with what was chosen.
+    """Return the job, its examples, and the job file with what was chosen.
 
     Raises:
         ConfigError: an option is wrong.
@@ -118,21 +118,23 @@ def tuning_job(
     from atoll.data.tuning.dataset import load_examples
     from atoll.train.build import example_options, model_tokenizer
 
-    overrides = Overrides(settings=wish.settings)
-    tables = job_tables(wish, steps=wish.steps or 1)
+    overrides = Overrides(settings=options.settings)
+    tables = job_tables(options, steps=options.steps or 1)
     submission = build(tables, overrides)
     found = load_examples(
         example_options(submission.spec), model_tokenizer(submission.spec), progress=progress
     )
-    if wish.steps is None:
+    if options.steps is None:
         spec = submission.spec
-        steps = steps_of(len(found.train), passes=wish.passes, each=spec.train.batch * wish.nodes)
-        tables = job_tables(wish, steps=steps)
+        steps = steps_of(
+            len(found.train), passes=options.passes, each=spec.train.batch * options.nodes
+        )
+        tables = job_tables(options, steps=steps)
         submission = build(tables, overrides)
     rows = len(found.train)
-    if rows < wish.nodes:
+    if rows < options.nodes:
         raise ConfigError(
-            "too few examples for so many members", given=f"{rows} rows, {wish.nodes} members",
+            "too few examples for so many members", given=f"{rows} rows, {options.nodes} members",
             expected="a row for each", remedy=f"--nodes {max(1, rows)}, or a shorter --context",
         )  # fmt: skip
     return submission, found, dump_tables(tables)

@@ -74,10 +74,10 @@ def tune(
     Only adapters travel and are saved: a few MB per round. The files of DATA are sent to the
     members; the model is loaded on each of them. The adapters are collected in runs/JOB.
     """
-    from atoll.cli.tuning.job import Wish, tuning_job
+    from atoll.cli.tuning.job import TuningOptions, tuning_job
     from atoll.cli.views import screen
 
-    wish = Wish(
+    options = TuningOptions(
         model=model, data=data, weights=weight or (), method=method, objective=objective, rank=rank,
         context=context,
         batch=batch, lr=lr, steps=steps, passes=passes, template=template, nodes=local or nodes,
@@ -86,9 +86,9 @@ def tune(
     console = screen.output()
     with console.status("reading the examples ...") as status:
         submission, found, text = tuning_job(
-            wish, progress=lambda records: status.update(f"reading the examples ... {records}")
+            options, progress=lambda records: status.update(f"reading the examples ... {records}")
         )
-    _report(found, nodes=wish.nodes)
+    _report(found, nodes=options.nodes)
     if check:
         console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
         return

@@ -83,7 +83,7 @@ class PolicyNow:
 
     @property
     def critic_away_s(self) -> float:
-        """Seconds since the critic was heard, if long enough to show; else 0."""
+        """Seconds since the critic answered, if long enough to show; else 0."""
         live = [m for m in self.members if m["state"] == MemberState.RUNNING]
         ages = [value(member, "value_age_s") or 0.0 for member in live]
         longest = max(ages, default=0.0)

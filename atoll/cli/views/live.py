@@ -106,7 +106,7 @@ class View:
             self._console.print(plain_line(job), soft_wrap=True)
 
     def _news(self, job: Watched, *, last: bool) -> list[dict[str, Any]]:
-        """Return the events to show: not those with the cause of a failure, told once at its end.
+        """Return the events to show: not those with the cause of a failure, shown once at its end.
 
         A failed member is shown one refresh late: by then it is known whether its job failed, too.
         """
@@ -142,7 +142,7 @@ class View:
             parts = []  # nothing has begun
         elif kind != "command":  # which reports no steps
             parts = [bar(job), figures(job), *parts]
-        if (reason := why_not_yet(job.view)) and state != JobState.FAILED:  # it is told at the end
+        if (reason := why_not_yet(job.view)) and state != JobState.FAILED:  # it is shown at the end
             parts.insert(0, Text(reason, style="yellow"))
         footer = Text(f"dashboard  {dashboard}", style="dim", overflow="fold")
         if self._note and not job.ended:

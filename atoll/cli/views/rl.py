@@ -87,9 +87,9 @@ def policies_table(policies: list[PolicyNow], *, width: int) -> RenderableType:
         width: Cells of a line; narrow tables leave columns out and shorten the curve.
     """
     columns = [column for column in COLUMNS if width >= column.from_width]
-    taken = sum(column.cells + GAP for column in columns)
+    used = sum(column.cells + GAP for column in columns)
     names = max((len(policy.policy) for policy in policies), default=0) + 2
-    curve = max(FEWEST_CELLS, min(MOST_CELLS, width - taken - names - GAP))
+    curve = max(FEWEST_CELLS, min(MOST_CELLS, width - used - names - GAP))
     table = Table(box=None, padding=(0, GAP, 0, 0), header_style="dim")
     table.add_column("policy", no_wrap=True)
     for column in columns:

@@ -27,7 +27,7 @@ def page(
     predictions: Sequence[Prediction],
     optima: Sequence[Optimum],
 ) -> Iterator[RenderableType]:
-    """Yield the output: the law, its constants, what checks it, and what was asked."""
+    """Yield the output: the law, its constants, what checks it, and what was requested."""
     yield f"{fit.law.title} = {fit.law.equation}"
     yield f"[dim]{len(fit.points)} runs; params: {escape(fit.counted)}[/]"
     yield _constants(fit)

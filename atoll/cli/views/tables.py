@@ -197,7 +197,7 @@ def job_table(view: dict[str, Any]) -> RenderableType:
 def _facts(view: dict[str, Any]) -> RenderableType:
     """Return what is known of a job, one fact a line; what does not apply is left out."""
     state = shown_job_state(view)
-    reason = "" if state == JobState.FAILED else why_not_yet(view)  # which is told last
+    reason = "" if state == JobState.FAILED else why_not_yet(view)  # which is shown last
     each = " · ".join(filter(None, [view.get("island"), view.get("inner")]))
     rounds = f"{view['committed_round']} committed, {view['aborted_rounds']} aborted"
     facts = {
@@ -216,9 +216,9 @@ def _facts(view: dict[str, Any]) -> RenderableType:
     }
     table = Table.grid(padding=(0, 2))
     table.add_row("job", f"[bold]{escape(view['job'])}[/]")
-    for name, told in facts.items():
-        if told:
-            table.add_row(name, escape(str(told)))
+    for name, value in facts.items():
+        if value:
+            table.add_row(name, escape(str(value)))
     return table
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from atoll import config
-from atoll.config.constraints import AUTO_DEVICE, CPU_DEVICE, DeviceWish, one_of
+from atoll.config.constraints import AUTO_DEVICE, CPU_DEVICE, DeviceSetting, one_of
 from atoll.errors import AtollError, ConfigError, unknown
 from atoll.node.availability.quiet_hours import parse_quiet_hours
 from atoll.wire.messages import Offer
@@ -63,7 +63,7 @@ class OwnerPolicy:
     """Megabits per second to the hub, for each process."""
     download_mbps: float = 0.0
     """Megabits per second from the hub, for each process."""
-    device: DeviceWish = "auto"
+    device: DeviceSetting = "auto"
     """Device of the work: `auto` (what is there), `cpu` (the accelerator stays the owner's), or one
     of several, e.g. `cuda:1`. It counts before a job's `[job] device`."""
     nice: int = 0

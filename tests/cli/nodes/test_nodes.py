@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from atoll.cli.main import main
-from atoll.cli.nodes.slurm import SlurmWish, notebook_cell, sbatch_script, shell_line
+from atoll.cli.nodes.slurm import SlurmRequest, notebook_cell, sbatch_script, shell_line
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
@@ -27,11 +27,11 @@ def atoll(*words: str) -> int:
 
 
 def test_the_script_asks_for_what_was_wished(tmp_path: Path) -> None:
-    wish = SlurmWish(
+    request = SlurmRequest(
         count=8, time="4:00:00", partition="gpu", account="lab", cpus=6, gpus=1, memory="32G",
         options=["--qos=low"], setup=["module load cuda"],
     )  # fmt: skip
-    text = sbatch_script(wish, folder=tmp_path, python="/opt/py thon/bin/python")
+    text = sbatch_script(request, folder=tmp_path, python="/opt/py thon/bin/python")
     asked = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#S")]
     assert {"--ntasks=8", "--cpus-per-task=6", "--time=4:00:00", "--partition=gpu"} < set(asked)
     assert {"--account=lab", "--gpus-per-task=1", "--mem=32G", "--qos=low"} < set(asked)
