@@ -27,7 +27,7 @@ def fleet_of_nodes(
     failures_per_day: Mapping[str, float] | None = None,
     links: Sequence[Link] = (),
 ) -> Fleet:
-    """Return the machines that are online, with the speeds and rates that the hub was told.
+    """Return the machines that are online, with the speeds and rates that the hub received.
 
     Args:
         rows: Nodes as the hub lists them.

@@ -1,6 +1,6 @@
 """`python -m atoll.forecast`: one plan for a hub, which itself never loads torch.
 
-Reads `Asked` as JSON from the standard input and writes JSON: figures of the ranking, or the
+Reads `PlanRequest` as JSON from the standard input and writes JSON: figures of the ranking, or the
 answers to a running job's keys, or `{"error": {...}}`, then with exit status 1.
 """
 
@@ -33,8 +33,8 @@ class Running(msgspec.Struct, kw_only=True):
     """Measured between the nodes: `between`, `mbps`, `latency_ms`."""
 
 
-class Asked(msgspec.Struct, kw_only=True):
-    """What a hub asks."""
+class PlanRequest(msgspec.Struct, kw_only=True):
+    """The question of a hub."""
 
     spec: str
     """The job file."""
@@ -51,7 +51,7 @@ class Asked(msgspec.Struct, kw_only=True):
     """
 
 
-def answer_to(asked: Asked) -> dict[str, Any]:
+def answer_to(request: PlanRequest) -> dict[str, Any]:
     """Return the figures, or the answers.
 
     Raises:
@@ -62,24 +62,24 @@ def answer_to(asked: Asked) -> dict[str, Any]:
     from atoll.scaling.saved import read_fit
 
     now = time.time()
-    spec = config.parse_spec(asked.spec)
-    here = {str(row["node"]) for row in asked.nodes if row.get("state") != "lost"}
-    running = asked.running
-    links = {link.ends: link for link in kept_links(config.home(), asked.hub, here, now=now)}
+    spec = config.parse_spec(request.spec)
+    here = {str(row["node"]) for row in request.nodes if row.get("state") != "lost"}
+    running = request.running
+    links = {link.ends: link for link in kept_links(config.home(), request.hub, here, now=now)}
     links |= {
         link.ends: link for link in (Link(**one) for one in (running.links if running else []))
     }
     fleet = fleet_of_nodes(
-        asked.nodes, step_s=running.step_s if running else {},
-        failures_per_day=failures_of_events(asked.events, now=now), links=list(links.values()),
+        request.nodes, step_s=running.step_s if running else {},
+        failures_per_day=failures_of_events(request.events, now=now), links=list(links.values()),
     )  # fmt: skip
     if running is not None:
         return answer_again(spec, fleet, running.keys, current=running.current)
-    fit = read_fit(Path(asked.law)) if asked.law else None
+    fit = read_fit(Path(request.law)) if request.law else None
     found = answer_for(spec, fleet, fit=fit)
     return {
         **figures(found, best_of_each(found.ranking.forecasts)),
-        "considered": len(found.ranking.forecasts), "law": bool(asked.law),
+        "considered": len(found.ranking.forecasts), "law": bool(request.law),
         "fleet": [dataclasses.asdict(machine) for machine in fleet.machines],
     }  # fmt: skip
 
@@ -87,11 +87,11 @@ def answer_to(asked: Asked) -> dict[str, Any]:
 def main() -> int:
     """Answer one question; return the exit status."""
     try:
-        asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
-        told, status = answer_to(asked), 0
+        request = msgspec.json.decode(sys.stdin.buffer.read(), type=PlanRequest)
+        reply, status = answer_to(request), 0
     except AtollError as error:
-        told, status = {"error": error.to_dict()}, 1
-    sys.stdout.buffer.write(msgspec.json.encode(told))
+        reply, status = {"error": error.to_dict()}, 1
+    sys.stdout.buffer.write(msgspec.json.encode(reply))
     return status
 
 

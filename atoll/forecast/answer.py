@@ -14,7 +14,7 @@ from typing import Any
 from atoll.config import JobSpec
 from atoll.errors import ConfigError
 from atoll.fleet.fleet import Fleet
-from atoll.forecast.candidates import Wishes
+from atoll.forecast.candidates import SearchSpace
 from atoll.forecast.keys import without_auto
 from atoll.forecast.loss import hours_to, loss_after
 from atoll.forecast.predict import Forecast, Planner
@@ -38,7 +38,7 @@ class Answer:
 
 
 def answer_for(
-    spec: JobSpec, fleet: Fleet, *, wishes: Wishes | None = None, fit: Fit | None = None,
+    spec: JobSpec, fleet: Fleet, *, space: SearchSpace | None = None, fit: Fit | None = None,
     target: float | None = None,
 ) -> Answer:  # fmt: skip
     """Rank the candidates of a job on a fleet.
@@ -46,7 +46,7 @@ def answer_for(
     Args:
         spec: The job; keys that are `auto` are open.
         fleet: The machines.
-        wishes: What is fixed.
+        space: What is fixed.
         fit: A scaling law of this model.
         target: The loss to which hours are counted.
 
@@ -55,7 +55,7 @@ def answer_for(
         PlanError: nothing fits.
     """
     workload = workload_of(without_auto(spec))
-    ranking = rank(Planner(workload), fleet, wishes=wishes)
+    ranking = rank(Planner(workload), fleet, space=space)
     return Answer(
         spec=spec, fleet=fleet, workload=workload, ranking=ranking, fit=fit, target=target
     )

@@ -9,7 +9,7 @@ from typing import Any
 from atoll.config import JobSpec
 from atoll.config.train_checks import PLANNED
 from atoll.fleet.fleet import Fleet
-from atoll.forecast.candidates import EVERY, Candidate, Wishes
+from atoll.forecast.candidates import EVERY, Candidate, SearchSpace
 from atoll.forecast.keys import AUTO, begin_with, open_keys, without_auto
 from atoll.forecast.predict import Forecast, Planner
 from atoll.forecast.ranking import NOTABLE, Ranking, progress, rank
@@ -58,17 +58,17 @@ def answer_again(
         PlanError: no answer fits.
     """
     load = workload_of(spec)
-    fixed = dataclasses.replace(Wishes.of(spec), whole_fleet=True)
+    fixed = dataclasses.replace(SearchSpace.of(spec), whole_fleet=True)
     now = {"every": fixed.every[0], "collective": fixed.collective, **current}
-    wishes = dataclasses.replace(
+    space = dataclasses.replace(
         fixed, every=tuple(sorted({*EVERY, int(now["every"])})) if "every" in keys else fixed.every,
         collective=AUTO if "collective" in keys else fixed.collective,
     )  # fmt: skip
-    ranking = rank(Planner(load), fleet, wishes=wishes)
+    ranking = rank(Planner(load), fleet, space=space)
     best, kept = ranking.best, _like(ranking.forecasts, now)
     if kept is not None and progress(best) < (1 + NOTABLE) * progress(kept):
         best = kept
-    best = _most_precise(ranking.forecasts, best, order=wishes.codecs)
+    best = _most_precise(ranking.forecasts, best, order=space.codecs)
     found = {
         "every": best.candidate.options.get("every", now["every"]),
         "collective": best.candidate.collective, "codec": best.candidate.codec,
@@ -122,9 +122,9 @@ def answer_keys(spec: JobSpec, fleet: Fleet) -> tuple[JobSpec, Ranking]:
         PlanError: no answer fits.
     """
     load = workload_of(without_auto(spec))
-    wishes = dataclasses.replace(Wishes.of(spec), whole_fleet=True)
-    ranking = rank(Planner(load), fleet, wishes=wishes)
-    forecast = _most_precise(ranking.forecasts, ranking.best, order=wishes.codecs)
+    space = dataclasses.replace(SearchSpace.of(spec), whole_fleet=True)
+    ranking = rank(Planner(load), fleet, space=space)
+    forecast = _most_precise(ranking.forecasts, ranking.best, order=space.codecs)
     best, keys = forecast.candidate, open_keys(spec)
     answers = {name: best.options[name] for name in keys if name in best.options}
     if answers.get("delay") == AUTO:

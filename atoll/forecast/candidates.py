@@ -94,7 +94,7 @@ SHOWN = ("every", "delay")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class SearchSpace:
     """What the job file fixes; empty or `auto`: the planner's choice."""
 
     presets: tuple[str, ...] = FOR_THIS
@@ -111,7 +111,7 @@ class Wishes:
     """Whether all machines take part, whatever that costs."""
 
     @classmethod
-    def of(cls, spec: JobSpec) -> Wishes:
+    def of(cls, spec: JobSpec) -> SearchSpace:
         """Return what a job with some keys `auto` leaves open: its method is fixed."""
         table, options = spec.strategy, dict(spec.strategy.options)
         preset = PRESETS[table.preset]
@@ -146,7 +146,7 @@ def choices_of(codec: str) -> tuple[str, ...]:
 
 
 def candidates(
-    fleet: Fleet, *, steps: int, optimizer: str, wishes: Wishes | None = None
+    fleet: Fleet, *, steps: int, optimizer: str, space: SearchSpace | None = None
 ) -> Iterator[Candidate]:
     """Yield every candidate that the rules of a job allow: all machines, then fewer, then one.
 
@@ -154,17 +154,17 @@ def candidates(
         fleet: The machines.
         steps: Of the run, which limits the intervals.
         optimizer: Of `[train]`.
-        wishes: What is fixed already.
+        space: What is fixed already.
     """
-    wishes = wishes or Wishes()
-    everybody = [tuple(machine.name for machine in fleet.machines)]
-    for names in everybody if wishes.whole_fleet else member_sets(fleet):
+    space = space or SearchSpace()
+    all_machines = [tuple(machine.name for machine in fleet.machines)]
+    for names in all_machines if space.whole_fleet else member_sets(fleet):
         if len(names) == 1:
             yield Candidate(preset="alone", members=names, codec="fp32")
             continue
         direct = fleet.all_reach(fleet.of(names))
-        for preset in wishes.presets:
-            for found in _of_preset(preset, names, wishes, steps=steps, direct=direct):
+        for preset in space.presets:
+            for found in _of_preset(preset, names, space, steps=steps, direct=direct):
                 if _possible(found, steps=steps, optimizer=optimizer):
                     yield found
 
@@ -200,42 +200,40 @@ def _line(machine: Any) -> float:
 
 
 def _of_preset(
-    preset: str, names: tuple[str, ...], wishes: Wishes, *, steps: int, direct: bool
+    preset: str, names: tuple[str, ...], space: SearchSpace, *, steps: int, direct: bool
 ) -> Iterator[Candidate]:
     own = PRESETS[preset].codec
-    codecs = wishes.codecs or tuple(dict.fromkeys((own, *CODECS.get(preset, ()))))
+    codecs = space.codecs or tuple(dict.fromkeys((own, *CODECS.get(preset, ()))))
     routes = [
         route for route in ROUTES
-        if wishes.route in (AUTO, route) and (route == "relay" or direct)
+        if space.route in (AUTO, route) and (route == "relay" or direct)
     ]  # fmt: skip
-    for options in _options(preset, wishes, steps=steps):
+    for options in _options(preset, space, steps=steps):
         for codec in codecs:
             for route in routes:
-                for collective in _collectives(
-                    wishes, route=route, codec=codec, members=len(names)
-                ):
+                for collective in _collectives(space, route=route, codec=codec, members=len(names)):
                     yield Candidate(
                         preset=preset, members=names, codec=codec, route=route,
                         collective=collective, options=options,
                     )  # fmt: skip
 
 
-def _collectives(wishes: Wishes, *, route: str, codec: str, members: int) -> Sequence[str]:
-    if wishes.collective != AUTO or route == "relay":
-        return (wishes.collective,) if route == "direct" or wishes.collective == AUTO else ()
+def _collectives(space: SearchSpace, *, route: str, codec: str, members: int) -> Sequence[str]:
+    if space.collective != AUTO or route == "relay":
+        return (space.collective,) if route == "direct" or space.collective == AUTO else ()
     if codec != "fp32" or members < 3:
         return (AUTO,)
     return (AUTO, *(name for name in ADD_ON_THE_WAY if name != "ring"))
 
 
-def _options(preset: str, wishes: Wishes, *, steps: int) -> Iterator[Mapping[str, Any]]:
+def _options(preset: str, space: SearchSpace, *, steps: int) -> Iterator[Mapping[str, Any]]:
     """Yield the options that are tried of a method."""
-    kept = dict(wishes.options)
+    kept = dict(space.options)
     if preset in EVERY_STEP and preset not in PERIODIC:
         yield kept
         return
     most = max(1, steps // FEWEST_ROUNDS)
-    intervals = [every for every in wishes.every if every <= most] or [min(wishes.every)]
+    intervals = [every for every in space.every if every <= most] or [min(space.every)]
     for every in intervals:
         if preset != "streaming-diloco":
             yield {**kept, "every": every}
@@ -245,7 +243,7 @@ def _options(preset: str, wishes: Wishes, *, steps: int) -> Iterator[Mapping[str
             continue
         longest = every // fragments - 1
         delays = {max(1, round(share * longest)) for share in DELAY_SHARES}
-        for delay in sorted(delays) if wishes.delay == -1 else [wishes.delay]:
+        for delay in sorted(delays) if space.delay == -1 else [space.delay]:
             yield {**kept, "every": every, "delay": delay}
 
 

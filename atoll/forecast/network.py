@@ -7,9 +7,9 @@ Relay    every member asks the hub and is answered (r), sends S, gets the result
          hub's own line bears all members. A far member with a fast line and a near one with a slow
          line are done sooner than both maxima together: times are counted for each member.
 Direct   the same two questions to the hub; between them a ring for fp32 (2 (n - 1) steps of S / n),
-         else two exchanges in which everybody sends to everybody at once, or the collective named.
-         Who is near the hub has the plan earlier and begins before the others, so that times are
-         counted for each member: with a far one their sum is a fifth less than that of the longest.
+         else two all-to-all exchanges, or the collective named. A member near the hub has the plan
+         earlier and begins before the others, so that times are counted for each member: with a far
+         one their sum is a fifth less than that of the longest.
 
 TCP starts slowly: the window begins with ten segments and doubles per round trip until the line is
 full (RFC 6928, RFC 5681); in a pause it halves with every retransmission time-out (RFC 2861),
@@ -87,7 +87,7 @@ def relay_round_s(
 
     Args:
         fleet: The lines.
-        members: Who takes part.
+        members: Those that take part.
         exchange: What each of them sends.
         pause_s: How long they train between two rounds.
         lags: How many seconds before the last one each member is done; empty: all at once.
@@ -99,9 +99,9 @@ def relay_round_s(
         (exchange.relay_received, [_part(fleet.from_hub(m), down, members) for m in members]),
     ]
     half_trips = [path.round_trip_s / 2 for path in _to_hub(fleet, members)]
-    asked_s = 2 * HUB_S * len(members) if ahead else ask_s(fleet, members, lags)
+    ask_time_s = 2 * HUB_S * len(members) if ahead else ask_s(fleet, members, lags)
     lags = (lags if ahead else ()) or [0.0] * len(members)
-    pauses = [pause_s + asked_s + 2 * max(half_trips)] * 2
+    pauses = [pause_s + ask_time_s + 2 * max(half_trips)] * 2
     for _ in range(2):  # while one direction works the other one pauses
         sent, received = (
             [
@@ -112,8 +112,8 @@ def relay_round_s(
                 ways, pauses, (lags, [0.0] * len(members)), strict=True
             )
         )  # the plan's way or the last verdict's, then the vote's
-        pauses = [pause_s + asked_s + max(received), pause_s + asked_s + max(sent)]
-    return asked_s + max(sent) + max(received)
+        pauses = [pause_s + ask_time_s + max(received), pause_s + ask_time_s + max(sent)]
+    return ask_time_s + max(sent) + max(received)
 
 
 def ask_s(fleet: Fleet, members: Sequence[Machine], lags: Sequence[float] = ()) -> float:
@@ -123,8 +123,8 @@ def ask_s(fleet: Fleet, members: Sequence[Machine], lags: Sequence[float] = ()) 
     back to it is counted here, too: until it has come the member does not train.
     """
     trips = [path.round_trip_s for path in _to_hub(fleet, members)]
-    asked = max(trip - lag for trip, lag in zip(trips, lags or [0.0] * len(trips), strict=True))
-    return max(0.0, asked) + 2 * HUB_S * len(members)
+    slowest_s = max(trip - lag for trip, lag in zip(trips, lags or [0.0] * len(trips), strict=True))
+    return max(0.0, slowest_s) + 2 * HUB_S * len(members)
 
 
 def _to_hub(fleet: Fleet, members: Sequence[Machine]) -> list[Path]:
@@ -152,10 +152,10 @@ def direct_round_s(
     if not fleet.all_reach(members):
         return math.inf
     half_trips = [path.round_trip_s / 2 for path in _to_hub(fleet, members)]
-    asked_s = 2 * HUB_S * len(members) if ahead else ask_s(fleet, members, lags)
+    ask_time_s = 2 * HUB_S * len(members) if ahead else ask_s(fleet, members, lags)
     before = (lags if ahead else ()) or [0.0] * len(members)
     begin = [half - lag for half, lag in zip(half_trips, before, strict=True)]
-    pause = pause_s + asked_s + 2 * max(half_trips)
+    pause = pause_s + ask_time_s + 2 * max(half_trips)
     ways = SUMS.get(collective, _ring_s)
     if exchange.plain and ways is _ring_s:
         done = _ring(fleet, members, exchange.direct_sent, pause, begin=begin)
@@ -165,11 +165,11 @@ def direct_round_s(
     elif collective == "star":
         seconds = _star_s(fleet, members, exchange.relay_sent, pause)
         done = [max(begin) + seconds] * len(members)
-    else:  # two exchanges of everybody with everybody: half of the bytes each
+    else:  # two all-to-all exchanges: half of the bytes each
         half = max(exchange.direct_sent, exchange.direct_received) / 2
         first = _all_at_once(fleet, members, half, begin=begin, pause_s=pause)
         done = _all_at_once(fleet, members, half, begin=first, pause_s=0.0)
-    return asked_s + max(end + trip for end, trip in zip(done, half_trips, strict=True))
+    return ask_time_s + max(end + trip for end, trip in zip(done, half_trips, strict=True))
 
 
 def _all_at_once(

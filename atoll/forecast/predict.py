@@ -29,7 +29,7 @@ from atoll.strategies.resolve import Resolved
 
 DAY_S = 86_400.0
 LOST_BY_FAILURE_S = 60.0
-"""Seconds of everybody's time per failure, besides half of the member's period: a guess; notice,
+"""Seconds of all members' time per failure, besides half of the member's period: a guess; notice,
 grace and restart are a few tens of seconds each."""
 NETWORK_ERROR = 0.3
 """A predicted round is right within this share, unless a line changes."""

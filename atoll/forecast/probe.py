@@ -57,13 +57,13 @@ def measure_step(
     inner = Local(language_model_loss, clip=options.clip, options=options)
     inner.prepare(built.model)
     stream = MemberStream(built.shards, slot=0, batch=spec.train.batch)
-    taken: list[float] = []
+    durations: list[float] = []
     deadline = clock() + seconds
-    while len(taken) < MOST_STEPS and (
-        len(taken) < WARM_STEPS + FEWEST_STEPS or clock() < deadline
+    while len(durations) < MOST_STEPS and (
+        len(durations) < WARM_STEPS + FEWEST_STEPS or clock() < deadline
     ):
         begun = clock()
         inner.step(built.task, next(stream), built.outer)
         synchronize(device)
-        taken.append(clock() - begun)
-    return statistics.median(taken[WARM_STEPS:])
+        durations.append(clock() - begun)
+    return statistics.median(durations[WARM_STEPS:])

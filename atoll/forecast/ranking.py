@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from atoll.errors import ConfigError, PlanError
 from atoll.fleet.fleet import Fleet, Machine
-from atoll.forecast.candidates import Candidate, Wishes, candidates
+from atoll.forecast.candidates import Candidate, SearchSpace, candidates
 from atoll.forecast.predict import NETWORK_ERROR, Forecast, Planner
 
 NOTABLE = 0.02
@@ -49,16 +49,16 @@ def progress(forecast: Forecast) -> float:
 
 
 def rank(
-    planner: Planner, fleet: Fleet, *, wishes: Wishes | None = None,
-    given: Sequence[Candidate] = (), score: Score = progress,
+    planner: Planner, fleet: Fleet, *, space: SearchSpace | None = None,
+    only: Sequence[Candidate] = (), score: Score = progress,
 ) -> Ranking:  # fmt: skip
     """Return all candidates in order.
 
     Args:
         planner: Of the job.
         fleet: The machines.
-        wishes: What the job fixes.
-        given: Candidates in place of the usual ones.
+        space: What the job fixes.
+        only: Candidates in place of the usual ones.
         score: Higher is better.
 
     Raises:
@@ -66,10 +66,10 @@ def rank(
         PlanError: no candidate can be predicted, or none fits the memory.
     """
     load = planner.workload
-    asked = given or candidates(fleet, steps=load.steps, optimizer=load.optimizer, wishes=wishes)
+    pool = only or candidates(fleet, steps=load.steps, optimizer=load.optimizer, space=space)
     found: list[Forecast] = []
     refused: dict[str, int] = {}
-    for candidate in asked:
+    for candidate in pool:
         try:
             forecast = planner.predict(fleet, candidate)
         except ConfigError as error:

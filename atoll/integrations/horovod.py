@@ -166,8 +166,8 @@ def broadcast_parameters(
     pairs = params.items() if isinstance(params, Mapping) else params
     tensors = [tensor for _, tensor in pairs if isinstance(tensor, Tensor)]
     with torch.no_grad():
-        for own, given in zip(tensors, run.broadcast(tensors, _member(root_rank)), strict=True):
-            own.copy_(given)
+        for own, received in zip(tensors, run.broadcast(tensors, _member(root_rank)), strict=True):
+            own.copy_(received)
 
 
 def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0) -> None:

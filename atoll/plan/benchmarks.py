@@ -80,18 +80,18 @@ def measure(spec: JobSpec, *, place: RankPlace, device: torch.device) -> Measure
     on = [here.machine for here in machines]
     near = _link(0, next((r for r in range(1, place.ranks) if on[r] == on[0]), 0), device)
     far = _link(0, next((r for r in range(place.ranks) if on[r] != on[0]), 0), device)
-    told: list[Any] = [None]
+    message: list[Any] = [None]
     found = None
     if place.leads:
         try:
             found = _measured_units(spec, device)
-            told = [found]
+            message = [found]
         except AtollError as error:
-            told = [error]
-    dist.broadcast_object_list(told, src=0, device=device)
-    if isinstance(told[0], AtollError):
-        raise told[0]
-    units: Measured = told[0]
+            message = [error]
+    dist.broadcast_object_list(message, src=0, device=device)
+    if isinstance(message[0], AtollError):
+        raise message[0]
+    units: Measured = message[0]
     most = max(here.ranks for here in machines)
     rates = measured_rates(spec, units.sizes, most=most, place=place, device=device)
     reduce = reductions(units, on, device=device)
@@ -151,10 +151,10 @@ def _link(a: int, b: int, device: torch.device) -> Link | None:
                     dist.recv(values, src=sender)
 
         if rank in (a, b):
-            taken_s = shortest(there_and_back, device) / 2
+            trip_s = shortest(there_and_back, device) / 2
             spent_s = shortest(there_and_back, device, clock=time.process_time) / 2
             busy.append(spent_s if device.type == CPU else 0.0)
-            times.append(max(taken_s - 2 * busy[-1], LEAST_MOVING * taken_s))
+            times.append(max(trip_s - 2 * busy[-1], LEAST_MOVING * trip_s))
     dist.barrier()
     if not times:
         return None
@@ -173,17 +173,17 @@ def _measured_units(spec: JobSpec, device: torch.device) -> Measured:
     precision = precision_on(spec.train.precision, device)
     batch = spec.train.batch
     sizes = [rows for rows in range(1, batch + 1) if batch % rows == 0][-MOST_SIZES:]
-    taken: dict[int, list[list[UnitTime]]] = {rows: [] for rows in sizes}
+    profiles: dict[int, list[list[UnitTime]]] = {rows: [] for rows in sizes}
     for _ in range(TURNS):  # a change of load meets all sizes alike
         for rows in sizes:
-            taken[rows].append(
+            profiles[rows].append(
                 profile(
                     units, criterion_of(model), *sample(data, model, rows=rows), device=device,
                     precision=precision, repeats=1,
                 )
             )  # fmt: skip
-    found = {rows: _medians(turns) for rows, turns in taken.items()}
-    sent = tuple(one.sent_bytes // sizes[-1] for one in taken[sizes[-1]][0])
+    found = {rows: _medians(turns) for rows, turns in profiles.items()}
+    sent = tuple(one.sent_bytes // sizes[-1] for one in profiles[sizes[-1]][0])
     trained = tuple(
         sum(p.numel() * p.element_size() for p in unit.parameters() if p.requires_grad)
         for unit in units

@@ -126,10 +126,10 @@ def _stage(
         for unit in units[:first]:
             values = as_tuple(unit(*values))
     own = units[first:last]
-    given = [v.detach().requires_grad_(v.is_floating_point()) for v in values]
+    inputs = [v.detach().requires_grad_(v.is_floating_point()) for v in values]
 
     def once() -> None:
-        outputs = tuple(given)
+        outputs = tuple(inputs)
         with computing(precision, device):
             for unit in own:
                 outputs = as_tuple(unit(*outputs))

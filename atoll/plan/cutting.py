@@ -64,10 +64,10 @@ def _cut_features(words: Mapping[nn.Module, str], ranks: int) -> None:
     """Imitate the all-gather and slice of features by hooks."""
     for part, word in words.items():
         if word == "gather":
-            part.register_forward_hook(lambda _, __, given: torch.cat([given] * ranks, -1))
+            part.register_forward_hook(lambda _, __, output: torch.cat([output] * ranks, -1))
         elif word == "slice":
             part.register_forward_pre_hook(
-                lambda _, given: (given[0].narrow(-1, 0, given[0].shape[-1] // ranks), *given[1:])
+                lambda _, args: (args[0].narrow(-1, 0, args[0].shape[-1] // ranks), *args[1:])
             )
 
 
@@ -76,14 +76,14 @@ def _cut_sequence(words: Mapping[nn.Module, str], ranks: int) -> None:
     whole = _Whole(ranks)
     for part, word in words.items():
         if word == "column" or (word == "vocabulary" and isinstance(part, nn.Linear)):
-            part.register_forward_pre_hook(lambda _, given: (whole.of(given[0]), *given[1:]))
+            part.register_forward_pre_hook(lambda _, args: (whole.of(args[0]), *args[1:]))
         elif word in ("row", "cut"):
             part.register_forward_hook(
-                lambda _, __, given: given.narrow(SEQUENCE, 0, given.shape[SEQUENCE] // ranks)
+                lambda _, __, output: output.narrow(SEQUENCE, 0, output.shape[SEQUENCE] // ranks)
                 .clone()
             )  # fmt: skip
         elif word == "join":
-            part.register_forward_hook(lambda _, __, given: whole.of(given))
+            part.register_forward_hook(lambda _, __, output: whole.of(output))
 
 
 class _Whole:

@@ -124,8 +124,8 @@ class Cut:
         for number, (module, units) in enumerate(zip(modules, stages, strict=True)):
             self._recompute(module, units)
             last = number == len(stages) - 1
-            given = targets if last else None
-            passed, outputs = self._run(units, values, given, kept_output=True)
+            stage_targets = targets if last else None
+            passed, outputs = self._run(units, values, stage_targets, kept_output=True)
             received = sum(v.untyped_storage().nbytes() for v in values) if number else 0
             passes.append(replace(passed, kept=passed.kept + received))
             values = tuple(v.detach().requires_grad_(v.is_floating_point()) for v in outputs)

@@ -47,7 +47,7 @@ def conduct(
         rehearsal: What.
         folder: For logs and the hub's files.
         expected_s: Predicted seconds on this machine.
-        pause: Waits; tells whether to end early.
+        pause: Waits; returns whether to end early.
         say: Takes lines for a person.
 
     Raises:
@@ -72,7 +72,7 @@ def conduct(
 
 @dataclass
 class _Member:
-    """What one member told last, and the bytes of its earlier processes."""
+    """What one member reported last, and the bytes of its earlier processes."""
 
     steps: float = 0.0
     loss: float = math.nan

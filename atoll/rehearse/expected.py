@@ -61,7 +61,7 @@ class _Expectation:
         steps = float(shared) if first and shared else every
         silent = first and shared > 0
         waiting_s = 0.0 if silent else forecast.waiting_s * every
-        if first:  # nobody's speed is known yet
+        if first:  # no machine's speed is known yet
             slowest = max(self._fleet.machine(name).step_s for name in present)
             seconds = steps * slowest + waiting_s
         else:

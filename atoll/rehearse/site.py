@@ -31,7 +31,7 @@ CLOSE_S = 5.0
 TICK_S = 0.1
 
 Pause = Callable[[float], bool]
-"""Waits so many seconds, or less when somebody wants to end; returns whether that is so."""
+"""Waits so many seconds, or less when the user wants to end; returns whether that is so."""
 
 
 class Site:
@@ -250,7 +250,7 @@ def _last_line(log: Path) -> str:
 
 
 def wait(pause: Pause, condition: Callable[[], bool], *, timeout_s: float) -> bool:
-    """Wait until a condition holds; False: somebody wants to end, or time is up."""
+    """Wait until a condition holds; False: the user wants to end, or time is up."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline or pause(TICK_S):

@@ -87,15 +87,15 @@ class CollectiveSession(Session):
         """
         if op not in OPERATIONS:
             raise unknown("operation", op, OPERATIONS)
-        given = [value] if isinstance(value, Tensor) else list(value)
-        whole = any(not one.is_floating_point() for one in given)
+        tensors = [value] if isinstance(value, Tensor) else list(value)
+        whole = any(not one.is_floating_point() for one in tensors)
         if whole and op == MEAN:
             raise ConfigError(
-                "a mean of integers is no integer", given=f"{[one.dtype for one in given]}",
+                "a mean of integers is no integer", given=f"{[one.dtype for one in tensors]}",
                 expected="floating-point tensors", remedy="value.float(), or op='sum'",
             )  # fmt: skip
         exact = whole or op in (MIN, MAX)
-        found = self._gathered(given, op) if exact else self._averaged(given, op, codec)
+        found = self._gathered(tensors, op) if exact else self._averaged(tensors, op, codec)
         return found[0] if isinstance(value, Tensor) else found
 
     @overload
@@ -119,12 +119,12 @@ class CollectiveSession(Session):
             GroupError: the source was lost before its values arrived.
             ConfigError, LeftBehind, GroupLeft: as in :meth:`all_reduce`.
         """
-        given = [value] if isinstance(value, Tensor) else list(value)
+        tensors = [value] if isinstance(value, Tensor) else list(value)
         group, codec = self.group, make_codec(_EXACT)
 
         def copied(plan: object) -> Reduced:
             holder = source or group.members[0]
-            own = words(given) if given else torch.zeros(1)
+            own = words(tensors) if tensors else torch.zeros(1)
             work = group.reduce([own], codec=codec, weight=float(group.me == holder), key=KEY)
             with self._resting():
                 return work.wait()
@@ -139,8 +139,8 @@ class CollectiveSession(Session):
                     "the member that has the values was lost", given=source or "the first member",
                     expected="a member that takes part", remedy="broadcast from another one",
                 ) from error  # fmt: skip
-        found = values(round_.reduced.tensors[0].cpu(), given) if given else []
-        back = [one.to(like.device, like.dtype) for one, like in zip(found, given, strict=True)]
+        found = values(round_.reduced.tensors[0].cpu(), tensors) if tensors else []
+        back = [one.to(like.device, like.dtype) for one, like in zip(found, tensors, strict=True)]
         return back[0] if isinstance(value, Tensor) else back
 
     def barrier(self) -> None:
@@ -149,12 +149,12 @@ class CollectiveSession(Session):
 
     # --------------------------------------------------------------------------------- exchanges
 
-    def _averaged(self, given: Sequence[Tensor], op: str, codec: str) -> list[Tensor]:
+    def _averaged(self, tensors: Sequence[Tensor], op: str, codec: str) -> list[Tensor]:
         group, encoded = self.group, make_codec(codec)
-        encoded.set_shapes([tuple(one.shape) for one in given])
+        encoded.set_shapes([tuple(one.shape) for one in tensors])
 
         def mean(_: object) -> Reduced:
-            vector = flatten(given)
+            vector = flatten(tensors)
             work = group.reduce([vector], codec=encoded, weight=1.0, key=KEY)
             with self._resting():
                 return work.wait()
@@ -166,28 +166,28 @@ class CollectiveSession(Session):
             vector = vector * reduced.weight
         return [
             one.to(like.dtype).clone()
-            for one, like in zip(unflatten(vector, given), given, strict=True)
+            for one, like in zip(unflatten(vector, tensors), tensors, strict=True)
         ]
 
-    def _gathered(self, given: Sequence[Tensor], op: str) -> list[Tensor]:
+    def _gathered(self, tensors: Sequence[Tensor], op: str) -> list[Tensor]:
         """Return an operation on the values of all members, computed here in slot order."""
         group, codec = self.group, make_codec(_EXACT)
 
         def everything(_: object) -> AllToAllResult:
-            packet = codec.encode(words(given), key=KEY)
+            packet = codec.encode(words(tensors), key=KEY)
             work = group.all_to_all([PeerMessage(tuple(group.members), packet)])
             with self._resting():
                 return work.wait()
 
         result = self._round(everything).reduced
         parts = [
-            values(codec.decode(packets[0]), given)
+            values(codec.decode(packets[0]), tensors)
             for packets in result.packets.values()
             if packets
         ]
         return [
             _combined(op, [part[index] for part in parts]).to(like.device, like.dtype)
-            for index, like in enumerate(given)
+            for index, like in enumerate(tensors)
         ]
 
     # -------------------------------------------------------------------------------- the round

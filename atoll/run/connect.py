@@ -74,8 +74,8 @@ def _follow(ranks: ScriptRanks, membership: Membership, *, member: str) -> Run:
 
 
 def _enter(environment: WorkerEnvironment, spec: JobSpec, ranks: ScriptRanks) -> Run:
-    asked = threading.Event()
-    enrolled = join_job(environment, spec.job, should_stop=asked.is_set)
+    leave_requested = threading.Event()
+    enrolled = join_job(environment, spec.job, should_stop=leave_requested.is_set)
     registered = enrolled.connection.registered
     membership = Membership(
         environment.directory, spec.job.seed, environment.job,
@@ -83,7 +83,7 @@ def _enter(environment: WorkerEnvironment, spec: JobSpec, ranks: ScriptRanks) ->
         log=spec.log,
     )  # fmt: skip
     return Run(
-        enrolled.connection.group, membership, enrolled=enrolled, asked=asked,
+        enrolled.connection.group, membership, enrolled=enrolled, leave_requested=leave_requested,
         saving=spec.checkpoint, ranks=ranks,
     )  # fmt: skip
 

@@ -87,7 +87,7 @@ class FollowerRun(Run):
         self._followed: RankOptimizer | None = None
         self._model: RankModel | None = None
 
-    def _told(self) -> RankMessage:
+    def _last_message(self) -> RankMessage:
         """Return the last message of the first rank.
 
         Raises:
@@ -109,17 +109,17 @@ class FollowerRun(Run):
     @property
     def slot(self) -> int:
         """The member's number."""
-        return self._told().slot
+        return self._last_message().slot
 
     @property
     def num_slots(self) -> int:
         """Number of members the job was started with."""
-        return self._told().num_slots
+        return self._last_message().num_slots
 
     @property
     def members(self) -> tuple[str, ...]:
         """Members of the last round."""
-        return tuple(self._told().members)
+        return tuple(self._last_message().members)
 
     @property
     def is_first(self) -> bool:
@@ -133,7 +133,7 @@ class FollowerRun(Run):
 
     def _leave_soon(self) -> None:
         """At the next synchronization, tell the first rank that this process was asked to leave."""
-        self._ranks.report.asked = True
+        self._ranks.report.leave_requested = True
 
     # ---------------------------------------------------------------------------- training
 

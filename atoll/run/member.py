@@ -55,7 +55,7 @@ class Run(CollectiveSession):
         membership: Membership,
         *,
         enrolled: JoinedJob | None = None,
-        asked: threading.Event | None = None,
+        leave_requested: threading.Event | None = None,
         saving: CheckpointTable | None = None,
         clock: Clock | None = None,
         ranks: ScriptRanks | None = None,
@@ -63,7 +63,7 @@ class Run(CollectiveSession):
         """Join as a member of `group`; tests pass a group in memory."""
         super().__init__(
             group, membership, ranks=ranks if ranks is not None else ScriptRanks.alone(),
-            enrolled=enrolled, asked=asked, clock=clock,
+            enrolled=enrolled, leave_requested=leave_requested, clock=clock,
         )  # fmt: skip
         self._ranks.make_message = self._word
         self._saving = saving
@@ -71,7 +71,7 @@ class Run(CollectiveSession):
         self._changed = enrolled is not None and enrolled.late
         self._optimizer: OuterOptimizer | None = None
         self._task: Task | None = None
-        self._leading = ScriptLeader(self._ranks, meter=self._meter, asked=self._leave_soon)
+        self._leading = ScriptLeader(self._ranks, meter=self._meter, on_leave=self._leave_soon)
         self._model: RankModel | None = None
 
     # -------------------------------------------------------------------------- progress
@@ -85,7 +85,7 @@ class Run(CollectiveSession):
         """Return the message for the other ranks."""
         return RankMessage(
             member=self.member, members=list(self.members), slot=self.slot,
-            num_slots=self.num_slots, step=self.step, stopping=self._asked_to_stop,
+            num_slots=self.num_slots, step=self.step, stopping=self._stop_requested,
             unsettled=self._members_changed,
         )  # fmt: skip
 
@@ -327,7 +327,7 @@ class Run(CollectiveSession):
 
     def _after_step(self, sync: SyncResult | None) -> None:
         """Measure a step's time, and save if its round requires it."""
-        self._meter.totals.samples_given = self._rank_state.given
+        self._meter.totals.samples_given = self._rank_state.samples_given
         if sync is not None and self._task is not None:
             self._rank_state.check_orders(self._task.leases)
             self._changed |= 0 < self._task.leased < self.num_slots
@@ -365,7 +365,7 @@ class Run(CollectiveSession):
     ) -> None:  # fmt: skip
         try:
             result = self._come_to_the_end() if error is None else self._result(broken=True)
-            # Otherwise its supervisor tells which rank is lost.
+            # Otherwise its supervisor reports which rank is lost.
             if error is None or not is_peer_failure(error):
                 self._leave(error, result)
         finally:

@@ -129,9 +129,9 @@ class RankState:
                     )
 
     @property
-    def given(self) -> int:
-        """Samples that were given to training."""
-        return sum(share.given for share in self._shares if share.in_training)
+    def samples_given(self) -> int:
+        """Samples that training has read."""
+        return sum(share.samples_given for share in self._shares if share.in_training)
 
     def account(self, leases: Mapping[int, Mapping[str, int]]) -> list[dict[str, list[int]]]:
         """Return per share and slot the committed passes and offset, and the slot's samples."""

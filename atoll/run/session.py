@@ -27,7 +27,7 @@ class Session(JobPlace):
         *,
         ranks: ScriptRanks,
         enrolled: JoinedJob | None,
-        asked: threading.Event | None,
+        leave_requested: threading.Event | None,
         clock: Clock | None,
     ) -> None:
         """Join as a member of `group`."""
@@ -35,7 +35,9 @@ class Session(JobPlace):
         self.group, self._enrolled = group, enrolled
         self._connection = enrolled.connection if enrolled is not None else None
         self._clock: Clock = clock if clock is not None else RealClock()
-        self._asked = asked if asked is not None else threading.Event()
+        self._leave_requested = (
+            leave_requested if leave_requested is not None else threading.Event()
+        )
         loggers = open_loggers(membership.log, self.directory, job=membership.job, member=group.me)
         self._meter = ScriptMeter(group, self._clock, loggers=loggers)
         self._shelf = open_queues(enrolled, member=self.member, stopping=lambda: self.stopping)
@@ -61,7 +63,7 @@ class Session(JobPlace):
 
         The ranks of an island see it in the same step.
         """
-        return super().stopping if self._joint else self._asked_to_stop
+        return super().stopping if self._joint else self._stop_requested
 
     @property
     def _replaced(self) -> bool:
@@ -70,16 +72,16 @@ class Session(JobPlace):
     @property
     def _gone(self) -> bool:
         """Whether this process is to end while the job continues."""
-        return self._asked.is_set() or self._replaced
+        return self._leave_requested.is_set() or self._replaced
 
     @property
-    def _asked_to_stop(self) -> bool:
+    def _stop_requested(self) -> bool:
         return self._gone or self.group.stopping
 
     def _leave_soon(self) -> None:
-        if self._asked.is_set():
+        if self._leave_requested.is_set():
             return
-        self._asked.set()
+        self._leave_requested.set()
         if self._enrolled is not None:
             self._enrolled.leave("this process was asked to leave")
 

@@ -45,7 +45,7 @@ FOLLOWED = 24
 ALTERNATIVES = 3
 """Different minima from which the fits with other data start."""
 TOGETHER = 0.999
-"""Correlation of ln N and ln D above which they cannot be told apart."""
+"""Correlation of ln N and ln D above which they cannot be distinguished."""
 NO_FLOOR = 0.01
 """Share of the lowest loss below which E counts as unknown."""
 
@@ -154,7 +154,9 @@ def fit(
     held_out, why = _hold_out(best.law, used)
     floor = float(np.exp(np.quantile(samples["E"], 0.05))) if best.law.floor else math.inf
     if floor < NO_FLOOR * min(point.loss for point in used):
-        notes.append("E cannot be told from 0: the runs are far above the loss no size goes below")
+        notes.append(
+            "E cannot be distinguished from 0: the runs are far above the loss no size goes below"
+        )
     return Fit(
         law=best.law,
         theta={name: float(value[0]) for name, value in best.plain.items()},
@@ -162,7 +164,7 @@ def fit(
         residuals=[float(x) for x in best.residuals],
         points=used,
         score=best.score,
-        others=tuple(one.told() for one in tried),
+        others=tuple(one.figures() for one in tried),
         held_out=held_out,
         held_out_note=why,
         counted=counted,
@@ -233,10 +235,10 @@ class _Tried:
         """Mean absolute error of points that were left out."""
         return float(np.abs(self.residuals).mean())
 
-    def told(self) -> dict[str, object]:
+    def figures(self) -> dict[str, object]:
         """Return shape, equation and score for people and programs."""
-        told: dict[str, object] = {"shape": self.law.shape, "equation": self.law.equation}
-        return told | ({"why_not": self.failure.what} if self.failure else {"score": self.score})
+        figures: dict[str, object] = {"shape": self.law.shape, "equation": self.law.equation}
+        return figures | ({"why_not": self.failure.what} if self.failure else {"score": self.score})
 
 
 def _try(law: Law, points: Sequence[Point]) -> _Tried:
@@ -349,15 +351,15 @@ def _hold_out(law: Law, points: Sequence[Point]) -> tuple[HeldOut | None, str]:
     runs: list[dict[str, float | str]] = []
     for point, predicted in zip(largest, predicted_losses(law, theta, largest), strict=True):
         loss = float(predicted)
-        told: dict[str, float | str] = {"predicted": loss, "measured": point.loss}
-        runs.append({"name": point.name, **told, "error": loss / point.loss - 1})
+        losses: dict[str, float | str] = {"predicted": loss, "measured": point.loss}
+        runs.append({"name": point.name, **losses, "error": loss / point.loss - 1})
     ratio = values[-1] / values[-2]
     return HeldOut(variable=variable, value=values[-1], ratio=ratio, runs=tuple(runs)), ""
 
 
 def predicted_losses(law: Law, theta: dict[str, float], points: Sequence[Point]) -> Array:
     """Return the losses `(points,)` that a law gives for some settings."""
-    asked = [dataclasses.replace(point, loss=1.0) for point in points]
-    terms = log_terms(law, arrays(theta), logarithms(asked))
+    settings = [dataclasses.replace(point, loss=1.0) for point in points]
+    terms = log_terms(law, arrays(theta), logarithms(settings))
     found: Array = np.exp(terms).sum(axis=0)
     return found

@@ -189,7 +189,7 @@ def _of_members() -> list[Law]:
 
 
 def check_enough(law: Law, points: Sequence[Point]) -> None:
-    """Check that the points can tell the constants of a law apart.
+    """Check that the points can distinguish the constants of a law.
 
     Raises:
         OneValueOnly: a variable has too few different values.

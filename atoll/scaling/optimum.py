@@ -70,9 +70,11 @@ def compute_optimal(fit: Fit, flops: float, *, members: float = 0, every: float 
         )
     if not (math.isfinite(flops) and flops > 0):
         raise ConfigError("the budget must be a positive number of FLOPs", given=flops)
-    given = {"members": members, "every": every}
+    arguments = {"members": members, "every": every}
     more = {
-        name: float(given[name] or fit.ranges[name][1]) for name in law.variables if name in given
+        name: float(arguments[name] or fit.ranges[name][1])
+        for name in law.variables
+        if name in arguments
     }
     check_settings(fit, {"params": 1.0, "tokens": 1.0, **more})
     best = best_split(law, arrays(fit.theta), flops, more)

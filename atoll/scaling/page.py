@@ -65,9 +65,9 @@ def loss_chart(fit: Fit, predictions: Sequence[Prediction] = ()) -> Chart:
         }  # fmt: skip
         low, high = math.log(min(at)), math.log(max(at) * BEYOND)
         along = [math.exp(low + (high - low) * k / (CURVE - 1)) for k in range(CURVE)]
-        asked = [_moved(points[0], axis, x) for x in along]
+        curve_points = [_moved(points[0], axis, x) for x in along]
         curve = {
-            "x": along, "y": [float(y) for y in predicted_losses(fit.law, fit.theta, asked)],
+            "x": along, "y": [float(y) for y in predicted_losses(fit.law, fit.theta, curve_points)],
             "mode": "lines", "line": {"color": colour, "width": 1.5, "dash": "dot"},
             "legendgroup": str(index), "showlegend": False,
         }  # fmt: skip

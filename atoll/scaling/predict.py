@@ -55,18 +55,18 @@ def predict(fit: Fit, at: Mapping[str, float]) -> Prediction:
     Raises:
         ConfigError: a variable is missing, unknown, or not a positive number.
     """
-    asked = check_settings(fit, at)
-    centre = float(log_losses(fit.law, arrays(fit.theta), asked))
-    low, high = np.quantile(_drawn(fit, asked), [(1 - SHARE) / 2, (1 + SHARE) / 2])
+    settings = check_settings(fit, at)
+    centre = float(log_losses(fit.law, arrays(fit.theta), settings))
+    low, high = np.quantile(_drawn(fit, settings), [(1 - SHARE) / 2, (1 + SHARE) / 2])
     below, above = max(0.0, centre - float(low)), max(0.0, float(high) - centre)
-    beyond = _beyond(fit, asked)
+    beyond = _beyond(fit, settings)
     factor = max((beyond.get(name, 1.0) for name in ("params", "tokens")), default=1.0)
     extra = _extra(fit, factor)
     far = 1 + max(0.0, math.log10(max(factor, *beyond.values(), 1.0) / FAR))
     below, above = (far * math.hypot(side, extra) for side in (below, above))
     return Prediction(
         loss=math.exp(centre), low=math.exp(centre - below), high=math.exp(centre + above),
-        at=asked, beyond=beyond, notes=tuple(_notes(fit, beyond, at)),
+        at=settings, beyond=beyond, notes=tuple(_notes(fit, beyond, at)),
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def _extra(fit: Fit, factor: float) -> float:
     return seen * math.log(factor) / math.log(fit.held_out.ratio)
 
 
-def _notes(fit: Fit, beyond: Mapping[str, float], asked: Mapping[str, float]) -> Iterator[str]:
+def _notes(fit: Fit, beyond: Mapping[str, float], settings: Mapping[str, float]) -> Iterator[str]:
     """Yield what a person must know of a prediction."""
     for name, factor in beyond.items():
         low, high = fit.ranges[name]
@@ -143,9 +143,9 @@ def _notes(fit: Fit, beyond: Mapping[str, float], asked: Mapping[str, float]) ->
         yield text
     if beyond and fit.held_out is None:
         yield f"nothing was held out to check it by ({fit.held_out_note})"
-    for name in sorted(set(asked) - set(fit.law.variables)):
+    for name in sorted(set(settings) - set(fit.law.variables)):
         low, high = fit.ranges[name]
-        if low == high != asked[name]:
+        if low == high != settings[name]:
             yield f"all runs had {name} = {low:g}: the law knows of no other"
         elif low != high:
             yield f"{name} is not in the law: it makes no difference here"

@@ -172,7 +172,9 @@ def embedded_parameters(folder: Path, *, parameters: int) -> int | None:
         with (folder / MODEL).open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size)) if size <= MAX_HEADER_BYTES else {}
-        sizes = {name: math.prod(told["shape"]) for name, told in header.items() if "shape" in told}
+        sizes = {
+            name: math.prod(entry["shape"]) for name, entry in header.items() if "shape" in entry
+        }
     except (OSError, ValueError, TypeError):
         return None
     found = [size for name, size in sizes.items() if EMBEDDINGS.search(name)]

@@ -138,7 +138,7 @@ class Exchange:
         self._check()
 
     def time_out(self) -> None:
-        """The time limit of the reduce is over: who has no result votes against."""
+        """The time limit of the reduce is over: a member without a result votes against."""
         if not self.closed:
             for name in self.plan.members:
                 self.members[name].failed(self, "the exchange took too long")

@@ -178,9 +178,9 @@ def _notes(spec: JobSpec, fleet: Fleet, workload: Workload, resolved: Resolved) 
             f"a factor of {GUESS_FACTOR:g}"
         )
     needs = spec.needs
-    asked = {"cores": needs.cores, "gpu": needs.gpu, "disk_gb": needs.disk_gb,
+    requirements = {"cores": needs.cores, "gpu": needs.gpu, "disk_gb": needs.disk_gb,
              "labels": needs.labels}  # fmt: skip
-    if names := [name for name, value in asked.items() if value]:
+    if names := [name for name, value in requirements.items() if value]:
         yield f"[needs] {', '.join(names)}: the file of machines does not say; taken as met"
     vectors = vectors_of(resolved)
     small = sum(workload.fits(machine, vectors=vectors) is False for machine in fleet.machines)

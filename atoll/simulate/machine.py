@@ -148,9 +148,9 @@ class SimulatedMachine:
             self.scheduler.at(self.line_until_s, partial(self._return, away.cause))
 
     def _return(self, cause: Cause) -> None:
-        """It goes on where it was. If the hub has given it up, who slept gets a new process."""
+        """It goes on where it was; one that slept gets a new process if the hub has given it up."""
         member, slept = self.member, cause == Cause.ASLEEP
-        known = self.hub.sessions.heard(self)
+        known = self.hub.sessions.resume(self)
         goes_on = member is not None and (known or (not slept and self.hub.back(member)))
         if not goes_on:
             self.host(None)
@@ -214,8 +214,8 @@ class SimulatedMachine:
 def carries_again_s(cut: Absence) -> float:
     """Return when connections work again that were open when a line was cut.
 
-    TCP repeats what was lost after 0.2 s and then after twice as long each time (RFC 6298). Who
-    has heard nothing for `DEAD_AFTER_S` connects anew.
+    TCP repeats what was lost after 0.2 s and then after twice as long each time (RFC 6298). One
+    that has received nothing for `DEAD_AFTER_S` connects anew.
     """
     tries = (cut.since_s + FIRST_TIMEOUT_S * (2**number - 1) for number in range(1, 64))
     again_s = next((when for when in tries if when >= cut.until_s), math.inf)

@@ -1,4 +1,4 @@
-"""What the simulated hub hears of machines and processes, and when it gives them up."""
+"""When the simulated hub notices lost machines and processes, and when it gives them up."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class SimulatedSessions:
     def __init__(self, hub: SimulatedHub) -> None:
         self._hub = hub
         self._members: dict[str, int] = {}
-        """Members of which nothing is heard, each with the number of its loss."""
+        """Members from which nothing arrives, each with the number of its loss."""
         self._machines: dict[str, int] = {}
         """The same of machines."""
         self.since_s: dict[str, float] = {}
-        """Since when nothing is heard of these members."""
+        """Since when nothing arrives from these members."""
         self.silent: set[str] = set()
-        """Of these, who need not be waited for."""
+        """Of these, the ones that need not be waited for."""
         self._losses = 0
 
     def came(self, machine: SimulatedMachine) -> None:
@@ -62,7 +62,7 @@ class SimulatedSessions:
             hub.scheduler.after(silent_s, lambda: self._silence(name, number))
         hub.scheduler.after(gone_s, lambda: self._end(machine, member, number))
 
-    def heard(self, machine: SimulatedMachine) -> bool:
+    def resume(self, machine: SimulatedMachine) -> bool:
         """A machine is there again as it was; return whether its session has not ended."""
         self.forget(self._hub.placement.member_on(machine.name))
         return self._machines.pop(machine.name, 0) > 0

@@ -38,7 +38,7 @@ class Cause(StrEnum):
     """Why a machine takes no part."""
 
     FAILED = "failed"
-    """It is gone without notice: nothing is heard of it."""
+    """It is gone without notice: no message of it arrives."""
     KILLED = "killed"
     """Its processes are, which the hub notices at once by their broken connections."""
     CLOSED = "closed"

@@ -171,14 +171,14 @@ def check_data(spec: JobSpec) -> None:
         is_custom(name) or spec.tune.active
     ):  # it is called with the data, which shows whether it takes them
         return
-    given = IMAGES if is_images(corpus) else TEXT
-    if model_row(name).data == given:
+    kind = IMAGES if is_images(corpus) else TEXT
+    if model_row(name).data == kind:
         return
-    fitting = [known for known, row in MODELS.items() if row.data == given]
+    fitting = [known for known, row in MODELS.items() if row.data == kind]
     raise ConfigError(
         "this model cannot be trained on these data",
-        given=f"model {name!r} takes {model_row(name).data}, corpus {corpus!r} is {given}",
-        expected=f"for {given} one of the models {', '.join(fitting)}",
+        given=f"model {name!r} takes {model_row(name).data}, corpus {corpus!r} is {kind}",
+        expected=f"for {kind} one of the models {', '.join(fitting)}",
         remedy="change name in [model] or corpus in [data]",
     )
 
@@ -274,7 +274,7 @@ def whole_model(
         DataError: a pretrained model, or data that the model's size depends on, is missing.
     """
     leave_out_compiler()
-    from_data = dataset.model_options if dataset else _told_by_data(spec)
+    from_data = dataset.model_options if dataset else _options_from_data(spec)
     torch.manual_seed(spec.job.seed)
     name = spec.model.name
     if not complete and name == "transformers" and spec.model.options.get("source"):
@@ -297,7 +297,7 @@ def complete_table(spec: JobSpec, model: Any) -> None:
         enlarge_table(model, size)
 
 
-def _told_by_data(spec: JobSpec) -> Mapping[str, object]:
+def _options_from_data(spec: JobSpec) -> Mapping[str, object]:
     """Return the model options that follow from the data, without reading a text where possible."""
     if spec.data.tokenizer == OF_THE_MODEL:
         return {"vocab_size": _of_the_model(spec).vocab_size}

@@ -106,7 +106,7 @@ def tensors_of_stage(model: Any, stage: int, cut: StageCut) -> Iterator[Tensor]:
     """Yield the tensors of a model that a member of a stage needs.
 
     Raises:
-        NotPartly: the stage cannot be told without the values of the whole model.
+        NotPartly: the stage cannot be determined without the values of the whole model.
         ConfigError: the model cannot be cut like that.
     """
     units, sure = chain_of(model)

@@ -277,15 +277,15 @@ class Trainer:
             self.recovery.catch_up(self.task, self.outer)
             self.outer.rejoin(self.task)
             return
-        taken = self.recovery.take(self.task, self.outer)
+        recovered = self.recovery.take(self.task, self.outer)
         # Learning rate and data follow the recovered step.
         self.built.schedule.load_state_dict({"step": self.task.step})
         self.stream.rejoin(self.task.step)
         if self.witness is not None:
             self.witness.restarted()
-        if taken.lease is not None:
-            self.stream.move(taken.lease.slot, taken.lease.cursor)
-        self.recorder.point({"recovered_s": taken.seconds, "recovered_bytes": taken.nbytes})
+        if recovered.lease is not None:
+            self.stream.move(recovered.lease.slot, recovered.lease.cursor)
+        self.recorder.point({"recovered_s": recovered.seconds, "recovered_bytes": recovered.nbytes})
 
     def _ended(self, reason: str) -> dict[str, Any]:
         """Save the final state and weights, and return this member's part of the summary."""

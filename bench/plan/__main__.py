@@ -51,7 +51,7 @@ def lab_of(seed: int) -> dict[str, Any]:
     """Return one lab: every candidate predicted and measured."""
     drawn = draw(seed)
     planner = Planner(workload())
-    ranking = rank(planner, drawn.fleet, given=tuple(tried(drawn)))
+    ranking = rank(planner, drawn.fleet, only=tuple(tried(drawn)))
     groups: dict[tuple[object, ...], list[tuple[int, Forecast]]] = {}
     for number, forecast in enumerate(ranking.forecasts):
         one = forecast.candidate
@@ -89,7 +89,7 @@ def lab_of(seed: int) -> dict[str, Any]:
 def again(lab: dict[str, Any]) -> dict[str, Any]:
     """Return a lab that was measured before, with what the planner says of it now."""
     drawn = draw(lab["seed"])
-    ranking = rank(Planner(workload()), drawn.fleet, given=tuple(tried(drawn)))
+    ranking = rank(Planner(workload()), drawn.fleet, only=tuple(tried(drawn)))
     measured: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in lab["rows"]:
         measured.setdefault((row["candidate"], row["members"]), []).append(row)

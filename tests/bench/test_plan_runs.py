@@ -40,7 +40,7 @@ def test_a_trial_that_has_lost_a_member_does_not_count() -> None:
 
 def test_a_first_choice_that_was_not_done_is_not_replaced() -> None:
     drawn = draw(1)
-    found = rank(Planner(workload()), drawn.fleet, given=tuple(tried(drawn))).forecasts
+    found = rank(Planner(workload()), drawn.fleet, only=tuple(tried(drawn))).forecasts
     rows = [row_of(one, Seen(one.step_s, one.sent_bytes, 10)) for one in found]
     lab = {"seed": 1, "load": 0.0}
     labs = [again({**lab, "rows": rows}), again({**lab, "rows": rows[1:]})]

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.errors import ConfigError, PlanError
 from atoll.fleet.fleet import Fleet
-from atoll.forecast.candidates import Candidate, Wishes, candidates
+from atoll.forecast.candidates import Candidate, SearchSpace, candidates
 from atoll.forecast.efficiency import gain_of
 from atoll.forecast.predict import Forecast, Planner
 from atoll.forecast.ranking import Ranking, progress, rank
@@ -22,11 +22,11 @@ def planner() -> Planner:
     return Planner(workload())
 
 
-FEW = Wishes(presets=("ddp", "diloco", "streaming-diloco"), every=(25, 100))
+FEW = SearchSpace(presets=("ddp", "diloco", "streaming-diloco"), every=(25, 100))
 
 
 def ranked(planner: Planner, machines: Fleet) -> Ranking:
-    return rank(planner, machines, wishes=FEW)
+    return rank(planner, machines, space=FEW)
 
 
 def diloco(*members: str, route: str = "relay", every: int = 50) -> Candidate:
@@ -131,7 +131,7 @@ def test_a_step_faster_than_its_machine_is_a_contradiction(planner: Planner) -> 
 def test_the_machine_that_hurts_is_named(planner: Planner) -> None:
     machines = fleet(0.1, 0.1, 0.1).changed("m2", up_mbps=0.1, down_mbps=0.1)
     every = Candidate(preset="ddp", members=("m0", "m1", "m2"), codec="fp32", route="relay")
-    reasons = rank(planner, machines, given=[every]).reasons
+    reasons = rank(planner, machines, only=[every]).reasons
     assert any(reason.startswith("m2 hurts: without it") for reason in reasons)
 
 
@@ -165,7 +165,7 @@ def test_an_estimated_speed_says_so_and_widens(planner: Planner) -> None:
 
 
 def test_every_candidate_passes_the_rules_of_jobs() -> None:
-    found = list(candidates(fleet(0.5, 0.5, 0.5), steps=400, optimizer="sgd", wishes=FEW))
+    found = list(candidates(fleet(0.5, 0.5, 0.5), steps=400, optimizer="sgd", space=FEW))
     assert len(found) > 12
     assert len(set(found)) == len(found)
     assert {one.options.get("every") for one in found if one.preset == "diloco"} == {25, 100}

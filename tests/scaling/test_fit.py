@@ -189,7 +189,7 @@ def test_unknown_variables_and_shapes_are_refused() -> None:
 
 def test_runs_that_do_not_tell_the_floor_say_so() -> None:
     steep = [changed(p, "loss", 20.0 / p.params**0.1 + 40.0 / p.tokens**0.15) for p in world()]
-    assert "E cannot be told from 0" in fit(steep, resamples=FEW).notes[-1]
+    assert "E cannot be distinguished from 0" in fit(steep, resamples=FEW).notes[-1]
     assert fit(world(), resamples=FEW).notes == ()
 
 

@@ -19,7 +19,7 @@ from atoll.methods.table import PRESETS
 
 if TYPE_CHECKING:
     from atoll.forecast.answer import Answer
-    from atoll.forecast.candidates import Wishes
+    from atoll.forecast.candidates import SearchSpace
 
 NO_HUB = "name the machines in a file: --machines fleet.toml"
 
@@ -58,7 +58,7 @@ def answer(question: Question) -> Answer:
     fleet = known_fleet(question.machines, question.hub)
     fit = read_fit(question.law) if question.law is not None else None
     return answer_for(
-        spec, fleet, wishes=_wishes(question.methods), fit=fit, target=question.target
+        spec, fleet, space=_search_space(question.methods), fit=fit, target=question.target
     )
 
 
@@ -75,8 +75,8 @@ def known_fleet(machines: Path | None, hub: str) -> Fleet:
     )  # fmt: skip
 
 
-def _wishes(methods: tuple[str, ...]) -> Wishes | None:
-    from atoll.forecast.candidates import Wishes
+def _search_space(methods: tuple[str, ...]) -> SearchSpace | None:
+    from atoll.forecast.candidates import SearchSpace
     from atoll.forecast.efficiency import known
 
     for name in methods:
@@ -88,7 +88,7 @@ def _wishes(methods: tuple[str, ...]) -> Wishes | None:
                 expected=f"one of {', '.join(filter(known, PRESETS))}",
                 remedy="compare it in a short run: atoll run --preset",
             )  # fmt: skip
-    return Wishes(presets=methods) if methods else None
+    return SearchSpace(presets=methods) if methods else None
 
 
 def lines_to_paste(question: Question) -> list[str]:

@@ -229,7 +229,7 @@ def _read(job: Path, settings: list[str] | tuple[str, ...]) -> JobSpec:
 def _answered(spec: JobSpec, fleet: Fleet, *, plan: str) -> JobSpec:
     """Return the job with the planner's answers for these machines."""
     from atoll.forecast.automatic import answer_keys, answered
-    from atoll.forecast.candidates import Wishes
+    from atoll.forecast.candidates import SearchSpace
     from atoll.forecast.keys import without_auto
     from atoll.forecast.predict import Planner
     from atoll.forecast.ranking import rank
@@ -238,5 +238,5 @@ def _answered(spec: JobSpec, fleet: Fleet, *, plan: str) -> JobSpec:
     if not plan:
         return answer_keys(spec, fleet)[0]
     load = workload_of(without_auto(spec))
-    ranking = rank(Planner(load), fleet, wishes=Wishes(whole_fleet=True))
+    ranking = rank(Planner(load), fleet, space=SearchSpace(whole_fleet=True))
     return answered(spec, ranking.best.candidate)

@@ -23,13 +23,13 @@ class ScriptLeader:
     """Implements :class:`atoll.strategies.wrapped_optimizer.OtherOptimizers` for an island."""
 
     def __init__(
-        self, ranks: ScriptRanks, *, meter: ScriptMeter, asked: Callable[[], None]
+        self, ranks: ScriptRanks, *, meter: ScriptMeter, on_leave: Callable[[], None]
     ) -> None:
         """Lead the ranks of a script.
 
-        `asked` is called when another rank's process was asked to leave.
+        `on_leave` is called when another rank's process was asked to leave.
         """
-        self._ranks, self._meter, self._asked = ranks, meter, asked
+        self._ranks, self._meter, self._on_leave = ranks, meter, on_leave
         self.host_model: HostModel | None = None
         """Of the model, once it is wrapped."""
 
@@ -63,8 +63,8 @@ class ScriptLeader:
         reply = self._ranks.arrive(place)
         if reply.loss is not None or reply.tokens:
             self._meter.log(loss=reply.loss, tokens=reply.tokens, values={})
-        if reply.asked:
-            self._asked()
+        if reply.leave_requested:
+            self._on_leave()
         return reply.overflowed
 
     def midway(self, *, skipped: bool) -> None:

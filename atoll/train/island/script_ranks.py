@@ -58,7 +58,7 @@ class RankReport:
 
     overflowed: bool = False
     """Its gradients overflowed in half precision."""
-    asked: bool = False
+    leave_requested: bool = False
     """Its process was asked to leave."""
     losses: float = 0.0
     """Sum of the losses logged since the last place."""
@@ -76,7 +76,8 @@ class RankReport:
 
     def row(self, place: str) -> Tensor:
         """Return the report as numbers."""
-        values = [PLACES.index(place), self.overflowed, self.asked, self.losses, self.count]
+        flags = [self.overflowed, self.leave_requested]
+        values = [PLACES.index(place), *flags, self.losses, self.count]
         return torch.tensor([float(v) for v in [*values, self.tokens]], dtype=torch.float64)
 
 
@@ -85,7 +86,7 @@ class Reply:
     """What all ranks sent, put together."""
 
     overflowed: bool
-    asked: bool
+    leave_requested: bool
     loss: float | None
     """Mean over the ranks that logged one."""
     tokens: int
@@ -116,7 +117,7 @@ class ScriptRanks:
         Args:
             place: This rank.
             shape: The mesh: which ranks see the same rows of data.
-            device: The wish, see `[job] device`.
+            device: The setting, see `[job] device`.
             timeout_s: How long one collective may take.
             start: Where this rank reports how far it has come at its start.
 
@@ -220,7 +221,7 @@ class ScriptRanks:
             ConfigError: a rank has arrived at another place.
         """
         self.meet()
-        report, self.report = self.report, RankReport(asked=self.report.asked)
+        report, self.report = self.report, RankReport(leave_requested=self.report.leave_requested)
         rows = self.broadcaster.gather(report.row(place)).tolist()
         places = [PLACES[int(row[0])] for row in rows]
         if len(set(places)) > 1:
@@ -237,7 +238,7 @@ class ScriptRanks:
             tokens[share] = max(tokens.get(share, 0.0), row[5])
         return Reply(
             overflowed=any(row[1] for row in rows),
-            asked=any(row[2] for row in rows),
+            leave_requested=any(row[2] for row in rows),
             loss=sum(row[3] for row in rows) / counted if counted else None,
             tokens=round(sum(tokens.values())),
         )

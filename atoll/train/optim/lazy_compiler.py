@@ -30,10 +30,10 @@ from torch.optim import Optimizer
 
 COMPILER = "torch._dynamo"
 
-TOLD = "__dynamo_disable"
+REGISTERED = "__dynamo_disable"
 """Attribute by which torch marks a function as registered with the compiler."""
 
-TELLING = "torch._compile"
+REGISTRAR = "torch._compile"
 """Module of the wrapper that registers a function with the compiler on its first call."""
 
 WRAPPED = "fn"
@@ -59,7 +59,7 @@ def leave_out_compiler() -> None:
     places = [vars(sys.modules[name]) for name in SHAPES if name in sys.modules]
     for place in (vars(Optimizer), *places):
         for function in place.values():
-            _mark_as_told(function, undo)
+            _mark_registered(function, undo)
     for kind in vars(torch.optim).values():
         if inspect.isclass(kind) and issubclass(kind, Optimizer):
             for base in kind.__mro__:
@@ -84,13 +84,13 @@ class _Watch:
         return None
 
 
-def _mark_as_told(function: Any, undo: list[Undo]) -> None:
+def _mark_registered(function: Any, undo: list[Undo]) -> None:
     """Mark a function, below its wrappers, as already registered with the compiler."""
     while inspect.isfunction(function):
         plain = _below(function)
-        tells = function.__globals__.get("__name__") == TELLING
-        if tells and inspect.isfunction(plain) and TOLD not in vars(plain):
-            setattr(plain, TOLD, plain)
+        registers = function.__globals__.get("__name__") == REGISTRAR
+        if registers and inspect.isfunction(plain) and REGISTERED not in vars(plain):
+            setattr(plain, REGISTERED, plain)
             undo.append(functools.partial(_forget, plain))
         function = plain
 
@@ -106,8 +106,8 @@ def _below(function: FunctionType) -> Any:
 
 def _forget(plain: Callable[..., Any]) -> None:
     """Remove the mark from a function."""
-    if vars(plain).get(TOLD) is plain:
-        delattr(plain, TOLD)
+    if vars(plain).get(REGISTERED) is plain:
+        delattr(plain, REGISTERED)
 
 
 def _step_without(kind: type, undo: list[Undo]) -> None:

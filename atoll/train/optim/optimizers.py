@@ -92,8 +92,8 @@ def _check_options(
     kind: Callable[..., Optimizer], options: Mapping[str, Any], *, more: tuple[str, ...] = ()
 ) -> None:
     """Refuse options that an optimizer does not have."""
-    taken = {"params", "lr", "weight_decay"}  # set from the model and from [train] itself
-    known = (set(inspect.signature(kind).parameters) | set(more)) - taken
+    reserved = {"params", "lr", "weight_decay"}  # set from the model and from [train] itself
+    known = (set(inspect.signature(kind).parameters) | set(more)) - reserved
     for name in options:
         if name not in known:
             raise unknown("key in [train.options]", name, known)

@@ -6,7 +6,8 @@ outer momentum). Each is a part of the model with an outer method of its own, as
 SWARM is, and its holders meet in the rounds of a group of its own.
 
 A member that trained several paths through a module brings the weighted mean of what they made of
-it, with the sum of their weights: the module's mean is the same whoever trained which path.
+it, with the sum of their weights: the module's mean does not depend on which member trained which
+path.
 """
 
 from __future__ import annotations

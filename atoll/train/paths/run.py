@@ -47,12 +47,12 @@ def with_assignment(spec: JobSpec, environment: WorkerEnvironment) -> JobSpec:
     Raises:
         HubError: the hub does not have it.
     """
-    given = spec.dipaco.assignment
-    if not given.startswith(SENT):
+    reference = spec.dipaco.assignment
+    if not reference.startswith(SENT):
         return spec
     file = environment.directory / "assignment.safetensors"
     with HubClient(environment.hub, environment.token, endpoint=endpoint_of(environment)) as client:
-        client.get_blob(given.removeprefix(SENT), file)
+        client.get_blob(reference.removeprefix(SENT), file)
     table = dataclasses.replace(spec.dipaco, assignment=str(file))
     return dataclasses.replace(spec, dipaco=table)
 

@@ -21,13 +21,13 @@ def begin_from(file: str, model: nn.Module) -> None:
         return
     weights = load_weights(Path(file))
     own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    given = {name: tuple(value.shape) for name, value in weights.state.items()}
-    if own != given:
-        differ = sorted(n for n in own.keys() | given.keys() if own.get(n) != given.get(n))
+    saved = {name: tuple(value.shape) for name, value in weights.state.items()}
+    if own != saved:
+        differ = sorted(n for n in own.keys() | saved.keys() if own.get(n) != saved.get(n))
         name = differ[0]
         raise ConfigError(
             "the paths cannot begin with these weights: they are of another model",
-            given=f"start = {file!r}: {name} is {given.get(name, 'missing')}",
+            given=f"start = {file!r}: {name} is {saved.get(name, 'missing')}",
             expected=f"{own.get(name, 'no such weight')}, as [model] says",
             remedy="the same [model] as that of the job that trained the weights; levels share no "
             "weight, so that job needs tie = false too",

@@ -15,7 +15,7 @@ Points = Sequence[Mapping[str, Any]]
 
 
 def path_charts(paths: Mapping[str, Any], points: Points) -> list[Chart]:
-    """Return training and held-out loss of each path, whoever trained it."""
+    """Return training and held-out loss of each path, no matter which member trained it."""
     training: list[Trace] = []
     held_out: list[Trace] = []
     for row in paths["paths"][:DRAWN]:

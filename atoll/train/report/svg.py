@@ -285,8 +285,8 @@ def _legend(traces: Sequence[Trace], count: int) -> str:
 
 
 def _colour(trace: Trace) -> str:
-    given = (trace.get("line") or trace.get("marker") or {}).get("color", "#1f77b4")
-    return f"var({VARIABLES.get(str(given), '--c0')})"
+    colour = (trace.get("line") or trace.get("marker") or {}).get("color", "#1f77b4")
+    return f"var({VARIABLES.get(str(colour), '--c0')})"
 
 
 def _thinned(trace: Trace, count: int) -> Trace:

@@ -14,7 +14,9 @@ KEY = "data"
 Places = list[dict[str, list[int]]]
 
 
-def account(results: Mapping[str, Mapping[str, Any]], *, given: int) -> dict[str, int] | None:
+def account(
+    results: Mapping[str, Mapping[str, Any]], *, samples_given: int
+) -> dict[str, int] | None:
     """Return samples `given`, `committed`, `repeated` and `missed`; None if no data was shared.
 
     A pass that some slot has completed is to be complete on all: what lacks is `missed`. Samples
@@ -29,10 +31,11 @@ def account(results: Mapping[str, Mapping[str, Any]], *, given: int) -> dict[str
         complete = max(n // slots[slot][2] for slot, n in read.items())
         committed += sum(read.values())
         missed += sum(max(0, complete * slots[slot][2] - n) for slot, n in read.items())
-    given = max(given, committed)  # a killed process sent its last point before its last round
+    # A killed process sent its last point before its last round.
+    samples_given = max(samples_given, committed)
     return {
-        "given": given, "committed": committed,
-        "repeated": given - committed, "missed": missed,
+        "given": samples_given, "committed": committed,
+        "repeated": samples_given - committed, "missed": missed,
     }  # fmt: skip
 
 

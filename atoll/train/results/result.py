@@ -98,8 +98,10 @@ def end_member(enrolled: JoinedJob, *, error: BaseException | None, result: dict
         HubError: the report failed, and the program itself did not.
     """
     sent = enrolled.connection.link.counters.sent_control_bytes
-    told = None if error is None else as_atoll_error(error).to_dict()
-    words = Finished(ok=error is None, result=result | {"control_sent_bytes": sent}, error=told)
+    error_fields = None if error is None else as_atoll_error(error).to_dict()
+    words = Finished(
+        ok=error is None, result=result | {"control_sent_bytes": sent}, error=error_fields
+    )
     try:
         enrolled.close(words)
     except HubError as trouble:

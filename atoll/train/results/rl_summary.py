@@ -27,8 +27,8 @@ def rl_summary(
     A lost member has no entry in `results`; its last measurements count. `sent` are the bytes that
     the hub counted, by member.
     """
-    told = {f"w{slot}": role for slot, role in enumerate(member_roles(rl))}
-    rows = {name: _member(name, role, results, points) for name, role in told.items()}
+    roles = {f"w{slot}": role for slot, role in enumerate(member_roles(rl))}
+    rows = {name: _member(name, role, results, points) for name, role in roles.items()}
     for name in rows.keys() & sent.keys():
         rows[name]["sent_bytes"] = int(sent[name])
     policies = [

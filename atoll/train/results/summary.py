@@ -65,7 +65,7 @@ def summarise(
     tokens = sum(int(m["tokens"]) for m in members.values())
     wall_s = max((m["wall_s"] for m in members.values()), default=0.0)
     compute_s = _mean([m["compute_s"] for m in members.values()])
-    given = round(sum(m["samples_given"] for m in members.values()))
+    samples_given = round(sum(m["samples_given"] for m in members.values()))
     sent = _mean([m["sent_bytes"] for m in members.values()])
     parameters = _parameters(members)
     # Nothing to compare with where no member could hold the whole model.
@@ -82,7 +82,7 @@ def summarise(
         "rounds_aborted": rounds.aborted,
         "steps": steps,
         "tokens": tokens,
-        "data": data_account.account(results, given=given),
+        "data": data_account.account(results, samples_given=samples_given),
         "parameters": parameters,
         "wall_s": wall_s,
         "compute_s": compute_s,
@@ -155,8 +155,8 @@ def held_out_losses(points: Points) -> list[tuple[int, int, float]]:
 
 def _accuracy(results: Results, points: Points) -> float | None:
     """Return the accuracy at the end, as a member found, or all stages of a SWARM together."""
-    told = [point["values"].get("held_out_accuracy") for point in points]
-    measured = [float(value) for value in told if value is not None]
+    values = [point["values"].get("held_out_accuracy") for point in points]
+    measured = [float(value) for value in values if value is not None]
     found = _first_of(results, "accuracy")
     return found if found is not None else measured[-1] if measured else None
 
@@ -229,27 +229,27 @@ def _figures(name: str, results: Results, points: Points) -> dict[str, Any]:
                 before[key] += max(0.0, float(latest.get(key, 0.0)) - again)
                 latest[key] = again
         latest |= {**values, "steps": point["step"], "rounds": point["round"]}
-    told = {**latest, **results.get(name, {})}
-    told |= {key: float(told.get(key, 0.0)) + before[key] for key in ADDED}
-    wall_s, tokens = float(told.get("wall_s", 0.0)), int(told.get("tokens", 0))
-    compute_s = float(told.get("compute_s", 0.0))
+    totals = {**latest, **results.get(name, {})}
+    totals |= {key: float(totals.get(key, 0.0)) + before[key] for key in ADDED}
+    wall_s, tokens = float(totals.get("wall_s", 0.0)), int(totals.get("tokens", 0))
+    compute_s = float(totals.get("compute_s", 0.0))
     return {
         "member": name,
         "finished": name in results,
-        "steps": int(told.get("steps", 0)),
-        "rounds": int(told.get("rounds", 0)),
+        "steps": int(totals.get("steps", 0)),
+        "rounds": int(totals.get("rounds", 0)),
         "tokens": tokens,
-        "samples_given": told["samples_given"],
+        "samples_given": totals["samples_given"],
         "wall_s": wall_s,
         "compute_s": compute_s,
         "utilisation": compute_s / wall_s if wall_s else None,
         "tokens_per_s": tokens / wall_s if wall_s else 0.0,
-        "sent_bytes": float(told.get("sent_bytes", 0)),
-        "control_sent_bytes": int(told.get("control_sent_bytes", 0)),
-        "received_bytes": float(told.get("received_bytes", 0)),
-        "parameters": int(told.get("parameters", 0)),
-        "loss": told.get("loss") if told.get("loss") is not None else latest.get("loss"),
-        **({"stage": int(told["stage"])} if "stage" in told else {}),
+        "sent_bytes": float(totals.get("sent_bytes", 0)),
+        "control_sent_bytes": int(totals.get("control_sent_bytes", 0)),
+        "received_bytes": float(totals.get("received_bytes", 0)),
+        "parameters": int(totals.get("parameters", 0)),
+        "loss": totals.get("loss") if totals.get("loss") is not None else latest.get("loss"),
+        **({"stage": int(totals["stage"])} if "stage" in totals else {}),
     }
 
 

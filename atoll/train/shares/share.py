@@ -47,8 +47,8 @@ class DataShare:
         self._owner = f"{division.num_slots} slots, seed {division.seed}"
         self.slot, self.passes, self.offset = division.slot, 0, 0
         """Slot, its complete passes, and its samples given since."""
-        self.given = 0
-        """Samples that this process was given."""
+        self.samples_given = 0
+        """Samples that this process has read."""
         self._sizes: dict[int, int | None] = {}
         self._number = -1
         """Pass of the script."""
@@ -108,19 +108,19 @@ class DataShare:
             yield from self._source.open(self.slot, pass_=0, skip=0)
             return
         self._number += 1
-        number, given = self._number, False
+        number, begun = self._number, False
         if self.passes < number and not self._moved:  # the script left the pass before
             self.passes, self.offset = number, 0
         if self.passes > number:
             log.info("pass %d of this data was done before this process began", number)
-        while self.passes <= number or (given and self._take_over(number)):
+        while self.passes <= number or (begun and self._take_over(number)):
             self._moved = False
             items = self._items()
             for item in items:
                 if self._loop.should_stop():
                     return
                 self._give()
-                given, step = True, self._loop.step()
+                begun, step = True, self._loop.step()
                 self._open[self.slot] = (items, self.passes, self.offset)
                 self._reading = True
                 try:
@@ -139,7 +139,7 @@ class DataShare:
         size, stride = self.size(self.slot), self._source.stride
         if size is not None:
             stride = max(0, min(stride, size - self.offset))
-        self.offset, self.given = self.offset + stride, self.given + stride
+        self.offset, self.samples_given = self.offset + stride, self.samples_given + stride
 
     @property
     def digest(self) -> int | None:

@@ -202,13 +202,13 @@ def _counts(task: Task) -> dict[str, Tensor]:
     }
 
 
-def _load_model(task: Task, given: Mapping[str, Any]) -> None:
-    """Load the given entries into the model; the others keep their values."""
-    unknown = sorted(given.keys() - task.model.state_dict().keys())
+def _load_model(task: Task, entries: Mapping[str, Any]) -> None:
+    """Load the entries into the model; the others keep their values."""
+    unknown = sorted(entries.keys() - task.model.state_dict().keys())
     if unknown:
         raise KeyError(f"the model has no {unknown[0]}")
-    if given:
-        task.model.load_state_dict(dict(given), strict=False)
+    if entries:
+        task.model.load_state_dict(dict(entries), strict=False)
 
 
 def _part(name: str, tree: Mapping[str, Any]) -> Part:

@@ -48,7 +48,7 @@ class Asking:
 
     def answered(self, event: Answer) -> None:
         """Take note of an event, so that the next question of its kind can be asked."""
-        self._open.discard(type(event.asked))
+        self._open.discard(type(event.question))
 
     def close(self) -> None:
         """Ask nothing more."""

@@ -268,7 +268,7 @@ class JobStages:
         self._deal: Deal | None = None
         self._held_out: HeldOutMicrobatches | None = None
         self._about: Mapping[str, str] = {}
-        self._taken: TrainedStage | None = None
+        self._trained: TrainedStage | None = None
 
     def take(self, place: SwarmPlace) -> TrainedStage:
         """Return the place's stage: of its members, of the start, or of a checkpoint.
@@ -300,11 +300,11 @@ class JobStages:
             raise CheckpointMissing("there are only the weights of the start", given=place.step)
         if states is not None and place.donors:
             part = states.donated(place)
-            told = part.metadata.get(STAGE), part.metadata.get(STEP)
-            if told != (str(place.stage), str(place.step)):
+            stage_and_step = part.metadata.get(STAGE), part.metadata.get(STEP)
+            if stage_and_step != (str(place.stage), str(place.step)):
                 raise CheckpointError(
                     "a donor gave another state than that of the place",
-                    given=f"stage {told[0]}, step {told[1]}",
+                    given=f"stage {stage_and_step[0]}, step {stage_and_step[1]}",
                     expected=f"stage {place.stage}, step {place.step}",
                 )
             round_ = int(part.metadata.get(ROUND, place.round))
@@ -321,12 +321,12 @@ class JobStages:
             trained.take_over(parts, step=place.step, round_=place.round)
         if states is not None:
             states.offer(trained, trained.task.gate.still)
-        self._taken = trained
+        self._trained = trained
         return trained
 
     def save(self, *, history: int, final: bool, failed: Callable[[], None]) -> None:
         """Save the file of the taken stage for a checkpoint; see `Stages`."""
-        trained = self._taken
+        trained = self._trained
         if self._states is None or trained is None:
             failed()
             return

@@ -74,13 +74,13 @@ class Keeping:
         self._vectors[number] = torch.frombuffer(bytearray(mail.data), dtype=torch.float32)
         self.ask(SwarmKept(epoch, copy.of, copy.step, number, copy.shares))
 
-    def answered(self, asked: SwarmKept, *, used: bool | None) -> None:
+    def answered(self, question: SwarmKept, *, used: bool | None) -> None:
         """The ledger has answered; None: it has not, and is asked again."""
         if used is None:
-            if self.copies.asks(asked.number):
-                self.ask(asked)
+            if self.copies.asks(question.number):
+                self.ask(question)
             return
-        for number in self.copies.kept(asked.number, used=used):
+        for number in self.copies.kept(question.number, used=used):
             self._vectors.pop(number, None)
 
     def take_over(self, number: int, runner: StageRunner) -> Sequence[Share]:

@@ -4,8 +4,8 @@ One thread, the caller's, changes everything: it computes, and in between proces
 threads wait for it: one for messages of members, a few for answers of the ledger (`asking.py`).
 
 A step: microbatches come and go; `SwarmNews` says which count; once the stage is closed its members
-average the sums of what counts (`Rounds`); once all stages are, everybody steps the optimizer. What
-belongs to the stage is in `serving.py`.
+average the sums of what counts (`Rounds`); once all stages are, every member steps the optimizer.
+What belongs to the stage is in `serving.py`.
 """
 
 from __future__ import annotations
@@ -169,31 +169,32 @@ class SwarmMember:
 
     def _answered(self, event: Answer) -> None:
         self._asking.answered(event)
-        answer, asked, served = event.answer, event.asked, self._served
+        answer, question, served = event.answer, event.question, self._served
         if answer is None:
             self._again_at = self._clock.monotonic() + AGAIN_S
-            if isinstance(asked, SwarmDone | SwarmUnsaved):
-                self._asking.ask(asked)
-            elif isinstance(asked, SwarmKept) and served is not None:
-                served.keeping.answered(asked, used=None)
+            if isinstance(question, SwarmDone | SwarmUnsaved):
+                self._asking.ask(question)
+            elif isinstance(question, SwarmKept) and served is not None:
+                served.keeping.answered(question, used=None)
         elif isinstance(answer, SwarmPlace):
             self._placed(answer)
         elif served is None:
             return
-        elif isinstance(answer, SwarmNews) and isinstance(asked, SwarmWatch):
+        elif isinstance(answer, SwarmNews) and isinstance(question, SwarmWatch):
             now = served.now
             here = self._epoch, served.step, now.counted.shares, now.ahead.shares
-            if (asked.epoch, asked.step, asked.shares, asked.ahead) == here:  # else ask again
+            there = question.epoch, question.step, question.shares, question.ahead
+            if there == here:  # else ask again
                 self._news(answer, served)
-        elif isinstance(answer, SwarmKeeps) and isinstance(asked, SwarmKept):
-            served.keeping.answered(asked, used=answer.used)
+        elif isinstance(answer, SwarmKeeps) and isinstance(question, SwarmKept):
+            served.keeping.answered(question, used=answer.used)
         elif served.driving is None:
             return
         elif isinstance(answer, SwarmLeases):
             takes = served.trained.runner.takes
             served.driving.leased([one for one in answer.leases if takes(one.step, one.index)])
-        elif isinstance(asked, SwarmDone):
-            served.driving.driver.taken(asked.lease)
+        elif isinstance(question, SwarmDone):
+            served.driving.driver.taken(question.lease)
 
     def _tend(self) -> None:
         """Ask what has to be asked now, and look at the driver's time limits."""

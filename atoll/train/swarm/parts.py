@@ -95,7 +95,7 @@ class Stages(Protocol):
         """Return the place's stage at its step: of the job's start, a donor's, or a checkpoint's.
 
         Raises:
-            AtollError: nobody has the state now; ask for a place again.
+            AtollError: no member has the state now; ask for a place again.
         """
         ...
 
@@ -157,7 +157,7 @@ class StepState:
 class Answer:
     """An event: the ledger has answered."""
 
-    asked: Message
+    question: Message
     answer: Message | None
     """None: there was none."""
 

@@ -266,7 +266,7 @@ class ServedStage:
             work, takes = head.work, self.trained.runner.takes
             if not takes(work.step, work.index) and self.step < work.step <= self.step + 2:
                 if len(self._early) < MOST_EARLY:
-                    self._early.append(mail)  # the sender has heard of the end of a step earlier
+                    self._early.append(mail)  # the sender has learned of the end of a step earlier
             elif isinstance(head, Resume):
                 self.work.resume(head)
             else:

@@ -20,7 +20,7 @@ from atoll.wire.messages import Recover, Source, Sources
 from atoll.wire.swarm import SwarmPlace
 
 FETCH_S = 1800.0
-"""Time limit of one transfer; the ledger tells the place again if the donors have stepped on."""
+"""Time limit of one transfer; the ledger sends the place again if the donors have stepped on."""
 
 
 class StageStates(Protocol):
@@ -88,13 +88,13 @@ class HubStates:
             PeerLost: `gone`, if none of them has it any more.
         """
         peers = [Source(d, [] if self.relayed else list(serves.get(d, []))) for d in donors]
-        asked = False
+        called = False
 
         def ask(question: Recover) -> Sources:
-            nonlocal asked
-            if asked:
+            nonlocal called
+            if called:
                 raise gone
-            asked = True
+            called = True
             return Sources(round_, peers)
 
         found = recover(self.recipient, ask=ask, deadline=RealClock().monotonic() + FETCH_S)

@@ -127,7 +127,7 @@ class StagesOuter(OuterDefaults):
         return result
 
     def _plan(self, task: Task) -> None:
-        """Plan the steps until the next rounds, at the pace that the first stage's told."""
+        """Plan the steps until the next rounds, at the pace of the first stage's rounds."""
         first = self._stages[0].task
         task.pace = first.pace
         task.begin_period(first.period.start + first.period.length)
@@ -250,19 +250,19 @@ class LateStages:
 
         Raises:
             GroupLeft: this member was asked to stop before the stages had come.
-            CheckpointError: what was given is of another model.
+            CheckpointError: the states are of another model.
         """
         model = _Joined([met.stage for met in stages])
         parts, places = self._parts(model, len(stages))
         self._load(task, model, parts)
         tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
         over = all(place.finished for place in places)
-        told = [] if over else [int(part.metadata[ROUND]) for part in parts]
+        rounds = [] if over else [int(part.metadata[ROUND]) for part in parts]
         task.step = max(int(part.metadata[STEP]) for part in parts)
         for number, met in enumerate(stages):
             own = met.task
             own.step, own.tokens = task.step, task.tokens
-            own.round = told[number] if told else places[number].round
+            own.round = rounds[number] if rounds else places[number].round
             met.outer.load(tensors)
             task.round = own.round
         if task.scheduler is not None:

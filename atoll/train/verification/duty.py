@@ -1,7 +1,7 @@
 """A member's duties in the verification of its job: a thread that asks the hub and does them.
 
 It hands over the member's own states, and computes steps again: those of others as their checker or
-judge, its own if somebody disputes them.
+judge, its own if they are disputed.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Recomputer:
     def __init__(self, name: str, command: Sequence[str], *, do: Do) -> None:
         """Start the thread; `do` is called there with every task, and calls :meth:`answer`."""
         self._command, self._do = list(command), do
-        self._given: queue.SimpleQueue[VerificationTask | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[VerificationTask | None] = queue.SimpleQueue()
         self._changing = threading.Lock()
         self._task: VerificationTask | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,7 +58,7 @@ class Recomputer:
             if self._task is not None or self._closed:
                 return False
             self._task, self._abandoned = task, False
-        self._given.put(task)
+        self._tasks.put(task)
         return True
 
     def keep(self, tasks: Collection[VerificationTask]) -> None:
@@ -99,13 +99,13 @@ class Recomputer:
         with self._changing:
             self._closed = True
             self._kill()
-        self._given.put(None)
+        self._tasks.put(None)
         self._thread.join(END_S)
 
     def _run(self) -> None:
         while True:
             try:
-                task = self._given.get(timeout=IDLE_S)
+                task = self._tasks.get(timeout=IDLE_S)
             except queue.Empty:
                 self._end()
                 continue

@@ -27,7 +27,7 @@ from atoll.verification.trace import mark_positions, state_digest
 from atoll.wire.messages import Commitment
 
 KEPT = 2
-"""Openings that a member keeps if nobody tells it for which rounds the draw is over."""
+"""Openings that a member keeps if it is not informed for which rounds the draw is over."""
 MOST_KEPT = 8
 """Openings that it keeps at most; it waits with the next period until one can be dropped."""
 RELEASE_S = 60.0

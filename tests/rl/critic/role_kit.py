@@ -45,13 +45,13 @@ class Members:
 
     def run(self, slot: int) -> Run:
         """Return a member's part in the job."""
-        asked = self.stops.setdefault(slot, threading.Event())
+        leave_requested = self.stops.setdefault(slot, threading.Event())
         run = Run(
             self.groups(slot),
             Membership(
                 self.folder, seed=self.spec.job.seed, slot=slot, num_slots=self.spec.job.nodes
             ),
-            asked=asked,
+            leave_requested=leave_requested,
         )
         run._shelf = QueueRegistry(
             self.channel, prefix="job", reader=run.member, stopping=lambda: run.stopping

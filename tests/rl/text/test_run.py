@@ -130,7 +130,7 @@ def test_a_member_without_news_trains_the_same_beginning_itself(tmp_path: Path) 
 def test_a_stop_before_the_beginning_ends_quietly(tmp_path: Path) -> None:
     spec = job(rl_table(), steps=100_000)
     run = member(0, spec, InMemoryChannel(), tmp_path)
-    run._asked.set()
+    run._leave_requested.set()
     result = run_text_job(spec, run)
     assert (result["role"], result["updates"]) == ("critic", 0)
 
@@ -144,7 +144,7 @@ class StopsAfter(Run):
         super().stepped(count)
         self.limit -= count
         if self.limit <= 0:
-            self._asked.set()
+            self._leave_requested.set()
 
 
 def test_an_actor_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
