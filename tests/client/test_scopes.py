@@ -30,9 +30,9 @@ def test_a_program_keeps_to_the_names_of_its_ticket(tmp_path: Path, home: Path) 
             for other in ("pool/work", "pool/adam", "pool"):
                 with pytest.raises(AtollError):
                     program.queue(other + "/x" * ("/" not in other)).put(1)
-            with pytest.raises(AuthError, match="permits other queues and topics") as told:
+            with pytest.raises(AuthError, match="permits other queues and topics") as caught:
                 program.topic("pool/news").publish({"round": 1})
-            assert told.value.expected == "pool/ada/..."
+            assert caught.value.expected == "pool/ada/..."
             assert answers(hub, program.token) == (200, 403, 403)
     with HubServer(options(tmp_path)) as again:
         assert answers(again, program.token) == (200, 403, 403)

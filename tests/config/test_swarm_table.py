@@ -85,8 +85,8 @@ def test_stages_alone_make_a_swarm_of_two_members_each() -> None:
     spec = parse_spec("[swarm]\nstages = 3\n")
     assert (spec.strategy.inner, spec.job.nodes, spec.job.min_nodes) == ("swarm", 6, 3)
     assert spec.model.options["tie"] is False
-    given = parse_spec("[job]\nnodes = {min = 1, max = 9}\n[swarm]\nstages = 3\n")
-    assert (given.job.nodes, given.job.min_nodes) == (9, 3)
+    bounded = parse_spec("[job]\nnodes = {min = 1, max = 9}\n[swarm]\nstages = 3\n")
+    assert (bounded.job.nodes, bounded.job.min_nodes) == (9, 3)
     assert parse_spec('[strategy]\npreset = "swarm"\n').swarm.stages == 2
 
 

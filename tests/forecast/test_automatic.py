@@ -96,10 +96,10 @@ def test_an_open_collective_is_chosen_for_the_lines() -> None:
 def test_a_running_job_keeps_what_is_nearly_as_good() -> None:
     spec = job("every = 25")
     far = fleet(0.02, 0.02, up_mbps=0.5, down_mbps=0.5, latency_ms=0.5)
-    told = answer_again(spec, far, ["every"], current={})
-    every = told["answers"]["every"]
+    reply = answer_again(spec, far, ["every"], current={})
+    every = reply["answers"]["every"]
     assert every > 25
-    assert told["progress"] > 1.02
+    assert reply["progress"] > 1.02
     again = answer_again(spec, far, ["every"], current={"every": every})
     assert (again["answers"], again["progress"]) == ({"every": every}, 1.0)
     near = every + 1  # as good but for noise, and none of the usual intervals
@@ -152,9 +152,9 @@ def test_codec_and_delay_of_a_running_job_follow_its_lines() -> None:
     far = fleet(0.02, 0.02, up_mbps=1.0, down_mbps=1.0, latency_ms=50.0)
     near = fleet(0.02, 0.02, up_mbps=1000.0, down_mbps=1000.0, latency_ms=0.2)
     spec = answer_keys(parse_spec(STREAMING), near)[0]
-    told = [answer_again(spec, one, ["codec", "delay"], current={}) for one in (near, far)]
-    codecs, delays = ([one["answers"][key] for one in told] for key in ("codec", "delay"))
+    reply = [answer_again(spec, one, ["codec", "delay"], current={}) for one in (near, far)]
+    codecs, delays = ([one["answers"][key] for one in reply] for key in ("codec", "delay"))
     assert codecs[0] == "fp32"
     assert codecs[1] in ("feedback(int8:256)", "feedback(int4:256)")
     assert delays[0] < delays[1]
-    assert told[1]["round_s"] > 10 * told[0]["round_s"]
+    assert reply[1]["round_s"] > 10 * reply[0]["round_s"]

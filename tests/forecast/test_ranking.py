@@ -47,8 +47,8 @@ def test_bytes_are_those_of_the_strategy_itself(planner: Planner, preset: str, r
     found = planner.predict(machines, one)
     steps = 1000
     resolved = one.resolved(steps=steps)
-    told = measure_traffic(resolved, elements=1_000_000, peers=3, steps=steps)
-    expected = told.relay_sent_bytes if route == "relay" else told.direct_sent_bytes
+    traffic = measure_traffic(resolved, elements=1_000_000, peers=3, steps=steps)
+    expected = traffic.relay_sent_bytes if route == "relay" else traffic.direct_sent_bytes
     shared = getattr(resolved.method, "shared_steps", 0)  # in which nothing is sent
     assert found.sent_bytes == pytest.approx(expected / (steps - shared), rel=0.02)
 
@@ -64,7 +64,7 @@ def test_rounds_are_as_far_apart_as_the_job_says(shared_steps: int, every: int) 
     assert found.sent_bytes * every == pytest.approx(plain.sent_bytes * 50, rel=0.001)
 
 
-def test_slower_members_do_fewer_steps_and_nobody_waits(planner: Planner) -> None:
+def test_slower_members_do_fewer_steps_and_none_waits(planner: Planner) -> None:
     found = planner.predict(fleet(0.5, 1.0, 0.5), diloco("m0", "m1", "m2"))
     assert found.shares == {"m0": 1.0, "m1": 0.5, "m2": 1.0}
     assert found.compute_s == pytest.approx(0.5, rel=0.02)
@@ -193,7 +193,7 @@ def test_a_delayed_result_cuts_the_period_of_a_slow_member() -> None:
             options={"every": 20, "fragments": 4, "delay": delay, "shared_steps": 0},
         )  # fmt: skip
         found.append(Planner(load).predict(machines, candidate))
-    # 13/32 of 5 steps are 2; of 4 and of 1 they are 2 and 1, because nobody does none.
+    # 13/32 of 5 steps are 2; of 4 and of 1 they are 2 and 1, because no member does none.
     assert found[0].compute_s == pytest.approx(0.1)
     assert found[1].compute_s == pytest.approx(3 * 0.23 / 5)
     assert found[1].waiting_s == 0.0

@@ -54,8 +54,8 @@ def run_on_two_nodes(atoll: Atoll, name: str, *, steps: int) -> dict[str, Tensor
 
 def contributors(folder: Path) -> list[list[str]]:
     """Return who contributed to each round of a job."""
-    told = json.loads((folder / "rounds.json").read_text(encoding="utf-8"))
-    return [one["contributors"] for one in told["rounds"]]
+    summary = json.loads((folder / "rounds.json").read_text(encoding="utf-8"))
+    return [one["contributors"] for one in summary["rounds"]]
 
 
 def assert_same(found: dict[str, Tensor], model: nn.Module, *, tolerance: float = 1e-6) -> None:

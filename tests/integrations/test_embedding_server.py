@@ -262,8 +262,8 @@ def test_a_job_with_a_killed_member_ends_as_one_process(
     assert done.code == 0, done.both
     table = table_in(atoll.job_folder(), servers=2)
     assert_table(table, one_process(example, workers=2, steps=steps)[0])
-    told = [line for line in done.out.splitlines() if ": loss " in line]
-    assert len(told) == 2
+    lines = [line for line in done.out.splitlines() if ": loss " in line]
+    assert len(lines) == 2
 
 
 def _done(folder: Path) -> set[str]:

@@ -29,9 +29,9 @@ with atoll.join() as run:
     optimizer = run.wrap(model, inner, outer=atoll.DiLoCo(every={EVERY}))
     rows = torch.arange({SAMPLES}, dtype=torch.float32)[:, None]
     loader = DataLoader(TensorDataset(rows), batch_size={BATCH}, shuffle=True)
-    given = pathlib.Path(sys.argv[1]) / f"{{run.member}}-{{os.getpid()}}"
+    log_file = pathlib.Path(sys.argv[1]) / f"{{run.member}}-{{os.getpid()}}"
     for (x,) in run.shard(loader):
-        with given.open("a") as file:
+        with log_file.open("a") as file:
             print(*x[:, 0].int().tolist(), file=file)
         loss = model(x / {SAMPLES}).square().mean()
         optimizer.zero_grad()
@@ -44,13 +44,13 @@ with atoll.join() as run:
 
 @pytest.mark.long("tests/loops/test_loops.py::test_the_share_of_a_lost_member_is_trained_on_once")
 def test_a_killed_process_costs_no_sample(atoll: Atoll) -> None:
-    script, given = atoll.folder / "train.py", atoll.folder / "given"
+    script, log_folder = atoll.folder / "train.py", atoll.folder / "given"
     script.write_text(SCRIPT)
-    given.mkdir()
-    running = atoll.start("run", str(script), "--local", "2", "--", str(given))
+    log_folder.mkdir()
+    running = atoll.start("run", str(script), "--local", "2", "--", str(log_folder))
 
     def late_enough() -> Path | None:
-        found = list(given.glob("w1-*"))
+        found = list(log_folder.glob("w1-*"))
         return found[0] if found and len(found[0].read_text().splitlines()) > 4.5 * EVERY else None
 
     def measured() -> int:
@@ -66,7 +66,7 @@ def test_a_killed_process_costs_no_sample(atoll: Atoll) -> None:
     done = running.wait()
     assert done.code == 0, done.both
     counts: Counter[int] = Counter()
-    for path in given.iterdir():
+    for path in log_folder.iterdir():
         counts.update(map(int, path.read_text().split()))
     last = [int(n) for line in victim.read_text().splitlines()[-EVERY - 1 :] for n in line.split()]
     assert set(counts) == set(range(SAMPLES))
@@ -77,6 +77,6 @@ def test_a_killed_process_costs_no_sample(atoll: Atoll) -> None:
     assert data["committed"] + data["missed"] == SAMPLES
     assert data["missed"] <= EVERY * BATCH
     assert data["given"] >= data["committed"]
-    others = [path for path in given.iterdir() if path != victim]
+    others = [path for path in log_folder.iterdir() if path != victim]
     without = sum(len(path.read_text().split()) for path in others)
     assert summary["tokens"] >= without + known * BATCH, "what the killed one did counts"

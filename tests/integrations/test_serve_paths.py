@@ -31,11 +31,11 @@ import time
 from pathlib import Path
 from atoll.routing import serving
 real = serving.PathServer._continued
-def held(self, path, asked):
+def held(self, path, request):
     while path == 4 and not Path({free!r}).exists():
         Path({held!r}).touch()
         time.sleep(0.05)
-    return real(self, path, asked)
+    return real(self, path, request)
 serving.PathServer._continued = held
 """
 
@@ -61,13 +61,13 @@ def test_two_servers_have_half_of_the_paths_each(tmp_path: Path) -> None:
     threads = [threading.Thread(target=serve, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
-    asked: dict[str, dict[str, Any]] = {
+    requests: dict[str, dict[str, Any]] = {
         "one": {"prompt": DIGITS, "tokens": 9, "seed": 3},
         "two": {"prompt": LETTERS, "tokens": 9, "seed": 4},
         "bad": {"tokens": 9},
     }
-    answers = ask(client, asked)
-    assert ask(client, asked) == answers
+    answers = ask(client, requests)
+    assert ask(client, requests) == answers
     over.set()
     for thread in threads:
         thread.join(PATIENCE_S)

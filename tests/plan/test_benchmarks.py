@@ -87,16 +87,16 @@ def _reduced() -> dict[int, dict[int, Link]]:
         machines=(), sizes={1: UnitTimes(forward_s=(1, 1, 1), backward_s=(1, 1, 1))},
         sent_bytes=(4, 4, 4), trained_bytes=(4, 80_000, 8), near=Link(), far=Link(),
     )  # fmt: skip
-    asked: list[int] = []
+    sizes: list[int] = []
     reduce = dist.all_reduce
 
     def noted(tensor: Tensor, **words: Any) -> Any:
-        asked.append(tensor.numel())
+        sizes.append(tensor.numel())
         return reduce(tensor, **words)
 
     with patch.object(dist, "all_reduce", noted):
         found = reductions(units, (0, 0, 1, 1), device=torch.device("cpu"))
-    assert set(asked) <= {1, 20_003, 20_001, 20_002}, "of a stage's size"
+    assert set(sizes) <= {1, 20_003, 20_001, 20_002}, "of a stage's size"
     return found
 
 
@@ -157,10 +157,10 @@ def test_the_command_prints_every_plan_and_its_choice(
     file.write_text(dump_spec(pipeline_job(tmp_path)))
     known = str(kept(tmp_path / "measured.json"))
     assert status_of(str(file), "--measured", known, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["best"] == told["plans"][0]
-    assert {(p["stages"], p["replicas"]) for p in told["plans"]} == {(1, 1), (2, 1), (1, 2)}
-    assert told["best"]["predicted_s"] == min(p["predicted_s"] for p in told["plans"])
+    output = json.loads(capsys.readouterr().out)
+    assert output["best"] == output["plans"][0]
+    assert {(p["stages"], p["replicas"]) for p in output["plans"]} == {(1, 1), (2, 1), (1, 2)}
+    assert output["best"]["predicted_s"] == min(p["predicted_s"] for p in output["plans"])
     assert status_of(str(file), "--measured", known) == 0
     shown = capsys.readouterr().out
     assert "attic (2 ranks, 2 cores)" in shown

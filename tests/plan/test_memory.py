@@ -131,8 +131,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_run_refuses_a_plan_refuses(tmp_path: Path, name: str) -> None:
-    options, told = REFUSED[name]
-    with pytest.raises(ConfigError, match=told):
+    options, message = REFUSED[name]
+    with pytest.raises(ConfigError, match=message):
         plan_memory(job(tmp_path, **options))
 
 

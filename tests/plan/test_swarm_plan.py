@@ -128,7 +128,7 @@ def test_cuts_of_the_job_file_are_taken_as_they_are(tmp_path: Path) -> None:
         plan_swarm(replace(spec, swarm=replace(spec.swarm, cuts=[3, 4])))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the system tells no peak")
+@pytest.mark.skipif(sys.platform == "win32", reason="the system reports no peak")
 @pytest.mark.long("tests/plan/test_swarm_plan.py::test_plan_equals_what_stages_really_hold")
 def test_a_member_of_a_stage_has_no_memory_for_the_whole(tmp_path: Path) -> None:
     """Real processes: one builds the whole model of 200 MB, one the third of eight stages."""

@@ -25,7 +25,7 @@ def test_the_first_period_is_as_long_as_the_slowest_member_needs() -> None:
     assert found.end.steps == rehearsal(fleet(0.1, 0.1, 0.2))[0].steps
 
 
-def test_a_killed_member_delays_nobody_and_sends_nothing() -> None:
+def test_a_killed_member_delays_none_and_sends_nothing() -> None:
     plain, killed = curve(), curve(Fault(what="kill", machine="m2", at_s=20.0, for_s=30.0))
     assert killed.end.seconds == pytest.approx(plain.end.seconds, rel=0.05)
     assert killed.end.sent_bytes < 0.95 * plain.end.sent_bytes

@@ -71,17 +71,17 @@ def test_a_law_of_one_variable_is_found(variable: str) -> None:
 
 @pytest.mark.parametrize("shape", ["bent", "beside"])
 @pytest.mark.every(2)
-def test_other_shapes_of_members_are_told_apart(shape: str) -> None:
+def test_other_shapes_of_members_are_distinguished(shape: str) -> None:
     law = next(one for one in laws_of(("params", "members")) if one.shape == shape)
     theta = {"E": 0.2, "A": 4.0, "a": 0.25, "m": 0.004}
     theta |= {"B": -3.0, "m": 0.6} if shape == "beside" else {}
-    asked = [
+    grid = [
         Point(params=n, tokens=1.0, members=k, loss=1.0)
         for n in (1e6, 8e6, 6e7, 5e8)
         for k in (1, 2, 4, 8)
     ]
-    losses = predicted_losses(law, theta, asked)
-    points = [dataclasses.replace(p, loss=float(x)) for p, x in zip(asked, losses, strict=True)]
+    losses = predicted_losses(law, theta, grid)
+    points = [dataclasses.replace(p, loss=float(x)) for p, x in zip(grid, losses, strict=True)]
     found = fit(points, resamples=FEW)
     assert found.law.shape == shape
     assert found.theta == pytest.approx(theta, rel=0.01)

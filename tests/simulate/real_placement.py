@@ -34,7 +34,7 @@ steps = 100
 
 
 class RealPlacement(Placement):
-    """`Scheduler`, `Membership` and `Jobs` of a hub, told of machines and processes as it is."""
+    """`Scheduler`, `Membership` and `Jobs` of a hub, with the events of machines and processes."""
 
     folder = Path()
     """Where each has its database; set by `with_real_placement`."""
@@ -79,7 +79,7 @@ class RealPlacement(Placement):
         sessions: Any = self.hub.sessions
         return sessions._sessions.pop(address, None)
 
-    # ------------------------------------------------------------------ what the world tells
+    # ------------------------------------------------------------------ what the world reports
 
     def came(self, machine: str) -> None:
         session = self._open(machine)

@@ -133,7 +133,7 @@ def test_a_trace_says_who_was_there_when() -> None:
     assert outcome.shares["absent"] == pytest.approx(1800 / (3 * 7200), rel=0.02)
 
 
-def test_owners_hours_count_as_nobodys_loss() -> None:
+def test_owners_hours_count_as_no_loss() -> None:
     outcome = simulate(setting_of(fleet_of(3, hours_per_day=12.0), duration_s=86_400.0, every=900))
     assert outcome.shares["absent"] == 0
     assert outcome.events["closed"] >= 2

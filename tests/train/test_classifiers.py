@@ -113,7 +113,7 @@ def test_shares_of_an_evaluation_add_up() -> None:
     assert sum(part.loss_sum for part in parts) == pytest.approx(whole.loss_sum)
 
 
-def test_loss_computed_elsewhere_tells_no_accuracy() -> None:
+def test_loss_computed_elsewhere_gives_no_accuracy() -> None:
     built = build(make_spec(), member="w0", slot=0, num_slots=1)
     found = evaluate(built.model, built.held_out, loss_of=lambda x, _: x.new_tensor(2.0))
     assert (found.loss, found.accuracy) == (2.0, None)

@@ -102,8 +102,8 @@ def test_broadcast_is_bit_for_bit(tmp_path: Path) -> None:
 
     def body(run: Run) -> tuple[list[Tensor], Tensor]:
         mine = odd if run.slot == 1 else torch.zeros(4)
-        given = [mine, torch.tensor([run.slot])]
-        return run.broadcast(given, "w1"), run.broadcast(torch.tensor([run.slot]))
+        values = [mine, torch.tensor([run.slot])]
+        return run.broadcast(values, "w1"), run.broadcast(torch.tensor([run.slot]))
 
     for (floats, number), first in all_of(MemoryGroups(3), body, tmp_path):
         assert torch.equal(floats.view(torch.int32), odd.view(torch.int32))
@@ -211,7 +211,7 @@ def test_member_lost_after_wrap_is_left_out_and_training_goes_on(tmp_path: Path)
     assert one == two == ([2.0], 6, ("w0", "w1"))
 
 
-def test_left_behind_member_is_told(tmp_path: Path) -> None:
+def test_left_behind_member_gets_an_error(tmp_path: Path) -> None:
     groups = MemoryGroups(2, grace_s=0.2)
 
     def body(run: Run) -> None:

@@ -36,13 +36,13 @@ SAMPLES, BATCH, EPOCHS = 58, 2, 2
 
 @dataclass
 class World:
-    """Members on threads, with what each process was given and what was lost with it."""
+    """Members on threads, with what each process read and what was lost with it."""
 
     folder: Path
     outer: Any
     groups: MemoryGroups
     shard: Callable[[Run], Any]
-    given: Counter[int] = field(default_factory=Counter)
+    read: Counter[int] = field(default_factory=Counter)
     lost: Counter[int] = field(default_factory=Counter)
     resume_round: int = -1
     stop_at: int = -1
@@ -111,7 +111,7 @@ class World:
                 for _ in range(epochs):
                     for (rows,) in share:
                         numbers = rows[:, 0].int().tolist()
-                        self.given.update(numbers)
+                        self.read.update(numbers)
                         since.update(numbers)
                         round_ = run._task.round if run._task else 0
                         optimizer.zero_grad()
@@ -141,7 +141,7 @@ def world(folder: Path, outer: Any, members: int = 2) -> World:
 
 
 def assert_each_once(world: World, epochs: int = EPOCHS) -> None:
-    committed = world.given - world.lost
+    committed = world.read - world.lost
     assert committed == Counter(dict.fromkeys(range(SAMPLES), epochs))
 
 
@@ -228,13 +228,13 @@ def test_a_stopped_job_goes_on_where_it_was(members: int, tmp_path: Path) -> Non
     first = world(tmp_path, atoll.DiLoCo(every=3), members=members)
     first.stop_at = 4
     first.groups.together(first.train, timeout_s=PATIENCE_S)
-    assert 0 < first.given.total() < EPOCHS * SAMPLES
+    assert 0 < first.read.total() < EPOCHS * SAMPLES
     again = first.again()
     again.groups.together(again.train, timeout_s=PATIENCE_S)
     assert_each_once(again)
 
 
-def test_different_orders_are_told_at_the_first_round(tmp_path: Path) -> None:
+def test_different_orders_are_refused_at_the_first_round(tmp_path: Path) -> None:
     """The order is made where no seed reaches it: here by the member itself."""
     found = world(tmp_path, atoll.DiLoCo(every=3))
 

@@ -48,9 +48,9 @@ def _as_bitsandbytes_found_it() -> Iterator[None]:
 @pytest.mark.skipif(INSTALLED, reason="bitsandbytes is installed")
 def test_without_its_library_qlora_says_what_is_needed(pretrained: Path, chats: Path) -> None:
     spec = spec_of(pretrained, chats, method="qlora")
-    with pytest.raises(ConfigError, match="4 bits needs a library") as told:
+    with pytest.raises(ConfigError, match="4 bits needs a library") as caught:
         build(spec, member="w0", slot=0, num_slots=1)
-    assert str(told.value.remedy).startswith("pip install bitsandbytes")
+    assert str(caught.value.remedy).startswith("pip install bitsandbytes")
 
 
 def test_a_gguf_file_is_refused_in_four_bits(pretrained: Path) -> None:

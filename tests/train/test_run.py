@@ -199,11 +199,11 @@ def test_a_share_ends_when_the_job_is_asked_to_stop(tmp_path: Path) -> None:
     assert run.stopping
 
 
-def test_what_a_script_raised_is_told_with_its_line() -> None:
+def test_what_a_script_raised_is_reported_with_its_line() -> None:
     try:
         raise KeyError("colour")
     except KeyError as error:
-        told = as_atoll_error(error)
-    assert told.what == "test_run.py raised KeyError: 'colour'"
-    assert re.fullmatch(r"line \d+ of test_run.py", str(told.given))
-    assert str(told.remedy).endswith("atoll logs")
+        failure = as_atoll_error(error)
+    assert failure.what == "test_run.py raised KeyError: 'colour'"
+    assert re.fullmatch(r"line \d+ of test_run.py", str(failure.given))
+    assert str(failure.remedy).endswith("atoll logs")

@@ -22,7 +22,7 @@ LOCAL = atoll.DiLoCo(every=3, outer_lr=0.7, outer_momentum=0.9)
 METHODS = [pytest.param("ddp", id="ddp"), pytest.param(LOCAL, id="diloco")]
 
 
-class Told:
+class Trace:
     """What one member has seen."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,10 +38,10 @@ class Told:
 def loop(
     run: Run, outer: Any, *, scaled: bool, clip: bool = False, bad: tuple[str, ...] = (),
     optimizer: Any = sgd, leave_out: bool = False,
-) -> Told:  # fmt: skip
+) -> Trace:  # fmt: skip
     """Train; at one step the gradients of the members `bad` overflow, or are zero instead."""
-    told = Told(small_model())
-    wrapped = run.wrap(told.model, optimizer(told.model), outer=outer)
+    trace = Trace(small_model())
+    wrapped = run.wrap(trace.model, optimizer(trace.model), outer=outer)
     scaler = GradScaler("cpu", init_scale=2.0**12, enabled=scaled)
     schedule = torch.optim.lr_scheduler.LambdaLR(wrapped, lambda step: 0.9**step)
     stream = batches(run.slot)
@@ -51,28 +51,28 @@ def loop(
             next(stream)
             schedule.step()
             continue
-        loss, _ = squared_error(told.model, next(stream))
+        loss, _ = squared_error(trace.model, next(stream))
         wrapped.zero_grad()
         scaler.scale(loss * (float("inf") if mine and scaled else 1.0)).backward()  # type: ignore[no-untyped-call]
         if mine and not scaled:
-            for parameter in told.model.parameters():
+            for parameter in trace.model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
         if clip:
             scaler.unscale_(wrapped)
-            nn.utils.clip_grad_norm_(told.model.parameters(), 0.5)
+            nn.utils.clip_grad_norm_(trace.model.parameters(), 0.5)
         run.log(loss=loss, tokens=BATCH)
         scaler.step(wrapped)
         scaler.update()
         schedule.step()
-        told.scales.append(scaler.get_scale())
-        told.skipped.append(wrapped.skipped)
+        trace.scales.append(scaler.get_scale())
+        trace.skipped.append(wrapped.skipped)
     run.finish()
-    told.rounds = run.group.committed_round
-    return told
+    trace.rounds = run.group.committed_round
+    return trace
 
 
-def together(folder: Path, outer: Any, **settings: Any) -> list[Told]:
-    def body(group: Group) -> Told:
+def together(folder: Path, outer: Any, **settings: Any) -> list[Trace]:
+    def body(group: Group) -> Trace:
         slot = int(group.me[1:])
         with Run(group, Membership(folder, slot=slot, num_slots=2)) as run:
             return loop(run, outer, **settings)
@@ -99,11 +99,11 @@ def test_data_parallel_members_skip_a_step_all_or_none(
     expected = together(tmp_path, "ddp", scaled=False, leave_out=True, clip=clip)
     assert torch.equal(found[0].vector(), found[1].vector())
     assert torch.equal(found[0].vector(), expected[0].vector())
-    for told in found:
-        assert told.skipped == [step == BAD_STEP for step in range(STEPS)]
+    for trace in found:
+        assert trace.skipped == [step == BAD_STEP for step in range(STEPS)]
     assert found[0].rounds == found[1].rounds == expected[0].rounds + 1
     # Each member's scale is its own matter: only those that overflowed lower it.
-    assert [told.scales[-1] == 2.0**12 for told in found] == ["w0" not in bad, "w1" not in bad]
+    assert [trace.scales[-1] == 2.0**12 for trace in found] == ["w0" not in bad, "w1" not in bad]
 
 
 def test_a_local_step_that_overflows_is_one_without_progress(tmp_path: Path) -> None:
@@ -112,16 +112,16 @@ def test_a_local_step_that_overflows_is_one_without_progress(tmp_path: Path) -> 
     assert torch.equal(found[0].vector(), found[1].vector())
     assert torch.equal(found[0].vector(), expected[0].vector())
     assert found[0].rounds == expected[0].rounds
-    assert [any(told.skipped) for told in found] == [False, True]
+    assert [any(trace.skipped) for trace in found] == [False, True]
 
 
 def test_the_outer_step_is_not_unscaled(tmp_path: Path) -> None:
     # A scale is left in the attributes of an optimizer for one step only.
     run = Run(MemoryGroups(1)[0], Membership(tmp_path))
-    told = loop(run, atoll.DiLoCo(every=1), scaled=True)
+    trace = loop(run, atoll.DiLoCo(every=1), scaled=True)
     assert not hasattr(run._optimizer, "grad_scale")
     again = Run(MemoryGroups(1)[0], Membership(tmp_path))
-    assert torch.equal(told.vector(), loop(again, atoll.DiLoCo(every=1), scaled=False).vector())
+    assert torch.equal(trace.vector(), loop(again, atoll.DiLoCo(every=1), scaled=False).vector())
 
 
 class WithoutDoubles(Tensor):

@@ -1,4 +1,4 @@
-"""Training that agrees with nobody is measured all the same: `run.track`."""
+"""Training that agrees with no other is measured all the same: `run.track`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from atoll.wire.messages import Event, Point
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Point | Event]:
-    """Return what is told to the hub, from now on."""
-    heard: list[Point | Event] = []
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[Point | Event]:
+    """Return what is reported to the hub, from now on."""
+    received: list[Point | Event] = []
 
     def to_list(task: Task, *, clock: Clock, **_: object) -> Recorder:
-        return Recorder(task, clock=clock, report=heard.append, announce=heard.append)
+        return Recorder(task, clock=clock, report=received.append, announce=received.append)
 
     monkeypatch.setattr(script_meter, "Recorder", to_list)
-    return heard
+    return received
 
 
 def test_tracked_points_carry_steps_and_logged_values(
-    told: list[Point | Event], tmp_path: Path
+    reported: list[Point | Event], tmp_path: Path
 ) -> None:
     clock = VirtualClock()
     run = Run(SingleGroup(), Membership(tmp_path), clock=clock)
@@ -43,9 +43,9 @@ def test_tracked_points_carry_steps_and_logged_values(
             clock.advance(0.6)
         run.stepped(0)
         run.results["rl"] = {"role": "actor"}
-    (event,) = [one for one in told if isinstance(one, Event)]
+    (event,) = [one for one in reported if isinstance(one, Event)]
     assert (event.kind, event.text) == ("episode", "here it is")
-    points = [one for one in told if isinstance(one, Point)]
+    points = [one for one in reported if isinstance(one, Point)]
     assert points[0].values == {"parameters": 3.0}
     assert points[1].values["process_began"] == 1.0
     assert [(p.step, p.values.get("value")) for p in points[2:]] == [

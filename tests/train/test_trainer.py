@@ -179,8 +179,8 @@ def test_checkpoint_holds_common_and_member_state(
 def test_alone_needs_no_hub_and_a_stop_keeps_what_was_trained(corpus: str, tmp_path: Path) -> None:
     spec = make_spec(corpus, job={"nodes": 1}, strategy={"shared_steps": 0})
     store = DirectoryStore(tmp_path, job="j")
-    asked = iter([False] * 7 + [True])
-    cut = train_member(spec, SingleGroup(), tmp_path, store=store, should_stop=lambda: next(asked))
+    stops = iter([False] * 7 + [True])
+    cut = train_member(spec, SingleGroup(), tmp_path, store=store, should_stop=lambda: next(stops))
     assert (cut["stopped"], cut["steps"]) == (True, 7)
     rest = train_member(
         spec,
@@ -199,13 +199,13 @@ def test_a_member_that_leaves_between_rounds_gives_no_model(corpus: str, tmp_pat
     published: list[str] = []
 
     def body(group: Group) -> dict[str, Any]:
-        asked = iter([False] * 4 + [True])
+        stops = iter([False] * 4 + [True])
         result = train_member(
             spec,
             group,
             tmp_path / group.me,
             publish=lambda path, name: published.append(group.me),
-            should_stop=lambda: group.me == "w0" and next(asked),
+            should_stop=lambda: group.me == "w0" and next(stops),
         )
         group.close()
         return result

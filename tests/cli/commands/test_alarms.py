@@ -36,7 +36,7 @@ def test_ended_alarm_has_no_remedy_and_silence_is_shown() -> None:
     assert "warning, silenced" in shown(row(silenced=True))
 
 
-def test_node_value_is_told_in_sentences_once_known() -> None:
+def test_node_value_is_shown_in_sentences_once_known() -> None:
     text = "too early to say: 2 of 5 rounds"
     early: dict[str, Any] = {"text": text, "tokens_per_s": None, "nodes": [], "next": {}}
     assert worth_lines(early) == ["too early to say: 2 of 5 rounds"]

@@ -57,9 +57,9 @@ def test_named_jobs_and_those_of_a_batch_go_and_no_others(
     together = [ended(client, batch="four") for _ in range(2)]
     client.put_file(named, "out.bin", bytes(3_000_000))
     assert run(named, "--yes") == 0
-    told = capsys.readouterr().out
-    assert f"deleted {named} (3.0 MB)" in told
-    assert "1 job, 3.0 MB" in told
+    output = capsys.readouterr().out
+    assert f"deleted {named} (3.0 MB)" in output
+    assert "1 job, 3.0 MB" in output
     assert run("--batch", "four", "--yes", "--keep-files") == 0
     assert left(client) == {stays}
     assert (tmp_path / "runs" / together[0] / "job.toml").exists()
@@ -71,8 +71,8 @@ def test_one_that_has_not_ended_is_refused_and_nothing_goes(
 ) -> None:
     over, waits = ended(client), client.submit(COMMAND)
     assert run(over, waits, "--yes") != 0
-    told = capsys.readouterr().err
-    assert f"atoll stop {waits}" in told
+    output = capsys.readouterr().err
+    assert f"atoll stop {waits}" in output
     assert left(client) == {over, waits}
     assert run("nope", "--yes") != 0
     assert "no such job" in capsys.readouterr().err
@@ -125,8 +125,8 @@ def test_what_is_meant_is_found_by_name_batch_and_age() -> None:
         view("old", "failed", ended=10.0, batch="b"), view("older", "done", ended=5.0),
     ]  # fmt: skip
 
-    def names(*given: str, batch: str = "", before: float | None = None) -> list[str]:
-        found = chosen(views, names=given, batch=batch, before=before)
+    def names(*wanted: str, batch: str = "", before: float | None = None) -> list[str]:
+        found = chosen(views, names=wanted, batch=batch, before=before)
         return [str(one["job"]) for one in found]
 
     assert names(before=50.0) == ["older", "old"]

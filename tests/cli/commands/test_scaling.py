@@ -39,8 +39,8 @@ def test_the_law_its_checks_and_answers_fit_80_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path / "p.csv", world(noise=0.002))
-    asked = ["--predict", "params=5e10,tokens=2e10", "--budget", "1e20"]
-    assert _run(["scaling", "fit", str(path), *FAST, *asked], debug=False) == 0
+    options = ["--predict", "params=5e10,tokens=2e10", "--budget", "1e20"]
+    assert _run(["scaling", "fit", str(path), *FAST, *options], debug=False) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     said = " ".join(out.split())
@@ -60,15 +60,15 @@ def test_json_has_all_figures_and_the_law_can_be_kept(
     assert (
         _run([*words, "--predict", "params=2e9,tokens=4e10", "--budget", "1e20"], debug=False) == 0
     )
-    told = json.loads(capsys.readouterr().out)
-    assert told["law"]["equation"] == "L = E + A / N^a + B / D^b"
-    assert told["constants"]["a"] == pytest.approx(0.3478, rel=0.01)
-    assert set(told["intervals_90"]) == {"E", "A", "B", "a", "b"}
-    assert told["predictions"][0]["beyond"] == {"params": 2.0, "tokens": 2.0}
-    assert told["budgets"][0]["params"] > 1e8
+    output = json.loads(capsys.readouterr().out)
+    assert output["law"]["equation"] == "L = E + A / N^a + B / D^b"
+    assert output["constants"]["a"] == pytest.approx(0.3478, rel=0.01)
+    assert set(output["intervals_90"]) == {"E", "A", "B", "a", "b"}
+    assert output["predictions"][0]["beyond"] == {"params": 2.0, "tokens": 2.0}
+    assert output["budgets"][0]["params"] > 1e8
 
     kept = read_fit(out / "scaling.json")
-    assert kept.theta == told["theta"]
+    assert kept.theta == output["theta"]
     page = (out / "scaling.html").read_text("utf-8")
     assert "E + A / N^a + B / D^b" in page
     assert "<svg" in page
@@ -76,7 +76,7 @@ def test_json_has_all_figures_and_the_law_can_be_kept(
 
     again = ["scaling", "fit", str(out / "scaling.json"), "--json"]
     assert _run([*again, "--predict", "params=2e9,tokens=4e10"], debug=False) == 0
-    assert json.loads(capsys.readouterr().out)["predictions"] == told["predictions"]
+    assert json.loads(capsys.readouterr().out)["predictions"] == output["predictions"]
 
 
 @pytest.mark.parametrize(

@@ -19,27 +19,27 @@ IMAGE = f"registry.example:5000/team/train@sha256:{'0a' * 32}"
 def atoll(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     with pytest.raises(SystemExit) as left:
         main(list(words))
-    told = capsys.readouterr()
-    return int(left.value.code or 0), told.out + told.err
+    output = capsys.readouterr()
+    return int(left.value.code or 0), output.out + output.err
 
 
 def test_printed_policy_and_job_file_match(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, told = atoll(capsys, "sign", "key", "anna")
+    code, output = atoll(capsys, "sign", "key", "anna")
     assert code == 0
-    policy = tomllib.loads(told[told.index("kinds") :])
+    policy = tomllib.loads(output[output.index("kinds") :])
     assert (tmp_path / "anna.key").stat().st_mode & 0o077 == 0
 
-    code, told = atoll(capsys, "sign", "image", IMAGE, "--key", "anna.key")
+    code, output = atoll(capsys, "sign", "image", IMAGE, "--key", "anna.key")
     assert code == 0
-    spec = parse_spec(told)
+    spec = parse_spec(output)
     offer = Offer(kinds=policy["kinds"])
     check_allowed(spec, member="w0", offer=offer, trusted_keys=policy["trusted_keys"])
     with pytest.raises(NotAllowed):
         check_allowed(
-            parse_spec(told.replace("0a", "0b")),
+            parse_spec(output.replace("0a", "0b")),
             member="w0",
             offer=offer,
             trusted_keys=policy["trusted_keys"],
@@ -51,9 +51,9 @@ def test_unpinned_image_and_existing_key_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     atoll(capsys, "sign", "key", "anna")
-    code, told = atoll(capsys, "sign", "key", "anna")
+    code, output = atoll(capsys, "sign", "key", "anna")
     assert code == 2
-    assert "cannot be written" in told
-    code, told = atoll(capsys, "sign", "image", "train:1", "--key", "anna.key")
+    assert "cannot be written" in output
+    code, output = atoll(capsys, "sign", "image", "train:1", "--key", "anna.key")
     assert code == 2
-    assert "not pinned" in told
+    assert "not pinned" in output

@@ -1,4 +1,4 @@
-"""`atoll stop` ends no job that nobody named, and prefixes work in every command."""
+"""`atoll stop` ends no job that was not named, and prefixes work in every command."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def answered(word: str) -> int:
     return code
 
 
-def test_job_that_nobody_named_is_not_stopped(
+def test_job_that_was_not_named_is_not_stopped(
     client: HubClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = client.submit(JOB.format("gpt"))
@@ -96,20 +96,20 @@ def test_deletion_and_audit_fit_into_80_columns(
     job = client.submit(JOB.format("a-job-with-a-long-name"))
     client.stop(job, grace_s=0.0)
     assert run("rm", job) != 0
-    told = capsys.readouterr()
-    assert job in told.out
-    assert "not a terminal; pass --yes to delete" in told.err
+    output = capsys.readouterr()
+    assert job in output.out
+    assert "not a terminal; pass --yes to delete" in output.err
     assert run("audit") == 0
-    told = capsys.readouterr()
-    assert f"operator started {job}" in told.out
-    assert max(map(len, told.out.splitlines())) <= 80
+    output = capsys.readouterr()
+    assert f"operator started {job}" in output.out
+    assert max(map(len, output.out.splitlines())) <= 80
 
 
 def test_missing_job_file_is_one_sentence(
     client: HubClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("run", "nothing.toml") == 2
-    told = capsys.readouterr().err
-    assert "there is no such file" in told
-    assert "nothing.toml" in told
-    assert "Errno" not in told
+    output = capsys.readouterr().err
+    assert "there is no such file" in output
+    assert "nothing.toml" in output
+    assert "Errno" not in output

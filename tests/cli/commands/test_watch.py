@@ -75,10 +75,10 @@ class Terminal:
         ready, _, _ = select.select([self._ours], [], [], wait_s)
         if ready:
             try:
-                told = os.read(self._ours, 65536)
+                received = os.read(self._ours, 65536)
             except OSError:  # the other end is closed
                 return
-            self.shown += CONTROL.sub("", told.decode("utf-8", "replace"))
+            self.shown += CONTROL.sub("", received.decode("utf-8", "replace"))
 
     @property
     def lines(self) -> list[str]:

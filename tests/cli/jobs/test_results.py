@@ -32,7 +32,7 @@ def printed(folder: Path, *, more: str = "", model: str = "gpt", **result: Any) 
 
 
 @pytest.mark.parametrize(
-    ("given", "writes"),
+    ("fields", "writes"),
     [
         ({"loss_final": 1.5}, True),
         ({"loss_final": 1.5, "model": "package.nets:make"}, False),
@@ -40,14 +40,14 @@ def printed(folder: Path, *, more: str = "", model: str = "gpt", **result: Any) 
     ],
 )
 def test_only_language_models_are_offered_to_write(
-    given: dict[str, Any], writes: bool, tmp_path: Path
+    fields: dict[str, Any], writes: bool, tmp_path: Path
 ) -> None:
-    text = printed(tmp_path, **given)
+    text = printed(tmp_path, **fields)
     assert ("atoll generate" in text) is writes
-    assert ("held-out loss" in text) is ("loss_final" in given)
+    assert ("held-out loss" in text) is ("loss_final" in fields)
 
 
-def test_samples_in_no_round_are_told(tmp_path: Path) -> None:
+def test_samples_in_no_round_are_reported(tmp_path: Path) -> None:
     script = 'script = "mine.py"\n'
     whole = printed(tmp_path, more=script, data=[{"0": [1, 0, 50], "1": [1, 0, 50]}])
     assert "in no committed round" not in whole

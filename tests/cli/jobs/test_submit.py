@@ -19,10 +19,10 @@ NODES: list[dict[str, Any]] = [{"node": "lap2"}, {"node": "lap3-9f3a"}]
 )
 def test_machine_that_never_joined_is_refused(named: str, said: str) -> None:
     job = Submission(read_spec({"job": {"on": [named]}}), {})
-    with pytest.raises(ConfigError, match="no machine of this name has joined the hub") as told:
+    with pytest.raises(ConfigError, match="no machine of this name has joined the hub") as caught:
         check_nodes([job], NODES)
-    assert said in str(told.value.remedy)
-    assert told.value.expected == "lap2, lap3-9f3a"
+    assert said in str(caught.value.remedy)
+    assert caught.value.expected == "lap2, lap3-9f3a"
 
 
 def test_machine_is_named_with_or_without_its_ending() -> None:

@@ -20,7 +20,7 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.e2e
 
 
-def heard(running: Running) -> Callable[[str], re.Match[str]]:
+def follow_output(running: Running) -> Callable[[str], re.Match[str]]:
     """Read what a command prints; return a function that waits for a pattern in it."""
     read: list[str] = []
     stdout = running.popen.stdout
@@ -73,7 +73,7 @@ def test_two_machines_find_together_and_go_on_later(
     opener.write_text(f"import sys; open({str(opened)!r}, 'w').write(sys.argv[1])")
     monkeypatch.setenv("BROWSER", f"{sys.executable} {opener} %s")
     first = atoll.start("up", "--port", "0")
-    says = heard(first)
+    says = follow_output(first)
     code = says(r"the code (\d{3}-\d{3})")[1]
     assert says(r'uvx --from "atoll\[train\]" atoll join atoll://\S+~[0-9a-f]{40}')
     says("is online")
@@ -105,7 +105,7 @@ def test_two_machines_find_together_and_go_on_later(
     stop(atoll, first)
 
     first = atoll.start("up", "--port", port, "--no-browser")
-    says = heard(first)
+    says = follow_output(first)
     (own,) = set(before) - {"sofa"}
     says(f"{own} is online")
     assert set(nodes_of(atoll)) <= set(before)  # the same machine, not a second one of its name
@@ -113,10 +113,10 @@ def test_two_machines_find_together_and_go_on_later(
 
 
 def test_a_taken_port_is_named(atoll: Atoll) -> None:
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as occupied:
+        occupied.bind(("0.0.0.0", 0))
+        occupied.listen()
+        port = str(occupied.getsockname()[1])
         done = atoll.run("up", "--port", port, "--no-browser")
     assert done.code != 0
     assert "cannot listen on this port" in done.both

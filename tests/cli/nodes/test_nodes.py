@@ -32,9 +32,9 @@ def test_the_script_asks_for_what_was_wished(tmp_path: Path) -> None:
         options=["--qos=low"], setup=["module load cuda"],
     )  # fmt: skip
     text = sbatch_script(request, folder=tmp_path, python="/opt/py thon/bin/python")
-    asked = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#S")]
-    assert {"--ntasks=8", "--cpus-per-task=6", "--time=4:00:00", "--partition=gpu"} < set(asked)
-    assert {"--account=lab", "--gpus-per-task=1", "--mem=32G", "--qos=low"} < set(asked)
+    options = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#S")]
+    assert {"--ntasks=8", "--cpus-per-task=6", "--time=4:00:00", "--partition=gpu"} < set(options)
+    assert {"--account=lab", "--gpus-per-task=1", "--mem=32G", "--qos=low"} < set(options)
     assert text.index("module load cuda") < text.index("srun")
     assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
 

@@ -43,12 +43,12 @@ def member(slot: int, *, state: str = "running", **values: float) -> dict[str, A
 
 
 def actor(slot: int, *, state: str = "running", **values: float) -> dict[str, Any]:
-    told = {
+    report = {
         "env_steps": 300.0 * slot, "env_steps_per_s": 1000.0, "return": 50.0 * slot,
         "return_best": 60.0 * slot, "value_version": 12.0, "queue_wait_s": 1.25,
         "value_age_s": 0.5,
     }  # fmt: skip
-    return member(slot, state=state, **{**told, **values})
+    return member(slot, state=state, **{**report, **values})
 
 
 def watched(*members: dict[str, Any], **changes: Any) -> Watched:
@@ -101,7 +101,7 @@ def test_absent_actor_and_critic_are_named() -> None:
     assert "earth lost" in shown
     assert "v12, silent 42 s" in row(shown, "moon")
     assert "critic lap0 lost" in shown
-    assert "silent" not in row(shown, "earth")  # nobody waits for a critic there
+    assert "silent" not in row(shown, "earth")  # no member waits for a critic there
     assert CRITIC_AWAY_S < 42
 
 
@@ -137,7 +137,7 @@ def test_returns_of_a_long_run_stay_bounded_and_keep_their_past() -> None:
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_the_table_at_the_end_says_what_each_policy_came_to(finished: bool) -> None:
-    told = {
+    report = {
         "role": "actor", "env_steps": 1000, "episodes": 30, "return_first": 20.0,
         "return_last": 480.0, "return_best": 500.0, "updates": 9, "dropped": {"not_finite": 2},
         "queue_wait_s": 0.5, "sent_bytes": 32_000, "gif": "episodes/earth.gif",
@@ -146,9 +146,9 @@ def test_the_table_at_the_end_says_what_each_policy_came_to(finished: bool) -> N
         "role": "critic", "updates": 7, "trajectories": 18, "staleness": {"0": 10, "2": 8},
         "dropped": {"stale": 3},
     }  # fmt: skip
-    results = {"w0": {"rl": judge, "wall_s": 10.0}, "w1": {"rl": told, "wall_s": 10.0}}
+    results = {"w0": {"rl": judge, "wall_s": 10.0}, "w1": {"rl": report, "wall_s": 10.0}}
     if finished:
-        results["w2"] = {"rl": told | {"return_last": 10.0, "dropped": {}}, "wall_s": 10.0}
+        results["w2"] = {"rl": report | {"return_last": 10.0, "dropped": {}}, "wall_s": 10.0}
     summary = summarise(
         job="balance-1", spec=parse_spec(SPEC), results=results, points=[],
     )  # fmt: skip

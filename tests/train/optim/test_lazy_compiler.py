@@ -22,14 +22,14 @@ def trained(name):
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
     optimizer = build_optimizer(model, TrainTable(optimizer=name, lr=0.1))
-    heard = []
-    optimizer.register_step_post_hook(lambda *_: heard.append(1))
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.ones(3, 4)).square().sum().backward()
         optimizer.step()
     optimizer.load_state_dict(optimizer.state_dict())
-    assert len(heard) == 3
+    assert len(calls) == 3
     return torch.cat([p.detach().flatten() for p in model.parameters()]), model, optimizer
 """
 """Trains with many kinds of optimizers."""
@@ -42,8 +42,8 @@ assert COMPILER not in sys.modules, "the compiler was loaded"
 """
 COMPILED = """
 _, model, optimizer = trained("sgd")  # made before the compiler is there
-heard = []
-optimizer.register_step_pre_hook(lambda *_: heard.append(1))
+calls = []
+optimizer.register_step_pre_hook(lambda *_: calls.append(1))
 
 def step():
     optimizer.zero_grad()
@@ -59,7 +59,7 @@ def reference():
 
 torch.compile(step, backend="eager")()
 assert COMPILER in sys.modules
-assert heard == [1], heard
+assert calls == [1], calls
 for ours, theirs in zip(model.parameters(), reference().parameters(), strict=True):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 for name, found in before.items():
@@ -89,7 +89,7 @@ def test_another_torch_than_the_known_one_is_left_alone() -> None:
         "import torch\n"
         "from atoll.train.optim import lazy_compiler\n"
         "step = torch.optim.SGD.step\n"
-        "lazy_compiler.TELLING = lazy_compiler.STEPPING = 'elsewhere'\n"
+        "lazy_compiler.REGISTRAR = lazy_compiler.STEPPING = 'elsewhere'\n"
         "lazy_compiler.leave_out_compiler()\n"
         "assert torch.optim.SGD.step is step\n"
         "assert not vars(torch.optim.Optimizer.zero_grad.__wrapped__)\n"

@@ -92,11 +92,11 @@ def inputs() -> Iterator[Tensor]:
 
 def settings_of(info: Any) -> list[dict[str, Any]]:
     """Return torch's list of an optimizer's settings, with `foreach` and `fused` on and off."""
-    given = common_optimizers._get_optim_inputs_including_global_cliquey_kwargs(
+    inputs = common_optimizers._get_optim_inputs_including_global_cliquey_kwargs(
         CPU, torch.float32, info, skip=("differentiable",)
     )
     # `capturable` needs an accelerator.
-    return [each.kwargs for each in given if not each.kwargs.get("capturable")]
+    return [each.kwargs for each in inputs if not each.kwargs.get("capturable")]
 
 
 class Pair:
@@ -115,9 +115,9 @@ class Pair:
         """Sparse gradients are exchanged as dense ones: repeated rows are added in other orders."""
         self.plain, self.ours = Net(info), Net(info)
         kind = info.optim_cls
-        given = {"lr": 0.01} if settings is None and info.name != "LBFGS" else settings or {}
-        self.bare = kind(self.plain.parameters(), **copy.deepcopy(given))
-        self.inner = kind(self.ours.parameters(), **copy.deepcopy(given))
+        options = {"lr": 0.01} if settings is None and info.name != "LBFGS" else settings or {}
+        self.bare = kind(self.plain.parameters(), **copy.deepcopy(options))
+        self.inner = kind(self.ours.parameters(), **copy.deepcopy(options))
         self.run = Run(SingleGroup(), Membership(folder))
         self.wrapped: Any = self.run.wrap(self.ours, self.inner, outer=method)
 

@@ -77,7 +77,7 @@ def without_paths(spec: JobSpec, *, nodes: int) -> JobSpec:
 
 
 @dataclass
-class Desk:
+class HubInProcess:
     """The hub's part, in this process."""
 
     layout: PathLayout
@@ -115,32 +115,32 @@ class Desk:
 
 
 @dataclass
-class DeskTurns:
-    desk: Desk
+class TurnsInProcess:
+    hub: HubInProcess
     member: str
     trainer: PathTrainer | None = None
 
     def ask(self, body: PathAsk) -> PathTurn:
-        book = self.desk.book
-        with self.desk.changed:
-            book.rounds = self.desk.rounds()
+        book = self.hub.book
+        with self.hub.changed:
+            book.rounds = self.hub.rounds()
             book.hold(self.member, body)
 
         def look() -> PathTurn | None:
-            book.rounds = self.desk.rounds()
+            book.rounds = self.hub.rounds()
             turn = book.ask(self.member, body, 0.0)
-            self.desk.changed.notify_all()
+            self.hub.changed.notify_all()
             return turn
 
-        return self.desk.wait(look)
+        return self.hub.wait(look)
 
     def trained(self, body: PathTrained) -> PathMeeting:
         def look() -> PathMeeting | None:
-            found = self.desk.book.train(self.member, body)
-            self.desk.changed.notify_all()
+            found = self.hub.book.train(self.member, body)
+            self.hub.changed.notify_all()
             return found
 
-        return self.desk.wait(look)
+        return self.hub.wait(look)
 
 
 class NoStates:
@@ -149,13 +149,13 @@ class NoStates:
     def donated(
         self, number: int, donors: Sequence[str], *, serves: Mapping[str, Sequence[str]]
     ) -> Mapping[str, Tensor]:
-        raise PeerLost("nobody gives modules here", given=", ".join(donors))
+        raise PeerLost("no member gives modules here", given=", ".join(donors))
 
     def saved(self, round_: int, module: int) -> Mapping[str, Tensor]:
         raise AssertionError("there is no checkpoint")
 
     def offer_several(self, find: Callable[[int], StateOf], *, still: Still, images: int) -> None:
-        """Nobody asks."""
+        """No member asks."""
 
     def save(self, parts: Sequence[Part], *, round_: int, final: bool) -> bool:
         return True
@@ -166,7 +166,7 @@ class Run:
     results: dict[str, dict[str, Any]]
     weights: dict[int, dict[str, Tensor]]
     """Exported weights of each path."""
-    desk: Desk
+    hub: HubInProcess
 
     def digests(self) -> dict[int, set[str]]:
         found: dict[int, set[str]] = {}
@@ -180,7 +180,7 @@ def run_paths(spec: JobSpec, folder: Path, *, members: int) -> Run:
     """Train all paths with so many members on threads."""
     layout = PathLayout.of(spec.dipaco.modules, copies=spec.dipaco.copies)
     names = [f"w{n}" for n in range(members)]
-    desk = Desk(layout, names)
+    hub = HubInProcess(layout, names)
     files: dict[str, Path] = {}
     results: dict[str, dict[str, Any]] = {}
     errors: list[BaseException] = []
@@ -190,7 +190,7 @@ def run_paths(spec: JobSpec, folder: Path, *, members: int) -> Run:
         (folder / name).mkdir(parents=True, exist_ok=True)
         try:
             member = PathMember(
-                name, desk.group_of(name), DeskTurns(desk, name), NoStates(), outputs
+                name, hub.group_of(name), TurnsInProcess(hub, name), NoStates(), outputs
             )
             with building:  # torch's random numbers are those of the process
                 trainer = PathTrainer(spec, member)
@@ -198,9 +198,9 @@ def run_paths(spec: JobSpec, folder: Path, *, members: int) -> Run:
             results[name] = trainer.train()
         except BaseException as error:
             errors.append(error)
-            with desk.changed:
-                desk.book.gone(name)
-                desk.changed.notify_all()
+            with hub.changed:
+                hub.book.gone(name)
+                hub.changed.notify_all()
 
     building, built = threading.Lock(), threading.Barrier(members)
     threads = [threading.Thread(target=one, args=(name,), daemon=True) for name in names]
@@ -214,7 +214,7 @@ def run_paths(spec: JobSpec, folder: Path, *, members: int) -> Run:
         path: dict(load_weights(files[weights_name(path)]).state)
         for path in range(layout.num_paths)
     }
-    return Run(results, weights, desk)
+    return Run(results, weights, hub)
 
 
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

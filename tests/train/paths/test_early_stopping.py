@@ -22,10 +22,10 @@ def test_each_path_ends_with_its_best_weights(tmp_path: Path, rescale: str) -> N
     built = build(spec, member="w0", slot=0, num_slots=2)
     data = path_data(spec, built)
     assert data.held_out is not None
-    for path, best in found.desk.book.best.items():
+    for path, best in found.hub.book.best.items():
         built.model.load_state_dict(found.weights[path])
         look = evaluate(built.model, data.held_out(path), limit_tokens=spec.train.eval_tokens)
         assert look.loss == pytest.approx(best, rel=1e-6)
-        last = found.desk.book.progress[path].held_out
+        last = found.hub.book.progress[path].held_out
         assert last is not None
         assert best <= last

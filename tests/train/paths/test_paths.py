@@ -73,7 +73,7 @@ def test_paths_that_share_no_module_train_independently(tmp_path: Path) -> None:
     turns = run_paths(spec, tmp_path / "turns", members=1)
     assert all(same(both.weights[path], turns.weights[path]) for path in range(2))
     assert not same(both.weights[0], both.weights[1])
-    rounds = both.desk.rounds()
+    rounds = both.hub.rounds()
     assert rounds == {0: 2, 1: 2}
 
 

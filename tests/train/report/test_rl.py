@@ -81,13 +81,13 @@ def summary(of: JobSpec, results: dict[str, Any] = RESULTS) -> dict[str, Any]:
 
 def test_summary_has_every_policys_latest_figures() -> None:
     rl = summary(spec("CartPole-v1", "Pendulum-v1"))["rl"]
-    told, lost = rl["policies"]
-    assert (told["finished"], lost["finished"]) == (True, False)
-    assert (told["return_first"], told["return_last"], told["return_best"]) == (5.0, 95.0, 99.0)
+    done, lost = rl["policies"]
+    assert (done["finished"], lost["finished"]) == (True, False)
+    assert (done["return_first"], done["return_last"], done["return_best"]) == (5.0, 95.0, 99.0)
     # It was lost: what it measured first and last.
     assert (lost["return_first"], lost["return_last"]) == (-820.0, -100.0)
     assert (lost["env_steps"], lost["queue_wait_s"]) == (1000, 10.0)
-    assert told["dropped"] == {"stale": 0, "duplicate": 0, "not_finite": 1}
+    assert done["dropped"] == {"stale": 0, "duplicate": 0, "not_finite": 1}
     assert rl["critic_member"]["staleness"] == {"0": 12, "1": 8}
     assert rl["env_steps"] == 2000
     assert rl["env_steps_per_s"] == 200.0

@@ -29,9 +29,9 @@ def test_examples_show_what_is_trained_on(pretrained: Path, tmp_path: Path) -> N
     assert len(found["examples"]) == SHOWN
     assert found["headings"] == [[]] * SHOWN
     for (answer,) in found["examples"]:
-        (asked, first), (said, trained) = answer
+        (prompt, first), (said, trained) = answer
         assert (first, trained) == (False, True)
-        assert asked.startswith("<|im_start|>user\ncount ")
+        assert prompt.startswith("<|im_start|>user\ncount ")
         assert said.startswith("the answer is ")
 
 

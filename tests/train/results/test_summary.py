@@ -74,7 +74,7 @@ def test_the_figures_follow_their_definitions() -> None:
     json.dumps(found)
 
 
-def test_replicas_that_differ_are_told() -> None:
+def test_replicas_that_differ_are_reported() -> None:
     assert (
         make({"w0": result("w0"), "w1": result("w1", digest="cc")})["replicas_identical"] is False
     )
@@ -99,7 +99,7 @@ def test_modules_are_compared_among_their_holders() -> None:
     assert "held by two members" in make({"w0": w0})["replicas_note"]
 
 
-def test_members_that_read_different_texts_are_told() -> None:
+def test_members_that_read_different_texts_are_reported() -> None:
     same = {name: result(name, data_digest="d") for name in ("w0", "w1")}
     assert make(same)["same_data"] is True
     assert make(same | {"w1": result("w1", data_digest="other")})["same_data"] is False

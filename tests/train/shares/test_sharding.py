@@ -192,14 +192,14 @@ def test_other_ranks_or_rows_go_on_at_the_same_sample(shuffle: bool) -> None:
         return deal(loader, Division(1, 2, SEED, rank=number, ranks=ranks))
 
     before = [rank(number, 2, 3) for number in range(2)]
-    given: list[int] = []
+    read: list[int] = []
     for share in before:
         rows = iter(share)
-        given += [int(x) for _ in range(4) for x in next(rows)[0]]
+        read += [int(x) for _ in range(4) for x in next(rows)[0]]
     alone = rank(0, 1, 5)
     alone.resume(before[0].place())
     whole = samples(rank(0, 1, 1))
-    assert sorted(given + samples(alone)) == sorted(whole)
+    assert sorted(read + samples(alone)) == sorted(whole)
     assert len(whole) == SAMPLES // 2
 
 

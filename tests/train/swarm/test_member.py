@@ -1,4 +1,4 @@
-"""Members of a SWARM train the model that one process trains, whoever comes and goes."""
+"""Members of a SWARM train the model that one process trains, while members come and go."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_swarm_over_int8_activations_trains() -> None:
     assert_close(coded, within=0.05)
 
 
-def test_news_that_overtake_a_verdict_make_nobody_recover() -> None:
+def test_news_that_overtake_a_verdict_make_none_recover() -> None:
     found = World("gpt", SwarmSettings(2, COUNT, rebalance_s=0), STEPS, verdict_s=0.05)
     for number in range(4):
         found.start(f"w{number}")

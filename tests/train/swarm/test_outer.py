@@ -105,7 +105,7 @@ def test_after_the_last_step_they_meet_before_it_is_saved(tmp_path: Path) -> Non
     assert [stage.task.round for stage in path] == [1, 1], "once: nothing was left then"
 
 
-def test_between_a_step_and_its_round_nobody_takes_the_state(tmp_path: Path) -> None:
+def test_between_a_step_and_its_round_none_takes_the_state(tmp_path: Path) -> None:
     _, path = stages_of(tmp_path)
     path[0].update(None, rows=0)
     assert (path[0].task.step, path[0].round, path[0].part().metadata[STEP]) == (1, 0, "0")

@@ -26,11 +26,11 @@ class Hub(FromMembers):
     def __init__(self, files: list[Part], *, over: bool = False) -> None:
         super().__init__()
         self.files, self.over = files, over
-        self.asked, self.there = 0, 3
+        self.requests, self.there = 0, 3
 
     def __call__(self, question: SwarmAnnounce) -> SwarmPlace:
-        self.asked += 1
-        donors = [] if self.over or self.asked <= 2 else ["w1"]
+        self.requests += 1
+        donors = [] if self.over or self.requests <= 2 else ["w1"]
         return SwarmPlace(0, question.stage, 3, donors=donors, finished=self.over, round=2)
 
     def donated(self, place: SwarmPlace) -> Part:
@@ -44,7 +44,7 @@ def late(folder: Path, hub: Hub) -> tuple[Built, StagesOuter]:
     """Return a member that joins a run under way, before its first step."""
     spec: JobSpec = job_of(folder)
     built = build(spec, member="w0", slot=0, num_slots=2)
-    late = LateStages(hub, hub, should_stop=lambda: hub.asked > 9)
+    late = LateStages(hub, hub, should_stop=lambda: hub.requests > 9)
     outer = StagesOuter(resolve(DILOCO), cut=StageCut(stages=2), states=late, late=True)
     outer.setup(built.task, group=SingleGroup(), codec=built.codec)
     return built, outer
@@ -63,7 +63,7 @@ def test_it_waits_for_donors_and_takes_their_optimizers(tmp_path: Path) -> None:
     files = trained(tmp_path)
     hub = Hub([Part(f.name, f.tensors, {**f.metadata, "step": "3"}) for f in files])
     built, _ = late(tmp_path, hub)
-    assert hub.asked > 2
+    assert hub.requests > 2
     assert (built.task.step, built.task.round) == (3, 1)
     held = {n: t for f in files for n, t in f.tensors.items()}
     for name, parameter in built.model.named_parameters():

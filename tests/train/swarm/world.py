@@ -348,7 +348,7 @@ def expected(
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Return parameters and losses of the same training of the whole model in a loop.
 
-    A `cut` tells which weights are confined to a subspace: those of all stages but the last. The
+    A `cut` says which weights are confined to a subspace: those of all stages but the last. The
     first `early` microbatches of a step are computed on the weights of the step before.
     """
     model = built(name)

@@ -78,10 +78,10 @@ def member(spec: JobSpec) -> SimulatedMember:
 
 
 def task(kind: str, own: Commitment, turn: Turn, **more: int) -> VerificationTask:
-    given = {"first": 0, "last": own.steps, **more}
+    fields = {"first": 0, "last": own.steps, **more}
     return VerificationTask(
         challenge=1, kind=kind, member="w1", round=2, step=own.step, length=own.length,
-        steps=own.steps, slot=turn.given[0], cursor=turn.given[1], **given,
+        steps=own.steps, slot=turn.given[0], cursor=turn.given[1], **fields,
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_process_that_ends_gives_a_failed_answer_and_another_one(lane: Lane) -> 
     assert lane.answer(3).digests != first.digests
 
 
-def test_what_nobody_waits_for_is_abandoned(lane: Lane) -> None:
+def test_what_no_member_waits_for_is_abandoned(lane: Lane) -> None:
     lane.answer(1)
     (lane.folder / "wait").touch()
     lane.give(task(2))
