@@ -85,8 +85,8 @@ def machine_names(nodes: Mapping[str, str]) -> dict[str, str]:
         nodes: The machine of each member; an empty one is unknown.
     """
     several = Counter(nodes.values())
-    told = {m: f"{node} ({m})" if several[node] > 1 else node for m, node in nodes.items()}
-    return {member: told[member] if node else member for member, node in nodes.items()}
+    names = {m: f"{node} ({m})" if several[node] > 1 else node for m, node in nodes.items()}
+    return {member: names[member] if node else member for member, node in nodes.items()}
 
 
 def by_number(name: str) -> list[tuple[str, int]]:
@@ -102,7 +102,7 @@ def spoken(text: str, nodes: Mapping[str, str], *, member: str = "") -> str:
     Args:
         text: The sentence.
         nodes: The machine of each member.
-        member: Whose sentence it is; empty: nobody's. It is put first if the text does not name it.
+        member: Whose sentence it is; empty: no member's. It is put first if the text lacks it.
     """
     names = machine_names(nodes)
 

@@ -71,7 +71,7 @@ class ShardedSave:
         place = self._files.path / checkpoint_folder(self._round)
         try:
             self._written = self._writer.write(place / piece_file(self._ranks.rank), texts)
-        except Exception as error:  # told by `finish`, on every rank
+        except Exception as error:  # reported by `finish`, on every rank
             self._error = error
 
     def write_beside(self, texts: Mapping[str, str]) -> None:
@@ -325,5 +325,5 @@ def alone_quietly() -> Iterator[None]:
 def failed(error: CheckpointException, what: str) -> AtollError:
     """Return the error for a failure of some ranks."""
     causes = {rank: wrapped[0] for rank, wrapped in error.failures.items()}
-    given = "; ".join(f"rank {rank}: {cause}" for rank, cause in sorted(causes.items()))[:400]
-    return CheckpointError(f"a sharded checkpoint could not be {what}", given=given)
+    text = "; ".join(f"rank {rank}: {cause}" for rank, cause in sorted(causes.items()))[:400]
+    return CheckpointError(f"a sharded checkpoint could not be {what}", given=text)

@@ -18,19 +18,19 @@ class AnnouncedJoin:
         self.report: RoundJoin | None = None
         """Of the present round, where the plan was asked for with an older one."""
         self._round = -1
-        self._asked: Work[RoundPlan] | None = None
+        self._requested: Work[RoundPlan] | None = None
         self._lock = threading.Lock()
         self._over = -1
         """The last epoch that was aborted."""
 
     def ask(self, round_: int, ask: Callable[[], RoundPlan]) -> None:
         """Ask for the plan of a round on a thread, unless that was done already."""
-        if self._asked is None or self._round != round_:
-            self._round, self._asked = round_, Work.start(ask, name="announced")
+        if self._requested is None or self._round != round_:
+            self._round, self._requested = round_, Work.start(ask, name="announced")
 
     def forget(self) -> None:
-        """Drop what was asked: this member recovers, and joins with another state."""
-        self._asked = None
+        """Drop the request: this member recovers, and joins with another state."""
+        self._requested = None
 
     def aborted(self, epoch: int) -> None:
         """An attempt has ended without a commit: its plan is of no use."""
@@ -43,10 +43,10 @@ class AnnouncedJoin:
         Raises:
             AtollError: the hub's answer was this error.
         """
-        asked, self._asked, self.report = self._asked, None, None
-        if asked is None or self._round != report.round:
+        requested, self._requested, self.report = self._requested, None, None
+        if requested is None or self._round != report.round:
             return None
-        plan = asked.wait()
+        plan = requested.wait()
         with self._lock:
             if plan.epoch <= self._over:
                 return None

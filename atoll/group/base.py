@@ -254,8 +254,8 @@ class Group(Protocol):
     def announce(self, report: PeriodReport) -> None:
         """Ask for the plan of a round while this member computes its last steps before it.
 
-        :meth:`join` then finds the plan, and :meth:`commit` tells the numbers of its report instead
-        of these. Returns at once.
+        :meth:`join` then finds the plan, and :meth:`commit` reports the numbers given to
+        :meth:`join` instead of these. Returns at once.
         """
         ...
 

@@ -154,11 +154,11 @@ class HubGroup:
 
     def register(self, *, state: Sequence[str] = ()) -> Registered:
         """Enter the job with the host:port where this member serves the committed state."""
-        routes, asked = self._routes, self._requests.identities
+        routes, identities = self._routes, self._requests.identities
         ask = Register(dial=routes.dial, state=list(state), identity=routes.identity)
         reply = self._requests.ask(ask, Registered)
         self.registered = reply
-        self.lines = routes.trust(reply, identities=asked)
+        self.lines = routes.trust(reply, identities=identities)
         self.committed_round, self.stopping = reply.committed_round, reply.stopping
         if reply.first_epoch and self.lines is not None:
             self._peers.look_early(reply.num_slots, then=routes.prepare)

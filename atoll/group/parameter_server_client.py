@@ -176,14 +176,14 @@ class _Call:
     # ------------------------------------------------------------------- receiving
 
     def _receive(self, inbox: Inbox) -> Pieces:
-        began = heard = looked = self._clock.monotonic()
+        began = last_seen = looked = self._clock.monotonic()
         stall_s = STALL_S
         while self._answer is None or not self._answer.complete:
             now = self._clock.monotonic()
-            self._check(now, began=began, heard=heard)
+            self._check(now, began=began, last_seen=last_seen)
             if not self._link.connected:
-                heard = now  # without the hub, silence says nothing about the server
-            if not self._sending and now - max(heard, looked) >= stall_s:
+                last_seen = now  # without the hub, silence says nothing about the server
+            if not self._sending and now - max(last_seen, looked) >= stall_s:
                 self._look()
                 looked, stall_s = now, min(MAX_STALL_S, 2 * stall_s)
             try:
@@ -194,17 +194,17 @@ class _Call:
                 self._look()
                 looked = now
             elif self._handle(item):
-                heard, stall_s = self._clock.monotonic(), STALL_S
+                last_seen, stall_s = self._clock.monotonic(), STALL_S
         return self._answer
 
-    def _check(self, now: float, *, began: float, heard: float) -> None:
+    def _check(self, now: float, *, began: float, last_seen: float) -> None:
         """Raise if the ask was withdrawn or a time limit has passed."""
         if self._gone.is_set():
             raise PeerLost("this ask was withdrawn", given=self._to)
-        if now - began > WHOLE_S or (now - heard > SILENT_S and not self._sending):
+        if now - began > WHOLE_S or (now - last_seen > SILENT_S and not self._sending):
             raise DeadlineExceeded(
                 "a parameter server has been silent for too long",
-                given=f"{self._to}, {now - heard:.0f} s",
+                given=f"{self._to}, {now - last_seen:.0f} s",
             )
 
     def _handle(self, item: Any) -> bool:

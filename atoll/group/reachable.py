@@ -36,7 +36,7 @@ class ReachablePeers:
         self.early = Work.of(None)
         """Done when this member has met the others of the first round, or gave that up."""
         self._reachable: list[str] = []
-        self._asked_with: tuple[str, ...] | None = None
+        self._probed_for: tuple[str, ...] | None = None
         self._probed: frozenset[str] = frozenset()
         """Members whose addresses were tried, and this one."""
 
@@ -48,11 +48,11 @@ class ReachablePeers:
         """
         self._began.set()
         with self._lock:
-            if self._asked_with == () and self._probed.issuperset(members):
-                self._asked_with = members
-            if self._asked_with != members:
+            if self._probed_for == () and self._probed.issuperset(members):
+                self._probed_for = members
+            if self._probed_for != members:
                 self._try(self._requests.ask(Roster(), RosterReply).peers)
-                self._asked_with = members
+                self._probed_for = members
             return self._reachable
 
     def look_early(self, wanted: int, *, then: Callable[[Sequence[Peer]], None]) -> None:
@@ -73,7 +73,7 @@ class ReachablePeers:
         self.early = Work.start(look, name="early")
 
     def _all_of(self, wanted: int) -> list[Peer]:
-        """Return all members; nobody if some cannot be reached, or come after the round began."""
+        """Return all members; none if some cannot be reached, or come after the round began."""
         deadline = RealClock().monotonic() + EARLY_S
         while RealClock().monotonic() < deadline:
             peers = self._requests.ask(Roster(), RosterReply, deadline=deadline).peers
@@ -82,7 +82,7 @@ class ReachablePeers:
                     if self._began.is_set():
                         return []
                     self._try(peers)
-                    self._asked_with = ()
+                    self._probed_for = ()
                 return peers if len(self._reachable) == len(peers) - 1 else []
             if self._began.wait(ASK_S):
                 return []
@@ -91,7 +91,7 @@ class ReachablePeers:
     def forget(self) -> None:
         """Ask again before the next round."""
         with self._lock:
-            self._asked_with = None
+            self._probed_for = None
 
     def _try(self, peers: Sequence[Peer]) -> None:
         self._reachable = probe_peers({p.member: p.dial for p in peers if p.member != self._me})

@@ -41,7 +41,7 @@ class Connection:
         self._ids = ids
         self._clock = clock
         self._counters = counters
-        self._last_heard = clock.monotonic()
+        self._last_seen = clock.monotonic()
         self._beat_id, self._beat_at = 0, 0.0
         """Id and send time of the oldest unanswered heartbeat."""
         self.number = number
@@ -89,9 +89,9 @@ class Connection:
     async def _read(self, on_frame: Callable[[Frame], None], read_gate: ReadGate) -> None:
         while True:
             if await read_gate.wait_open():
-                self._last_heard = self._clock.monotonic()  # we paused, the hub was not silent
+                self._last_seen = self._clock.monotonic()  # we paused, the hub was not silent
             message = await self._transport.receive()
-            self._last_heard = self._clock.monotonic()
+            self._last_seen = self._clock.monotonic()
             frame = decode(message)
             if frame.kind is Kind.RELAY:
                 self._counters.received_relay_bytes += len(message)
@@ -129,7 +129,7 @@ class Connection:
             if ahead_s - before_s > SLEPT_S:
                 asleep = f"the clock jumped by {ahead_s - before_s:.0f} s"
                 raise ConnectionLost("this machine has slept", given=asleep)
-            silent_s = self._clock.monotonic() - self._last_heard
+            silent_s = self._clock.monotonic() - self._last_seen
             if silent_s > dead_after_s and not read_gate.closed:
                 raise ConnectionLost("the hub is silent", given=f"nothing for {silent_s:.3g} s")
 

@@ -3,7 +3,7 @@
 From the secret each side derives the key of an authority (Ed25519). It signs a certificate of its
 own, and accepts those of this authority only: TLS 1.3, both sides with a certificate, so that who
 does not know the secret can neither listen, connect, read, change nor replay. A certificate names
-its process. All who know the secret can sign any name: a line tells the fingerprint of the other
+its process. All who know the secret can sign any name: a line reports the fingerprint of the other
 side's own key, to be compared with the one that the hub has handed out.
 """
 
@@ -127,7 +127,7 @@ class SecureLine:
                 self._more()
             except ssl.SSLError:
                 with suppress(OSError):
-                    self._flush()  # tells the other side why
+                    self._flush()  # so that the other side learns why
                 raise
             else:
                 return self._flush()

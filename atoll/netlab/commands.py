@@ -12,7 +12,7 @@ TIMEOUT_S = 30.0
 
 
 class LabError(AtollError):
-    """The network lab cannot do what was asked on this machine."""
+    """The network lab cannot do what was requested on this machine."""
 
 
 def ip(*arguments: str, namespace: str = "", check: bool = True) -> str:

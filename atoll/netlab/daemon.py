@@ -40,7 +40,7 @@ class Daemon:
         self._requests = requests
 
     def run(self, *, guard: int | None) -> None:
-        """Move packets until told to stop, or until the guard's other end is closed."""
+        """Move packets until a request to stop, or until the guard's other end is closed."""
         watched = [*self._taps, self._requests.fileno(), *([guard] if guard is not None else [])]
         while True:
             for host, packet in self._switch.deliveries(time.monotonic()):
@@ -90,15 +90,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--name", required=True, help="name of the lab")
     parser.add_argument("--shapes", required=True, help="JSON list, one object per host")
     parser.add_argument("--guarded", action="store_true", help="standard input is the owner's pipe")
-    given = parser.parse_args(arguments)
-    shapes = [Shape(**fields) for fields in json.loads(given.shapes)]
+    options = parser.parse_args(arguments)
+    shapes = [Shape(**fields) for fields in json.loads(options.shapes)]
     _hurry()
     taps = [open_tap(f"t{host}") for host in range(len(shapes))]
-    requests = _listen(registry.folder_of(given.name) / SOCKET)
+    requests = _listen(registry.folder_of(options.name) / SOCKET)
     sys.stdout.write(READY + "\n")
     sys.stdout.flush()
-    Daemon(Switch(shapes), taps, requests).run(guard=0 if given.guarded else None)
-    registry.remove(given.name)
+    Daemon(Switch(shapes), taps, requests).run(guard=0 if options.guarded else None)
+    registry.remove(options.name)
     return 0
 
 

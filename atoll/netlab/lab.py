@@ -182,7 +182,7 @@ class Lab:
         return subprocess.run(self.argv(host, command), **options)
 
     def cut(self, host: int) -> None:
-        """Pull the cable: packets from and to the host vanish, nobody is told."""
+        """Pull the cable: packets from and to the host vanish without notice."""
         self._ask({"do": "cut", "host": self._checked(host), "cut": True})
 
     def heal(self, host: int) -> None:

@@ -30,7 +30,7 @@ def mac_of(host: int) -> str:
 
 
 def receivers(packet: bytes, *, sender: int, hosts: int) -> list[int]:
-    """Return the hosts that a packet is for; nobody knows a strange address."""
+    """Return the hosts that a packet is for; none for an unknown address."""
     target = packet[HEADER_BYTES : HEADER_BYTES + 6]
     if len(target) == 6 and target[0] & 1:  # broadcast or multicast
         return [host for host in range(hosts) if host != sender]

@@ -45,7 +45,7 @@ class Between:
     inside: bool = False
     """They share a network: their links to elsewhere do not carry these packets."""
     apart: bool = False
-    """No packet arrives: both are behind routers that let nobody in."""
+    """No packet arrives: both are behind routers that accept no connections."""
 
     @property
     def queue_limit_s(self) -> float:

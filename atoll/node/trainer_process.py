@@ -54,7 +54,7 @@ def train(
         from atoll.train.swarm.run import train_member
 
         def should_stop() -> bool:
-            return leave.asked or enrolled.replaced
+            return leave.requested or enrolled.replaced
 
         if place is None:
             return train_member(enrolled, environment, spec, should_stop=should_stop)
@@ -66,7 +66,7 @@ def train(
         from atoll.train.paths import run as paths
 
         return paths.train_member(
-            enrolled, environment, spec, should_stop=lambda: leave.asked or enrolled.replaced
+            enrolled, environment, spec, should_stop=lambda: leave.requested or enrolled.replaced
         )
     with _metrics(enrolled.connection.link, spec, environment) as metrics:
         member = _Member(enrolled, environment, leave, metrics)
@@ -96,7 +96,7 @@ def _lead(
             store = carried(environment.directory, round_=moving.round)
             resume, text = moving.round, f"{environment.member} goes on in another mesh"
         except BaseException as error:
-            if not (member.leave.asked or enrolled.replaced):
+            if not (member.leave.requested or enrolled.replaced):
                 order = orders.after(error)
             if order is None:
                 raise
@@ -175,8 +175,10 @@ class _Member:
                 island=island,
             )  # fmt: skip
             with self._duty(spec, trainer, slots=registered.num_slots):
-                result = trainer.train(registered, lambda: leave.asked or self.enrolled.replaced)
-            saver.close(timeout_s=LEAVE_SAVE_S if leave.asked else SAVE_TIMEOUT_S)
+                result = trainer.train(
+                    registered, lambda: leave.requested or self.enrolled.replaced
+                )
+            saver.close(timeout_s=LEAVE_SAVE_S if leave.requested else SAVE_TIMEOUT_S)
             return result
         except Moved:
             moves = True

@@ -56,25 +56,25 @@ class LeaveRequested:
     """Becomes true when the node asks this process to leave (SIGTERM)."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._then: Callable[[], None] = lambda: None
 
     def then(self, action: Callable[[], None]) -> None:
         """Call `action` on the request, too; it MUST NOT block."""
         self._then = action
-        if self.asked:
+        if self.requested:
             action()
 
     def __call__(self) -> bool:
-        """Return whether it was asked."""
-        return self.asked
+        """Return whether this process was asked to leave."""
+        return self.requested
 
     def listen(self) -> None:
         """Handle SIGTERM, which then no longer ends the process."""
         signal.signal(signal.SIGTERM, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.requested = True
         self._then()
 
 
@@ -218,7 +218,7 @@ def run_trainer(
         raise failure from error
     if enrolled.replaced:
         return EXIT_REPLACED
-    if leave.asked and result.get("stopped"):
+    if leave.requested and result.get("stopped"):
         enrolled.close()
         return EXIT_LEFT
     result["control_sent_bytes"] = enrolled.connection.link.counters.sent_control_bytes

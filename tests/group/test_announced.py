@@ -38,8 +38,8 @@ def rounds(world: HubWorld) -> list[CommittedMean]:
 
 def announce(group: HubGroup) -> RoundPlan:
     group.announce(replace(REPORT, round=group.committed_round))
-    assert group._announced._asked is not None
-    return group._announced._asked.wait(PATIENCE_S)
+    assert group._announced._requested is not None
+    return group._announced._requested.wait(PATIENCE_S)
 
 
 def test_an_announced_round_waits_for_the_verdict_only(

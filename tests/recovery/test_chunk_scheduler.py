@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.recovery import chunk_scheduler as board_module
+from atoll.recovery import chunk_scheduler as scheduler_module
 from atoll.recovery import partial_state as target_module
 from atoll.recovery.chunk_scheduler import ChunkScheduler, check_manifest
 from atoll.recovery.donor_session import ask_order
@@ -39,9 +39,9 @@ SHARED_DATA, INNER_DATA = data_of("shared"), data_of("inner", count=3)
 SHARED_MANIFEST, INNER_MANIFEST = manifest_of(SHARED_DATA), manifest_of(INNER_DATA, "inner")
 
 
-def new_board(*members: str, kept: PartialState | None = None) -> ChunkScheduler:
+def new_scheduler(*members: str, kept: PartialState | None = None) -> ChunkScheduler:
     scheduler = ChunkScheduler(list(members), kept=kept)
-    assert scheduler.sources_to_start() == list(members)[: board_module.MAX_SOURCES]
+    assert scheduler.sources_to_start() == list(members)[: scheduler_module.MAX_SOURCES]
     return scheduler
 
 
@@ -92,7 +92,7 @@ def test_a_chunk_of_the_wrong_size_is_a_lie(index: int, size: int) -> None:
 
 
 def test_a_kept_image_goes_on_where_it_stood() -> None:
-    scheduler = new_board("w0")
+    scheduler = new_scheduler("w0")
     scheduler.add_source("w0", SHARED_MANIFEST, INNER_MANIFEST)
     claim = scheduler.claim("w0")
     assert claim is not None
@@ -100,7 +100,7 @@ def test_a_kept_image_goes_on_where_it_stood() -> None:
     scheduler.remove_source("w0")
     assert scheduler.finished
     assert not scheduler.complete
-    later = new_board("w1", kept=scheduler.shared)
+    later = new_scheduler("w1", kept=scheduler.shared)
     later.add_source("w1", SHARED_MANIFEST, INNER_MANIFEST)
     claim = later.claim("w1")
     assert claim is not None
@@ -109,7 +109,7 @@ def test_a_kept_image_goes_on_where_it_stood() -> None:
 
 def test_majority_state_is_taken_and_others_are_named() -> None:
     other = manifest_of(data_of("shared", seed=1))
-    scheduler = new_board("w0", "w1", "w2")
+    scheduler = new_scheduler("w0", "w1", "w2")
     scheduler.add_source("w0", other, INNER_MANIFEST)
     assert scheduler.shared is not None
     assert scheduler.shared.root == other.root
@@ -127,7 +127,7 @@ def test_majority_state_is_taken_and_others_are_named() -> None:
 
 
 def test_sources_beyond_the_most_are_asked_when_others_left() -> None:
-    scheduler = new_board(*[f"w{i}" for i in range(6)])
+    scheduler = new_scheduler(*[f"w{i}" for i in range(6)])
     assert scheduler.sources_to_start() == []
     scheduler.remove_source("w1")
     assert scheduler.sources_to_start() == ["w4"]
@@ -140,7 +140,7 @@ def test_sources_beyond_the_most_are_asked_when_others_left() -> None:
 
 
 def test_inner_image_restarts_with_another_donor() -> None:
-    scheduler = new_board("w0", "w1")
+    scheduler = new_scheduler("w0", "w1")
     for member in ("w0", "w1"):
         scheduler.add_source(member, SHARED_MANIFEST, INNER_MANIFEST)
     while scheduler.inner is None:
@@ -164,7 +164,7 @@ def test_inner_image_restarts_with_another_donor() -> None:
 
 
 def test_without_the_last_source_the_shared_image_is_enough() -> None:
-    scheduler = new_board("w0")
+    scheduler = new_scheduler("w0")
     scheduler.add_source("w0", SHARED_MANIFEST, INNER_MANIFEST)
     assert scheduler.shared is not None
     for index in range(5):
@@ -234,7 +234,7 @@ def test_newcomers_begin_with_different_members() -> None:
 
 
 def test_a_source_that_was_given_up_is_told_so() -> None:
-    scheduler = new_board("w0", "w1")
+    scheduler = new_scheduler("w0", "w1")
     scheduler.add_source("w0", SHARED_MANIFEST, INNER_MANIFEST)
     claim = scheduler.claim("w0")
     assert claim is not None
@@ -247,7 +247,7 @@ def test_a_source_that_was_given_up_is_told_so() -> None:
 
 def test_differing_members_give_all_from_one_donor() -> None:
     other = manifest_of(data_of("shared", seed=1))
-    scheduler = new_board("w0", "w1")
+    scheduler = new_scheduler("w0", "w1")
     scheduler.add_source("w0", SHARED_MANIFEST, INNER_MANIFEST, identical=False)
     scheduler.add_source("w1", other, INNER_MANIFEST, identical=False)
     first = scheduler.claim("w0")
@@ -274,7 +274,7 @@ def test_differing_members_give_all_from_one_donor() -> None:
 def test_donors_that_leave_after_the_end_change_nothing() -> None:
     manifests = [manifest_of(data_of("shared", seed=seed)) for seed in range(3)]
     datas = [data_of("shared", seed=seed) for seed in range(3)]
-    scheduler = new_board("w0", "w1", "w2")
+    scheduler = new_scheduler("w0", "w1", "w2")
     for number, manifest in enumerate(manifests):
         scheduler.add_source(f"w{number}", manifest, INNER_MANIFEST, identical=False)
     while not scheduler.finished:

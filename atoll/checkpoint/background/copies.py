@@ -44,7 +44,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 class CopyTask(msgspec.Struct, frozen=True):
-    """What a process that copies is told."""
+    """What a process that copies receives."""
 
     folder: str
     url: str
@@ -52,7 +52,7 @@ class CopyTask(msgspec.Struct, frozen=True):
     options: dict[str, str] = {}
     """Options of the URL's driver."""
     secrets: dict[str, str] = {}
-    """Values among them that nobody may see, by name."""
+    """Values among them that must stay secret, by name."""
 
 
 Hide = Callable[[str], str]

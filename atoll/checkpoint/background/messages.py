@@ -81,7 +81,7 @@ class Written(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     published: bool
-    """Whether the checkpoint is complete; for a hub only the announcement tells."""
+    """Whether the checkpoint is complete; for a hub only the announcement says so."""
     nbytes: int
     seconds: float
 

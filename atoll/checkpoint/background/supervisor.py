@@ -85,7 +85,7 @@ class Supervisor:
         self._changed = threading.Condition()
         self._tasks: dict[int, _Task] = {}
         self._copying = isinstance(setup.target, FolderTarget) and bool(setup.target.to)
-        self._copies_asked = self._copying
+        self._copies_requested = self._copying
         self._copy_trouble = ""
         self._closing = threading.Event()
         self._writer: WriterProcess | None = None
@@ -223,7 +223,7 @@ class Supervisor:
             self._moment("written")
             self._restarts = 0
             with self._changed:
-                self._copying = self._copying or (report.published and self._copies_asked)
+                self._copying = self._copying or (report.published and self._copies_requested)
             self._finish(report.number)
         elif isinstance(report, Failed):
             error = from_dict(report.error)

@@ -127,7 +127,7 @@ class Writer:
         )
 
     def _upload(self, target: HubTarget, order: WriteOrder, views: dict[str, memoryview]) -> bool:
-        """Upload the parts; the hub tells the trainer whether the checkpoint is complete."""
+        """Upload the parts; the hub informs the trainer once the checkpoint is complete."""
         # The HTTP library takes as long to import as everything else: load it only when needed.
         from atoll.checkpoint.stores.upload import Upload
         from atoll.net.endpoint import HubEndpoint

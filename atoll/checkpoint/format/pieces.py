@@ -123,9 +123,9 @@ class Pieces:
 def _places(part: Part) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     """Yield each piece's name, offsets and its tensor's size, all numbers checked."""
     try:
-        told = json.loads(part.metadata[PIECES])
+        places = json.loads(part.metadata[PIECES])
         for name, piece in part.tensors.items():
-            offsets, size = (tuple(map(int, numbers)) for numbers in told[name])
+            offsets, size = (tuple(map(int, numbers)) for numbers in places[name])
             spans = list(zip(offsets, piece.shape, size, strict=True))
             if any(start < 0 or start + length > whole for start, length, whole in spans):
                 raise ValueError(f"{name} is outside of its tensor")

@@ -178,8 +178,8 @@ class Trained:
             states.setdefault(name, {})[key] = tensor
         options = {
             name: group["options"]
-            for told in texts
-            for group in json.loads(told.get(GROUPS, "[]"))
+            for metadata in texts
+            for group in json.loads(metadata.get(GROUPS, "[]"))
             for name in group["names"]
         }
         names = self._names
@@ -228,7 +228,7 @@ def plain(name: str) -> str:
 def ties_of(model: nn.Module) -> dict[str, str]:
     """Return the second names of tensors that a model has under several.
 
-    Whoever loads weights by `load_state_dict` expects all of them.
+    A reader that loads weights by `load_state_dict` expects all of them.
     """
     first: dict[int, str] = {}
     ties: dict[str, str] = {}

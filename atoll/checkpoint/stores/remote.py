@@ -41,7 +41,7 @@ class Remote:
     def send(self, round_: int, part: ManifestPart, source: Path) -> None:
         """Upload a file, and check its size afterwards."""
         path = self._path(f"{checkpoint_folder(round_)}/{part.name}")
-        with self._told(path):
+        with self._translated(path):
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._files.put_file(str(source), path)
         size = self.size(round_, part.name)
@@ -54,7 +54,7 @@ class Remote:
     def write(self, name: str, data: bytes) -> None:
         """Write a small file."""
         path = self._path(name)
-        with self._told(path):
+        with self._translated(path):
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._files.pipe_file(path, data)
 
@@ -65,7 +65,7 @@ class Remote:
     def withdraw(self, round_: int) -> None:
         """Delete a round's manifest, after which the copy does not exist."""
         path = self._path(f"{checkpoint_folder(round_)}/{MANIFEST_NAME}")
-        with self._told(path), contextlib.suppress(FileNotFoundError):
+        with self._translated(path), contextlib.suppress(FileNotFoundError):
             self._files.rm_file(path)
 
     # ------------------------------------------------------------------------ reading
@@ -73,7 +73,7 @@ class Remote:
     def size(self, round_: int, name: str) -> int:
         """Return a part's size there; -1 if it is missing."""
         path = self._path(f"{checkpoint_folder(round_)}/{name}")
-        with self._told(path):
+        with self._translated(path):
             self._files.invalidate_cache()
             try:
                 return int(self._files.info(path)["size"])
@@ -83,7 +83,7 @@ class Remote:
     def rounds(self) -> list[int]:
         """Return the rounds whose manifest is there, ascending."""
         path = self._path("checkpoints")
-        with self._told(path):
+        with self._translated(path):
             self._files.invalidate_cache()
             found = self._files.glob(f"{path}/round-*/{MANIFEST_NAME}")
         rounds = {round_of(str(name).rpartition("/")[0]) for name in found}
@@ -138,7 +138,7 @@ class Remote:
     def read(self, name: str) -> bytes | None:
         """Return a small file, or None when there is none."""
         path = self._path(name)
-        with self._told(path):
+        with self._translated(path):
             try:
                 return cast(bytes, self._files.cat_file(path))
             except FileNotFoundError:
@@ -156,7 +156,7 @@ class Remote:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".new-")
         os.close(handle)
         try:
-            with self._told(path):
+            with self._translated(path):
                 try:
                     self._files.get_file(path, temporary)
                 except FileNotFoundError:
@@ -172,7 +172,7 @@ class Remote:
         return f"{self._root}/{name}"
 
     @contextlib.contextmanager
-    def _told(self, path: str) -> Iterator[None]:
+    def _translated(self, path: str) -> Iterator[None]:
         """Turn any driver's exceptions into CheckpointError: drivers have no common base class."""
         try:
             yield
@@ -197,7 +197,7 @@ def locate(url: str) -> Remote:
     if remote.rounds():
         return remote
     files, root = _open(url, {})
-    with remote._told(root):
+    with remote._translated(root):
         found = files.glob(f"{root.rstrip('/')}/*/checkpoints/round-*/{MANIFEST_NAME}")
     jobs = sorted({str(path).split("/checkpoints/")[0].rpartition("/")[2] for path in found})
     if not jobs:

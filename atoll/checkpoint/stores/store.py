@@ -174,9 +174,9 @@ def stamped(parts: Sequence[Part], point: SavePoint) -> tuple[str, list[Part]]:
     """
     states = [part.metadata.get(STATE, "") for part in parts]
     stamp = stamp_of(round_=point.round, step=point.step, states=states)
-    told = {} if point.score is None else {SCORE: repr(float(point.score))}
+    score = {} if point.score is None else {SCORE: repr(float(point.score))}
     return stamp, [
-        _with(part, {STAMP: stamp, **(told if part.name == SHARED_PART else {})}) for part in parts
+        _with(part, {STAMP: stamp, **(score if part.name == SHARED_PART else {})}) for part in parts
     ]
 
 

@@ -129,15 +129,15 @@ def make_patch(
         body = zlib.compress(_changes(before, after, new[name].dtype), _LEVEL)
         rows.append(_Row(name, count, len(body)))
         parts.append(body)
-    told = _Head(version, base or digest_of(old), digest or digest_of(new), rows)
-    head = zlib.compress(msgspec.json.encode(told), _LEVEL)
-    return b"".join([_HEAD.pack(_MAGIC, len(head)), head, *parts])
+    head = _Head(version, base or digest_of(old), digest or digest_of(new), rows)
+    packed = zlib.compress(msgspec.json.encode(head), _LEVEL)
+    return b"".join([_HEAD.pack(_MAGIC, len(packed)), packed, *parts])
 
 
 def about_patch(patch: bytes) -> About:
     """Return what a patch says of itself; raises WireError if it is damaged."""
-    told, _ = _read_head(patch)
-    return About(told.version, told.base, told.digest, sum(row.count for row in told.tensors))
+    head, _ = _read_head(patch)
+    return About(head.version, head.base, head.digest, sum(row.count for row in head.tensors))
 
 
 @torch.no_grad()
@@ -153,16 +153,16 @@ def apply_patch(weights: dict[str, Tensor], patch: bytes, *, base: str = "") -> 
         WireError: the patch is damaged, was made from another version, or the result is not the
             one that its sender has.
     """
-    told, at = _read_head(patch)
+    head, at = _read_head(patch)
     have = base or digest_of(weights)
-    if told.base != have:
+    if head.base != have:
         raise WireError(
             "this patch belongs to another version of the weights",
-            given=f"version {told.version} from {told.base[:12]}",
+            given=f"version {head.version} from {head.base[:12]}",
             expected=f"one from {have[:12]}", remedy="take a whole version first",
         )  # fmt: skip
     found = dict(weights)
-    for row in told.tensors:
+    for row in head.tensors:
         tensor = weights.get(row.name)
         if tensor is None:
             raise WireError("a patch names an unknown tensor", given=row.name[:200])
@@ -174,10 +174,10 @@ def apply_patch(weights: dict[str, Tensor], patch: bytes, *, base: str = "") -> 
         found[row.name] = _patched(tensor, patch[at : at + row.bytes], row.count)
         at += row.bytes
     made = digest_of(found)
-    if made != told.digest:
+    if made != head.digest:
         raise WireError(
             "the patched weights are not those of the sender", given=made[:12],
-            expected=told.digest[:12], remedy="take a whole version",
+            expected=head.digest[:12], remedy="take a whole version",
         )  # fmt: skip
     return found
 
@@ -273,12 +273,12 @@ def _read_head(patch: bytes) -> tuple[_Head, int]:
             raise ValueError("no patch")
         reading = zlib.decompressobj()
         text = reading.decompress(patch[_HEAD.size : end], _MOST_HEADER)
-        told = msgspec.json.decode(text, type=_Head)
-        if sum(row.bytes for row in told.tensors) != len(patch) - end:
+        head = msgspec.json.decode(text, type=_Head)
+        if sum(row.bytes for row in head.tensors) != len(patch) - end:
             raise ValueError("its length is wrong")
     except (struct.error, zlib.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise WireError("a patch of weights is damaged", given=str(error)[:200]) from error
-    return told, end
+    return head, end
 
 
 def _check_same(old: Weights, new: Weights) -> None:

@@ -225,13 +225,13 @@ class MemoryGroup:
     ) -> Work[ServerRequest]:
         """See :meth:`Group.ask_server`."""
 
-        def asked() -> ServerRequest:
+        def request() -> ServerRequest:
             found = self._coordinator.servers.ask(self.me, server, ask, packet)
             self.sent_bytes += found.sent_bytes
             self.received_bytes += found.received_bytes
             return found
 
-        return Work.start(asked, name=f"ask-{self.me}")
+        return Work.start(request, name=f"ask-{self.me}")
 
     def close(self) -> None:
         """Leave at once."""

@@ -123,8 +123,8 @@ class DirectListener:
             raise WireError("the head of a direct message is cut off", given=f"{head_bytes} bytes")
         whole = body[_HEAD.size :]
         mail = PeerMail(source, bytes(whole[:head_bytes]), whole[head_bytes:])
-        taken = self._queue.offer(mail)
-        refusal = b"" if taken else no_room(self._me).message().encode()[: ANSWER_BYTES // 2]
+        accepted = self._queue.offer(mail)
+        refusal = b"" if accepted else no_room(self._me).message().encode()[: ANSWER_BYTES // 2]
         member.send(_NUMBER.pack(number) + refusal)
 
 

@@ -23,7 +23,7 @@ class Connecting:
         self._store: RendezvousStore | None = None
 
     def hold(self, store: RendezvousStore) -> None:
-        """Close this connection to a board when the attempt ends; raises PeerLost if it has."""
+        """Close this connection to a store when the attempt ends; raises PeerLost if it has."""
         with self._lock:
             self._store = store
         self.check()

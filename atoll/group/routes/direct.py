@@ -30,7 +30,7 @@ from atoll.group.routes.line_group import LineGroup, connect_lines
 from atoll.group.routes.line_listener import GroupListener, LineMeeting
 from atoll.group.routes.line_speeds import measure_lines
 from atoll.group.routes.member_lines import MemberLines
-from atoll.group.routes.rendezvous_store import RendezvousBoard, RendezvousStore
+from atoll.group.routes.rendezvous_store import RendezvousStore, StoreServer
 from atoll.group.routes.requests import ReduceRequest
 from atoll.reducer.all_to_all import DeliveredMessage, Outgoing
 from atoll.rounds.ring_order import LEAST
@@ -51,12 +51,12 @@ CONNECT_FLOOR_S, CONNECT_FACTOR = 5.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class DirectGroup:
-    """Members, rendezvous board and deadline of one meeting."""
+    """Members, rendezvous store and deadline of one meeting."""
 
     epoch: int
     members: tuple[str, ...]
-    board: str
-    """host:port of the first member's board."""
+    store: str
+    """host:port of the first member's store."""
     deadline: float
     ring: tuple[int, ...] = ()
     """Ranks in the order of rings and trees; empty: as they are."""
@@ -70,13 +70,13 @@ class DirectGroup:
 
 
 class DirectRoute:
-    """This member's rendezvous board, and the process group of the last meeting."""
+    """This member's rendezvous store, and the process group of the last meeting."""
 
     def __init__(self, *, address: str, job: str, me: str) -> None:
-        """Open a board on a free port of the own numeric address, which other members can reach."""
+        """Open a store on a free port of the own numeric address, which other members can reach."""
         self._address, self._job, self._me = address, job, me
-        self._board = RendezvousBoard(address)
-        self.dial = self._board.dial
+        self._store = StoreServer(address)
+        self.dial = self._store.dial
         self._lines: MemberLines | None = None
         self._listener: GroupListener | None = None
         self.identities: Callable[[], Mapping[str, str]] | None = None
@@ -89,7 +89,7 @@ class DirectRoute:
         """Seconds to connect the last process group; None: no group yet."""
         self.lines: dict[str, tuple[float, float]] = {}
         """Other members -> what was measured from them: round trip in s, bytes per s."""
-        # Exchanges run on threads that may outlive their attempt: `_serial` tells which one is
+        # Exchanges run on threads that may outlive their attempt: `_serial` shows which one is
         # current, and only that one may touch the group.
         self._lock = threading.Lock()
         self._serial = 0
@@ -100,7 +100,7 @@ class DirectRoute:
 
     def trust(self, lines: MemberLines) -> None:
         """Meet members that know the job's key, and no others."""
-        self._lines = self._board.lines = lines
+        self._lines = self._store.lines = lines
         if lines.tls is not None:
             if self._listener is None:
                 self._listener = GroupListener(self._address)
@@ -243,7 +243,7 @@ class DirectRoute:
         names, lines = self._name_of(meeting), self._lines
         if lines is None:
             raise PeerLost("this member has not registered", given=self._me)
-        store = RendezvousStore(meeting.board, names, lines=lines, deadline=deadline)
+        store = RendezvousStore(meeting.store, names, lines=lines, deadline=deadline)
         try:
             connecting.hold(store)
             if lines.tls is not None and self._listener is not None:
@@ -299,13 +299,13 @@ class DirectRoute:
         if self._prepared is not None:
             self._prepared.drop()
         self.drop()
-        self._board.close()
+        self._store.close()
         if self._listener is not None:
             self._listener.close()
 
 
 def _key_of(meeting: DirectGroup) -> tuple[str, tuple[str, ...]]:
-    return meeting.board, meeting.members
+    return meeting.store, meeting.members
 
 
 def _first_line(error: BaseException) -> str:

@@ -51,7 +51,7 @@ class ExchangeQueue:
     ) -> None:
         """Create an empty queue.
 
-        `is_lost` tells whether the hub reported a member of a plan as lost; `trouble` is called
+        `is_lost` returns whether the hub reported a member of a plan as lost; `trouble` is called
         with an exchange's error, on its thread.
         """
         self._routes, self._me, self._is_lost, self._trouble = routes, me, is_lost, trouble

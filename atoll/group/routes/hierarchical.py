@@ -56,14 +56,14 @@ _heads = msgspec.msgpack.Decoder(SiteResult)
 
 
 def site_of(plan: RoundPlan, member: str) -> tuple[tuple[str, ...], str]:
-    """Return the site of a member and its board (empty: the member is alone).
+    """Return the site of a member and its store (empty: the member is alone).
 
     Raises:
         WireError: the plan has no site for the member.
     """
-    for site, board in zip(plan.sites, plan.stores, strict=False):
+    for site, store in zip(plan.sites, plan.stores, strict=False):
         if member in site:
-            return tuple(site), board
+            return tuple(site), store
     raise WireError("a hierarchical plan has no site for this member", given=member)
 
 
@@ -79,13 +79,13 @@ def reduce_by_sites(
         GroupError: nothing was left to average, or the contribution was refused.
     """
     plan, vector, codec, key = request.plan, request.vector, request.codec, request.key
-    site, board = site_of(plan, me)
+    site, store = site_of(plan, me)
     if len(site) == 1:
         mean = via_reducer(codec.encode(vector, key=key), request.weight, (me,))
         return decode_mean(mean, len(vector), sent=mean.sent_bytes, received=mean.received_bytes)
     if direct is None:
         raise GroupError("this member cannot be dialled", given="a site of several members")
-    meeting = replace(DirectGroup.of(plan), members=site, board=board)
+    meeting = replace(DirectGroup.of(plan), members=site, store=store)
     inside = direct.meet(
         meeting,
         lambda wires: weighted_mean(wires, vector, codec=codec, weight=request.weight, key=key),
@@ -144,10 +144,10 @@ def _hand_down(
     if answer is not None:
         copies = (len(wires.members) - 1).bit_length()  # Gloo broadcasts on a binary tree
         return replace(answer, sent_bytes=answer.sent_bytes + len(both) * copies)
-    return _taken(both, head_bytes, elements)
+    return _received_mean(both, head_bytes, elements)
 
 
-def _taken(both: memoryview, head_bytes: int, elements: int) -> RelayedMean:
+def _received_mean(both: memoryview, head_bytes: int, elements: int) -> RelayedMean:
     try:
         head = _heads.decode(both[:head_bytes])
     except MALFORMED as error:

@@ -2,7 +2,7 @@
 
 Gloo, as it comes with torch, cannot encrypt. Here every pair of members shares an encrypted
 connection, on which a thread sends and another one receives; collectives are made of sends and
-receives. Members find each other as those of Gloo do: each puts its address on the board of the
+receives. Members find each other as those of Gloo do: each puts its address on the store of the
 first one.
 
 On a long way one connection carries no more than its window in a round trip. There a pair shares
@@ -235,7 +235,7 @@ def connect_lines(
 
     def dial(other: int) -> None:
         def address() -> str:
-            with asking:  # a board answers one question after the other
+            with asking:  # a store answers one question after the other
                 return store.get(f"line/{members[other]}").decode(errors="replace")
 
         found = _dial(address, members[other], tls, meeting)
@@ -254,9 +254,9 @@ def connect_lines(
     ]
     try:
         for other in range(rank + 1, len(members)):
-            taken = listener.take(meeting, members[other])
+            accepted = listener.take(meeting, members[other])
             with lock:
-                lines[other] = taken
+                lines[other] = accepted
         for work in dialled:
             work.wait()
     except BaseException:
@@ -271,7 +271,7 @@ def connect_lines(
 def _dial(
     address: Callable[[], str], other: str, tls: MemberTls, meeting: LineMeeting
 ) -> list[MetLine]:
-    """Connect to a member at the address that it has put on the board."""
+    """Connect to a member at the address that it has put on the store."""
     while True:
         dial, found = address(), list[MetLine]()
         try:

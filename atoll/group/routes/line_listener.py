@@ -136,7 +136,7 @@ class GroupListener:
                 cut(self._waiting.pop(key).plain)
 
     def close(self) -> None:
-        """Stop listening, and cut what nobody has taken."""
+        """Stop listening, and cut the lines that no meeting has taken."""
         with self._changed:
             self._closed = True
             waiting = list(self._waiting.values())

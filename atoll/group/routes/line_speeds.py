@@ -30,7 +30,7 @@ def partners(rank: int, members: int) -> Iterator[int]:
     """Yield one partner after the other, so that all members are in pairs at any time.
 
     The circle method of tournaments: in round k those meet whose numbers add up to k, modulo an odd
-    number; who would meet itself meets the last one, or nobody.
+    number; who would meet itself meets the last one, or has no partner.
     """
     even = members + members % 2
     odd = even - 1
@@ -48,17 +48,17 @@ def _trip_s(wires: BoundedProcessGroup, partner: int) -> float:
     """Return the shortest of some round trips; begins and ends at the same time on both sides."""
     note, back = torch.zeros(8, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
     wires.end(wires.send(note, partner), wires.receive(back, partner))
-    taken = []
+    durations = []
     for turn in range(2 * PINGS):
         if (wires.rank < partner) == (turn < PINGS):
             began = time.perf_counter()
             wires.end(wires.send(note, partner))
             wires.end(wires.receive(back, partner))
-            taken.append(time.perf_counter() - began)
+            durations.append(time.perf_counter() - began)
         else:
             wires.end(wires.receive(back, partner))
             wires.end(wires.send(note, partner))
-    return min(taken)
+    return min(durations)
 
 
 def _bytes_per_s(wires: BoundedProcessGroup, partner: int) -> float:

@@ -34,13 +34,13 @@ class Line(Protocol):
 
 
 class KnownMembers:
-    """The fingerprints of the members' own keys, as the hub tells them. Thread-safe."""
+    """The fingerprints of the members' own keys, as the hub reports them. Thread-safe."""
 
     def __init__(self, ask: Callable[[], Mapping[str, str]]) -> None:
         """Ask the hub, which may raise AtollError, whenever a member shows another key."""
         self._ask = ask
         self._known: Mapping[str, str] = {}
-        self._asked = -ASK_S
+        self._asked_at = -ASK_S
         # Held while asking, so that many connections at once are one question.
         self._lock = threading.Lock()
 
@@ -53,10 +53,10 @@ class KnownMembers:
             return True
         with self._lock:
             if not self._is(member, fingerprint):
-                time.sleep(max(0.0, self._asked + ASK_S - time.monotonic()))
+                time.sleep(max(0.0, self._asked_at + ASK_S - time.monotonic()))
                 with suppress(AtollError):
                     self._known = self._ask()
-                self._asked = time.monotonic()
+                self._asked_at = time.monotonic()
             return self._is(member, fingerprint)
 
     def _is(self, member: str, fingerprint: str) -> bool:

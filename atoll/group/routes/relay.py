@@ -87,7 +87,7 @@ class RelayExchange:
         """Prepare to send `share` to `plan.reducer` as exchange `phase`.
 
         `deadline` is monotonic. The share names its contributors if this member sends for its site.
-        `reducer_lost` tells whether the hub reported that before this object subscribed.
+        `reducer_lost` returns whether the hub reported that before this object subscribed.
         """
         packet = share.packet
         self._link, self._plan, self._packet = link, plan, packet

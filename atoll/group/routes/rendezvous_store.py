@@ -1,7 +1,7 @@
 """The rendezvous of members with direct connections: probing, and the store that Gloo requires.
 
 Every member of a process group stores a few hundred bytes and waits for those of the others; the
-board of any member can serve them. torch's TCPStore resolves the name of every address that it
+store of any member can serve them. torch's TCPStore resolves the name of every address that it
 connects to, which stalls for many seconds without a name server, and waits in it cannot be
 cancelled; here a wait ends when its socket is closed.
 """
@@ -83,27 +83,29 @@ def probe_peers(
     dials: Mapping[str, Sequence[str]], *, timeout_s: float = PROBE_TIMEOUT_S
 ) -> list[str]:
     """Return the members with an address that accepts connections; probes all in parallel."""
-    asked = [(member, dial) for member, entries in dials.items() for dial in entries]
-    if not asked:
+    addresses = [(member, dial) for member, entries in dials.items() for dial in entries]
+    if not addresses:
         return []
-    with ThreadPoolExecutor(max_workers=min(32, len(asked)), thread_name_prefix="probe") as pool:
-        found = pool.map(lambda pair: answers(pair[1], timeout_s=timeout_s), asked)
-        reached = {member for (member, _), answer in zip(asked, found, strict=True) if answer}
+    with ThreadPoolExecutor(
+        max_workers=min(32, len(addresses)), thread_name_prefix="probe"
+    ) as pool:
+        found = pool.map(lambda pair: answers(pair[1], timeout_s=timeout_s), addresses)
+        reached = {member for (member, _), answer in zip(addresses, found, strict=True) if answer}
     return [member for member in dials if member in reached]
 
 
 MAX_NOTE_BYTES = 64 * 1024
 """Largest value; Gloo's grow by about 60 bytes with every member."""
 MAX_NOTES = 1024
-"""Values that a board keeps; the oldest are dropped."""
+"""Values that a store keeps; the oldest are dropped."""
 MAX_READERS = 256
-"""Concurrent connections of a board."""
+"""Concurrent connections of a store."""
 IDLE_S = 30.0
 """Seconds after which an idle connection is closed."""
 
 
 class StoreRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request to a board."""
+    """A request to a store."""
 
     key: str
     value: bytes | None
@@ -112,7 +114,7 @@ class StoreRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoreAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """A board's answer."""
+    """A store's answer."""
 
     value: bytes | None
     """The stored value; None: not stored in time."""
@@ -122,7 +124,7 @@ _asks = msgspec.msgpack.Decoder(StoreRequest)
 _answers = msgspec.msgpack.Decoder(StoreAnswer)
 
 
-class RendezvousBoard:
+class StoreServer:
     """Stores and serves values of one job's members, on its own threads."""
 
     def __init__(self, address: str) -> None:
@@ -137,7 +139,7 @@ class RendezvousBoard:
         self._address = self._listener.getsockname()[:2]
         self.dial = join_host_port(address, self._address[1])
         self._closed = False
-        self._thread = threading.Thread(target=self._accept, name="board", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="store", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -156,7 +158,7 @@ class RendezvousBoard:
                     line.close()
                     continue
                 threading.Thread(
-                    target=self._serve, args=(line,), name="board-reader", daemon=True
+                    target=self._serve, args=(line,), name="store-reader", daemon=True
                 ).start()
 
     def _serve(self, line: socket.socket) -> None:
@@ -187,10 +189,10 @@ class RendezvousBoard:
 
 
 class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,misc]
-    """One member's connection to a board, with the interface that Gloo expects."""
+    """One member's connection to a store, with the interface that Gloo expects."""
 
     def __init__(self, dial: str, prefix: str, *, lines: MemberLines, deadline: float) -> None:
-        """Connect to a board at host:port `dial` of a member of the same job.
+        """Connect to a store at host:port `dial` of a member of the same job.
 
         All names get the prefix, which names the meeting; waits end at the monotonic `deadline`.
 
@@ -199,12 +201,12 @@ class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,mis
         """
         super().__init__()
         self._prefix, self._lines, self._deadline = prefix, lines, deadline
-        self._board: Line | None = None
+        self._server: Line | None = None
         try:
             self._line = socket.create_connection(split_host_port(dial), timeout=self._left_s())
         except OSError as error:
             raise PeerLost(
-                "the first member's board does not answer", given=f"{dial} ({error})"
+                "the first member's store does not answer", given=f"{dial} ({error})"
             ) from error
 
     def _left_s(self) -> float:
@@ -242,13 +244,13 @@ class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,mis
             )
         try:
             self._line.settimeout(left_s + 0.1)
-            if self._board is None:
-                self._board = self._lines.dialling(self._line)
+            if self._server is None:
+                self._server = self._lines.dialling(self._line)
                 self._line.settimeout(left_s + 0.1)
             ask = StoreRequest(f"{self._prefix}/{key}", value, left_s)
-            self._board.send(msgspec.msgpack.encode(ask))
-            return _answers.decode(self._board.receive(most=2 * MAX_NOTE_BYTES)).value
+            self._server.send(msgspec.msgpack.encode(ask))
+            return _answers.decode(self._server.receive(most=2 * MAX_NOTE_BYTES)).value
         except TimeoutError as error:
-            raise DeadlineExceeded("the first member's board takes too long") from error
+            raise DeadlineExceeded("the first member's store takes too long") from error
         except (OSError, WireError, AuthError, msgspec.MsgspecError) as error:
-            raise PeerLost("the first member's board is gone", given=str(error)) from error
+            raise PeerLost("the first member's store is gone", given=str(error)) from error

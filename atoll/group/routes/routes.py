@@ -40,7 +40,7 @@ class Routes:
     ) -> None:
         """Use the relay, and direct connections if the own numeric address is not empty.
 
-        `is_lost` tells whether the hub reported a member (or the reducer) of a plan as lost.
+        `is_lost` returns whether the hub reported a member (or the reducer) of a plan as lost.
         """
         self._link, self._me, self._is_lost = link, me, is_lost
         self.upload_s: float | None = None

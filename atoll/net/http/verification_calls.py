@@ -43,10 +43,10 @@ class VerificationCalls:
         """Download a state that a task begins with.
 
         Raises:
-            HubError: there is no such task, or nobody has handed it over.
+            HubError: there is no such task, or no member has uploaded it.
         """
         path = _verification_path(job, challenge, position)
-        absent = HubError("nobody has handed this state over", given=path)
+        absent = HubError("no member has uploaded this state", given=path)
         with self._rest.stream("GET", path, absent=absent) as response:
             write_verified(target, response.iter_bytes(1 << 20), sha256="")
 

@@ -125,8 +125,8 @@ def _enter(options: NodeOptions, info: NodeInfo) -> Identity:
 
 def _keep_proxy(options: NodeOptions, me: Identity) -> Identity:
     """Store an explicitly chosen proxy, but not one from the environment."""
-    asked = "" if options.proxy == DIRECT else options.proxy
-    if me.proxy != asked:
-        me = dataclasses.replace(me, proxy=asked)
+    proxy = "" if options.proxy == DIRECT else options.proxy
+    if me.proxy != proxy:
+        me = dataclasses.replace(me, proxy=proxy)
         identity.save_identity(options.home, me)
     return me

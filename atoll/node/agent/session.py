@@ -141,9 +141,9 @@ class AgentSession:
                 patient=known,
             )
         )
-        asked = asyncio.create_task(leaving.wait())
-        await asyncio.wait([connecting, asked], return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
+        leave = asyncio.create_task(leaving.wait())
+        await asyncio.wait([connecting, leave], return_when=asyncio.FIRST_COMPLETED)
+        leave.cancel()
         if not connecting.done():
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)

@@ -98,11 +98,11 @@ class SleepWatch:
                 value = _VALUE.search(text.partition(_SIGNAL)[2] or text) if announced else None
                 if value is not None and not text.startswith("signal "):
                     announced = False
-                    await self._heard(value[1] == "true")
+                    await self._on_signal(value[1] == "true")
         finally:
             await _end(listener)
 
-    async def _heard(self, sleeping: bool) -> None:
+    async def _on_signal(self, sleeping: bool) -> None:
         if sleeping != self.sleeping:
             log.info("the machine %s", "goes to sleep" if sleeping else "is awake again")
             self.sleeping = sleeping

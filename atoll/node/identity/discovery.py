@@ -93,12 +93,12 @@ def find_hubs(*, timeout_s: float = FIND_S) -> list[FoundHub]:
     try:
         ServiceBrowser(zeroconf, SERVICE, Listener())
         time.sleep(timeout_s)
-        return _asked(zeroconf, sorted(names))
+        return _resolved(zeroconf, sorted(names))
     finally:
         zeroconf.close()
 
 
-def _asked(zeroconf: Zeroconf, names: list[str]) -> list[FoundHub]:
+def _resolved(zeroconf: Zeroconf, names: list[str]) -> list[FoundHub]:
     found = []
     for name in names:
         info = zeroconf.get_service_info(SERVICE, name, timeout=2000)

@@ -90,15 +90,15 @@ def serve_island(
         JobError: the first host runs but cannot be reached.
         AuthError: the hub no longer knows this process.
     """
-    asked = threading.Event()
+    leaving = threading.Event()
     serving: list[FollowerSupervisor] = []
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        asked.set()
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        leaving.set()
         for follower in serving:
             follower.ask()
 
-    signal.signal(signal.SIGTERM, hear)
+    signal.signal(signal.SIGTERM, on_signal)
     with HubClient(
         environment.hub,
         environment.token,
@@ -106,14 +106,14 @@ def serve_island(
         timeout_s=HUB_TIMEOUT_S,
     ) as client:
         search = RendezvousClient(environment, client)
-        while not asked.is_set():
+        while not leaving.is_set():
             link = search.look()
             if link is None:
-                asked.wait(LOOK_S)
+                leaving.wait(LOOK_S)
                 continue
             follower = FollowerSupervisor(environment, spec, link, program=program)
             serving[:] = [follower]
-            if asked.is_set():
+            if leaving.is_set():
                 follower.ask()
             if follower.serve():
                 search.pass_by(search.key)
@@ -134,7 +134,7 @@ class FollowerSupervisor:
         self._environment, self._spec = environment, spec
         self._link, self._program = link, program
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
-        self._asked = self._started = False
+        self._leaving = self._started = False
         self._number = -1
         self._local: LocalRanks | None = None
         self._live: set[int] = set()
@@ -154,7 +154,7 @@ class FollowerSupervisor:
         """
         self._link.run(self._news.put, lambda why: self._news.put(_Lost(why)))
         try:
-            while not (self._asked and not self._live):
+            while not (self._leaving and not self._live):
                 news = self._next()
                 if isinstance(news, _Lost):
                     log.info("the first machine is gone: %s", news.why)
@@ -197,7 +197,7 @@ class FollowerSupervisor:
         elif isinstance(news, Finish):
             self._patience = time.monotonic() + HOME_S
         elif isinstance(news, _LeaveRequest):
-            self._asked = True
+            self._leaving = True
             if self._live:  # rank 0 has to save their common state first
                 self._link.send(Leaving())
                 self._patience = time.monotonic() + LEAVE_S

@@ -5,7 +5,7 @@ collectives. The hub launches the member again, and the new ranks recover the co
 the other members. Only an elastic island whose rank 0 lives goes on: the processes stay, and meet
 again in another mesh; when a machine comes, or leaves with notice, after a round, with the state
 that they have. If an island has several hosts, the supervisor on the first one leads those
-on the others: it tells them which ranks to start, receives their exits, and decides for all.
+on the others: it orders which ranks to start, receives their exits, and decides for all.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class RankSupervisor:
         number: int,
         program: Sequence[str],
         news: NewsQueue,
-        asked: threading.Event,
+        leaving: threading.Event,
     ) -> None:
         """Prepare start `number`, in which every rank runs `program`.
 
-        `news` receives its events; `asked` is set when this process is asked to leave.
+        `news` receives its events; `leaving` is set when this process is asked to leave.
         """
         self._environment = environment
-        self._news, self._asked = news, asked
+        self._news, self._leaving = news, leaving
         self._remote: dict[Follower, range] = {}
         self._local = LocalRanks(
             environment.directory,
@@ -121,7 +121,9 @@ class RankSupervisor:
 
     def may_morph(self, end: RankExit) -> bool:
         """Return whether the ranks that live can go on without the one that has ended."""
-        return self._elastic and not self._asked.is_set() and end.rank != 0 and self._local.lives(0)
+        return (
+            self._elastic and not self._leaving.is_set() and end.rank != 0 and self._local.lives(0)
+        )
 
     def morph(
         self, rendezvous: Rendezvous, spec: JobSpec, *, port: int, planned: bool = False
@@ -144,7 +146,7 @@ class RankSupervisor:
     def leave(self, change: MachineChange) -> None:
         """Ask rank 0 to save and end: the ranks cannot go on in another mesh."""
         if change.leaves:
-            self._asked.set()
+            self._leaving.set()
         self._ask()
 
     def _ask(self) -> None:
@@ -216,11 +218,11 @@ class RankSupervisor:
             if end is None:
                 self._ask()
                 continue
-            asked = self._asked.is_set()
-            if end.rank == 0 and (end.good or asked):
+            leaving = self._leaving.is_set()
+            if end.rank == 0 and (end.good or leaving):
                 self._finish()
                 return end
-            if end.good or asked:
+            if end.good or leaving:
                 continue  # the exit of rank 0 decides
             if not (end.follows and self._live):
                 return self._cause()
@@ -271,7 +273,7 @@ class RankSupervisor:
                 log.info("%s was asked to leave", news.follower.name)
                 if self._elastic and deadline is None:
                     return MachineChange(news.follower, leaves=True)
-                self._asked.set()
+                self._leaving.set()
                 return None
             if isinstance(news, Joined) and self._grows_by(news.follower) and deadline is None:
                 log.info("%s has joined: the island is planned anew", news.follower.name)

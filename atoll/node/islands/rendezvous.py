@@ -69,7 +69,7 @@ def gather(
     *,
     first: bool,
     news: NewsQueue,
-    is_asked: Callable[[], bool],
+    should_stop: Callable[[], bool],
     plans: Mapping[int, PipelinePlan] | None = None,
 ) -> Rendezvous | None:
     """Wait for the hosts of an island; return how it starts, or None when asked to leave.
@@ -80,7 +80,7 @@ def gather(
     """
     began = said = time.monotonic()
     patience_s = FIRST_FOLLOWERS_S if first else FOLLOWERS_S
-    while not is_asked():
+    while not should_stop():
         now = time.monotonic()
         late = now >= began + patience_s
         found = with_those_here(server, spec, history, plans=plans, late=late)

@@ -55,7 +55,7 @@ class _Hosts:
     first: bool
     """The island has not started before."""
     news: NewsQueue
-    asked: threading.Event
+    leaving: threading.Event
 
     @property
     def _plans(self) -> dict[int, PipelinePlan]:
@@ -72,7 +72,7 @@ class _Hosts:
             return self._of_one(history)
         return gather(
             self.server, self.spec, history, first=self.first, news=self.news,
-            is_asked=self.asked.is_set, plans=self._plans,
+            should_stop=self.leaving.is_set, plans=self._plans,
         )  # fmt: skip
 
     def here(self, history: RestartHistory) -> Rendezvous | None:
@@ -102,13 +102,13 @@ def supervise(
     """
     history = RestartHistory.read(environment.directory)
     news: NewsQueue = queue.SimpleQueue()
-    asked = threading.Event()
+    leaving = threading.Event()
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        asked.set()
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        leaving.set()
         news.put(LeaveRequest())
 
-    signal.signal(signal.SIGTERM, hear)
+    signal.signal(signal.SIGTERM, on_signal)
     machines, folder = spec.island.machines, environment.directory
     first = not RestartHistory.known(folder)
     with contextlib.ExitStack() as open_:
@@ -121,7 +121,7 @@ def supervise(
             own = RendezvousServer(environment, machines=machines, on_news=news.put)
             server = open_.enter_context(own)
 
-        hosts = _Hosts(spec, folder, server, first, news, asked)
+        hosts = _Hosts(spec, folder, server, first, news, leaving)
 
         def run() -> tuple[int, bool]:
             """Run the ranks once; return the status, and whether they trained."""
@@ -141,7 +141,7 @@ def _run_ranks(
     environment: WorkerEnvironment, rendezvous: Rendezvous, history: RestartHistory, hosts: _Hosts,
     program: Sequence[str],
 ) -> int:  # fmt: skip
-    folder, spec, news, asked = environment.directory, hosts.spec, hosts.news, hosts.asked
+    folder, spec, news, leaving = environment.directory, hosts.spec, hosts.news, hosts.leaving
 
     def cause(island: RankSupervisor, end: RankExit) -> tuple[AtollError, RestartHistory]:
         """Return the error of an exit, and the history after it."""
@@ -160,7 +160,7 @@ def _run_ranks(
         with contextlib.ExitStack() as ports:
             port = ports.enter_context(free_port(rendezvous.address))
             island = RankSupervisor(
-                environment, rendezvous, number=number, program=program, news=news, asked=asked
+                environment, rendezvous, number=number, program=program, news=news, leaving=leaving
             )
             began = time.monotonic()
             try:
@@ -181,10 +181,10 @@ def _run_ranks(
                     island.morph(next_one, spec, port=port)
             finally:
                 island.close()
-        if not end.port_taken or asked.is_set():
+        if not end.port_taken or leaving.is_set():
             break
         log.warning("port %d was taken meanwhile: the ranks start again", port)
-    if end.good or asked.is_set():
+    if end.good or leaving.is_set():
         RestartHistory().write(folder)
         return end.status
     error, after = cause(island, end)

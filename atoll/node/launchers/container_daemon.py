@@ -177,7 +177,7 @@ def _pull(
 
 
 def _refused(name: str, text: str) -> ConfigError | JobError:
-    """Return the error of a failed pull; its text tells whether it is the job's fault."""
+    """Return the error of a failed pull; its text shows whether it is the job's fault."""
     missing = any(
         word in text for word in ("not found", "unknown", "denied", "unauthorized", "invalid")
     )

@@ -19,8 +19,8 @@ def lay_out(
 ) -> dict[str, str]:  # fmt: skip
     """Write the job file and the user's files; return ATOLL_* for the process.
 
-    `device` is where it is to compute; empty: as the job says. With `hub_only` it is told that it
-    reaches nothing but the hub.
+    `device` is where it is to compute; empty: as the job says. With `hub_only` a variable says that
+    it reaches nothing but the hub.
 
     Raises:
         ConfigError: a file's name points outside the folder.

@@ -88,7 +88,7 @@ def why_idle(
     Args:
         compute: What the trial found, on the device that jobs get.
         gpus: What NVIDIA's driver finds.
-        wanted: The owner's wish for the device of jobs.
+        wanted: The device of jobs that the owner chose.
         root: The file system's root.
     """
     vendor = NVIDIA if len(gpus) else _vendor(root)

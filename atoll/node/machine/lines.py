@@ -2,7 +2,7 @@
 
 Each member listens on the addresses at which others may reach it, and says so on a topic of the
 job. One after the other they connect to all behind them: two measurements at once would share a
-line. Whoever cannot be reached has no line to them, as behind a home router.
+line. A member that cannot be reached has no line to them, as behind a home router.
 
 A connection begins with the job's secret, then a letter:
 
@@ -128,7 +128,7 @@ def measure_all(run: Any, *, wanted: int, hub: str, seconds: float, folder: Path
         folder: For the file, `lines-MEMBER.json`.
     """
     topic = run.topic("lines", max_items=10_000)
-    told = topic.subscribe(run.member, start="oldest")
+    entries = topic.subscribe(run.member, start="oldest")
     own = secrets.token_bytes(SECRET_BYTES)
     with Listener(own, seconds=seconds) as listener:
         topic.publish(
@@ -137,7 +137,7 @@ def measure_all(run: Any, *, wanted: int, hub: str, seconds: float, folder: Path
                 "secret": own.hex(),
             }
         )  # fmt: skip
-        known = _Known(told)
+        known = _Known(entries)
         known.until(lambda: len(known.places) >= wanted, MEETING_S)
         order = sorted(known.places, key=lambda name: int(name[1:]))
         place = order.index(run.member)
@@ -160,21 +160,21 @@ def measure_all(run: Any, *, wanted: int, hub: str, seconds: float, folder: Path
 class _Known:
     """What the members have said on the topic."""
 
-    def __init__(self, told: Any) -> None:
-        self._told = told
+    def __init__(self, entries: Any) -> None:
+        self._entries = entries
         self.places: dict[str, dict[str, Any]] = {}
         self.done: set[str] = set()
 
     def until(self, condition: Any, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not condition() and time.monotonic() < deadline:
-            for entry in self._told.read(100, wait_s=1.0):
+            for entry in self._entries.read(100, wait_s=1.0):
                 value = entry.value
                 if "done" in value:
                     self.done.add(value["done"])
                 else:
                     self.places[value["member"]] = value
-                self._told.ack(entry)
+                self._entries.ack(entry)
 
 
 @contextlib.contextmanager
@@ -189,14 +189,14 @@ def _connected(
 
 
 def _trip_s(place: tuple[str, int], secret: bytes) -> float:
-    taken = []
+    durations = []
     with _connected(place, secret, b"P", 1.0) as connection:
         for _ in range(PINGS):
             begun = time.perf_counter()
             connection.sendall(b".")
             _exactly(connection, 1)
-            taken.append(time.perf_counter() - begun)
-    return statistics.median(taken[1:])
+            durations.append(time.perf_counter() - begun)
+    return statistics.median(durations[1:])
 
 
 def _send_for(connection: socket.socket, seconds: float) -> None:

@@ -110,7 +110,7 @@ def node_info(
     """Return the description of this machine for the hub; the disk is that of `home`.
 
     The trial's accelerators (`compute`) take precedence over NVML's (`gpus`); `wanted` is the
-    owner's wish for the device of jobs.
+    device of jobs that the owner chose.
     """
     compute = compute or Compute()
     gpus = gpus or Gpus()
@@ -139,7 +139,7 @@ def places(compute: Compute | None, device: str) -> int:
     """Return how many processes a machine takes at once unless its owner says.
 
     One per accelerator on which they may compute, so that none is idle; else one. `device` is the
-    owner's wish.
+    owner's choice.
     """
     return max(1, compute.gpus) if compute is not None and ":" not in device else 1
 
@@ -170,7 +170,7 @@ def known_compute(folder: Path, gpus: Gpus, *, device: str = "auto") -> Compute:
     Args:
         folder: Where it is kept, one for all agents of a user.
         gpus: The machine's accelerators; if they, torch or the cores change, it is tried anew.
-        device: The owner's wish for the device of jobs, on which it is tried.
+        device: The device of jobs that the owner chose, on which it is tried.
     """
     path = folder / "compute.json"
     hardware = [platform.node(), usable_cores(), len(gpus), gpus.name]
@@ -217,7 +217,7 @@ def measure_compute(*, device: str = "auto", timeout_s: float = MATMUL_TIMEOUT_S
 
 
 LEAST_PRODUCT_S = 2e-3
-"""A product is timed that takes as long as this: a smaller one tells how long its start takes."""
+"""A product is timed that takes as long as this: a smaller one measures its start only."""
 
 LARGEST = 8192
 """Rows of the largest product: three such matrices need 0.8 GB of an accelerator's memory."""
@@ -227,7 +227,7 @@ def trial(wanted: str = "auto", *, seconds: float = 0.4, size: int = 512) -> Com
     """Measure fp32 matmuls in this process, where jobs compute; imports torch.
 
     Args:
-        wanted: The owner's wish for the device of jobs.
+        wanted: The device of jobs that the owner chose.
         seconds: How long to measure.
         size: Rows and columns. On an accelerator they are doubled until a product takes a while.
 

@@ -15,8 +15,8 @@ from atoll.group.routes.authenticated_line import AuthenticatedLine
 from atoll.group.routes.member_lines import MemberLines
 from atoll.group.routes.rendezvous_store import (
     MAX_NOTES,
-    RendezvousBoard,
     RendezvousStore,
+    StoreServer,
     answers,
     split_host_port,
 )
@@ -24,20 +24,20 @@ from tests.patience import PATIENCE_S, PROMPT_S
 
 
 @pytest.fixture
-def board() -> Iterator[RendezvousBoard]:
-    board = RendezvousBoard("127.0.0.1")
-    board.lines = LINES
-    yield board
-    board.close()
+def server() -> Iterator[StoreServer]:
+    server = StoreServer("127.0.0.1")
+    server.lines = LINES
+    yield server
+    server.close()
 
 
 @pytest.fixture
-def store(board: RendezvousBoard) -> Iterator[Callable[..., RendezvousStore]]:
+def store(server: StoreServer) -> Iterator[Callable[..., RendezvousStore]]:
     stores: list[RendezvousStore] = []
 
     def make(prefix: str = "m", *, timeout_s: float = PATIENCE_S) -> RendezvousStore:
         deadline = time.monotonic() + timeout_s
-        stores.append(RendezvousStore(board.dial, prefix, lines=LINES, deadline=deadline))
+        stores.append(RendezvousStore(server.dial, prefix, lines=LINES, deadline=deadline))
         return stores[-1]
 
     yield make
@@ -71,16 +71,14 @@ def test_wait_ends_when_its_store_is_closed(store: Open) -> None:
         waiting.wait(PATIENCE_S)
 
 
-def test_closed_board_is_a_lost_peer_and_listens_no_more(
-    board: RendezvousBoard, store: Open
-) -> None:
-    board.close()
-    assert not answers(board.dial, timeout_s=1.0)
+def test_closed_server_is_a_lost_peer_and_listens_no_more(server: StoreServer, store: Open) -> None:
+    server.close()
+    assert not answers(server.dial, timeout_s=1.0)
     with pytest.raises(PeerLost):
         store()
 
 
-def test_board_that_does_not_answer_ends_at_the_deadline() -> None:
+def test_server_that_does_not_answer_ends_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dial = f"127.0.0.1:{silent.getsockname()[1]}"
         mine = RendezvousStore(dial, "m", lines=LINES, deadline=time.monotonic() + 0.3)
@@ -91,10 +89,10 @@ def test_board_that_does_not_answer_ends_at_the_deadline() -> None:
         mine.close()
 
 
-def test_garbage_and_silence_do_no_harm(board: RendezvousBoard, store: Open) -> None:
+def test_garbage_and_silence_do_no_harm(server: StoreServer, store: Open) -> None:
     lines = []
     for said in (b"", b"\xff\xff\xff\xff", b"\x00\x00\x00\x02\xc1\xc1", b"\x00\x00"):
-        line = socket.create_connection(split_host_port(board.dial), timeout=PATIENCE_S)
+        line = socket.create_connection(split_host_port(server.dial), timeout=PATIENCE_S)
         line.sendall(said)
         lines.append(line)
     mine = store()
@@ -106,35 +104,35 @@ def test_garbage_and_silence_do_no_harm(board: RendezvousBoard, store: Open) -> 
 
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_stranger_neither_reads_nor_writes(
-    board: RendezvousBoard, store: Open, encrypted: bool
+    server: StoreServer, store: Open, encrypted: bool
 ) -> None:
     lines = MemberLines(b"of another job", me="w0", encrypted=encrypted)
     mine = store()
     mine.set("k", b"v")
     for value in (b"forged", None):
         deadline = time.monotonic() + PATIENCE_S
-        stranger = RendezvousStore(board.dial, "m", lines=lines, deadline=deadline)
+        stranger = RendezvousStore(server.dial, "m", lines=lines, deadline=deadline)
         with pytest.raises(PeerLost):
             stranger.get("k") if value is None else stranger.set("k", value)
         stranger.close()
     assert mine.get("k") == b"v"
 
 
-def test_board_serves_no_one_before_it_knows_the_key(board: RendezvousBoard) -> None:
-    board.lines = None
-    early = RendezvousStore(board.dial, "m", lines=LINES, deadline=time.monotonic() + PATIENCE_S)
+def test_server_serves_no_one_before_it_knows_the_key(server: StoreServer) -> None:
+    server.lines = None
+    early = RendezvousStore(server.dial, "m", lines=LINES, deadline=time.monotonic() + PATIENCE_S)
     with pytest.raises(PeerLost):
         early.get("k")
     early.close()
 
 
-def test_what_was_overheard_is_of_no_use_elsewhere(board: RendezvousBoard) -> None:
-    """A relay in the middle records a whole connection and plays it to the board again."""
-    plain = board.lines = MemberLines(KEY, me="w0", encrypted=False)
-    heard = bytearray()
+def test_what_was_overheard_is_of_no_use_elsewhere(server: StoreServer) -> None:
+    """A relay in the middle records a whole connection and plays it to the server again."""
+    plain = server.lines = MemberLines(KEY, me="w0", encrypted=False)
+    recorded = bytearray()
     with (
         socket.create_server(("127.0.0.1", 0)) as middle,
-        socket.create_connection(split_host_port(board.dial)) as behind,
+        socket.create_connection(split_host_port(server.dial)) as behind,
     ):
         dial = f"127.0.0.1:{middle.getsockname()[1]}"
 
@@ -148,14 +146,14 @@ def test_what_was_overheard_is_of_no_use_elsewhere(board: RendezvousBoard) -> No
         line, _ = middle.accept()
         with line:
             line.sendall(behind.recv(64))  # the challenge
-            heard += line.recv(4096)
+            recorded += line.recv(4096)
         work.wait(PATIENCE_S)
-    with socket.create_connection(split_host_port(board.dial)) as again:
+    with socket.create_connection(split_host_port(server.dial)) as again:
         again.settimeout(PATIENCE_S)
         again.recv(64)
-        again.sendall(heard)
+        again.sendall(recorded)
         assert again.recv(64) == b"", "refused, and closed"
-    assert not board._notes
+    assert not server._notes
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5), st.data())
@@ -180,18 +178,18 @@ def test_lines_deliver_in_order_or_refuse(bodies: list[bytes], data: st.DataObje
             listening.receive(most=50)
 
 
-def test_old_notes_fall_off(board: RendezvousBoard, store: Open) -> None:
+def test_old_notes_fall_off(server: StoreServer, store: Open) -> None:
     mine = store()
     for number in range(MAX_NOTES + 5):
         mine.set(str(number), b"v")
-    assert len(board._notes) == MAX_NOTES
-    assert "m/4" not in board._notes
+    assert len(server._notes) == MAX_NOTES
+    assert "m/4" not in server._notes
 
 
 def test_closing_leaves_no_thread_behind() -> None:
     before = threading.active_count()
     for _ in range(5):
-        RendezvousBoard("127.0.0.1").close()
+        StoreServer("127.0.0.1").close()
     deadline = time.monotonic() + PATIENCE_S
     while threading.active_count() > before:
         assert time.monotonic() < deadline

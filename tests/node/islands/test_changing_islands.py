@@ -85,11 +85,12 @@ def test_elastic_islands_are_planned_anew_with_a_new_machine(tmp_path: Path, kno
     )  # fmt: skip
     environment: Any = SimpleNamespace(directory=tmp_path, member="w0", spec=tmp_path / "job.toml")
     news: NewsQueue = queue.SimpleQueue()
-    asked, up = threading.Event(), tmp_path / "up"
+    leaving, up = threading.Event(), tmp_path / "up"
     island = RankSupervisor(
         environment,
         Rendezvous(plan.mesh, "127.0.0.1", plan=plan, known=(late,) if known else ()),
-        number=0, program=(sys.executable, "-c", TELLS_OF_LEAVING, str(up)), news=news, asked=asked,
+        number=0, program=(sys.executable, "-c", TELLS_OF_LEAVING, str(up)), news=news,
+        leaving=leaving,
     )  # fmt: skip
     island.start(spec, port=1)
     try:
@@ -110,7 +111,7 @@ def test_elastic_islands_are_planned_anew_with_a_new_machine(tmp_path: Path, kno
         ended = island.wait()
         assert isinstance(ended, RankExit)
         assert (ended.rank, ended.code) == (0, EXIT_LEFT)
-        assert not asked.is_set()
+        assert not leaving.is_set()
     finally:
         for child in psutil.Process().children():
             if TELLS_OF_LEAVING in child.cmdline():

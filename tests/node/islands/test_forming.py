@@ -41,7 +41,7 @@ def formed(
         RestartHistory(row),
         first=first,
         news=opened.news,
-        is_asked=lambda: False,
+        should_stop=lambda: False,
     )
 
 
@@ -91,7 +91,7 @@ def test_an_elastic_island_starts_by_the_plan_of_its_machines(
     next_of(opened.news, Joined)
     found = gather(
         opened.server, spec, RestartHistory(), first=False, news=opened.news,
-        is_asked=lambda: False, plans=plans,
+        should_stop=lambda: False, plans=plans,
     )  # fmt: skip
     assert found is not None
     assert (found.plan, found.shape, found.runs) == (
@@ -114,7 +114,7 @@ def test_island_waits_while_it_may_not_or_cannot_start_with_less(
     first = spec == job()
     found = gather(
         opened.server, spec, RestartHistory(), first=first, news=opened.news,
-        is_asked=lambda: time.monotonic() > deadline,
+        should_stop=lambda: time.monotonic() > deadline,
     )  # fmt: skip
     assert found is None
 
