@@ -1,6 +1,6 @@
 """What depends on the operating system: signals, children, limits, users, locks, folders.
 
-Elsewhere Linux, macOS and Windows are told apart only by what all of them have. Does not load
+Elsewhere Linux, macOS and Windows are distinguished only by what all of them have. Does not load
 psutil, nor, where it is not there, any module of POSIX.
 """
 
@@ -205,7 +205,7 @@ def usable_cpus() -> list[int]:
 
 
 def resident_bytes() -> int | None:
-    """Return the resident memory of this process; None: psutil must be asked, which is large."""
+    """Return the resident memory of this process; None: only psutil knows it, which is large."""
     try:
         pages = int(Path("/proc/self/statm").read_bytes().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -275,14 +275,14 @@ def try_local_socket(path: str) -> None:
 # ------------------------------------------------------------------------------------- network
 
 OWN_PROCESS = Path("/proc/self")
-"""What Linux tells a process of itself."""
+"""What Linux reports to a process about itself."""
 
 
 def device_requests() -> Callable[[socket.socket, int, bytes], bytes]:
     """Return what asks a network device something, by a socket and a request's number; Linux."""
     import fcntl
 
-    return lambda opened, request, given: fcntl.ioctl(opened, request, given)
+    return lambda opened, request, argument: fcntl.ioctl(opened, request, argument)
 
 
 # --------------------------------------------------------------------------------------- users

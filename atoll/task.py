@@ -235,17 +235,17 @@ class Task:
         """From here every step counts as one: rounds have no fixed schedule."""
         self.period = Period(self.step)
 
-    def advance(self, *, taken: bool = True) -> None:
+    def advance(self, *, updated: bool = True) -> None:
         """Advance the schedule after an optimizer step.
 
-        A step that was not `taken`, because gradients overflowed, counts for rounds only: the
-        learning rate stays.
+        A step that `updated` no parameters, because gradients overflowed, counts for rounds only:
+        the learning rate stays.
         """
         if self.step != self.period.step:  # it was set: training goes on from a saved state
             self.free_period()
         self.period.done += 1
         before, self.step = self.step, self.period.step
-        if self.scheduler is not None and taken:
+        if self.scheduler is not None and updated:
             for _ in range(self.step - before):
                 self.scheduler.step()
         if self.witness is not None:

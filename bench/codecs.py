@@ -57,7 +57,12 @@ class Bench:
         self.packet = self.codec.encode(x)
         self.codec.decode(self.packet, out=out)
         self.error = float((out - x).norm() / x.norm())
-        self.taken: dict[str, list[float]] = {"encode": [], "decode": [], "add": [], "memcpy": []}
+        self.durations: dict[str, list[float]] = {
+            "encode": [],
+            "decode": [],
+            "add": [],
+            "memcpy": [],
+        }
 
     def turn(self) -> None:
         """Time everything once."""
@@ -68,11 +73,13 @@ class Bench:
             "decode": lambda: codec.decode(packet, out=out),
             "add": lambda: codec.decode_add(packet, out=out, weight=0.3),
         }.items():
-            self.taken[name].append(seconds_of(function))
+            self.durations[name].append(seconds_of(function))
 
     def row(self) -> dict[str, Any]:
         """Return the medians so far."""
-        median_s = {name: statistics.median(taken) for name, taken in self.taken.items()}
+        median_s = {
+            name: statistics.median(durations) for name, durations in self.durations.items()
+        }
         nbytes, packet_bytes = 4 * self.x.numel(), len(self.packet.data)
         # A copy of n bytes reads n and writes n.
         least_s = median_s["memcpy"] * (nbytes + packet_bytes) / (2 * nbytes)

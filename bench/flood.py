@@ -16,7 +16,7 @@ sent            frames, requests or connections of the attacker
 
 Every attack is made in turns of quiet, attack and control, so that what else happens on the machine
 meets all three. All share the processors of this machine. The attacker has a lower priority there,
-as it stands for another machine; `sent` tells whether it came to its limits.
+as it stands for another machine; `sent` shows whether it came to its limits.
 """
 
 from __future__ import annotations

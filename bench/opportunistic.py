@@ -62,19 +62,19 @@ def be_rank(batch: int, steps: int) -> None:
     place, spec, cpu = cast(RankPlace, rank_place()), spec_of(batch=batch), torch.device("cpu")
     with world(place, device=cpu, timeout_s=300.0):
         measured = measure(spec, place=place, device=cpu)
-        told: list[Any] = [None]
+        shared: list[Any] = [None]
         if measured is not None:
             some = dataclasses.replace(measured, sizes={ROWS: measured.sizes[ROWS]})
             plans = plan_pipelines(some, Request.of(spec))
             best = next(plan for plan in plans if plan.stages == STAGES)
             request = Request.of(dataclasses.replace(spec))
-            told = [[dataclasses.replace(best, schedule=order) for order in ORDERS]]
-        dist.broadcast_object_list(told, src=0)
+            shared = [[dataclasses.replace(best, schedule=order) for order in ORDERS]]
+        dist.broadcast_object_list(shared, src=0)
         torch.manual_seed(3)
         rows = torch.randint(0, 256, (batch, 129))
         inputs, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         parts = {}
-        for plan in told[0]:
+        for plan in shared[0]:
             torch.manual_seed(3)
             chosen = with_plan(spec, plan)
             mesh = build_mesh(chosen.mesh, device=cpu)
@@ -97,7 +97,7 @@ def be_rank(batch: int, steps: int) -> None:
         same = all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
         if measured is None:
             return
-        for plan in told[0]:
+        for plan in shared[0]:
             predicted_s = predicted(plan, measured, request).predicted_s
             measured_s = statistics.median(found[plan.schedule])
             row = {

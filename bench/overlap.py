@@ -14,8 +14,8 @@ windows:
 Three kinds of steps: `python` runs only the interpreter, `small` is a training step of many small
 operations, `large` one of a few large ones. As a yardstick the last row has a background thread
 that computes in Python, which holds the interpreter lock as long as it is let. Torch runs on one
-thread. `slowdown` needs two idle cores, or it tells how busy the machine is; `blocked` does not.
-Linux only: /proc tells how long a thread ran and how long it waited for a core.
+thread. `slowdown` needs two idle cores, or it shows how busy the machine is; `blocked` does not.
+Linux only: /proc reports how long a thread ran and how long it waited for a core.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Rounds:
     """Rounds on a background thread, one after the other."""
 
     def __init__(self) -> None:
-        """Have a vector, a codec and nobody to meet."""
+        """Have a vector, a codec and no partner."""
         self._vector = torch.randn(ELEMENTS) * 1e-3
         self._codec = make_codec(CODEC)
         model = nn.Linear(1, 1)

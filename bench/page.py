@@ -185,15 +185,15 @@ def open_page(context: Any, address: str) -> tuple[Any, Opening]:
     received: dict[str, int] = {}  # by request; the stream of events never finishes
     network = context.new_cdp_session(page)
 
-    def add(told: dict[str, Any]) -> None:
-        known = received.get(told["requestId"], 0)
-        received[told["requestId"]] = known + told["encodedDataLength"]
+    def add(event: dict[str, Any]) -> None:
+        known = received.get(event["requestId"], 0)
+        received[event["requestId"]] = known + event["encodedDataLength"]
 
-    def answered(told: dict[str, Any]) -> None:
-        add({**told, "encodedDataLength": told["response"]["encodedDataLength"]})
+    def answered(event: dict[str, Any]) -> None:
+        add({**event, "encodedDataLength": event["response"]["encodedDataLength"]})
 
-    def finished(told: dict[str, Any]) -> None:
-        received[told["requestId"]] = told["encodedDataLength"]  # all of it, headers too
+    def finished(event: dict[str, Any]) -> None:
+        received[event["requestId"]] = event["encodedDataLength"]  # all of it, headers too
 
     network.on("Network.responseReceived", answered)
     network.on("Network.dataReceived", add)

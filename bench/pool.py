@@ -221,7 +221,7 @@ def identical(results: Sequence[dict[str, Any]]) -> bool:
 
 
 def losses(points: Sequence[dict[str, Any]], progress: Progress) -> list[tuple[int, float]]:
-    """Return (committed tokens, held-out loss) of every evaluation that nobody is missing from."""
+    """Return (committed tokens, held-out loss) of every evaluation with all members."""
     sums: dict[int, list[float]] = {}
     for point in points:
         values = point["values"]

@@ -115,8 +115,8 @@ def measure_all(plan: Plan, *, workers: int, kept: Path | None) -> list[dict[str
         for done in as_completed([pool.submit(measure, plan, run) for run in todo]):
             record = done.result()
             known[tuple(record["run"])] = record
-            told = f"{record['run']} {record['loss']:.4f} in {record['seconds']} s"
-            sys.stderr.write(f"{len(known)}: {told}\n")
+            summary = f"{record['run']} {record['loss']:.4f} in {record['seconds']} s"
+            sys.stderr.write(f"{len(known)}: {summary}\n")
             if kept is not None:
                 with kept.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(record) + "\n")

@@ -136,7 +136,7 @@ class Times:
 
 
 def kind_of(words: Sequence[str], process: psutil.Process) -> str:
-    """Return what a process of a job is; the supervisor of ranks is told from them by its place."""
+    """Return what a process of a job is; the supervisor of ranks differs from them by its place."""
     module = words[words.index("-m") + 1] if "-m" in words else ""
     kind = MODULES.get(module, "other")
     if kind == "worker":

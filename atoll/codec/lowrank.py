@@ -86,12 +86,12 @@ class LowRank(Stateless):
         self._provisional: dict[str, Tensor] = {}
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `lowrank:rank`."""
-        given.at_most(1)
-        if not given.values:
-            raise given.wrong()
-        return cls(given.whole(0))
+        arguments.at_most(1)
+        if not arguments.values:
+            raise arguments.wrong()
+        return cls(arguments.whole(0))
 
     def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         """Set the matrices in a vector."""
@@ -213,13 +213,13 @@ class LowRank(Stateless):
         """Yield pieces of the vector: the first element, and the values."""
         at = 0
         for part in parts:
-            given = numbers[at : at + part.numbers(self.rank)]
-            at += len(given)
+            factors = numbers[at : at + part.numbers(self.rank)]
+            at += len(factors)
             if part.rows == 1:
-                yield part.start, given
+                yield part.start, factors
                 continue
-            left = given[: part.rows * self.rank].view(part.rows, self.rank)
-            right = given[part.rows * self.rank :].view(part.columns, self.rank).T.contiguous()
+            left = factors[: part.rows * self.rank].view(part.rows, self.rank)
+            right = factors[part.rows * self.rank :].view(part.columns, self.rank).T.contiguous()
             step = max(1, _ROWS_AT_ONCE // part.columns)
             for first in range(0, part.rows, step):
                 some = left[first : first + step]

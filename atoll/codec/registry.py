@@ -39,9 +39,9 @@ def row_of(codec: Codec) -> CodecRow | None:
     return CODECS.get(codec.spec.partition("|")[0].partition("(")[0].partition(":")[0])
 
 
-def _build(row: CodecRow, given: Arguments, inner: Sequence[Codec]) -> Codec:
+def _build(row: CodecRow, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
     module, _, name = row.implementation.partition(":")
-    codec: Codec = getattr(importlib.import_module(module), name).from_spec(given, inner)
+    codec: Codec = getattr(importlib.import_module(module), name).from_spec(arguments, inner)
     return codec
 
 
@@ -55,18 +55,18 @@ def _row(text: str, spec: str) -> tuple[CodecRow, Arguments]:
 
 def _item(text: str, spec: str) -> Codec:
     head, bracket, rest = text.partition("(")
-    row, given = _row(head, spec)
+    row, arguments = _row(head, spec)
     if not row.wraps:
         if bracket:
             wrappers = [name for name, other in CODECS.items() if other.wraps]
             raise unknown("codec around another", row.name, wrappers)
-        return _build(row, given, [make_codec("fp32")] if row.selects else [])
+        return _build(row, arguments, [make_codec("fp32")] if row.selects else [])
     if bracket and not rest.endswith(")"):
         raise ConfigError(
             "something follows a codec's bracket", given=repr(spec), expected=row.example
         )
     inner = [make_codec(part) for part in split_outside(rest[:-1], ",", spec)] if bracket else []
-    return _build(row, given, inner)
+    return _build(row, arguments, inner)
 
 
 def _before(text: str, values: Codec, spec: str) -> Codec:
@@ -75,7 +75,7 @@ def _before(text: str, values: Codec, spec: str) -> Codec:
     Raises:
         ConfigError: it selects nothing, or `values` cannot encode its selection.
     """
-    row, given = _row(text.partition("(")[0], spec)
+    row, arguments = _row(text.partition("(")[0], spec)
     if row.wraps:
         raise ConfigError(
             "a codec that wraps another cannot stand before `|`",
@@ -100,4 +100,4 @@ def _before(text: str, values: Codec, spec: str) -> Codec:
             "only randomk can be followed by a selecting codec",
             given=repr(spec), expected="e.g. randomk:0.1|topk:0.2|int4",
         )  # fmt: skip
-    return _build(row, given, [values])
+    return _build(row, arguments, [values])

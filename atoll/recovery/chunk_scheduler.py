@@ -275,8 +275,8 @@ class ChunkScheduler:
             best = min(self._entries, key=lambda m: (-roots[self._entries[m].root], slot_of(m)))
             if self._entries[best].root != selected:
                 self._select(self._entries[best].shared)
-        asked = len(self._entries) + len(self._expected)
-        if roots and self.shared is not None and 2 * roots[self.shared.root] > asked:
+        requested = len(self._entries) + len(self._expected)
+        if roots and self.shared is not None and 2 * roots[self.shared.root] > requested:
             self._settled = True  # whatever the others say
         elif roots and not self._expected:
             self._settled = True
@@ -321,8 +321,8 @@ def check_manifest(
     Raises:
         SourceCorrupt: it is of another job, round or image.
     """
-    given = (manifest.job, manifest.round, manifest.base, manifest.name)
-    if given != (job, round_, base, name):
+    actual = (manifest.job, manifest.round, manifest.base, manifest.name)
+    if actual != (job, round_, base, name):
         raise SourceCorrupt(
             "its state is not the one that was asked for",
             given=f"{manifest.name[:20]} of job {manifest.job[:80]}, round {manifest.round}",

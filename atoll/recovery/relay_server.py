@@ -51,7 +51,7 @@ class RelayStateServer:
         self._in_flight: dict[str, dict[Sent, Future[int]]] = {}
         self._closed = threading.Event()
         self._inbox = link.subscribe(prefix=ASKS)
-        self._thread = threading.Thread(target=self._run, name="state-desk", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="state-relay", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

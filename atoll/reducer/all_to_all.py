@@ -188,9 +188,9 @@ class Bundle:
         for part in self._parts:
             position = 0
             while position < len(part):
-                taken = part[position : position + CHUNK_BYTES - len(gathered)]
-                position += len(taken)
-                gathered += taken
+                piece = part[position : position + CHUNK_BYTES - len(gathered)]
+                position += len(piece)
+                gathered += piece
                 if len(gathered) == CHUNK_BYTES:
                     if index not in skip:
                         yield index, gathered

@@ -1,8 +1,8 @@
 """How the contributions of a round look beside each other: their sizes, and whom they resemble.
 
-Where the rounds of a job are verified, the reducer tells the hub, which has those computed again
+Where the rounds of a job are verified, the reducer informs the hub, which has those computed again
 that look odd (`atoll/verification/scores.py`). It looks at a sample of the elements, the same ones
-in all rounds, which nobody else knows: all of them would be n * n passes over vectors of n members.
+in all rounds, which no one else knows: all of them would be n * n passes over vectors of n members.
 """
 
 from __future__ import annotations

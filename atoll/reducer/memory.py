@@ -9,7 +9,7 @@ from atoll.errors import LimitReached
 from atoll.reducer.phases import Phase
 
 MEMBER, JOB = "reducer_member", "reducer_job"
-"""Names of the quotas, as the hub tells them."""
+"""Names of the quotas, as the hub names them."""
 REPORTED = 8
 """Members that a heartbeat names: those that hold most."""
 

@@ -59,7 +59,7 @@ class _Client:
     pieces: Pieces | None = None
     answered: int = -1
     answer: tuple[bytes, Packet | None] = (b"", None)
-    taken: int = -1
+    received_call: int = -1
     """The last call received completely."""
     stream: Future[int] | None = field(default=None)
     sends: int = -1
@@ -143,23 +143,23 @@ class ParameterServerEndpoint:
         self, member: str, client: _Client, head: ServerFrameHead, piece: memoryview
     ) -> None:
         """Store a piece of an ask, and handle the ask when it is complete."""
-        if head.call <= client.taken:
+        if head.call <= client.received_call:
             return  # a duplicate; if the answer was lost, the member's `look` brings it
         if client.pieces is None or client.pieces.call != head.call:
             if head.index or (client.pieces is not None and client.pieces.call > head.call):
                 return  # only piece 0 has the ask's head; the answer to a `look` requests it
-            client.pieces = None  # an older ask, which nobody waits for any more
+            client.pieces = None  # an older ask, which no member waits for any more
             pieces, ask = _new_pieces(head)
             try:
                 self._memory.check(member, pieces.total_bytes + working_bytes(ask))
             except LimitReached as error:
-                client.taken = head.call
+                client.received_call = head.call
                 self._deliver([(member, Answer("refused", error=error.to_dict()), None)])
                 return
             client.pieces = pieces
         if not client.pieces.put(head, piece) or not client.pieces.complete:
             return
-        whole, client.pieces, client.taken = client.pieces, None, head.call
+        whole, client.pieces, client.received_call = client.pieces, None, head.call
         now = self._clock.monotonic()
         since_s = now - client.last_ask if client.last_ask else 0.0
         client.typical_s, client.last_ask = max(since_s, 0.9 * client.typical_s), now
@@ -182,7 +182,7 @@ class ParameterServerEndpoint:
             return
         here = client.pieces
         have = sorted(here.have) if here is not None and here.call == head.call else []
-        if client.taken == head.call:
+        if client.received_call == head.call:
             have = list(range(head.count))
         self._send_head(member, ServerFrameHead("have", head.call, have=have))
 
@@ -192,9 +192,9 @@ class ParameterServerEndpoint:
         """Send answers; each belongs to the member's last ask."""
         for member, answer, packet in answers:
             client = self._clients.get(member)
-            if client is None or client.taken < 0:
+            if client is None or client.received_call < 0:
                 continue
-            client.answer, client.answered = (pack_message(answer), packet), client.taken
+            client.answer, client.answered = (pack_message(answer), packet), client.received_call
             self._send(member, client, skip=frozenset())
 
     def _send(self, member: str, client: _Client, *, skip: frozenset[int]) -> None:

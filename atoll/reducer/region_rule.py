@@ -11,7 +11,7 @@ merge, x a member's push.
 
 Differs from the paper:
   * one process holds all regions, so a merge takes no time: nothing is pushed between a region's
-    report and its answer, which the global model there never hears of;
+    report and its answer, which the global model there never receives;
   * at a sync point all regions merge and take the global model: the state that is saved is that
     model and the rules' momenta, and contains every push.
 """

@@ -47,10 +47,10 @@ class CodecSelection:
         found = exchange(plan)
         if plan.route == "alone":
             return found
-        taken_s = self._clock.monotonic() - began
+        elapsed_s = self._clock.monotonic() - began
         ways = [now - before for now, before in zip(self._moved(), (sent, received), strict=True)]
         # Over the relay the mean arrives after all was sent; directly both overlap.
-        self._measured = (max(ways) if plan.route == "direct" else sum(ways)), taken_s
+        self._measured = (max(ways) if plan.route == "direct" else sum(ways)), elapsed_s
         if self._auto.due(plan.round):
             with exactly(self._group):
                 work = self._group.reduce(

@@ -94,5 +94,5 @@ def _of_method(resolved: Resolved) -> Iterator[tuple[str, str]]:
     if not resolved.policy.robust:
         yield (
             f"admission = {resolved.policy.admission!r}",
-            'admission = "norms", so that nobody starts from parameters of one member',
+            'admission = "norms", so that no run starts from parameters of one member',
         )

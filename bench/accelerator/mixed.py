@@ -38,13 +38,13 @@ def measure(*, quick: bool) -> dict[str, Any]:
             killed = time.monotonic()
             made.workers()[members[node]].kill()
             until(made, job, lambda n=recovered: len(recoveries(made, job)) > n)  # type: ignore[misc]
-            taken = recoveries(made, job)[-1]
+            recovery = recoveries(made, job)[-1]
             until(made, job, lambda n=before: rounds_of_both(made, job) > n)  # type: ignore[misc]
             back[node] = {
-                "member": taken["member"], "killed_after_rounds": before,
+                "member": recovery["member"], "killed_after_rounds": before,
                 "back_s": round(time.monotonic() - killed, 1),
-                "recovered_s": round(taken["values"]["recovered_s"], 3),
-                "recovered_bytes": taken["values"]["recovered_bytes"],
+                "recovered_s": round(recovery["values"]["recovered_s"], 3),
+                "recovered_bytes": recovery["values"]["recovered_bytes"],
             }  # fmt: skip
             both = rounds_of_both(made, job)
             until(made, job, lambda n=both: rounds_of_both(made, job) >= n + BETWEEN)  # type: ignore[misc]

@@ -70,15 +70,15 @@ def attack(folder: Path, attacks: list[Attack]) -> list[Row]:
         site.train()
         rows = []
         for one in attacks:
-            rows.append(_told(one.tried(site)))
+            rows.append(_reported(one.tried(site)))
         wrong = site.end()
         end = "the job under attack ends well"
         verdict: Verdict = "broken" if wrong else "held"
         seen = wrong or f"{len(HONEST)} members or more with one digest"
-        return [*rows, _told(Row(end, members.NAMED, verdict, seen, 0.0))]
+        return [*rows, _reported(Row(end, members.NAMED, verdict, seen, 0.0))]
 
 
-def _told(row: Row) -> Row:
+def _reported(row: Row) -> Row:
     """Write a row to stderr as soon as it is known."""
     sys.stderr.write(f"{row.verdict:9} {row.seconds:6.1f} s  {row.attack}: {row.seen}\n")
     return row

@@ -84,7 +84,7 @@ def let_the_hubs_clock_jump(site: Site) -> str:
                 hold(expired == (status != 201), f"a ticket of an hour, {jump_s:+.0f} s: {status}")
         states = {event["kind"] for event in cluster.client.events(there.job)["events"]}
         hold("member-lost" not in states, "a member was lost")
-    return f"{len(JUMPS_S)} jumps from -1 to +40 days: nobody lost, rounds go on, tickets expire"
+    return f"{len(JUMPS_S)} jumps from -1 to +40 days: no member lost, rounds go on, tickets expire"
 
 
 def _library(folder: Path) -> Path:

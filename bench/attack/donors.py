@@ -38,7 +38,7 @@ class Liar:
 
     def __init__(self, member: Member) -> None:
         self._session, self._job = member.session, member.site.job
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         """What newcomers asked it for."""
         self._truth: StateAnswer | None = None
         self._number = 0
@@ -59,7 +59,7 @@ class Liar:
             ask = StateAsk(self._number, OFFER, sources.round)
             self._session.relay(f"{self._job}/{peer.member}", *pack_ask(ask))
             for _ in range(10):
-                found = self.heard(wait_s=0.2)
+                found = self.answer_requests(wait_s=0.2)
                 if found is None or found.number != self._number:
                     continue
                 if found.status == OK and found.round == sources.round:
@@ -68,13 +68,13 @@ class Liar:
                     return
                 break
 
-    def heard(self, *, wait_s: float) -> StateAnswer | None:
+    def answer_requests(self, *, wait_s: float) -> StateAnswer | None:
         """Answer what newcomers ask, for a while; return the last answer to an own question."""
         with contextlib.suppress(TimeoutError):
             self._session.hear(lambda: bool(self._session.relayed), wait_s=wait_s)
-        taken, self._session.relayed[:] = list(self._session.relayed), []
+        messages, self._session.relayed[:] = list(self._session.relayed), []
         answer = None
-        for source, payload in taken:
+        for source, payload in messages:
             if payload.startswith(ASKS):
                 self._lie(source, unpack_ask(memoryview(payload)))
             elif payload.startswith(ANSWERS):
@@ -84,7 +84,7 @@ class Liar:
     def _lie(self, to: str, ask: StateAsk) -> None:
         if self._truth is None:
             return
-        self.asked.append(ask.kind)
+        self.requests.append(ask.kind)
         said = msgspec.structs.replace(
             self._truth, number=ask.number, key="", fingerprint="", image=ask.image, index=ask.first
         )
@@ -117,15 +117,15 @@ def be_a_hostile_donor(site: Site) -> str:
         if time.monotonic() > deadline:
             hold(False, f"{victim} never got a state again")
         liar.stand()
-        liar.heard(wait_s=0.2)
+        liar.answer_requests(wait_s=0.2)
     rounds = site.await_rounds(2)
     until(lambda: victim in site.cluster.workers(), f"{victim} trains again")
-    if not liar.asked:
+    if not liar.requests:
         raise NotTried("the newcomer asked other members only")
     events = site.operator.events(site.job, after=since)["events"]
     named = sorted({e["kind"] for e in events if "source" in e["kind"]
                     and member.launch.member in json_of(e)})  # fmt: skip
     return (
-        f"asked {len(liar.asked)} times; {victim} took the state from others and trains on "
+        f"asked {len(liar.requests)} times; {victim} took the state from others and trains on "
         f"(round {rounds}); the liar is named: {', '.join(named) or 'no'}"
     )

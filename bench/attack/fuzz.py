@@ -91,9 +91,9 @@ def _in_process(names: list[str], seconds: float, engine: str) -> list[Found]:
         error = "it did not end" if done.status is None else done.stderr[-400:]
         if engine != "atheris":
             lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-            told = [Found(**json.loads(line)) for line in lines]
-            missing = names[len(told) :]
-            return told + [
+            results = [Found(**json.loads(line)) for line in lines]
+            missing = names[len(results) :]
+            return results + [
                 _failed(name, engine, error) if number == 0
                 else Found(name, engine, not_fuzzed=f"{missing[0]} ended the process")
                 for number, name in enumerate(missing)

@@ -154,7 +154,7 @@ def knock_at_the_gate_of_an_island(site: Site) -> str:
     for name, (token, me) in shown.items():
         with site.web(token, me=me) as web:
             answer = web.get(f"/api/jobs/{job}/rendezvous/w0")
-        hold(answer.status_code >= 400, f"{name} was told the gate: {answer.text[:80]}")
+        hold(answer.status_code >= 400, f"{name} received the gate: {answer.text[:80]}")
     gates = [
         place for place in _ports(site, job)
         if _said(_as_member(b"guessed", "w0.1"), place) == b""
@@ -167,6 +167,6 @@ def knock_at_the_gate_of_an_island(site: Site) -> str:
                 said = _said(_as_member(key, name), place)
                 hold(not said, f"{name} with a wrong key was let in: {said[:60]!r}")
         for way in (_garbage, _http):
-            hold(b"start" not in _said(way, place), "a stranger was told what to start")
+            hold(b"start" not in _said(way, place), "a stranger received what to start")
     _ends(site, job)
     return f"{len(shown)} tokens refused, {len(gates)} ports, 3 wrong keys, 3 names: none let in"

@@ -187,16 +187,16 @@ def json_of(event: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _watched(site: Site) -> Iterator[Callable[[], str]]:
-    """Give what tells, after the attack, that the others went on and who was named."""
+    """Yield what reports, after the attack, that the others went on and who was named."""
     since, member = site.last_event(), member_of(site)
 
-    def told() -> str:
+    def summary() -> str:
         rounds = site.await_rounds(2)
         kinds = _named(site, member.launch.member, since=since)
         hold(kinds, f"{member.launch.member} is named in no event")
         return f"the others commit on (round {rounds}); it is named: {', '.join(kinds)}"
 
-    yield told
+    yield summary
 
 
 BAD_HEADS: dict[str, dict[str, Any]] = {
@@ -217,7 +217,7 @@ def send_contributions_that_cannot_be_decoded(site: Site) -> str:
     member = member_of(site)
     reducers = {process.pid for process in site.cluster.reducers()}
     before_mb = site.reducer_mb()
-    with _watched(site) as told:
+    with _watched(site) as summary:
         for changes in BAD_HEADS.values():
             plan = member.plan()
             head = member.head(plan, **changes)
@@ -226,7 +226,7 @@ def send_contributions_that_cannot_be_decoded(site: Site) -> str:
             member.vote(plan, ok=False, reason="nothing came")
         for payload in (b"", b"\xff\xff", b"\x00\x01\xc1", b"\x00\x02\x93\x01", bytes(300_000)):
             member.session.relay(f"{site.job}/reducer", payload)
-        text = told()
+        text = summary()
     after_mb = site.reducer_mb()
     hold(after_mb - before_mb < 300, f"the reducer grew by {after_mb - before_mb:.0f} MB")
     hold({p.pid for p in site.cluster.reducers()} == reducers, "the reducer ended and was replaced")
@@ -236,18 +236,18 @@ def send_contributions_that_cannot_be_decoded(site: Site) -> str:
 @suite.attack(NAMED)
 def contribute_absurd_values(site: Site) -> str:
     member = member_of(site)
-    with _watched(site) as told:
+    with _watched(site) as summary:
         for value in (3e38, float("nan"), float("inf"), -1e30):
             plan = member.plan()
             member.contribute(plan, struct.pack("=f", value) * member.size)
             member.vote(plan, ok=False, reason="nothing came")
-        return told()
+        return summary()
 
 
 @suite.attack(NAMED)
 def vote_for_a_digest_that_is_a_lie(site: Site) -> str:
     member = member_of(site)
-    with _watched(site) as told:
+    with _watched(site) as summary:
         for number in range(4):
             plan = member.plan()
             member.contribute(plan, bytes(4 * member.size))
@@ -258,28 +258,28 @@ def vote_for_a_digest_that_is_a_lie(site: Site) -> str:
             )
             with contextlib.suppress(TimeoutError):
                 member.recover()
-        return told()
+        return summary()
 
 
 @suite.attack(NAMED)
 def vote_against_every_round(site: Site) -> str:
     member = member_of(site)
-    with _watched(site) as told:
+    with _watched(site) as summary:
         for reason in ("I do not like it", "", "x" * (MAX_CONTROL_BYTES - 500), "\x1b[2J"):
             plan = member.plan()
             member.vote(plan, ok=False, reason=reason)
             with contextlib.suppress(TimeoutError):
                 member.recover()
-        return told()
+        return summary()
 
 
 @suite.attack(NAMED, quick=False)
 def join_and_then_say_nothing(site: Site) -> str:
     member = member_of(site)
-    with _watched(site) as told:
+    with _watched(site) as summary:
         for _ in range(2):
             member.plan()
-        return told()
+        return summary()
 
 
 @suite.attack(EPOCHS)

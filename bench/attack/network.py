@@ -37,10 +37,10 @@ JOIN_S = 60.0
 
 @dataclass
 class Middle:
-    """A server in the place of the hub, that keeps what it hears."""
+    """A server in the place of the hub, that keeps what it receives."""
 
     port: int
-    heard: bytearray
+    received: bytearray
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def in_the_middle(context: ssl.SSLContext, answer: bytes) -> Iterator[Middle]:
                 plain.settimeout(JOIN_S)
                 with context.wrap_socket(plain, server_side=True) as opened:
                     while block := opened.recv(65_536):
-                        middle.heard += block
+                        middle.received += block
                         opened.sendall(answer)
 
         def listen() -> None:
@@ -106,8 +106,10 @@ def stand_between_a_new_machine_and_the_hub(site: Site) -> str:
                 wrong = replace(ticket, host="127.0.0.1", port=middle.port)
                 done = _run(site, f"victim-{role}", *words, str(wrong))
                 hold(done.returncode != 0, f"{words[0]} joined what stands in the middle")
-                hold(ticket.secret.encode() not in middle.heard, "the middle heard the secret")
-            hold(middle.heard, "nobody spoke with the middle: nothing was tried")
+                hold(
+                    ticket.secret.encode() not in middle.received, "the middle received the secret"
+                )
+            hold(middle.received, "no process spoke with the middle: nothing was tried")
     return "join and login refused it twice; the secret was not sent"
 
 
@@ -132,7 +134,7 @@ def stand_between_a_known_machine_and_the_hub(site: Site) -> str:
                     refused = False
                 except httpx.TransportError:
                     refused = True
-            hold(refused and not middle.heard, "what stands in the middle was spoken to")
+            hold(refused and not middle.received, "what stands in the middle was spoken to")
     return "neither an own authority nor a node's certificate passes for the hub"
 
 

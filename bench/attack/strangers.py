@@ -1,4 +1,4 @@
-"""Whoever reaches the port and has no token: guesses, floods, slow and malformed bytes."""
+"""A client that reaches the port and has no token: guesses, floods, slow and malformed bytes."""
 
 from __future__ import annotations
 
@@ -172,11 +172,11 @@ def be_slow_in_every_way(site: Site) -> str:
     if site.secure:
         ways["half a TLS handshake"] = lambda: closed_after(b"\x16\x03\x01", b"", False)
     with ThreadPoolExecutor(len(ways)) as pool:
-        taken = dict(zip(ways, pool.map(lambda way: way(), ways.values()), strict=True))
-    late = {name: round(s) for name, s in taken.items() if s >= CLOSED_S}
+        times = dict(zip(ways, pool.map(lambda way: way(), ways.values()), strict=True))
+    late = {name: round(s) for name, s in times.items() if s >= CLOSED_S}
     hold(not late, f"still open after {CLOSED_S:.0f} s: {', '.join(late)}")
     return (
-        f"{len(ways)} ways, closed after {min(taken.values()):.0f} to {max(taken.values()):.0f} s"
+        f"{len(ways)} ways, closed after {min(times.values()):.0f} to {max(times.values()):.0f} s"
     )
 
 
@@ -205,7 +205,7 @@ SMUGGLED = b"GET /api/jobs HTTP/1.1\r\nHost: h\r\nX-Smuggled: 1\r\n\r\n"
 
 @suite.attack("one request has one length")
 def smuggle_a_second_request(site: Site) -> str:
-    """Two lengths, or two ways to tell the length: only one answer may come, and no 200."""
+    """Two lengths, or two ways to state the length: only one answer may come, and no 200."""
     heads = [
         b"Content-Length: %d\r\nTransfer-Encoding: chunked" % len(SMUGGLED),
         b"Content-Length: 0\r\nContent-Length: %d" % len(SMUGGLED),
@@ -215,13 +215,13 @@ def smuggle_a_second_request(site: Site) -> str:
         b"Content-Length: +%d" % len(SMUGGLED),
         b"Content-Length: 0x10",
     ]
-    taken = []
+    accepted = []
     for head in heads:
         text = b"POST /api/login HTTP/1.1\r\nHost: h\r\n%s\r\n\r\n0\r\n\r\n" % head
         answer = site.request(text + SMUGGLED)
         if answer.count(b"HTTP/1.1 ") > 1 and not answer.startswith(b"HTTP/1.1 4"):
-            taken.append(head.decode())
-    hold(not taken, f"two answers to {taken}")
+            accepted.append(head.decode())
+    hold(not accepted, f"two answers to {accepted}")
     return f"{len(heads)} ambiguous heads: refused"
 
 

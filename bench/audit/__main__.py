@@ -13,7 +13,7 @@ first round on; every way with another choice of members and other draws (`--see
                     in a run without cheats with the interval and the batch of the preset; `later`:
                     without the checks of newcomers, as in the rounds after the first five
     loss_gap        the most by which the held-out loss at the end of a run with cheats is above
-                    that of an honest run, relative; `unverified`: if nobody is checked;
+                    that of an honest run, relative; `unverified`: without checks;
                     `six_members`: of an honest run of those that are left
 """
 

@@ -1,4 +1,4 @@
-"""Honest member-rounds that are all computed again: nobody may be accused."""
+"""Honest member-rounds that are all computed again: no member may be accused."""
 
 from __future__ import annotations
 

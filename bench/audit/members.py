@@ -197,7 +197,7 @@ class SimulatedMember:
 
 
 def corrupted(commitment: Commitment) -> str:
-    """Return a digest that nobody else names."""
+    """Return a digest that no other member names."""
     return state_digest("made up", commitment.closing)
 
 

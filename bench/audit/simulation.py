@@ -34,7 +34,7 @@ from bench.audit.members import SimulatedMember, corrupted, names
 
 MEMBERS = 8
 LATE = 1000.0
-"""Seconds after which whoever was asked is late."""
+"""Seconds after which a member that was asked is late."""
 
 
 def job(*, every: int, rounds: int, width: int, batch: int, seed: int = 7) -> JobSpec:
@@ -122,7 +122,7 @@ class Simulation:
     ) -> Outcome:  # fmt: skip
         """Train for some rounds; `cheats`: member -> what it does.
 
-        Unless `verified`, nobody is checked. Only the first `members` take part.
+        Unless `verified`, no member is checked. Only the first `members` take part.
         """
         draw = Draw(
             random.Random(seed), share=share, first_rounds=FIRST_ROUNDS if verified else 1 << 40
@@ -184,7 +184,7 @@ class _Run:
         self._rounds += len(turns)
 
     def _look(self, shares: list[Share]) -> dict[str, Look]:
-        """Return how the contributions look, as the reducer tells the hub."""
+        """Return how the contributions look, as the reducer reports it to the hub."""
         began = time.process_time()
         found = self._looks.of(shares)
         self._seconds.looks += time.process_time() - began

@@ -44,7 +44,7 @@ AWAY_S = (0.0, 4.0)
 
 
 class Faults:
-    """Brings faults about until it is told to end, then undoes what still holds."""
+    """Brings faults about until it is stopped, then undoes what still holds."""
 
     def __init__(
         self,

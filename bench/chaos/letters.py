@@ -20,7 +20,7 @@ TRY_S = 3.0
 
 
 class Letters:
-    """Sends letters one after another and reads them, in two threads, until told to stop."""
+    """Sends letters one after another and reads them, in two threads, until they are stopped."""
 
     def __init__(self, client: Callable[[float], HubClient]) -> None:
         """Get ready.
@@ -117,5 +117,5 @@ class Letters:
             try:
                 client.queue_ack(QUEUE, lease=item.lease)
             except AtollError:
-                continue  # nobody promised anything: it will come again
+                continue  # nothing was promised: it will come again
             self.done.add(item.key)

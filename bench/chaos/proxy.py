@@ -40,7 +40,7 @@ class Proxy:
         self._call(self._reset)
 
     def silence(self) -> None:
-        """Let nothing through any more; connections stay open and nobody is told."""
+        """Let nothing through any more; connections stay open without notice."""
         self._call(self._open.clear)
 
     def speak(self) -> None:
@@ -103,7 +103,7 @@ class Proxy:
                 writer.transport.abort()
 
     async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Forward one direction until it ends; then the other side is told."""
+        """Forward one direction until it ends; then the other side gets a notice."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(OPEN_BLOCKS)
         reading = asyncio.create_task(self._read(source, under_way))
         try:

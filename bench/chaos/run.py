@@ -111,7 +111,7 @@ def ask(cluster: Cluster, job: str) -> dict[str, Any] | None:
 
 
 def ended(cluster: Cluster, job: str, *, look_every_s: float = 1.0) -> Callable[[], bool]:
-    """Return what tells whether a job is over, and asks the hub about once a second."""
+    """Return a check whether a job is over, which asks the hub about once a second."""
     looked, over = 0.0, False
 
     def check() -> bool:
@@ -126,7 +126,7 @@ def ended(cluster: Cluster, job: str, *, look_every_s: float = 1.0) -> Callable[
 
 
 def nearly_done(cluster: Cluster, job: str, *, steps: int) -> Callable[[], bool]:
-    """Return what tells whether a job has done most of its steps; it looks every five seconds."""
+    """Return a check whether a job has done most of its steps; it looks every five seconds."""
     looked, done = 0.0, False
 
     def check() -> bool:
@@ -202,7 +202,7 @@ def committed_tokens(cluster: Cluster, job: str) -> float:
 
 
 def tell(cluster: Cluster, job: str, *, lines: int = 40) -> None:
-    """Write the last events and printed lines of a job to stderr, for whoever looks for a fault."""
+    """Write the last events and printed lines of a job to stderr, for a search for faults."""
     for event in cluster.lines(job, "events.jsonl")[-lines:]:
         sys.stderr.write(f"{event['time']:.2f} {event['kind']}: {event['text']}\n")
     try:

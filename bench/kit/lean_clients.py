@@ -169,10 +169,10 @@ class HubProducer(Producer):
             return False
         message = bytes(self.buffer[head : head + length])
         del self.buffer[: head + length]
-        self.heard(message)
+        self.on_message(message)
         return True
 
-    def heard(self, message: bytes) -> None:
+    def on_message(self, message: bytes) -> None:
         """Take one message of the hub."""
         body = unpack(decode(message)).body
         if isinstance(body, Welcome):

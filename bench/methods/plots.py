@@ -99,18 +99,18 @@ def _bar(axes: Any, row: Row, nothing: float) -> None:
 
 def _labels(axes: Any, rows: Sequence[Row], nothing: float, *, own: Sequence[str]) -> None:
     """Write names beside their dots, each in the nearest place that is still free."""
-    taken: list[tuple[float, float, float, float]] = []
+    occupied: list[tuple[float, float, float, float]] = []
     for row in sorted(rows, key=lambda row: (row["strategy"] not in own, row["loss"])):
         point = (_x(row, nothing), row["loss"])
         x, y = axes.transData.transform(point) * 72 / axes.figure.dpi
         width = LETTER_WIDTH * len(row["row"])
         for up in (4, -10, 14, -20, 24, -30, 34, -40, 44, 54, 64):
             box = (x + 4, y + up, x + 4 + width, y + up + LETTER_HEIGHT)
-            if not any(_overlap(box, other) for other in taken):
+            if not any(_overlap(box, other) for other in occupied):
                 break
         else:
             continue  # too crowded here: the table has it
-        taken.append(box)
+        occupied.append(box)
         axes.annotate(
             row["row"], point, xytext=(4, up), textcoords="offset points", fontsize=LABEL_SIZE,
             color=INK if row["strategy"] in own else "#6b737a",

@@ -25,7 +25,7 @@ Result = list[Record] | Exception
 def fill(
     ledger: Ledger, trials: Sequence[Trial], work: Work, *, processes: int, deadline: float
 ) -> None:
-    """Run trials that are not in the ledger and keep their records; one that fails is told."""
+    """Run trials that are not in the ledger and keep their records; one that fails is reported."""
     ended = 0
     for trial, done in run_all(trials, work, processes=processes, deadline=deadline):
         ended += 1
@@ -35,12 +35,12 @@ def fill(
             continue
         for record in done:
             ledger.add(record)
-            told = (
+            summary = (
                 f"{record['deviation']} from {record['against']}"
                 if record["kind"] == "reference"
                 else f"{record['loss']:.4f} in {record['seconds']:.0f} s"
             )
-            sys.stderr.write(f"{trial.name}: {told}\n")
+            sys.stderr.write(f"{trial.name}: {summary}\n")
     if ended < len(trials):
         sys.stderr.write("time is up; the same command goes on from here\n")
 

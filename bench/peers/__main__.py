@@ -73,7 +73,9 @@ def main() -> int:
         prog="python -m bench.peers", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="30 steps on one link, nobody killed")
+    parser.add_argument(
+        "--quick", action="store_true", help="30 steps on one link, no member killed"
+    )
     parser.add_argument("--rivals", type=Path, help="folder of their environments, e.g. ~/rivals")
     parser.add_argument("--only", action="append", choices=SYSTEMS, help="systems to measure")
     parser.add_argument("--link", action="append", type=_link, help=f"default: {', '.join(LINKS)}")

@@ -1,4 +1,4 @@
-"""A member that never hears of the others: `python -m bench.peers.alone FOLDER SLOT`."""
+"""A member that never meets the others: `python -m bench.peers.alone FOLDER SLOT`."""
 
 from __future__ import annotations
 

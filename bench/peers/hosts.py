@@ -61,7 +61,7 @@ class ThisMachine:
         return "127.0.0.1"
 
     def free_port(self) -> int:
-        """Return a port that nobody listens on."""
+        """Return a port that no process listens on."""
         return free_port()
 
     def environment(self) -> dict[str, str]:

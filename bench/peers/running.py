@@ -22,7 +22,7 @@ from bench.peers.systems import Running
 from bench.recovery.notes import Trouble
 
 READY_S, TRAIN_S = 900.0, 900.0
-"""Machines that do much else are slow, and nobody waits for members that have ended."""
+"""Machines that do much else are slow, and no member waits for those that have ended."""
 LOOK_S = 0.2
 
 Notes = list[dict[str, Any]]
@@ -181,5 +181,5 @@ def kill_tree(pid: int) -> None:
 
 
 def load() -> float:
-    """Return how many programs wanted to run in the last minute; NaN where nobody counts."""
+    """Return how many programs wanted to run in the last minute; NaN where it is unknown."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")

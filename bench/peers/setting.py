@@ -59,7 +59,7 @@ class Setting:
         np.save(folder / HELD_OUT, self._held_out(texts))
 
     def _held_out(self, texts: list[Bytes]) -> Bytes:
-        """Return windows `(windows, context + 1)` of what nobody trains on, as mixed as the rest.
+        """Return windows `(windows, context + 1)` of what is not trained on, as mixed as the rest.
 
         They are spread over all of it.
         """

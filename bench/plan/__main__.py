@@ -2,8 +2,8 @@
 
 Random labs of network namespaces: 2 to 6 machines and a hub, lines of 5 to 500 Mbit/s (up and down
 apart), round trips of 0 to 200 ms, speeds 1 to 4. In each the same 12 to 14 candidates are
-predicted and then run: real hub, agents and members; steps are slept, rounds are real. Machines are
-told to the planner as they were drawn.
+predicted and then run: real hub, agents and members; steps are slept, rounds are real. The planner
+receives the machines as they were drawn.
 
 picked_best       share of the labs in which the first choice is the best one that was measured
 within_5_percent  share in which its measured progress is within 5 % of the best
@@ -62,8 +62,8 @@ def lab_of(seed: int) -> dict[str, Any]:
     with site(drawn) as place:
         for index, trials in enumerate(groups.values()):
             found |= run_trials(place, drawn, trials, name=f"job{index}")
-            taken = routes_of(place, f"job{index}")
-            routes.append({"asked": trials[0][1].candidate.route, "taken": taken})
+            used = routes_of(place, f"job{index}")
+            routes.append({"asked": trials[0][1].candidate.route, "taken": used})
             say(f"lab {seed} {routes[-1]}")
     rows = []
     for number, forecast in enumerate(ranking.forecasts):

@@ -1,4 +1,4 @@
-"""Random labs, the candidates that are tried in each, and the fleet that the planner is told of."""
+"""Random labs, the candidates that are tried in each, and the fleet that the planner receives."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def draw(seed: int) -> Drawn:
 
 
 def workload() -> Workload:
-    """Return the job: a vector of parameters and a step that lasts as long as it is told to."""
+    """Return the job: a vector of parameters and a step that lasts as long as it has to."""
     return Workload(
         name="slept", parameters=ELEMENTS, elements=ELEMENTS, tokens=1, steps=STEPS,
         optimizer="sgd",

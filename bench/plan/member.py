@@ -24,7 +24,7 @@ from atoll.strategies.resolve import resolve
 from atoll.task import Task
 
 EQUAL = ("every_step",)
-"""Methods in whose rounds all do equally many steps, which tells nothing new of the pace."""
+"""Methods in whose rounds all do equally many steps, which shows nothing new of the pace."""
 
 
 class Vector(nn.Module):

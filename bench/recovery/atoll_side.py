@@ -65,7 +65,7 @@ class AtollSide:
         os.kill(traced.pid, signal.SIGCONT)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what the hub told people about the job."""
+        """Return the job's events, as the hub reports them."""
         return self.cluster.lines(self.job, "events.jsonl")
 
     def __enter__(self) -> Self:

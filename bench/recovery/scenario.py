@@ -13,7 +13,7 @@ from bench.recovery.notes import Traced, Trouble, Watch, until
 
 MEMBERS = ("w0", "w1", "w2")
 BETWEEN = 0.75
-"""Where between two rounds a fault comes: late, when nobody's patience has run down already."""
+"""Where between two rounds a fault comes: late, when no member's patience has run down already."""
 
 WARM_ROUNDS = 5
 START_S, RETURN_S = 90.0, 90.0
@@ -93,7 +93,7 @@ class Found:
 
 
 def play(side: Side, *, kills: int, within: int, freezes: int) -> Found:
-    """Do everything to one side and return the figures; trouble ends it early and is told.
+    """Do everything to one side and return the figures; trouble ends it early and is reported.
 
     Args:
         side: The system.

@@ -65,7 +65,7 @@ schedule = "{schedule}"
 
 
 def ideal() -> float:
-    """Return microbatches per second if nobody ever waited."""
+    """Return microbatches per second if no member ever waited."""
     speeds = [1 / SLOWNESS[number % len(SLOWNESS)] for number in range(MEMBERS)]
     return sum(speeds) / (WORK * FORWARD_S)
 

@@ -3,7 +3,7 @@
 Each pipeline is a pair of members of one speed, the best pairs that there are, and gets an equal
 part of the batch; members of a stage average their gradients after it. So all wait for the slowest
 pair. Nothing of Atoll is in here but the model. Once it was measured, one process is killed: then
-nobody does another step.
+no process does another step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VOCABULARY, CONTEXT = 64, 16
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed:
-    """What the processes are told."""
+    """What the processes receive."""
 
     port: int
     stages: int

@@ -2,7 +2,7 @@
 
 A process per stage takes its stage out of a GPT of 400 MB and trains a step on random activations,
 with the copies that a member makes of its sum and of its state. One more process builds the whole
-model. The system tells the most memory that each had (`VmHWM`, elsewhere `ru_maxrss`).
+model. The system reports the most memory that each had (`VmHWM`, elsewhere `ru_maxrss`).
 
 One JSON object on stdout, in bytes: `model`; `program` of a process that has loaded the code only;
 `whole_built` of the process with the whole model; and by stage `built`, `trained` and `planned`.
@@ -110,8 +110,8 @@ def _train(trained: Any, rows: Any) -> None:
 def measure(what: str, path: Path) -> dict[str, int]:
     """Run a process, and return its peaks."""
     command = [sys.executable, "-m", "bench.swarm.memory", "--child", what, "--job", str(path)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found: dict[str, int] = json.loads(told.splitlines()[-1])
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found: dict[str, int] = json.loads(output.splitlines()[-1])
     return found
 
 

@@ -41,7 +41,7 @@ def test_fitting_job_is_accepted() -> None:
         ({"strategy_shared_steps": "20"}, "shared_steps = 20"),
         ({"strategy_drop": "0.1"}, "drop = 0.1"),
         ({"strategy_preset": '"ddp"', "strategy_codec": '"fp32"'}, "outer = 'every_step'"),
-        ({"strategy_admission": '"finite"'}, "nobody starts from parameters of one member"),
+        ({"strategy_admission": '"finite"'}, "no run starts from parameters of one member"),
         ({"job_route": '"auto"'}, "route = 'auto'"),
         ({"job_device": '"auto"'}, "device = 'auto'"),
         ({"job_nodes": "2"}, "nodes = 2"),

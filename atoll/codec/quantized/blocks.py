@@ -110,10 +110,10 @@ class Blocks(Stateless, ABC):
         self._highest = float(np.finfo(np.float32).max) / float(np.nanmax(np.abs(self.levels)))
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `name:block`."""
-        given.at_most(1)
-        return cls(given.whole(DEFAULT_BLOCK))
+        arguments.at_most(1)
+        return cls(arguments.whole(DEFAULT_BLOCK))
 
     @abstractmethod
     def measure(self, x: Tensor, *, scratch: Tensor) -> Tensor:

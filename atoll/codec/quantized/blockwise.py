@@ -70,10 +70,10 @@ class BlockwiseInt8(Stateless):
         self._rows = STRIP // block
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `int8:block`."""
-        given.at_most(1)
-        return cls(given.whole(DEFAULT_BLOCK))
+        arguments.at_most(1)
+        return cls(arguments.whole(DEFAULT_BLOCK))
 
     def nbytes(self, elements: int) -> int:
         """Return the exact length of a packet."""

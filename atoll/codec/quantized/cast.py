@@ -45,10 +45,10 @@ class Cast(Stateless):
         self._width = self._format.dtype.itemsize
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `fp32`, `fp16` or `bf16`."""
-        given.at_most(0)
-        return cls(given.name)
+        arguments.at_most(0)
+        return cls(arguments.name)
 
     def nbytes(self, elements: int) -> int:
         """Return the exact length of a packet."""

@@ -55,9 +55,9 @@ class Mean2(Stateless):
     spec = "mean2"
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `mean2`."""
-        given.at_most(0)
+        arguments.at_most(0)
         return cls()
 
     def nbytes(self, elements: int) -> int:

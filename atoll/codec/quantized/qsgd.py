@@ -58,10 +58,10 @@ class QSGD(Blocks):
         self._round = 0
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `qsgd:levels`."""
-        given.at_most(1)
-        return cls(given.whole(DEFAULT_LEVELS))
+        arguments.at_most(1)
+        return cls(arguments.whole(DEFAULT_LEVELS))
 
     def set_round(self, round_: int) -> None:
         """Set the round, which seeds the random numbers."""

@@ -43,13 +43,13 @@ def write_scales(scales: Tensor, *, out: memoryview, upwards: bool = False) -> T
         out: Output of `scales_bytes(m)` bytes.
         upwards: Round away from zero, for codecs that need a scale at least as large as given.
     """
-    given = scales.numpy()
-    finite = np.isfinite(given)
-    largest = float(given[finite].max()) if finite.any() else 0.0
+    values = scales.numpy()
+    finite = np.isfinite(values)
+    largest = float(values[finite].max()) if finite.any() else 0.0
     exponent = math.frexp(largest)[1] - _TOP if largest > 0 else 0
     unit = np.float32(2.0 ** max(exponent, _LOWEST))
     with np.errstate(over="ignore", invalid="ignore"):
-        relative = np.where(finite, given, np.float32(np.nan)) / unit
+        relative = np.where(finite, values, np.float32(np.nan)) / unit
         halves = relative.astype("<f2")
         if upwards:
             short = halves.astype(np.float32) < relative
@@ -57,7 +57,7 @@ def write_scales(scales: Tensor, *, out: memoryview, upwards: bool = False) -> T
     np.frombuffer(out, dtype=np.uint8)[:HEAD_BYTES] = np.frombuffer(
         unit.astype("<f4").tobytes(), dtype=np.uint8
     )
-    target = np.frombuffer(out, dtype="<f2", offset=HEAD_BYTES, count=len(given))
+    target = np.frombuffer(out, dtype="<f2", offset=HEAD_BYTES, count=len(values))
     np.copyto(target, halves)
     return torch.from_numpy(halves.astype(np.float32) * unit)
 

@@ -65,12 +65,12 @@ class Sigma8(Stateless):
         self.spec = f"sigma8:{width}:centred" if centred else f"sigma8:{width}"
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `sigma8:width` or `sigma8:width:centred`."""
-        given.at_most(2)
-        if given.values[1:] not in ((), ("centred",)):
-            raise given.wrong()
-        return cls(given.whole(RANGES[0]), centred=len(given.values) == 2)
+        arguments.at_most(2)
+        if arguments.values[1:] not in ((), ("centred",)):
+            raise arguments.wrong()
+        return cls(arguments.whole(RANGES[0]), centred=len(arguments.values) == 2)
 
     @property
     def grain(self) -> int:

@@ -65,12 +65,12 @@ class Dct(Selecting):
         self._per_chunk = min(2 * kept, _BITMAP_BYTES)
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `dct:kept|values`."""
-        given.at_most(1)
-        if not given.values:
-            raise given.wrong()
-        return cls(given.whole(0), *inner)
+        arguments.at_most(1)
+        if not arguments.values:
+            raise arguments.wrong()
+        return cls(arguments.whole(0), *inner)
 
     def count(self, elements: int) -> int:
         """Return the number of coefficients sent."""

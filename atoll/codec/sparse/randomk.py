@@ -63,12 +63,12 @@ class RandomK(Selecting):
         self._scales = scaled
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `randomk:density|values` or `randomk:density:plain|values`."""
-        given.at_most(2)
-        if given.values[1:] not in ((), ("plain",)):
-            raise given.wrong()
-        return cls(given.share(), *inner, scaled=len(given.values) < 2)
+        arguments.at_most(2)
+        if arguments.values[1:] not in ((), ("plain",)):
+            raise arguments.wrong()
+        return cls(arguments.share(), *inner, scaled=len(arguments.values) < 2)
 
     @property
     def needs_allgather(self) -> bool:  # type: ignore[override]

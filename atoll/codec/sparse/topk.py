@@ -55,10 +55,10 @@ class TopK(Selecting):
         super().__init__(f"topk:{density:g}:{chunk}" if chunk else f"topk:{density:g}", values)
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `topk:density|values` or `topk:density:chunk|values`."""
-        given.at_most(2)
-        return cls(given.share(), *inner, chunk=given.whole(0, place=1))
+        arguments.at_most(2)
+        return cls(arguments.share(), *inner, chunk=arguments.whole(0, place=1))
 
     def _of(self, elements: int) -> int:
         """Return the number of values sent of so many elements that are chosen from together."""

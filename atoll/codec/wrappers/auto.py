@@ -74,9 +74,9 @@ class Auto(Wrapper):
         self._bytes_per_s: float | None = None
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `auto`, `auto:first` or `auto:first(codec,codec,...)`."""
-        first = ":".join(given.values)
+        first = ":".join(arguments.values)
         if not inner:
             plain = not first or first.partition(":")[0] in PLAIN
             known = [make_codec(spec) for spec in (PLAIN if plain else FED_BACK)]

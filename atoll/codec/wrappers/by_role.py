@@ -55,13 +55,13 @@ class ByRole(Wrapper):
         self._runs: list[int] = []
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `by_role(matrices,others)`."""
-        given.at_most(0)
+        arguments.at_most(0)
         if len(inner) != 2:
             raise ConfigError(
                 "by_role takes a codec for matrices and one for all else",
-                given=repr(given.spec), expected=f"e.g. {given.example}",
+                given=repr(arguments.spec), expected=f"e.g. {arguments.example}",
             )  # fmt: skip
         return cls(*inner)
 

@@ -36,15 +36,15 @@ class BySize(Wrapper):
         self.block = max(int(getattr(codec, "block", 1)) for codec in (short, long))
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `by_size:limit(short,long)`."""
-        given.at_most(1)
-        if len(inner) != 2 or not given.values:
+        arguments.at_most(1)
+        if len(inner) != 2 or not arguments.values:
             raise ConfigError(
                 "by_size takes a number of elements and two codecs",
-                given=repr(given.spec), expected=f"e.g. {given.example}",
+                given=repr(arguments.spec), expected=f"e.g. {arguments.example}",
             )  # fmt: skip
-        return cls(given.whole(0), *inner)
+        return cls(arguments.whole(0), *inner)
 
     def of(self, elements: int) -> Codec:
         """Return the codec for so many elements."""

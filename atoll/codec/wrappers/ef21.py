@@ -54,9 +54,9 @@ class EF21(Wrapper):
         """c_i of a committed round before `restore_mean`; None: it was left out."""
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `ef21(codec)`."""
-        return cls(fed_back(given, inner))
+        return cls(fed_back(arguments, inner))
 
     @property
     def base(self) -> Codec:

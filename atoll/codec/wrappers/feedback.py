@@ -54,11 +54,11 @@ class Feedback(Wrapper):
         """Vectors for reuse: new ones of 40 MB cost 10 ms of page faults each."""
 
     @classmethod
-    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+    def from_spec(cls, arguments: Arguments, inner: Sequence[Codec]) -> Codec:
         """Build `feedback(codec)` or `feedback:decay(codec)`."""
-        given.at_most(1)
-        decay = given.share() if given.values else 1.0
-        return cls(fed_back(replace(given, values=()), inner), decay=decay)
+        arguments.at_most(1)
+        decay = arguments.share() if arguments.values else 1.0
+        return cls(fed_back(replace(arguments, values=()), inner), decay=decay)
 
     @property
     def base(self) -> Codec:
@@ -130,34 +130,34 @@ class Feedback(Wrapper):
         return torch.empty(elements)
 
 
-def fed_back(given: Arguments, inner: Sequence[Codec]) -> Codec:
+def fed_back(arguments: Arguments, inner: Sequence[Codec]) -> Codec:
     """Return the one codec inside a feedback wrapper.
 
     Raises:
         ConfigError: there is not exactly one, it is itself a wrapper, or it is unbiased.
     """
-    given.at_most(0)
+    arguments.at_most(0)
     if not inner:
         raise ConfigError(
-            f"{given.name} wraps another codec",
-            given=repr(given.spec), expected=f"e.g. {given.example}",
+            f"{arguments.name} wraps another codec",
+            given=repr(arguments.spec), expected=f"e.g. {arguments.example}",
         )  # fmt: skip
     codec = inner[0]
     if len(inner) != 1 or (codec.base is not codec and not isinstance(codec, Auto)):
         raise ConfigError(
-            f"{given.name} cannot wrap several codecs" if len(inner) != 1
-            else f"{given.name} cannot wrap a codec that is wrapped already",
-            given=repr(given.spec), expected=f"one plain codec, e.g. {given.example}",
+            f"{arguments.name} cannot wrap several codecs" if len(inner) != 1
+            else f"{arguments.name} cannot wrap a codec that is wrapped already",
+            given=repr(arguments.spec), expected=f"one plain codec, e.g. {arguments.example}",
         )  # fmt: skip
     if isinstance(codec, Auto):
         plain = codec.parts if codec.spec != AUTO else [make_codec(spec) for spec in FED_BACK]
-        inner = [fed_back(given, [one]) for one in plain]
+        inner = [fed_back(arguments, [one]) for one in plain]
         return Auto(inner, spec=codec.spec, first=codec.base.spec)
     row = row_of(codec)
     if row is not None and row.unbiased:
         raise ConfigError(
-            f"{given.name} around a codec that is unbiased does harm: its noise averages out, "
+            f"{arguments.name} around a codec that is unbiased does harm: its noise averages out, "
             "and the residual can exceed the error that it corrects",
-            given=repr(given.spec), expected=f"{codec.spec} alone, or {given.example}",
+            given=repr(arguments.spec), expected=f"{codec.spec} alone, or {arguments.example}",
         )  # fmt: skip
     return codec.plain()

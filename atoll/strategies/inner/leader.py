@@ -50,20 +50,20 @@ class IslandLeader:
         looks_on = getattr(type(outer), "gradients", None) is not OuterDefaults.gradients
         verb, rates = (GRADIENTS, {}) if looks_on else (STEP, {"lr": _rates(task)})
         done: Stepped = self._broadcaster.call(verb, batch, **rates)
-        if not (done.taken or done.overflowed):
+        if not (done.updated or done.overflowed):
             raise _refused(task, done)
         tokens = batch[1].numel()
         task.tokens += tokens
-        task.losses.add(done.loss if done.taken else None)
+        task.losses.add(done.loss if done.updated else None)
         task.overflowed, task.skipped = done.overflowed, False
         with task.gate.moving():
             if looks_on:  # two commands, because a method may change parameters in between
                 outer.gradients(task)
-                if done.taken:
+                if done.updated:
                     self._broadcaster.call(UPDATE, lr=_rates(task))
-            if done.taken:
+            if done.updated:
                 self._host_model.trained()
-            task.advance(taken=done.taken)
+            task.advance(updated=done.updated)
             sync = extend_history_hash(task, outer.sync(task))
         self._due = self._due or sync is not None
         return StepResult(done.loss, done.norm, tokens, sync)

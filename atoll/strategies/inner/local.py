@@ -142,7 +142,7 @@ class Local:
         if not self.scaler.update(finite=not (task.overflowed or task.skipped)):
             if self.scaler.exhausted:
                 self._refuse_unless_finite(task, loss, math.inf)
-            task.advance(taken=False)
+            task.advance(updated=False)
             return math.inf
         gradients = _gradients(task)
         if norm is None or not norm.is_of(gradients):  # e.g. the mean over members took their place

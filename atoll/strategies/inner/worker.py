@@ -58,7 +58,7 @@ class Stepped:
     loss: float
     norm: float
     """Of the whole gradient, before clipping."""
-    taken: bool
+    updated: bool
     """Whether parameters were updated."""
     overflowed: bool
     """Whether gradients overflowed in half precision; the next step uses a smaller scale."""
@@ -193,9 +193,9 @@ class Worker:
         """
         if self._async is not None:
             back = self._async.step(inputs, targets, rates=lr)
-            return Stepped(back.loss, back.norm, taken=back.finite, overflowed=False)
+            return Stepped(back.loss, back.norm, updated=back.finite, overflowed=False)
         done = self.gradients(inputs, targets)
-        if done.taken:
+        if done.updated:
             self.update(lr=lr)
         return done
 
@@ -217,10 +217,10 @@ class Worker:
         self._factor = clip_factor(norm, self._options.clip) / scaler.scale
         usable = scaler.update(finite=finite)
         if finite and usable:
-            return Stepped(loss, norm, taken=True, overflowed=False)
+            return Stepped(loss, norm, updated=True, overflowed=False)
         self._own.forget()
         overflowed = not usable and not scaler.exhausted
-        return Stepped(loss, norm, taken=False, overflowed=overflowed)
+        return Stepped(loss, norm, updated=False, overflowed=overflowed)
 
     def rescale(self, *, scale: float, good_steps: int) -> None:
         """Load a saved loss scale."""

@@ -42,7 +42,7 @@ from atoll.strategies.base import HIDDEN, SyncResult, Traffic
 from atoll.strategies.outer.every_step_base import EveryStepBase, buffer_volume, one_round
 from atoll.strategies.outer.overlapped import in_a_row
 from atoll.strategies.outer.periodic import start_volume
-from atoll.strategies.rounds.background_round import DelayedRound, Found, TakenResult
+from atoll.strategies.rounds.background_round import CompressedResult, DelayedRound, Found
 from atoll.strategies.rounds.compressed_allreduce import (
     CompressedMean,
     both_ways,
@@ -123,8 +123,8 @@ class CocktailOuter(EveryStepBase):
 
     def finish(self, task: Task) -> SyncResult | None:
         """Apply the round under way, then average everything, including the owners' residuals."""
-        taken = [self._take(task)] if self._passing is not None or self._due else []
-        result = in_a_row([*taken, self._together(task)])
+        applied = [self._take(task)] if self._passing is not None or self._due else []
+        result = in_a_row([*applied, self._together(task)])
         self._flat.read(self._common)
         self._owed.zero_()
         self._due = False
@@ -196,24 +196,24 @@ class CocktailOuter(EveryStepBase):
             self._round_client.apply_verdict(task, agreed, ahead=True)
             hidden_s = max(0.0, sum(agreed.seconds.values()) - waited_s)
             seconds |= {"prepare": passing.prepare_s, "reduce": waited_s, HIDDEN: hidden_s}
-        taken = passing.loaded
+        result = passing.loaded
         if agreed is not None:
-            taken = TakenResult.of(agreed.reduced, passing.buffers)
+            result = CompressedResult.of(agreed.reduced, passing.buffers)
             self._stopping = agreed.plan.stopping
-        if taken is None:
+        if result is None:
             raise RuntimeError("a round is either under way or loaded")
-        return self._apply(task, passing.positions, taken, agreed, seconds)
+        return self._apply(task, passing.positions, result, agreed, seconds)
 
     def _apply(
         self,
         task: Task,
         positions: Tensor,
-        taken: TakenResult,
+        result: CompressedResult,
         agreed: CommittedRound[Found] | None,
         seconds: dict[str, float],
     ) -> SyncResult:
         """Update the parameters and the common copy."""
-        began, squeezed = self._clock.monotonic(), taken.squeezed
+        began, squeezed = self._clock.monotonic(), result.squeezed
         vector = self._flat.read()
         if squeezed.alone:
             # A single member has no differences to send: it takes its residual back exactly.
@@ -225,8 +225,8 @@ class CocktailOuter(EveryStepBase):
             self._common[positions] += squeezed.mean
             self._owed[positions[squeezed.owned]] = squeezed.left.to(self._owed.dtype)
         self._flat.write(vector)
-        if taken.moved.numel():
-            self._buffers.write(self._buffers.read().add_(taken.moved))
+        if result.moved.numel():
+            self._buffers.write(self._buffers.read().add_(result.moved))
         self._number += 1
         self._due = False
         # A loaded result may belong to a round that the group has yet to count.
@@ -234,22 +234,22 @@ class CocktailOuter(EveryStepBase):
         task.round = number + 1 if agreed is not None else self._round_client.group.committed_round
         apply_s = self._clock.monotonic() - began
         self._round_client.note_applied(apply_s)
-        return self._result_of(number, taken, agreed, seconds | {"apply": apply_s})
+        return self._result_of(number, result, agreed, seconds | {"apply": apply_s})
 
     def _result_of(
         self,
         number: int,
-        taken: TakenResult,
+        result: CompressedResult,
         agreed: CommittedRound[Found] | None,
         seconds: Mapping[str, float],
     ) -> SyncResult:
         """Return the result of an applied round."""
-        self._base = hashed(self._base, taken.digest)
+        self._base = hashed(self._base, result.digest)
         return SyncResult(
-            round=number, contributors=taken.contributors, weight=taken.weight, seconds=seconds,
+            round=number, contributors=result.contributors, weight=result.weight, seconds=seconds,
             sent_bytes=agreed.sent_bytes if agreed is not None else 0,
             received_bytes=agreed.received_bytes if agreed is not None else 0,
-            delta_norm=float(taken.squeezed.mean.norm()), digest=self._base,
+            delta_norm=float(result.squeezed.mean.norm()), digest=self._base,
             aborted=agreed.attempts - 1 if agreed is not None else 0,
             stopping=agreed is not None and agreed.plan.stopping,
         )  # fmt: skip
@@ -299,7 +299,7 @@ class CocktailOuter(EveryStepBase):
         self._number = int(state["shared.number"])
         self._adopt("shared.common", self._common, state)
         self._adopt("own.owed", self._owed, state)
-        loaded = TakenResult.load(state, buffers=self._buffers.num_elements)
+        loaded = CompressedResult.load(state, buffers=self._buffers.num_elements)
         self._passing = None
         if loaded is not None:
             positions = self._mask.at(self._number)

@@ -105,7 +105,7 @@ class EagerOuter(OverlappedOuter):
         self._sent, self._share = None, 1.0 / len(self._round_client.group.members or ("",))
         self._weight, self._norm, self._report = 0.0, None, None
         self._weigher.reset(task)
-        self._taken = task.step
+        self._common_step = task.step
 
     def _plan(self, task: Task) -> None:
         """Start the period until the next round."""
@@ -259,7 +259,7 @@ class EagerOuter(OverlappedOuter):
             else:
                 self._move(self._start, self._common_optimizer, mean)
             self._digest = digest(self._start)
-        self._first, self._taken = False, task.step
+        self._first, self._common_step = False, task.step
         return self._result(number, landed, began=began, delta_norm=norm)
 
     def _go_ahead(
@@ -334,7 +334,7 @@ class EagerOuter(OverlappedOuter):
         self._drop_flight()
         self._start = start.clone()
         self._digest = digest(self._start)
-        self._first, self._taken = bool(state["shared.first"]), int(state["shared.step"])
+        self._first, self._common_step = bool(state["shared.first"]), int(state["shared.step"])
         self._common_optimizer.load_state_dict(under("shared.outer.", state))
         self._resumed = "own.counters" in state
         if self._resumed:  # a donor's counters do not apply to this member
@@ -346,7 +346,7 @@ class EagerOuter(OverlappedOuter):
             self._own_optimizer.load_state_dict(under("own.outer.", state))
             self._flight = BackgroundRound.load(state)
         load_codec_state(self._codec, state)
-        self._next = self._next_due(self._taken)
+        self._next = self._next_due(self._common_step)
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
         """Return a member's traffic; see :meth:`Outer.traffic`."""

@@ -37,7 +37,7 @@ class OverlappedOuter(OuterDefaults, ABC):
         self._clock: Clock = clock if clock is not None else RealClock()
         self._flight: BackgroundRound | None = None
         self._next = 0
-        self._taken = 0
+        self._common_step = 0
         """Step at which the common state was last changed, or confirmed."""
         self._resumed = False
         """Whether the last loaded state was this member's own, not a donor's."""
@@ -73,7 +73,7 @@ class OverlappedOuter(OuterDefaults, ABC):
 
     def committed(self, task: Task) -> Committed:
         """Return the common state, without the round under way; see :meth:`Outer.committed`."""
-        return Committed(self._taken, self._base, self._flat.values(self._start))
+        return Committed(self._common_step, self._base, self._flat.values(self._start))
 
     def rejoin(self, task: Task) -> None:
         """Continue from the common state, or from this member's saved one; see `Outer.rejoin`."""
@@ -101,7 +101,7 @@ class OverlappedOuter(OuterDefaults, ABC):
         codec = codec_state(self._codec)
         return {
             "shared.start": self._start,
-            "shared.step": torch.tensor(self._taken),
+            "shared.step": torch.tensor(self._common_step),
             **{key: value for key, value in codec.items() if key.startswith(SHARED_STATE)},
         }
 

@@ -99,7 +99,7 @@ class StreamingOuter(OverlappedOuter):
 
     def _settle(self, task: Task) -> None:
         """Restart the counters; the member's parameters equal the common ones."""
-        self._taken = task.step
+        self._common_step = task.step
         for weigher in self._weighers:
             weigher.reset(task)
 
@@ -193,26 +193,26 @@ class StreamingOuter(OverlappedOuter):
 
         Also what is called before it, by the same thread: it computes them and returns their norm.
         """
-        given: list[tuple[int, Tensor, float]] = []
-        taken, step = [], task.step
+        deltas: list[tuple[int, Tensor, float]] = []
+        snapshots, step = [], task.step
         for p in which:
             own = self._fragments[p].of(self._flat.tensors, task=task)
-            taken.append((p, own.snapshot(), self._weighers[p].weight(task)))
+            snapshots.append((p, own.snapshot(), self._weighers[p].weight(task)))
             self._weighers[p].reset(task)
 
         def prepare() -> float:
             squares = 0.0
-            while taken:
-                p, copied, weight = taken.pop(0)
+            while snapshots:
+                p, copied, weight = snapshots.pop(0)
                 now = copied()
                 delta = pseudo_gradient(self._common[p].read(), now, out=now)
                 squares += finite_length(delta, task, step=step) ** 2
-                given.append((p, self.outgoing(p, delta), weight))
+                deltas.append((p, self.outgoing(p, delta), weight))
             return math.sqrt(squares)
 
         def exchange(_: RoundPlan) -> Means:
             found = []
-            for p, delta, weight in given:
+            for p, delta, weight in deltas:
                 work = self._round_client.group.reduce(
                     [delta], codec=self._codec, weight=weight, key=f"fragment{p}"
                 )
@@ -221,7 +221,7 @@ class StreamingOuter(OverlappedOuter):
                     continue
                 with task.gate.resting():
                     found.append(work.wait())
-            for p, _delta, weight in given:
+            for p, _delta, weight in deltas:
                 found += self.exchange_beside(p, weight)
             return Means.of(found)
 
@@ -295,7 +295,7 @@ class StreamingOuter(OverlappedOuter):
                 own.write(theta)
             elif mix < 1.0:
                 own.mix(theta, keep=mix)
-        self._taken = task.step
+        self._common_step = task.step
         return self._result(number, landed, began=began, delta_norm=math.sqrt(squares))
 
     # ------------------------------------------------------------------- the common state
@@ -344,7 +344,7 @@ class StreamingOuter(OverlappedOuter):
         self._drop_flight()
         self._keep(state["shared.start"].clone())
         self._begun = True
-        self._taken = int(state["shared.step"])
+        self._common_step = int(state["shared.step"])
         self._schedule.learn(int(state["shared.delay"]))
         for p, optimizer in enumerate(self._optimizers):
             optimizer.load_state_dict(under(f"shared.outer.{p}.", state))
@@ -354,7 +354,7 @@ class StreamingOuter(OverlappedOuter):
                 weigher.load(row)
             self._flight = BackgroundRound.load(state)
         load_codec_state(self._codec, state)
-        self._next = self._schedule.next_due(self._taken)
+        self._next = self._schedule.next_due(self._common_step)
         if self._flight is not None:
             self._next = self._flight.step + self._schedule.delay
 

@@ -150,15 +150,15 @@ class ParameterServerOuter(ParameterServerState):
         # Right after a sync point the state may not be read yet: the task's history lacks its
         # result.
         with task.gate.resting() if patient else nullcontext():
-            taken = self._server_client.attach(
+            pulled = self._server_client.attach(
                 self._epoch, self._members, self._load_of, patient=patient
             )
-        if taken is None:
+        if pulled is None:
             return False
         if not fresh:
-            self._take(task, taken)
+            self._take(task, pulled)
         elif not self._done:
-            self._new_period(task, taken.first.steps, taken.first.length)
+            self._new_period(task, pulled.first.steps, pulled.first.length)
         return True
 
     def _load_of(self, number: int) -> tuple[Shard, Setup, float]:
@@ -178,40 +178,40 @@ class ParameterServerOuter(ParameterServerState):
         if self._owed is not None:
             vector.add_(self._owed)
         with task.gate.resting():
-            taken = self._server_client.push(
+            pulled = self._server_client.push(
                 vector, self._codec, anchor=self._epoch, versions=self._versions, steps=steps,
                 weight=self._weigher.weight(task), rate=self.push_rate(),
             )  # fmt: skip
         task.waited_s += self._server_client.take_waited()
-        self._codec.finish(committed=taken.accepted)
-        self._owed = self._undelivered(vector, taken)
-        if taken.refused is not None:
-            raise from_dict(taken.refused)
-        if taken.lost:
+        self._codec.finish(committed=pulled.accepted)
+        self._owed = self._undelivered(vector, pulled)
+        if pulled.refused is not None:
+            raise from_dict(pulled.refused)
+        if pulled.lost:
             self._weigher.reset(task)
             return False
-        self._take(task, taken)
+        self._take(task, pulled)
         return True
 
-    def _undelivered(self, vector: Tensor, taken: PulledState) -> Tensor | None:
+    def _undelivered(self, vector: Tensor, pulled: PulledState) -> Tensor | None:
         """Return the part of a push that servers without state could not apply."""
-        if not taken.lost or not self.moves:
+        if not pulled.lost or not self.moves:
             return None
         owed = torch.zeros_like(vector)
-        for number in taken.lost:
+        for number in pulled.lost:
             self._shards.put(owed, number, self._shards.take(vector, number))
         return owed
 
-    def _take(self, task: Task, taken: PulledState) -> None:
+    def _take(self, task: Task, pulled: PulledState) -> None:
         """Continue from the servers' vector."""
-        for number, values in taken.values.items():
+        for number, values in pulled.values.items():
             self._shards.put(self._start, number, values)
-        self._versions = taken.versions
+        self._versions = pulled.versions
         self._flat.write(self._start)
-        self._hurry = taken.first.hurry
+        self._hurry = pulled.first.hurry
         self._weigher.reset(task)
-        _come_to(task, int(taken.first.progress + 1e-6))
-        self._new_period(task, taken.first.steps, taken.first.length)
+        _come_to(task, int(pulled.first.progress + 1e-6))
+        self._new_period(task, pulled.first.steps, pulled.first.length)
 
     def _new_period(self, task: Task, steps: int, length: int) -> None:
         """Plan the steps until the next push."""

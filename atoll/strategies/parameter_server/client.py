@@ -140,7 +140,7 @@ class ParameterServerClient:
         self._group, self._shards, self._clock = group, shards, clock
         self.attached = False
         self.progress = 0.0
-        """As the servers told last."""
+        """As the servers reported last."""
         self.seq = 0
         self._waited_s = 0.0
         self._busy_since = clock.monotonic()
@@ -175,7 +175,7 @@ class ParameterServerClient:
             DeadlineExceeded: a server was unreachable for too long.
         """
         deadline = self._clock.monotonic() + (WAIT_S if patient else EAGER_S)
-        taken = PulledState([0] * len(self._shards))
+        pulled = PulledState([0] * len(self._shards))
         ask = Attach(anchor, members=list(members), want=not members)
         for number, work in enumerate(
             [  # at once: a server may hold back its answer until others have come to all of them
@@ -183,17 +183,17 @@ class ParameterServerClient:
                 for n in range(len(self._shards))
             ]
         ):
-            asked = self._wait(work)
-            if asked is None and patient:
+            request = self._wait(work)
+            if request is None and patient:
                 raise DeadlineExceeded(
                     "a parameter server is unreachable", given=f"server {number}, {WAIT_S:.0f} s",
                     remedy="see the job's events for why its reducer does not run",
                 )  # fmt: skip
-            if asked is None or asked.answer.kind != "theta":
+            if request is None or request.answer.kind != "theta":
                 return None
-            self._note(taken, number, asked)
+            self._note(pulled, number, request)
         self.attached, self._busy_since = True, self._clock.monotonic()
-        return taken
+        return pulled
 
     def _entered(
         self, ask: Attach, number: int, loading: Loading, deadline: float
@@ -201,14 +201,14 @@ class ParameterServerClient:
         """Return a server's answer to an attach; None if it is unreachable until the deadline."""
         while True:
             try:
-                asked = self._group.ask_server(ask, server=number).wait()
-                if asked.answer.kind == "load":
+                request = self._group.ask_server(ask, server=number).wait()
+                if request.answer.kind == "load":
                     shard, setup, progress = loading(number)
                     load, packet = _load(ask, shard, setup, progress)
-                    asked = self._group.ask_server(load, packet, server=number).wait()
-                if asked.answer.kind == "refused":
-                    raise from_dict(asked.answer.error)
-                return asked
+                    request = self._group.ask_server(load, packet, server=number).wait()
+                if request.answer.kind == "refused":
+                    raise from_dict(request.answer.error)
+                return request
             except (PeerLost, DeadlineExceeded) as error:
                 log.warning("parameter server %s: %s", number, error)
                 if self._clock.monotonic() >= deadline:
@@ -239,17 +239,17 @@ class ParameterServerClient:
                 busy_s=began - self._busy_since, weight=weight, rate=rate,
             )  # fmt: skip
             works.append(self._group.ask_server(ask, packet, server=number))
-        taken = PulledState(list(versions), accepted=False)
+        pulled = PulledState(list(versions), accepted=False)
         for number, work in enumerate(works):
             try:
-                self._note(taken, number, self._wait(work))
+                self._note(pulled, number, self._wait(work))
             except (PeerLost, DeadlineExceeded) as error:
                 log.warning("parameter server %s: %s", number, error)
-                taken.lost.append(number)
-        if taken.lost:
+                pulled.lost.append(number)
+        if pulled.lost:
             self.attached = False
         self._busy_since = self._clock.monotonic()
-        return taken
+        return pulled
 
     def idle(self, anchor: int, *, final: bool) -> None:
         """Tell the servers that no push follows before the next sync point; best effort."""
@@ -269,11 +269,11 @@ class ParameterServerClient:
         May be called on another thread.
         """
         try:
-            asked = self._group.ask_server(Fetch(anchor), server=server).wait()
+            request = self._group.ask_server(Fetch(anchor), server=server).wait()
         except (PeerLost, DeadlineExceeded) as error:
             log.warning("parameter server %s: %s", server, error)
             return None
-        answer, packet = asked.answer, asked.packet
+        answer, packet = request.answer, request.packet
         fits = answer.kind == "state" and packet is not None
         if not fits or packet is None or sorted(answer.vectors) != sorted(like.vectors):
             return None
@@ -294,21 +294,21 @@ class ParameterServerClient:
         finally:
             self._waited_s += self._clock.monotonic() - began
 
-    def _note(self, taken: PulledState, number: int, asked: ServerRequest) -> None:
+    def _note(self, pulled: PulledState, number: int, request: ServerRequest) -> None:
         """Add one server's answer."""
-        answer = asked.answer
+        answer = request.answer
         if answer.kind == "refused":
-            taken.refused = answer.error
+            pulled.refused = answer.error
         elif answer.kind != "theta":
-            taken.lost.append(number)
+            pulled.lost.append(number)
         else:
-            taken.versions[number] = answer.version
-            taken.accepted |= answer.accepted
+            pulled.versions[number] = answer.version
+            pulled.accepted |= answer.accepted
             if number == 0:
-                taken.first = answer
+                pulled.first = answer
                 self.progress = answer.progress
-            if asked.packet is not None:
-                taken.values[number] = make_codec(asked.packet.codec).decode(asked.packet)
+            if request.packet is not None:
+                pulled.values[number] = make_codec(request.packet.codec).decode(request.packet)
 
 
 def _load(ask: Attach, shard: Shard, setup: Setup, progress: float) -> tuple[Ask, Packet]:

@@ -122,7 +122,7 @@ class ServerOuter(ParameterServerOuter):
         return 1.0 if self.moves else self._rate
 
     def learned(self, task: Task) -> Tensor:
-        """Return the step that was taken, or the gradient."""
+        """Return the last step, or the gradient."""
         if self.moves:
             return super().learned(task)
         slots = [*map(dense_gradient, task.parameters()), *task.buffers()]

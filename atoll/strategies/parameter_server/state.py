@@ -234,20 +234,20 @@ class ParameterServerState(OuterDefaults, ABC):
         parts = [start_volume(peers, rank=rank)]
         if peers < 2 and self.is_plain:
             return total([*parts, *[anchor] * (steps // self._anchor_every + 1)])
-        push = _asked(
+        push = _request_traffic(
             sum(self._codec.nbytes(n) for n in shards.sizes),
             sum(self._reply.nbytes(n) for n in shards.sizes),
         )
         held_bytes = sum(exact.nbytes(n) for n in held) if rank == 0 else 0
-        parts.append(_asked(held_bytes, 0))
+        parts.append(_request_traffic(held_bytes, 0))
         step = anchored = 0
         while step < steps:
             step = min(step + self._every, steps)
             parts.append(push)
             if step >= anchored + self._anchor_every:
                 anchored = step
-                parts += [_asked(0, held_bytes), anchor, _asked(held_bytes, 0)]
-        return total([*parts, _asked(0, held_bytes), anchor])
+                parts += [_request_traffic(0, held_bytes), anchor, _request_traffic(held_bytes, 0)]
+        return total([*parts, _request_traffic(0, held_bytes), anchor])
 
     def _shards_like(self, elements: int) -> Shards:
         """Return how a vector of so many elements would be cut, with the same number of buffers."""
@@ -264,6 +264,6 @@ def total_round(first: Traffic, second: Traffic) -> Traffic:
     )  # fmt: skip
 
 
-def _asked(sent: int, received: int) -> Traffic:
+def _request_traffic(sent: int, received: int) -> Traffic:
     """Return the traffic of requests to servers, which always use the relay."""
     return Traffic(0, sent, received, sent, received)

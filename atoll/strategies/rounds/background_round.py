@@ -174,7 +174,7 @@ _PENDING = "pending."
 
 
 @dataclass(frozen=True, slots=True)
-class TakenResult:
+class CompressedResult:
     """The result of a compressed round, as it is applied or saved."""
 
     squeezed: CompressedMean
@@ -233,14 +233,14 @@ class DelayedRound:
     """At its start, like `positions`."""
     prepare_s: float = 0.0
     work: Work[CommittedRound[Found]] | None = None
-    loaded: TakenResult | None = None
+    loaded: CompressedResult | None = None
 
     def pending(self) -> dict[str, Tensor]:
         """Return the result once it is known; empty if the round failed."""
         if self.work is None:
             return {} if self.loaded is None else self.loaded.state()
         try:
-            return TakenResult.of(self.work.wait().reduced, self.buffers).state()
+            return CompressedResult.of(self.work.wait().reduced, self.buffers).state()
         except AtollError:
             return {}  # applying the result raises the error
 

@@ -106,12 +106,12 @@ class Flat:
         if len({row.device for row in rows}) != 1 or self._in_main_memory(rows):
             vector = self.read()
             return lambda: vector
-        taken = Snapshot(rows)
+        snapshot = Snapshot(rows)
 
         def copied() -> Tensor:
             vector = self.new()
             with torch.no_grad():
-                taken.copy_to(self._parts(vector, rows))
+                snapshot.copy_to(self._parts(vector, rows))
             return vector
 
         return copied

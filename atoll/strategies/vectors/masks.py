@@ -69,26 +69,26 @@ class Mask:
     @property
     def cycle(self) -> int:
         """Rounds in which a `rolled` mask visits every entry."""
-        taken, stretch = self._fraction.as_integer_ratio()
-        return -(-stretch // taken)
+        selected, stretch = self._fraction.as_integer_ratio()
+        return -(-stretch // selected)
 
     def size(self, number: int) -> int:
         """Return how many positions round `number` has."""
-        taken, stretch = self._fraction.as_integer_ratio()
-        return self.elements // stretch * taken + len(self._rest(number))
+        selected, stretch = self._fraction.as_integer_ratio()
+        return self.elements // stretch * selected + len(self._rest(number))
 
     def at(self, number: int) -> Tensor:
         """Return the positions of round `number`, int64, ascending and distinct."""
-        taken, stretch = self._fraction.as_integer_ratio()
-        if taken == stretch:
+        selected, stretch = self._fraction.as_integer_ratio()
+        if selected == stretch:
             return torch.arange(self.elements)
         whole = self.elements // stretch
-        moved = taken * (number % self.cycle) if self.kind == "rolled" else 0
+        moved = selected * (number % self.cycle) if self.kind == "rolled" else 0
         drawn = number // self.cycle if self.kind == "rolled" else number
         words = random_words(mixed(self.seed, drawn), whole) % np.uint64(stretch)
         begin = torch.from_numpy(words.astype(np.int64)).unsqueeze(1)
-        inside = (begin + moved + torch.arange(taken)).remainder_(stretch)
-        if taken > 1:
+        inside = (begin + moved + torch.arange(selected)).remainder_(stretch)
+        if selected > 1:
             inside = inside.sort(dim=1).values
         positions = (inside + stretch * torch.arange(whole).unsqueeze(1)).flatten()
         rest = torch.tensor(self._rest(number), dtype=torch.int64)
@@ -96,9 +96,9 @@ class Mask:
 
     def _rest(self, number: int) -> list[int]:
         """Return the positions behind the last whole stretch; these always roll."""
-        taken, stretch = self._fraction.as_integer_ratio()
+        selected, stretch = self._fraction.as_integer_ratio()
         whole, rest = divmod(self.elements, stretch)
-        inside = sorted({(taken * number + offset) % stretch for offset in range(taken)})
+        inside = sorted({(selected * number + offset) % stretch for offset in range(selected)})
         return [whole * stretch + offset for offset in inside if offset < rest]
 
 

@@ -1,4 +1,4 @@
-"""What can be told of a model in a pipeline without data, ranks or memory for its weights."""
+"""What can be checked of a model in a pipeline without data, ranks or memory for its weights."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def profile(
     targets = targets.to(device)
     sent: list[int] = []
     kinds: list[object] = []
-    taken: dict[object, list[tuple[float, float]]] = {}
+    durations: dict[object, list[tuple[float, float]]] = {}
     devices = [] if device.type == CPU else [device]
     with torch.random.fork_rng(devices=devices, device_type=device.type):
         for number, unit in enumerate(units):
@@ -171,7 +171,7 @@ def profile(
                 outputs = once()[2]  # warm-up
                 times = [once()[:2] for _ in range(repeats)]
             kinds.append(number if last else _kind(unit, values, number))
-            taken.setdefault(kinds[-1], []).extend(times)
+            durations.setdefault(kinds[-1], []).extend(times)
             sent.append(sum(v.nbytes for v in outputs))
             with torch.no_grad():
                 for name, buffer in unit.named_buffers():
@@ -181,8 +181,8 @@ def profile(
                 v.detach().requires_grad_(v.is_floating_point() and v.requires_grad)
                 for v in outputs
             )
-    forward_s = {kind: statistics.median(f for f, _ in times) for kind, times in taken.items()}
-    backward_s = {kind: statistics.median(b for _, b in times) for kind, times in taken.items()}
+    forward_s = {kind: statistics.median(f for f, _ in times) for kind, times in durations.items()}
+    backward_s = {kind: statistics.median(b for _, b in times) for kind, times in durations.items()}
     return [
         UnitTime(forward_s[kind], backward_s[kind], nbytes)
         for kind, nbytes in zip(kinds, sent, strict=True)
@@ -192,8 +192,8 @@ def profile(
 def _kind(unit: nn.Module, values: tuple[Tensor, ...], number: int) -> object:
     """Return a key that is equal for units of equal cost; unique for units without weights."""
     weights = tuple((name, tuple(p.shape)) for name, p in unit.named_parameters())
-    given = tuple((tuple(value.shape), value.dtype) for value in values)
-    return (type(unit), weights, given) if weights else number
+    shapes = tuple((tuple(value.shape), value.dtype) for value in values)
+    return (type(unit), weights, shapes) if weights else number
 
 
 def as_tuple(values: Any) -> tuple[Tensor, ...]:

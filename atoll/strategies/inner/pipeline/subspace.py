@@ -149,7 +149,7 @@ class TokenBoundary:
             like = self.subspace.basis
             self._measured = torch.zeros(width + 1, size, dtype=torch.float64, device=like.device)
 
-    def taken(self) -> Tensor:
+    def measured(self) -> Tensor:
         """Return the sums, (d + 1, K), and end: gᵀg U, and the sum of squares in the last row."""
         found, self._measured = self._measured, None
         if found is None:

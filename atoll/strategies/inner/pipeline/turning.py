@@ -56,7 +56,7 @@ class Turning:
         if not due:
             return
         subspace, boundary = self._confined.subspace, self._confined.boundary
-        measured = boundary.taken()
+        measured = boundary.measured()
         dist.all_reduce(measured)  # zero but on the last ranks of rows
         basis = subspace.refreshed(measured[:-1], total=measured[-1, 0], rate=self._rate).basis
         self._adopt(basis)

@@ -28,7 +28,7 @@ MOST_ELEMENTS = 1 << 30
 """Of one tensor: more is a damaged header."""
 MOST_TENSORS = 64
 KEPT = 16
-"""Codecs in the cache, one per shape; those that use shapes are told theirs once."""
+"""Codecs in the cache, one per shape; those that use shapes receive theirs once."""
 
 TYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
