@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure in the process that hears of every test."""
+    """Measure in the process that receives every test's report."""
     if config.getoption("--measure") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(order.Measure())
 

@@ -38,17 +38,17 @@ SLOW_ROOMS = frozenset(
 """Each of their files starts processes, a browser or networks."""
 
 
-class Taken(NamedTuple):
+class Durations(NamedTuple):
     """Seconds of a file: of the tests that `make test` runs, and of its long ones."""
 
     usual_s: float = UNKNOWN_S
     long_s: float = 0.0
 
 
-def seconds() -> dict[str, Taken]:
+def seconds() -> dict[str, Durations]:
     """Return how long each file takes, as far as it is known."""
     rows = (line.split() for line in TABLE.read_text().splitlines())
-    return {path: Taken(float(usual_s), float(long_s)) for usual_s, long_s, path in rows}
+    return {path: Durations(float(usual_s), float(long_s)) for usual_s, long_s, path in rows}
 
 
 def ordered(items: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -61,26 +61,28 @@ def ordered(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     for item in items:
         files.setdefault(item.nodeid.partition("::")[0], []).append(item)
     known = seconds()
-    taken = {name: _taken_s(own, known.get(name, Taken())) for name, own in files.items()}
+    durations = {
+        name: _duration_s(own, known.get(name, Durations())) for name, own in files.items()
+    }
     clusters = {name for name, own in files.items() if own[0].get_closest_marker("e2e")}
-    placed = {**places(taken, clusters), **places(taken, files.keys() - clusters)}
+    placed = {**places(durations, clusters), **places(durations, files.keys() - clusters)}
     return [item for name in sorted(files, key=lambda name: placed[name]) for item in files[name]]
 
 
-def _taken_s(items: Sequence[pytest.Item], known: Taken) -> float:
+def _duration_s(items: Sequence[pytest.Item], known: Durations) -> float:
     """Return how long these tests of a file take."""
     long = {item.get_closest_marker("long") is not None for item in items}
     return (known.usual_s if False in long else 0.0) + (known.long_s if True in long else 0.0)
 
 
-def places(taken: dict[str, float], names: Iterable[str]) -> dict[str, tuple[float, str]]:
+def places(durations: dict[str, float], names: Iterable[str]) -> dict[str, tuple[float, str]]:
     """Return where files stand between 0 and 1, the longest first, each by what comes before it."""
-    queue = sorted(names, key=lambda name: (-taken[name], name))
-    whole_s = sum(taken[name] for name in queue) or 1.0
+    queue = sorted(names, key=lambda name: (-durations[name], name))
+    whole_s = sum(durations[name] for name in queue) or 1.0
     found, before_s = {}, 0.0
     for name in queue:
         found[name] = (before_s / whole_s, name)
-        before_s += taken[name]
+        before_s += durations[name]
     return found
 
 
@@ -89,7 +91,7 @@ def quick() -> list[str]:
 
     Rooms take turns, each with its next quickest file, so none is left out.
     """
-    known = {path: taken.usual_s for path, taken in seconds().items()}
+    known = {path: durations.usual_s for path, durations in seconds().items()}
     rooms: dict[str, list[tuple[float, str]]] = {}
     for path in ROOT.glob("tests/**/test_*.py"):
         name = path.relative_to(ROOT).as_posix()
@@ -99,13 +101,13 @@ def quick() -> list[str]:
     found, left_s = list(ALWAYS), QUICK_S - sum(known.get(name, UNKNOWN_S) for name in ALWAYS)
     while rooms:
         for room in sorted(rooms, key=lambda room: min(rooms[room])):
-            taken_s, name = min(rooms[room])
-            if taken_s > left_s:
+            duration_s, name = min(rooms[room])
+            if duration_s > left_s:
                 del rooms[room]
                 continue
-            rooms[room].remove((taken_s, name))
+            rooms[room].remove((duration_s, name))
             found.append(name)
-            left_s -= taken_s
+            left_s -= duration_s
         rooms = {room: files for room, files in rooms.items() if files}
     return found
 
@@ -125,11 +127,11 @@ class Measure:
         """Write the table, without files that are gone."""
         known = seconds()
         for path, long in self._found:
-            taken = known.get(path, Taken(0.0))
+            durations = known.get(path, Durations(0.0))
             new_s = self._found[path, long]
-            known[path] = taken._replace(**{"long_s" if long else "usual_s": new_s})
-        there = {path: taken for path, taken in known.items() if (ROOT / path).exists()}
-        rows = [(-taken.usual_s, -taken.long_s, path) for path, taken in there.items()]
+            known[path] = durations._replace(**{"long_s" if long else "usual_s": new_s})
+        there = {path: durations for path, durations in known.items() if (ROOT / path).exists()}
+        rows = [(-durations.usual_s, -durations.long_s, path) for path, durations in there.items()]
         TABLE.write_text("".join(f"{-u:.1f} {-s:.1f} {path}\n" for u, s, path in sorted(rows)))
 
 
@@ -139,8 +141,8 @@ def main() -> int:
         case ["quick"]:
             print("\n".join(quick()))
         case ["sum"]:
-            taken = seconds().values()
-            print(f"{sum(t.usual_s for t in taken):.0f} {sum(t.long_s for t in taken):.0f}")
+            durations = seconds().values()
+            print(f"{sum(t.usual_s for t in durations):.0f} {sum(t.long_s for t in durations):.0f}")
         case _:
             sys.stderr.write(f"{__doc__}\n")
             return 2

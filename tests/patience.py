@@ -7,5 +7,5 @@ PATIENCE_S = 180.0
 several suites share two cores."""
 
 PROMPT_S = 30.0
-"""What "at once" may take on a busy machine. Whoever asserts it makes sure that the wrong way would
-take much longer: the pause or time limit that is not to be waited for is to be minutes."""
+"""What "at once" may take on a busy machine. A test that asserts it makes sure that the wrong way
+would take much longer: the pause or time limit that is not to be waited for is to be minutes."""

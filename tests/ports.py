@@ -1,4 +1,4 @@
-"""Ports that are known before anything listens on them, and that nobody else takes meanwhile."""
+"""Ports that are known before anything listens on them, and that stay free meanwhile."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import random
 import socket
 
 LOWEST, HIGHEST = 10_000, 30_000
-"""Below those that the system gives to whoever asks for any port, as every connection does."""
+"""Below those that the system gives to a process that asks for any port, as connections do."""
 
 _choice = random.Random(os.getpid())
 
 
 def free_port() -> int:
-    """Return a port of the loopback where nobody listens; each is given once in a while only."""
+    """Return a port of the loopback without a listener; each is given once in a while only."""
     while True:
         port = _choice.randrange(LOWEST, HIGHEST)
         with socket.socket() as probe:

@@ -66,9 +66,9 @@ def test_what_was_fetched_before_needs_no_hub(
     assert records("hub:ada/sums") == ROWS
     monkeypatch.setattr(constants, "is_offline_mode", lambda: True)
     assert records("hub:ada/sums") == ROWS
-    with pytest.raises(DataError, match="its hub cannot be asked") as told:
+    with pytest.raises(DataError, match="its hub cannot be asked") as caught:
         records("hub:ada/other")
-    assert "hf download --repo-type dataset ada/other" in str(told.value.remedy)
+    assert "hf download --repo-type dataset ada/other" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_what_was_fetched_before_needs_no_hub(
     ],
 )
 def test_what_is_not_there_is_said(at: ModelHub, entry: str, says: str) -> None:
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         find_files([entry])
-    assert says in str(told.value)
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize("entry", ["hub:", "hub:sums", "hub:a/b@", "hub:a b/c"])

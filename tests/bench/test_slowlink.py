@@ -55,10 +55,10 @@ def test_rows_are_compared_at_their_own_compute_rate() -> None:
 
 
 def test_what_was_cut_is_extrapolated_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requested = []
 
     def needed(plan: Plan, method: str) -> int | None:
-        asked.append(method)
+        requested.append(method)
         return 25
 
     monkeypatch.setattr(slowlink, "steps_needed", needed)
@@ -66,7 +66,7 @@ def test_what_was_cut_is_extrapolated_and_says_so(monkeypatch: pytest.MonkeyPatc
     rows = [row_of(PLAN, "ddp", rate, slow) for rate in (20, 100)]
     rows.append(row_of(PLAN, "diloco", 20, {"w0": lines(per_step=0.1)}))
     extrapolate(PLAN, rows)
-    assert asked == ["ddp"]  # once for both rates
+    assert requested == ["ddp"]  # once for both rates
     assert [(row["seconds_to_loss"], row["extrapolated"]) for row in rows] == [
         (50.0, True), (50.0, True), (2.0, False),
     ]  # fmt: skip

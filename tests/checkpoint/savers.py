@@ -52,7 +52,7 @@ def killing(mark: Path, left: int, *, whom: str = "writer") -> list[str]:
 
 
 class Events:
-    """Collects what a saver tells."""
+    """Collects what a saver reports."""
 
     def __init__(self) -> None:
         self.all: list[Event] = []

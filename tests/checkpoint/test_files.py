@@ -1,4 +1,4 @@
-"""A file is there whole or not at all; a full disk is told and leaves the old one."""
+"""A file is there whole or not at all; a full disk is reported and leaves the old one."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class CappedGroup(HubGroup):
 
     cap_s = 60.0
     reaches: Collection[str] | None = None
-    """Members that it can dial, as if the others were behind NAT; None: whoever answers."""
+    """Members that it can dial, as if the others were behind NAT; None: any that answers."""
 
     def _look_around(self) -> list[str]:
         found = super()._look_around()

@@ -16,7 +16,7 @@ class Middle:
         self._behind = split_host_port(dial)
         self._server = socket.create_server(("127.0.0.1", 0))
         self.dial = f"127.0.0.1:{self._server.getsockname()[1]}"
-        self.heard = bytearray()
+        self.received = bytearray()
         self.change_at = self.insert_at = -1
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
@@ -35,7 +35,7 @@ class Middle:
         with contextlib.suppress(OSError):
             while data := bytearray(source.recv(65_536)):
                 with self._lock:
-                    at, self.heard = len(self.heard), self.heard + data
+                    at, self.received = len(self.received), self.received + data
                     if at <= self.change_at < at + len(data):
                         data[self.change_at - at] ^= 1
                     if at <= self.insert_at < at + len(data):

@@ -49,7 +49,7 @@ def test_an_announced_round_waits_for_the_verdict_only(
     together(world, announce)  # type: ignore[arg-type]
     counts = Counts(monkeypatch)
     done = rounds(world)
-    assert (dict(counts.asked), counts.connected) == ({RoundVote: 3}, 0)
+    assert (dict(counts.requests), counts.connected) == ({RoundVote: 3}, 0)
     assert {each.plan.round for each in done} == {1}
     assert all(each.attempts == 1 for each in done)
     newest = PeriodReport(1, "base").as_join()
@@ -72,28 +72,28 @@ def test_a_plan_that_was_aborted_meanwhile_is_asked_for_again(world: HubWorld) -
 
 def test_only_the_announced_round_takes_the_plan() -> None:
     plan = RoundPlan("job", 1, 7, ["w0"], "alone")
-    asked = AnnouncedJoin()
-    asked.ask(1, lambda: plan)
-    asked.ask(1, lambda: pytest.fail("asked twice"))
-    assert asked.take(REPORT) is plan
-    assert asked.report == REPORT.as_join()
-    assert asked.take(REPORT) is None
-    assert asked.report is None
-    asked.ask(2, lambda: plan)
-    assert asked.take(REPORT) is None
-    asked.ask(1, lambda: plan)
-    asked.aborted(7)
-    assert asked.take(REPORT) is None
-    asked.ask(1, lambda: plan)
-    asked.forget()
-    assert asked.take(REPORT) is None
+    join = AnnouncedJoin()
+    join.ask(1, lambda: plan)
+    join.ask(1, lambda: pytest.fail("asked twice"))
+    assert join.take(REPORT) is plan
+    assert join.report == REPORT.as_join()
+    assert join.take(REPORT) is None
+    assert join.report is None
+    join.ask(2, lambda: plan)
+    assert join.take(REPORT) is None
+    join.ask(1, lambda: plan)
+    join.aborted(7)
+    assert join.take(REPORT) is None
+    join.ask(1, lambda: plan)
+    join.forget()
+    assert join.take(REPORT) is None
 
 
 def test_the_hubs_error_is_that_of_the_join() -> None:
     def ask() -> RoundPlan:
         raise LeftBehind("the others went on")
 
-    asked = AnnouncedJoin()
-    asked.ask(1, ask)
+    join = AnnouncedJoin()
+    join.ask(1, ask)
     with pytest.raises(LeftBehind, match="went on"):
-        asked.take(REPORT)
+        join.take(REPORT)

@@ -78,9 +78,9 @@ class ForgedWorld(HubWorld):
         self.reducer_thread = Work.start(serve, name="forger")
 
     def _answer(self, link: SyncLink, item: Relayed) -> None:
-        asked, _ = unpack_chunk(item.payload)
+        chunk, _ = unpack_chunk(item.payload)
         fields: dict[str, Any] = {
-            "kind": "result", "epoch": asked.epoch, "round": asked.round, "index": 0, "count": 1,
+            "kind": "result", "epoch": chunk.epoch, "round": chunk.round, "index": 0, "count": 1,
             "total_bytes": 4 * SIZE, "codec": "fp32", "sizes": [SIZE], "weight": 2.0,
             "contributors": ["w0", "w1"],
         }  # fmt: skip
@@ -291,16 +291,16 @@ def by_sites(
 def test_site_sends_its_mean_once_and_all_decode_the_same_bytes(
     routes: Callable[[int], list[DirectRoute]], codec: str
 ) -> None:
-    asked: list[tuple[Packet, float, tuple[str, ...]]] = []
+    sent: list[tuple[Packet, float, tuple[str, ...]]] = []
 
     def upstairs(packet: Packet, weight: float, names: tuple[str, ...]) -> RelayedMean:
-        asked.append((packet, weight, names))
+        sent.append((packet, weight, names))
         answer = make_codec(packet.codec).encode(torch.full((3000,), 5.0), key="x")
         return RelayedMean(answer, ("w0", "w1", "w2", "w9"), 7.0, 10, 20)
 
     results = by_sites(routes(3), upstairs, codec=codec)
-    assert len(asked) == 1
-    packet, weight, names = asked[0]
+    assert len(sent) == 1
+    packet, weight, names = sent[0]
     assert (weight, names) == (6.0, ("w0", "w1", "w2"))
     torch.testing.assert_close(
         make_codec(packet.codec).decode(packet), torch.ones(3000), atol=0.01, rtol=0.01
@@ -330,7 +330,7 @@ def test_site_whose_values_are_all_unusable_still_takes_part(
 
 
 @pytest.mark.parametrize(
-    ("trouble", "told"),
+    ("trouble", "raised"),
     [
         (GroupError("your codec is another"), PeerLost),
         (PeerLost("the hub lost the reducer"), PeerLost),
@@ -338,7 +338,7 @@ def test_site_whose_values_are_all_unusable_still_takes_part(
     ],
 )
 def test_site_hears_at_once_why_its_delegate_got_no_mean(
-    routes: Callable[[int], list[DirectRoute]], trouble: GroupError, told: type[GroupError]
+    routes: Callable[[int], list[DirectRoute]], trouble: GroupError, raised: type[GroupError]
 ) -> None:
     def upstairs(*_: Any) -> RelayedMean:
         raise trouble
@@ -347,7 +347,7 @@ def test_site_hears_at_once_why_its_delegate_got_no_mean(
     first, *others = by_sites(routes(3), upstairs)
     assert type(first) is type(trouble)
     for error in others:
-        assert isinstance(error, told)
+        assert isinstance(error, raised)
     assert time.monotonic() - began < PROMPT_S
 
 

@@ -29,9 +29,9 @@ def test_limits_reach_the_process_by_its_environment() -> None:
     capped = dataclasses.replace(
         WORKER, upload_bps=2.5e6, download_bps=1e7, pace="home/pace", proxy="http://p:1"
     )
-    told = read_worker_environment(worker_variables(capped))
-    assert told == capped
-    way = endpoint_of(told)
+    environment = read_worker_environment(worker_variables(capped))
+    assert environment == capped
+    way = endpoint_of(environment)
     assert (way.upload_bps, way.download_bps, way.pace) == (2.5e6, 1e7, "home/pace")
     assert not WORKER.relayed
     assert not read_worker_environment(worker_variables(WORKER)).relayed  # type: ignore[union-attr]

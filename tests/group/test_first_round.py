@@ -30,7 +30,7 @@ class Counts:
     """Counts what members ask the hub, and the connections that they make."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: Counter[type[Message]] = Counter()
+        self.requests: Counter[type[Message]] = Counter()
         self.bodies: list[Message] = []
         self.connected = 0
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class Counts:
 
         def counted_ask(requests: HubRequests, body: Message, timeout_s: float) -> Message:
             with self._lock:
-                self.asked[type(body)] += 1
+                self.requests[type(body)] += 1
                 self.bodies.append(body)
             return ask(requests, body, timeout_s)
 
@@ -51,10 +51,10 @@ class Counts:
         monkeypatch.setattr(socket, "create_connection", counted_connect)
 
     def of_round(self, world: HubWorld) -> tuple[dict[type[Message], int], int]:
-        self.asked.clear()
+        self.requests.clear()
         self.connected = 0
         assert_same_everywhere([done.reduced for done in in_round(world)])
-        return dict(self.asked), self.connected
+        return dict(self.requests), self.connected
 
 
 @pytest.fixture
@@ -98,8 +98,8 @@ def test_members_that_have_not_met_do_so_in_the_round(
         direct._prepared = None
         group._peers.forget()
     counts = Counts(monkeypatch)
-    asked, connected = counts.of_round(world)
-    assert asked[Roster] >= MEMBERS - 1
+    requests, connected = counts.of_round(world)
+    assert requests[Roster] >= MEMBERS - 1
     assert connected > 0
     assert counts.of_round(world)[1] == 0
 

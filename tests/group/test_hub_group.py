@@ -105,7 +105,7 @@ def big(group: Group) -> CommittedMean:
 def test_broken_connection_resumes_with_what_is_missing(
     world: Callable[..., HubWorld], who: str, after_bytes: int
 ) -> None:
-    """Whoever loses its connection, and whenever: the round goes on, with the same result."""
+    """Any member may lose its connection, at any time: the round goes on, with the same result."""
     here = world(2, route="relay", proxied=[who])
     here.proxies[who].cut_after(after_bytes)
     results = together(here, big)

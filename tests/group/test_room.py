@@ -22,7 +22,7 @@ def test_trained_model_waits_for_room_and_is_stored() -> None:
     when_there_is_room(put, tell=lambda *event: said.append(event), sleep=slept.append)
     assert slept == [ROOM_POLL_S] * 2
     waits = (WAITS_FOR_ROOM, "waits for room on the hub's disk: free some space there")
-    # Told at every try: a hub that was restarted meanwhile would not know it otherwise.
+    # Reported at every try: a hub that was restarted meanwhile would not know it otherwise.
     assert said == [waits, waits, (FOUND_ROOM, "is stored: there is room again")]
 
 

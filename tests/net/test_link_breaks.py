@@ -76,8 +76,8 @@ def test_a_token_refused_on_reconnect_ends_every_call() -> None:
     async def scenario() -> None:
         hub = ScriptedHub()
         link, peer = await hub.linked(window_bytes=100)
-        heard: list[AtollError] = []
-        link.on_failure(heard.append)
+        failures: list[AtollError] = []
+        link.on_failure(failures.append)
         deadline = asyncio.get_running_loop().time() + WAIT_S
         asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
         relaying = asyncio.create_task(
@@ -98,7 +98,7 @@ def test_a_token_refused_on_reconnect_ends_every_call() -> None:
         with pytest.raises(AuthError, match="expired"):
             await link.relay("job/r", (b"", b""), deadline=deadline)
         assert await link.wait_failed() is link.failed
-        assert heard == [link.failed]
+        assert failures == [link.failed]
         assert hub.dials == 2
         await link.close()
 

@@ -15,9 +15,9 @@ from tests.net.scripted import WAIT_S, ScriptedHub, run
 def test_notices_and_payloads_keep_their_order() -> None:
     async def scenario() -> None:
         link, peer = await ScriptedHub().linked()
-        heard: list[object] = []
-        link.on_notice(heard.append)
-        link.on_relay(lambda source, payload: heard.append((source, bytes(payload))))
+        received: list[object] = []
+        link.on_notice(received.append)
+        link.on_relay(lambda source, payload: received.append((source, bytes(payload))))
         expected: list[object] = []
         for index in range(5):
             await peer.relay("job/w1", "job/w0", bytes([index]))
@@ -27,7 +27,7 @@ def test_notices_and_payloads_keep_their_order() -> None:
         pending, _ = await peer.expect(Roster)
         await peer.answer(pending, RosterReply([]))
         await asking
-        assert heard == expected
+        assert received == expected
         await link.close()
 
     run(scenario())
@@ -38,15 +38,15 @@ def test_failing_listener_does_not_silence_the_others(
 ) -> None:
     async def scenario() -> None:
         link, peer = await ScriptedHub().linked()
-        heard: asyncio.Queue[Message] = asyncio.Queue()
+        received: asyncio.Queue[Message] = asyncio.Queue()
 
         def broken(notice: Message) -> None:
             raise RuntimeError("a listener broke")
 
         link.on_notice(broken)
-        link.on_notice(heard.put_nowait)
+        link.on_notice(received.put_nowait)
         await peer.tell(Done())
-        assert await heard.get() == Done()
+        assert await received.get() == Done()
         assert link.connected
         await link.close()
 

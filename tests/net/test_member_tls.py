@@ -145,27 +145,27 @@ def test_records_cannot_be_repeated_or_swapped(what: str) -> None:
 
 
 def test_a_recorded_connection_is_of_no_use_again() -> None:
-    heard = bytearray()
+    recorded = bytearray()
     with ends() as (near, middle), ends() as (behind, far):
         for source, target, keep in ((middle, behind, False), (behind, middle, True)):
             threading.Thread(
-                target=_pass_on, args=(source, target, heard if keep else None), daemon=True
+                target=_pass_on, args=(source, target, recorded if keep else None), daemon=True
             ).start()
         one, two = lines(near, far)
         two.send(b"once")
         assert one.receive(most=50) == b"once"
     with ends() as (near, far):
-        far.sendall(heard)
+        far.sendall(recorded)
         far.shutdown(socket.SHUT_WR)
         with pytest.raises((OSError, AuthError)):
             ONE.listening(near)
 
 
-def _pass_on(source: socket.socket, target: socket.socket, heard: bytearray | None) -> None:
+def _pass_on(source: socket.socket, target: socket.socket, recorded: bytearray | None) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65_536):
-            if heard is not None:
-                heard += data
+            if recorded is not None:
+                recorded += data
             target.sendall(data)
 
 

@@ -152,13 +152,13 @@ def test_a_sender_that_waits_for_a_lost_receiver_gets_peer_lost() -> None:
 def test_a_receiver_that_came_back_can_be_sent_to_again() -> None:
     async def scenario() -> None:
         link, peer = await ScriptedHub().linked(window_bytes=2 * FRAME_BYTES)
-        heard: asyncio.Queue[object] = asyncio.Queue()
-        link.on_notice(heard.put_nowait)
+        notices: asyncio.Queue[object] = asyncio.Queue()
+        link.on_notice(notices.put_nowait)
         await send(link, 1)
         await peer.expect_relay()
         await peer.tell(Credit("job/r", FRAME_BYTES))
         await peer.tell(Undeliverable("job/r"))
-        assert await heard.get() == Undeliverable("job/r")
+        assert await notices.get() == Undeliverable("job/r")
         await send(link, 2)
         assert await taken(peer) == 2
         await link.close()

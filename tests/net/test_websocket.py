@@ -26,7 +26,7 @@ async def server(handler: Callable[[ServerConnection], Awaitable[None]]) -> Asyn
 
 @contextlib.contextmanager
 def free_port() -> Iterator[int]:
-    """Yield a port that is taken by nobody who listens."""
+    """Yield a port that is in use, but that no process listens on."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]

@@ -38,8 +38,8 @@ def test_steps_that_were_trained_again_count_once() -> None:
     before = [point("a", step, rows=12, loss=float(step), time=step) for step in range(1, 6)]
     after = [point("b", step, rows=12, loss=10.0 * step, time=step + 10) for step in range(4, 7)]
     found = curve_of([*before, *after], stages=2, batch=12, saved=3, killed=10.0)
-    told = {step: loss for steps, loss in found.items() for step in steps}
-    assert told == {1: 1.0, 2: 2.0, 3: 3.0, 4: 40.0, 5: 50.0, 6: 60.0}
+    losses = {step: loss for steps, loss in found.items() for step in steps}
+    assert losses == {1: 1.0, 2: 2.0, 3: 3.0, 4: 40.0, 5: 50.0, 6: 60.0}
 
 
 def test_a_step_with_rows_that_nobody_reported_is_left_out() -> None:

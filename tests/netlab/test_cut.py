@@ -154,7 +154,7 @@ class Machines:
         return [line for line in lines if line["time"] >= since]
 
     def contributors(self, *, since: float) -> list[int]:
-        """Return how many took part in the rounds that members told of."""
+        """Return how many took part in the rounds that members reported."""
         points = self.lines("metrics.jsonl", since=since)
         return [int(p["values"]["contributors"]) for p in points if "contributors" in p["values"]]
 
@@ -163,8 +163,8 @@ class Machines:
         assigned = [e for e in self.lines("events.jsonl") if e["kind"] == "assigned"]
         return next(str(e["member"]) for e in assigned if f" n{CUT}" in str(e["text"]))
 
-    def told(self) -> str:
-        """Return what happened, for whoever reads that this test has failed."""
+    def report(self) -> str:
+        """Return what happened, for a reader of a failure of this test."""
         return "\n".join(
             f"{e['time'] % 1000:.2f} {e['kind']}: {e['text']}" for e in self.lines("events.jsonl")
         )
@@ -186,7 +186,7 @@ def running(folder: Path, *, route: str) -> Iterator[Machines]:
 def until(condition: Callable[[], T], machines: Machines, *, timeout_s: float) -> T:
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"it did not happen in time:\n{machines.told()}"
+        assert time.monotonic() < deadline, f"it did not happen in time:\n{machines.report()}"
         time.sleep(0.1)
     return found
 
@@ -213,12 +213,12 @@ def test_host_cut_off_for_20_s_is_left_out_and_returns(tmp_path: Path, route: st
         machines.lab.heal(CUT)
         until(lambda: 4 in machines.contributors(since=healed), machines, timeout_s=PATIENCE_S)
         view = json.loads(machines.ask(STOP, machines.job))
-        told, events = machines.told(), machines.lines("events.jsonl")
+        report, events = machines.report(), machines.lines("events.jsonl")
     # Silence, then the patience that follows from measured rounds, then a point per second.
-    assert without_s < SILENT_S + 10.0, told
-    assert view["state"] == "stopped", told
+    assert without_s < SILENT_S + 10.0, report
+    assert view["state"] == "stopped", report
     results = {member["member"]: member["result"] for member in view["members"]}
     assert len(results) == MEMBERS
     assert len({result["digest"] for result in results.values()}) == 1, results
     recovered = [e for e in events if e["kind"] == "recovered" and e["time"] > healed]
-    assert any(event["member"] == victim for event in recovered), told
+    assert any(event["member"] == victim for event in recovered), report

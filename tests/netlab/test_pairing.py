@@ -53,8 +53,8 @@ def test_join_finds_the_hub_of_its_network(tmp_path: Path) -> None:
         assert hub.stdout is not None
         ready = json.loads(hub.stdout.readline())
         asking = ("-c", CODE, ready["url"], ready["operator_token"], ready["ca"])
-        with started(lab, HUB, *asking, home=tmp_path) as asked:
-            code = asked.communicate(timeout=PATIENCE_S)[0].strip()
+        with started(lab, HUB, *asking, home=tmp_path) as process:
+            code = process.communicate(timeout=PATIENCE_S)[0].strip()
         joining = ("-m", "atoll.cli", "join", "--name", "far", "--code", code)
         with started(lab, OTHER, *joining, home=tmp_path / "far") as joined:
             assert joined.stdout is not None

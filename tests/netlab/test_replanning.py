@@ -71,7 +71,7 @@ def until(site: Site, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     return found
 
 
-def told(found: dict[str, Any]) -> list[str]:
+def notices(found: dict[str, Any]) -> list[str]:
     return [event["text"] for event in found["events"] if event["kind"] == "planned-again"]
 
 
@@ -100,19 +100,19 @@ def test_a_new_machine_and_a_longer_line_are_planned_for(tmp_path: Path) -> None
             (tmp_path / "job.toml").write_text(JOB, encoding="utf-8")
             site.start(HUB, "run", str(tmp_path / "job.toml"))
             until(site, lambda found: len(found["rounds"]) >= 3)
-            assert told(view(site)) == []
+            assert notices(view(site)) == []
 
             site.join(3)
-            found = until(site, lambda found: len(told(found)) == 1)
-            assert "n3" in told(found)[0]
+            found = until(site, lambda found: len(notices(found)) == 1)
+            assert "n3" in notices(found)[0]
 
             lab.shape(1, Shape(up_bps=50e6, down_bps=50e6, rtt_s=1.2))
-            found = until(site, lambda found: len(told(found)) == 2)
-            text = told(found)[1]
+            found = until(site, lambda found: len(notices(found)) == 2)
+            text = notices(found)[1]
             assert text.startswith("planned again: every "), text
             assert "n1's round trip" in text
             every = int(text.split("every ")[1].removeprefix("stays ").split()[0].strip(","))
-            assert every > 10, told(found)
+            assert every > 10, notices(found)
             # All members do the new interval's steps, and go on after that.
             until(site, lambda found: steps_of(found["rounds"][-1]) == [every] * 3)
         finally:

@@ -83,7 +83,7 @@ def swarm(
 
 def view_of(machines: Machines) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(machines.ask(VIEW, machines.job))
-    assert found["state"] != "failed", machines.told()
+    assert found["state"] != "failed", machines.report()
     return found
 
 
@@ -117,7 +117,7 @@ def workers(machines: Machines, member: str = "") -> list[psutil.Process]:
 def kill(machines: Machines, member: str) -> None:
     """Kill a worker; its node starts it again, and it joins."""
     found = workers(machines, member)
-    assert found, f"{member} does not run:\n{machines.told()}"
+    assert found, f"{member} does not run:\n{machines.report()}"
     for process in found:
         process.kill()
 
@@ -146,7 +146,7 @@ def check_end(
 ) -> set[int]:
     """The losses of all steps, but for `untold` ones, are those of one process without machines.
 
-    `saved` and `killed`: see `curve_of`. Return the steps that were told.
+    `saved` and `killed`: see `curve_of`. Return the steps that were reported.
     """
     until(lambda: view_of(machines)["state"] == "done", machines, timeout_s=3 * PATIENCE_S)
     results = [m["result"] for m in view_of(machines)["members"] if m["result"]]
@@ -163,9 +163,9 @@ def check_end(
     found = curve_of(points, stages=stages, batch=BATCH, saved=saved, killed=killed)
     expected = {steps: statistics.fmean(calm[step - 1] for step in steps) for steps in found}
     assert found == pytest.approx(expected, abs=noise)
-    told = {step for steps in found for step in steps}
-    assert len(told) >= spec.train.steps - untold, sorted(told)
-    return told
+    reported = {step for steps in found for step in steps}
+    assert len(reported) >= spec.train.steps - untold, sorted(reported)
+    return reported
 
 
 @pytest.mark.long(
@@ -183,7 +183,7 @@ def test_two_lost_and_two_new_machines_at_50_ms(tmp_path: Path) -> None:
             machines.start_agent(new)
             name = f"n{new}"
             until(functools.partial(is_member, machines, name), machines, timeout_s=PATIENCE_S)
-        assert view_of(machines)["state"] == "running", machines.told()
+        assert view_of(machines)["state"] == "running", machines.report()
         check_end(machines, untold=4)
 
 
@@ -215,7 +215,7 @@ def test_everything_is_killed_and_goes_on_from_a_save(tmp_path: Path) -> None:
         machines.start_hub()
         for host in range(1, 5):
             machines.start_agent(host)
-        # A member may be killed before it has told of the step that others have saved.
+        # A member may be killed before it has reported the step that others have saved.
         curve = check_end(machines, untold=1, saved=saved, killed=killed)
         assert set(range(saved + 1, 13)) <= curve
         again = machines.lines("metrics.jsonl", since=killed)
@@ -227,7 +227,7 @@ def test_a_saver_is_killed_during_its_upload(tmp_path: Path) -> None:
     """A file of a stage takes seconds on these lines; the step is saved by another member.
 
     On a busy machine the first upload begins four steps after its step; a member that is killed
-    after the last one has told nobody what it computed of it.
+    after the last one has reported to no one what it computed of it.
     """
     options = {"stages": 2, "steps": 16, "every": 2, "width": 384}
     with swarm(tmp_path, rate="5mbit", rtt="80ms", members=4, **options) as machines:
@@ -242,7 +242,7 @@ def test_a_saver_is_killed_during_its_upload(tmp_path: Path) -> None:
         for stage in stages_of(machines):
             kill(machines, stage[0]["member"])
         check_end(machines, untold=3)
-        assert "checkpoint of round 16 is complete" in machines.told()
+        assert "checkpoint of round 16 is complete" in machines.report()
 
 
 @pytest.mark.long("tests/group/peers/test_nearest.py::test_what_nobody_answers_at_is_relayed")

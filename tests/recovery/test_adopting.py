@@ -85,7 +85,7 @@ def test_newcomer_gets_the_donors_round_while_they_train(world: World) -> None:
 def test_state_of_another_shape_asks_the_next_donor(
     world: World,
 ) -> None:
-    """Digests cannot tell: whoever loads it can, and names whom to distrust."""
+    """Digests do not show it: the member that loads it does, and names whom to distrust."""
     run, other = trained(), trained(hidden=4)
     world.round = run.task.round
     world.offer("w0", state_of(other))

@@ -1,4 +1,4 @@
-"""Who fetches what: every chunk once, from whoever is left, whatever order things happen in."""
+"""Who fetches what: every chunk once, from any donor that is left, in any order of events."""
 
 from __future__ import annotations
 

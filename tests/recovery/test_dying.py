@@ -37,7 +37,7 @@ def test_killed_donors_chunks_come_from_others(world: World, direct: bool) -> No
     assert found.inner is not None
     assert any(found.inner.tensors["a"].equal(m.inner().tensors["a"]) for m in models)
     assert shared + inner <= found.nbytes <= shared + 3 * inner
-    assert world.told("recovery-source-refused") == {}
+    assert world.events_of("recovery-source-refused") == {}
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
@@ -55,8 +55,8 @@ def test_chunks_of_a_dead_donor_are_not_fetched_again(world: World, direct: bool
     assert_same(found.shared, model.shared())
     assert_same(found.inner, model.inner())
     assert found.nbytes <= shared + 1.6 * inner
-    assert list(world.told("recovery-source-lost")) == ["w0"]
-    assert world.asked[1:] == [["w0"]]
+    assert list(world.events_of("recovery-source-lost")) == ["w0"]
+    assert world.requests[1:] == [["w0"]]
 
 
 @pytest.mark.usefixtures("short_silence")
@@ -101,4 +101,4 @@ def test_a_member_that_left_refuses_and_is_dropped(world: World) -> None:
     world.donor("w0", spoil=spoil.answers(status="refused", reason="this member is leaving"))
     model = world.donor("w1", spoil=spoil.after(lambda: world.events))
     assert_same(world.recover().shared, model.shared())
-    assert "this member is leaving" in world.told("recovery-source-lost")["w0"]
+    assert "this member is leaving" in world.events_of("recovery-source-lost")["w0"]

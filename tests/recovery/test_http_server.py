@@ -169,9 +169,9 @@ def test_a_state_crosses_the_network_encrypted() -> None:
         piece = bytes(body[20_000:20_064])
         source.release()
         middle.close()
-        assert len(middle.heard) > 40_000
-        assert piece not in middle.heard
-        assert b"secret" not in middle.heard
+        assert len(middle.received) > 40_000
+        assert piece not in middle.received
+        assert b"secret" not in middle.received
     with StateServer(job="j", token="secret", address=LOCAL, link=None) as other:
         middle = Middle(other.dial[0])
         with pytest.raises(ConnectionBroken, match="another process answers"):

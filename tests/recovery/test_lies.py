@@ -66,27 +66,27 @@ ON_BOTH_WAYS = ("a flipped bit", "noise", "less", "more")
 def test_liar_is_named_and_state_comes_from_others(world: World, lie: str, direct: bool) -> None:
     change, reason = LIES[lie]
     world.donor("w0", spoil=change, direct=direct, numel=NUMEL)
-    told = spoil.after(lambda: world.events)
-    model = world.donor("w1", spoil=told, numel=NUMEL)
-    world.donor("w2", spoil=told, numel=NUMEL)
+    late = spoil.after(lambda: world.events)
+    model = world.donor("w1", spoil=late, numel=NUMEL)
+    world.donor("w2", spoil=late, numel=NUMEL)
     found = world.recover()
     assert_same(found.shared, model.shared())
     assert found.inner is not None
-    refused = world.told("recovery-source-refused")
+    refused = world.events_of("recovery-source-refused")
     assert list(refused) == ["w0"]
     assert re.search(reason, refused["w0"]), refused
     assert "w0 was dropped as a source" in world.events[0].text
 
 
 def test_a_state_that_differs_from_that_of_the_others_is_refused(world: World) -> None:
-    told = spoil.after(lambda: world.events)
-    model = world.donor("w1", numel=NUMEL, spoil=told)
+    late = spoil.after(lambda: world.events)
+    model = world.donor("w1", numel=NUMEL, spoil=late)
     world.donor("w0", numel=NUMEL, seed=5)
-    world.donor("w2", numel=NUMEL, spoil=told)
+    world.donor("w2", numel=NUMEL, spoil=late)
     found = world.recover()
     assert_same(found.shared, model.shared())
     assert set(found.sources) <= {"w1", "w2"}
-    assert "differs" in world.told("recovery-source-refused")["w0"]
+    assert "differs" in world.events_of("recovery-source-refused")["w0"]
 
 
 def test_a_fast_liar_does_not_win_before_the_others_have_spoken(world: World) -> None:
@@ -105,7 +105,7 @@ def test_a_fast_liar_does_not_win_before_the_others_have_spoken(world: World) ->
     found = world.recover(at=[(0.5, rest)])
     assert_same(found.shared, models[0].shared())
     assert "w0" not in found.sources
-    assert world.told("recovery-source-refused").keys() <= {"w0"}
+    assert world.events_of("recovery-source-refused").keys() <= {"w0"}
 
 
 def garbage(job: str, data: bytes) -> spoil.Spoil:
@@ -143,7 +143,7 @@ def test_invalid_state_is_refused_despite_right_digests(world: World, direct: bo
     world.donor("w0", spoil=garbage(world.job, b"\xff" * 5000), direct=direct)
     with pytest.raises(DeadlineExceeded):
         world.recover(timeout_s=2.0)
-    assert "cannot be read" in world.told("recovery-source-refused")["w0"]
+    assert "cannot be read" in world.events_of("recovery-source-refused")["w0"]
     model = world.donor("w1")
     assert_same(world.recover().shared, model.shared())
 
@@ -162,5 +162,5 @@ def test_noise_instead_of_answers_is_refused(world: World) -> None:
 
     found = world.recover(at=[(0.01, noise)])
     assert_same(found.shared, model.shared())
-    assert "w0" in world.told("recovery-source-refused")
+    assert "w0" in world.events_of("recovery-source-refused")
     inbox.close()

@@ -119,7 +119,7 @@ def test_newer_round_is_fetched_if_the_older_is_gone(world: World, direct: bool)
     assert (found.round, found.base) == (4, "base-4")
     assert_same(found.shared, model.shared())
     assert world.events == []
-    assert world.asked == [[], []]
+    assert world.requests == [[], []]
 
 
 def test_giving_up_ends_all_threads_at_once(world: World) -> None:
@@ -141,7 +141,7 @@ def test_members_that_are_distrusted_are_named_to_the_hub(world: World) -> None:
     for member in ("w0", "w1"):
         world.donor(member)
     assert world.recover(distrusted=["w0"]).sources == ["w1"]
-    assert world.asked == [["w0"]]
+    assert world.requests == [["w0"]]
 
 
 def test_several_newcomers_share_the_images_of_a_donor(world: World) -> None:
@@ -173,7 +173,7 @@ def test_a_broken_link_of_a_donor_loses_nothing(world: World) -> None:
     found = world.recover(at=[(0.2, lambda: proxy.cut_after(100_000))])
     wait_until(lambda: proxy.cuts == 1)
     assert_same(found.shared, model.shared())
-    assert world.told("recovery-source-refused") == {}
+    assert world.events_of("recovery-source-refused") == {}
 
 
 def test_differing_members_recover_from_one_donor(world: World) -> None:
@@ -188,11 +188,11 @@ def test_differing_members_recover_from_one_donor(world: World) -> None:
 
 
 def test_lone_claim_to_differ_is_not_believed(world: World) -> None:
-    gates, told = spoil.at_once(3), spoil.after(lambda: world.events)
+    gates, late = spoil.at_once(3), spoil.after(lambda: world.events)
     models = [
         world.donor(
             f"w{slot}",
-            spoil=gates if slot == 0 else lambda answer: told(gates(answer)),
+            spoil=gates if slot == 0 else lambda answer: late(gates(answer)),
             numel=600_000,
             seed=int(slot == 0),
         )
@@ -202,4 +202,4 @@ def test_lone_claim_to_differ_is_not_believed(world: World) -> None:
     found = world.recover()
     assert_same(found.shared, models[1].shared())
     assert "w0" not in found.sources
-    assert list(world.told("recovery-source-refused")) == ["w0"]
+    assert list(world.events_of("recovery-source-refused")) == ["w0"]

@@ -240,17 +240,17 @@ def test_a_state_that_raises_is_refused_and_the_donor_goes_on(cache: SnapshotCac
 
 
 def test_a_state_that_never_rests_leaves_the_asker_waiting(cache: SnapshotCache) -> None:
-    asked = threading.Event()
+    requested = threading.Event()
 
     @contextmanager
     def still(*, timeout_s: float) -> Iterator[None]:
-        asked.set()
+        requested.set()
         raise DeadlineExceeded("the state did not come to rest in time")
         yield
 
     cache.offer(Model("w0", numel=1), still=still)
     assert cache.answer(StateAsk(1, OFFER, 3))[0].status == WAIT
-    assert asked.wait(PATIENCE_S)
+    assert requested.wait(PATIENCE_S)
     assert cache.answer(StateAsk(1, OFFER, 3))[0].status == WAIT
 
 

@@ -71,7 +71,7 @@ class World:
         self.job, self.tokens = self._submit(nodes)
         self.me = f"w{nodes - 1}"
         self.events: list[Event] = []
-        self.asked: list[list[str]] = []
+        self.requests: list[list[str]] = []
         self.links: dict[str, SyncLink] = {}
         self.donors: dict[str, Any] = {}
         self.dials: dict[str, list[str]] = {}
@@ -160,7 +160,7 @@ class World:
 
     def ask(self, body: Recover) -> Sources:
         """Answer as the hub does."""
-        self.asked.append(body.failed)
+        self.requests.append(body.failed)
         left = [member for member in self.dials if member not in self.gone]
         peers = [member for member in left if member not in body.failed] or left
         return Sources(self.round, [Source(m, self.dials[m]) for m in peers], checkpoint_round=2)
@@ -201,7 +201,7 @@ class World:
             ask=self.ask, deadline=RealClock().monotonic() + timeout_s, distrusted=distrusted,
         )  # fmt: skip
 
-    def told(self, kind: str) -> dict[str, str]:
+    def events_of(self, kind: str) -> dict[str, str]:
         """Return source -> reason of the events of a kind."""
         return {e.fields["source"]: e.fields["reason"] for e in self.events if e.kind == kind}
 

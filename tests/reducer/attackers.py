@@ -93,7 +93,7 @@ def replayed(liar: Attacker) -> Tensor:
 def train(policy: GroupPolicy, attack: Attack | None, *, codec: str = "fp32") -> float:
     """Return the loss of an honest member on fresh data; infinite if the training broke down."""
     # No grace: who is slow must not be left out, because a rule that drops two needs all honest
-    # ones when both liars are gone. Nobody waits for these, they close their group.
+    # ones when both liars are gone. No member waits for these, they close their group.
     groups = MemoryGroups(MEMBERS, timeout_s=PATIENCE_S)
     for group in groups:
         group.policy = policy

@@ -1,4 +1,4 @@
-"""Whatever one member sends, the others get the mean of what is usable, and people are told."""
+"""Whatever one member sends, the others get the mean of what is usable, and people get a notice."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Desk:
 
     def relay_later(self, to: str, parts: Iterator[Any], *, deadline: float) -> Future[int]:
         for head, piece in parts:
-            told, data = unpack_chunk(memoryview(bytes(head) + bytes(piece)))
-            self.said.setdefault(to.rpartition("/")[2], []).append((told, bytes(data)))
+            chunk_head, data = unpack_chunk(memoryview(bytes(head) + bytes(piece)))
+            self.said.setdefault(to.rpartition("/")[2], []).append((chunk_head, bytes(data)))
         done: Future[int] = Future()
         done.set_result(0)
         return done
@@ -90,7 +90,7 @@ class Bench:
         return make_codec(head.codec).decode(packet), head.contributors
 
     def refused(self, member: str) -> list[str]:
-        """Return the reasons that people were told about a member."""
+        """Return the reasons that people received about a member."""
         return [e.text for e in self.endpoint.events if e.fields.get("member") == member]
 
     def close(self) -> None:

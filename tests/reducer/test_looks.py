@@ -50,7 +50,7 @@ def test_copies_old_flipped_and_small_ones_are_odd() -> None:
     now[5] = -now[5]
     now[7] = 0.2 * now[7]
     found = odd_ones(looks.of(shares(now)))
-    assert found.keys() == {"w0", "w1", "w3", "w5", "w7"}  # who copied from whom, a check tells
+    assert found.keys() == {"w0", "w1", "w3", "w5", "w7"}  # who copied from whom, a check shows
     assert found["w3"] == found["w1"] == "it resembles another contribution"
     assert found["w5"] == "it points against the others"
     assert found["w7"] == "it is small"

@@ -102,7 +102,7 @@ def test_a_limit_that_is_lowered_meanwhile_keeps_what_has_begun(benches: list[Li
     assert not bench.refused(HEALTHY[0])
 
 
-class ServerDesk(Desk):
+class ServerLink(Desk):
     """Keeps the answers of a parameter server, by member."""
 
     def __init__(self) -> None:
@@ -111,10 +111,10 @@ class ServerDesk(Desk):
 
     def relay_later(self, to: str, parts: Iterator[Any], *, deadline: float) -> Future[int]:
         for head, piece in parts:
-            told, _ = unpack_frame(memoryview(bytes(head) + bytes(piece)))
-            if told.index == 0:
+            frame_head, _ = unpack_frame(memoryview(bytes(head) + bytes(piece)))
+            if frame_head.index == 0:
                 member = to.rpartition("/")[2]
-                self.answers.setdefault(member, []).append(unpack_answer(told.body))
+                self.answers.setdefault(member, []).append(unpack_answer(frame_head.body))
         done: Future[int] = Future()
         done.set_result(0)
         return done
@@ -124,11 +124,11 @@ class Servers:
     """A parameter server whose memory is limited."""
 
     def __init__(self, **limits: int) -> None:
-        self.desk, self.limits = ServerDesk(), limits
+        self.link, self.limits = ServerLink(), limits
         memory = MemoryQuota(lambda: self.limits, held=lambda: self.endpoint.held())
         self.memory = memory
         self.endpoint = ParameterServerEndpoint(
-            cast(SyncLink, self.desk), job=JOB, memory=memory
+            cast(SyncLink, self.link), job=JOB, memory=memory
         )  # fmt: skip
         self._calls = 0
 
@@ -136,12 +136,12 @@ class Servers:
         """Send an ask with that many elements; return its answer, if there is one by now."""
         self._calls += 1
         data = make_codec("fp32").encode(torch.ones(elements)).data if elements else b""
-        told = len(self.desk.answers.get(member, []))
+        before = len(self.link.answers.get(member, []))
         for head, piece in frames("ask", self._calls, pack_message(ask), data):
             payload = memoryview(bytes(head) + bytes(piece))
             self.endpoint._receive(Relayed(f"{JOB}/{member}", payload))
-        answers = self.desk.answers.get(member, [])
-        return answers[-1] if len(answers) > told else None
+        answers = self.link.answers.get(member, [])
+        return answers[-1] if len(answers) > before else None
 
 
 def test_a_push_that_does_not_fit_is_refused_and_others_go_on() -> None:
@@ -171,7 +171,7 @@ def test_a_push_that_does_not_fit_is_refused_and_others_go_on() -> None:
     assert answer is not None
     assert answer.accepted
     assert answer.version == 1
-    assert servers.desk.answers["w1"][-1].version == 1
+    assert servers.link.answers["w1"][-1].version == 1
     assert servers.memory.figures() == {
         "held_bytes": 32.0, "refused": 1.0, "refused/w0": 1.0,
     }  # fmt: skip

@@ -19,7 +19,7 @@ ELEMENTS = 6
 
 
 def loaded(setup: Setup, members: list[str], *, theta: Tensor | None = None) -> ParameterServer:
-    """Return a server that stands on anchor 1 and has heard of all members."""
+    """Return a server that stands on anchor 1 and knows all members."""
     server = ParameterServer()
     setup = msgspec.structs.replace(setup, parameters=ELEMENTS)
     vector = torch.zeros(ELEMENTS) if theta is None else theta

@@ -64,17 +64,17 @@ def test_attacker_is_excluded_over_a_real_hub(world: ProcessWorld) -> None:
         assert away < 0.1 * float(stacked[0].norm())
     with HubClient(world.hub.url, world.hub.operator_token) as client:
         events = client.events(world.job)["events"]
-    told = [e["text"] for e in events if e["kind"] == "contribution-left-out"]
-    assert len(told) >= 3
-    assert all("w3" in text for text in told)
+    texts = [e["text"] for e in events if e["kind"] == "contribution-left-out"]
+    assert len(texts) >= 3
+    assert all("w3" in text for text in texts)
     assert any(e["kind"] == "contribution-refused" and "w3" in e["text"] for e in events)
 
 
 def test_too_many_attackers_stop_the_rounds(
     world: ProcessWorld,
 ) -> None:
-    """Two of five are more than a third: nothing is committed, everybody hears why."""
-    heard = threading.Barrier(5)
+    """Two of five are more than a third: nothing is committed, all receive the reason."""
+    received = threading.Barrier(5)
 
     def member(group: Group) -> str:
         group.policy = GroupPolicy(admission="norms")
@@ -83,7 +83,7 @@ def test_too_many_attackers_stop_the_rounds(
         (x,) = values(group.me, (SIZE,))
         with pytest.raises(AtollError) as caught:
             group.reduce([x * factor], codec=make_codec("fp32"), weight=1.0).wait()
-        heard.wait(PATIENCE_S)  # a vote against ends the wait of those who have not heard yet
+        received.wait(PATIENCE_S)  # a vote against ends the wait of those who have not heard yet
         verdict = group.commit(None, ok=False, reason="nothing came")
         assert not verdict.committed
         return str(caught.value)

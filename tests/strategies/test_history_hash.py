@@ -1,4 +1,4 @@
-"""Whoever looks between two moves sees a round and the hash of everything up to it together."""
+"""A reader between two moves sees a round and the hash of everything up to it together."""
 
 from __future__ import annotations
 

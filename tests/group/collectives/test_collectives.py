@@ -78,7 +78,7 @@ def test_members_end_bit_identical_near_the_float64_sum(place: Places, name: str
 @pytest.mark.every(3)
 def test_another_order_of_the_ring_has_the_same_result(place: Places, name: str) -> None:
     order = (0, 3, 1, 4, 2)
-    asked: list[tuple[int, int]] = []
+    requested: list[tuple[int, int]] = []
 
     class Noted:
         """Notes who sends to whom."""
@@ -87,7 +87,7 @@ def test_another_order_of_the_ring_has_the_same_result(place: Places, name: str)
             self._wires = wires
 
         def send(self, tensors: list[Tensor], to: int, tag: int) -> object:
-            asked.append((self._wires.rank, to))
+            requested.append((self._wires.rank, to))
             return self._wires.group.send(tensors, to, tag)
 
         def recv(self, tensors: list[Tensor], of: int, tag: int) -> object:
@@ -105,7 +105,7 @@ def test_another_order_of_the_ring_has_the_same_result(place: Places, name: str)
     )
     if name in ("auto", "ring"):
         hops = set(zip(order, (*order[1:], order[0]), strict=True))
-        assert set(asked) == hops
+        assert set(requested) == hops
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 8])

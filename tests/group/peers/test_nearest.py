@@ -144,10 +144,10 @@ def test_a_member_with_another_key_is_not_talked_to() -> None:
 def test_a_member_cannot_pose_as_another_one() -> None:
     """All know the job's key, so any could sign itself the name of another member."""
     keys = {me: MemberKey() for me in ("w0", "w1")}
-    told = {me: key.fingerprint for me, key in keys.items()}
+    fingerprints = {me: key.fingerprint for me, key in keys.items()}
 
     def lines(me: str, own: MemberKey) -> MemberLines:
-        return MemberLines(KEY, me=me, own=own, known=KnownMembers(lambda: dict(told)))
+        return MemberLines(KEY, me=me, own=own, known=KnownMembers(lambda: dict(fingerprints)))
 
     with SmallHub() as hub, linked(hub, "job/w0", "job/w1") as (one, other):
         first, last = (
@@ -166,10 +166,11 @@ def test_a_member_cannot_pose_as_another_one() -> None:
                 with pytest.raises(OSError):
                     poser.receive(most=0)
             with socket.create_connection(split_host_port(last.dial[0]), PATIENCE_S) as line:
-                told["w1"] = MemberKey().fingerprint  # w1 has moved; its old process still answers
+                # w1 has moved; its old process still answers.
+                fingerprints["w1"] = MemberKey().fingerprint
                 with pytest.raises(AuthError, match="that of w1, as the hub knows it"):
                     lines("w0", keys["w0"]).dialling(line, to="w1")
-            told["w0"] = posing.tls.fingerprint if posing.tls is not None else ""
+            fingerprints["w0"] = posing.tls.fingerprint if posing.tls is not None else ""
             with socket.create_connection(split_host_port(last.dial[0]), PATIENCE_S) as line:
                 restarted = posing.dialling(line)
                 restarted.send(b"job/w0")  # the hub is asked again, and knows it now

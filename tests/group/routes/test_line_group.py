@@ -52,18 +52,18 @@ def mean(wires: BoundedProcessGroup) -> torch.Tensor:
     return weighted_mean(wires, values, codec=make_codec("fp32"), weight=1.0, key="x").vector
 
 
-def heard_floats(middle: Middle) -> bool:
+def received_floats(middle: Middle) -> bool:
     """Return whether the one in the middle can read a value that was sent."""
     marks = [torch.full((4,), MARK * times).numpy().tobytes() for times in (1, 2, 3)]
-    assert len(middle.heard) > 4 * SIZE
-    return any(mark in middle.heard for mark in marks)
+    assert len(middle.received) > 4 * SIZE
+    return any(mark in middle.received for mark in marks)
 
 
 def test_one_in_the_middle_sees_no_float(place: Place, middle: Middle) -> None:
     found = place.together(mean)
     assert torch.equal(found[0], found[1])
     assert found[0][0].item() == pytest.approx(MARK * 1.5)
-    assert not heard_floats(middle)
+    assert not received_floats(middle)
 
 
 def test_what_is_sent_plainly_is_found_by_the_same_looking() -> None:
@@ -77,7 +77,7 @@ def test_what_is_sent_plainly_is_found_by_the_same_looking() -> None:
                 with near:
                     while near.recv(65_536):
                         pass
-            assert heard_floats(middle)
+            assert received_floats(middle)
         finally:
             middle.close()
 
@@ -154,20 +154,20 @@ def test_collectives_are_those_of_a_process_group(n: int) -> None:
         rank = wires.rank
         summed = torch.arange(10.0) + rank
         wires.run(lambda: wires.group.allreduce([summed]))
-        told = torch.full((7,), rank, dtype=torch.uint8)
-        wires.run(lambda: wires.group.broadcast(told, n - 1))
+        sent = torch.full((7,), rank, dtype=torch.uint8)
+        wires.run(lambda: wires.group.broadcast(sent, n - 1))
         rows = torch.empty(2 * n, dtype=torch.uint8)
         own = torch.full((2,), rank, dtype=torch.uint8)
         wires.run(lambda: wires.group._allgather_base(rows, own))
         given = torch.full((n * rank,), rank, dtype=torch.uint8)  # `rank` bytes for everybody
         got = torch.empty(sum(range(n)), dtype=torch.uint8)
         wires.run(lambda: wires.group.alltoall_base(got, given, list(range(n)), [rank] * n))
-        return summed.tolist(), told.tolist(), rows.tolist(), got.tolist()
+        return summed.tolist(), sent.tolist(), rows.tolist(), got.tolist()
 
     with places() as make:
-        for summed, told, rows, got in make(n).together(work):
+        for summed, sent, rows, got in make(n).together(work):
             assert summed == (n * torch.arange(10.0) + sum(range(n))).tolist()
-            assert told == [n - 1] * 7
+            assert sent == [n - 1] * 7
             assert rows == [rank for rank in range(n) for _ in range(2)]
             assert got == [rank for rank in range(n) for _ in range(rank)]
 

@@ -10,7 +10,7 @@ from tests.group.meeting_place import places
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 9])
 def test_all_meet_in_pairs_without_waiting_for_a_third(n: int) -> None:
-    """Partners of equal turns are each other's: only then does nobody wait for the next pair."""
+    """Partners of equal turns are each other's: only then does no member wait for the next pair."""
     met = [list(partners(rank, n)) for rank in range(n)]
     for rank in range(n):
         assert sorted(met[rank]) == [other for other in range(n) if other != rank]

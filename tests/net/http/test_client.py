@@ -116,9 +116,9 @@ def test_a_file_goes_up_and_comes_down_the_same(client: HubClient, tmp_path: Pat
     up: list[tuple[int, int]] = []
     down: list[tuple[int, int]] = []
     name = "checkpoints/round-000001/shared.safetensors"
-    sha256 = client.put_file(job, name, source, progress=lambda *told: up.append(told))
+    sha256 = client.put_file(job, name, source, progress=lambda *done: up.append(done))
     assert sha256 == hashlib.sha256(content).hexdigest()
-    assert client.get_file(job, name, target, progress=lambda *told: down.append(told)) == sha256
+    assert client.get_file(job, name, target, progress=lambda *done: down.append(done)) == sha256
     assert target.read_bytes() == content
     assert up[-1] == down[-1] == (len(content), len(content))
     assert up == sorted(up)

@@ -40,7 +40,7 @@ class Hub:
     refuses_lines = False
 
     def __init__(self) -> None:
-        self.told: list[Message] = []
+        self.received: list[Message] = []
         self.acked = 0
         self._commands: asyncio.Queue[Launch | Stop] = asyncio.Queue()
         self._reconnected: Callable[[], None] = lambda: None
@@ -61,7 +61,7 @@ class Hub:
         if isinstance(body, QueueAck):
             self.acked += 1
             return Done()
-        self.told.append(body)
+        self.received.append(body)
         if isinstance(body, LogLines) and self.refuses_lines:
             raise AuthError("this process belongs to another")
         if isinstance(body, LogLines):
@@ -74,7 +74,7 @@ class Hub:
     @property
     def lines(self) -> list[str]:
         """Every line that was shipped, in order."""
-        return [line for body in self.told if isinstance(body, LogLines) for line in body.lines]
+        return [line for body in self.received if isinstance(body, LogLines) for line in body.lines]
 
     def states(self, member: str = "w1") -> list[str]:
         return [state.state for state in self._states(member)]
@@ -84,12 +84,12 @@ class Hub:
         return ends[-1] if ends else None
 
     async def ended(self, member: str = "w1") -> ProcessState:
-        """Wait until a process has ended, and return what was told of it."""
+        """Wait until a process has ended, and return what was reported of it."""
         await until(lambda: self.end(member))
         return cast(ProcessState, self.end(member))
 
     def _states(self, member: str) -> list[ProcessState]:
-        mine = [body for body in self.told if isinstance(body, ProcessState)]
+        mine = [body for body in self.received if isinstance(body, ProcessState)]
         return [state for state in mine if state.member == member]
 
 

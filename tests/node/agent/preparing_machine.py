@@ -27,11 +27,11 @@ class Machine:
         self.folder = folder
         self.home = folder / "home"
         self.lines: list[str] = []
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.preparer = WorkspaceBuilder(self.home, self._client, **limits)
 
     def _client(self, token: str) -> HubClient:
-        self.asked.append(token)
+        self.requests.append(token)
         return HubClient(self.hub.url, self.hub.operator_token)
 
     def send(self, **files: str | bytes) -> str:

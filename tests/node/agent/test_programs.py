@@ -42,7 +42,7 @@ def test_lines_and_artifacts_are_there_before_the_end_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def collect(*given: object) -> list[str]:
-        hubs[0].told.append(Offering(Offer(text=["collected"])))
+        hubs[0].received.append(Offering(Offer(text=["collected"])))
         on_line = given[-1]
         assert callable(on_line)
         on_line("sent")
@@ -53,7 +53,7 @@ def test_lines_and_artifacts_are_there_before_the_end_is_told(
             hubs.append(hub)
             hub.put(launch(program("echo", "hello", artifacts=["*"])))
             await hub.ended()
-            kinds = [type(body).__name__ for body in hub.told]
+            kinds = [type(body).__name__ for body in hub.received]
             assert kinds.index("Offering") < len(kinds) - 1
             assert kinds[-1] == "ProcessState"
             assert hub.lines == ["hello", "sent"]
@@ -317,9 +317,9 @@ def test_offer_is_told_and_told_again_when_the_hub_is_back(tmp_path: Path) -> No
         async with lone_agent(tmp_path) as (agent, hub):
             offer = Offer(cores=2.0)
             await agent.set_offer(offer)
-            await until(lambda: hub.told == [Offering(offer)])
+            await until(lambda: hub.received == [Offering(offer)])
             hub.reconnect()
-            await until(lambda: hub.told == [Offering(offer), Offering(offer)])
+            await until(lambda: hub.received == [Offering(offer), Offering(offer)])
             assert agent.offer == offer
 
     run(scenario())

@@ -1,4 +1,4 @@
-"""What a heartbeat tells."""
+"""What a heartbeat reports."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_battery_link_and_speed_are_told_when_they_are_known(tmp_path: Path) -> 
     figures.counters = LinkCounters(reconnects=2)
     figures.counters.measured(round_trip_s=0.02)
     figures.up_bps, figures.down_bps = 5e6, 9e6
-    told = figures()
-    assert (told["battery_percent"], told["on_battery"]) == (63.0, 1.0)
-    assert (told["latency_ms"], told["reconnects"]) == (20.0, 2.0)
-    assert (told["up_bps"], told["down_bps"]) == (5e6, 9e6)
+    metrics = figures()
+    assert (metrics["battery_percent"], metrics["on_battery"]) == (63.0, 1.0)
+    assert (metrics["latency_ms"], metrics["reconnects"]) == (20.0, 2.0)
+    assert (metrics["up_bps"], metrics["down_bps"]) == (5e6, 9e6)
 
 
 class Library:

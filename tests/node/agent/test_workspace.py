@@ -21,7 +21,7 @@ from tests.node.agent.preparing_machine import Machine
 def test_a_job_without_code_works_in_its_own_folder(machine: Machine) -> None:
     prepared = asyncio.run(machine.prepare(""))
     assert prepared == Workspace(machine.folder / "work" / "w0", Path(sys.executable))
-    assert machine.asked == []
+    assert machine.requests == []
 
 
 def test_code_is_fetched_once_and_copied_per_process(machine: Machine) -> None:
@@ -39,9 +39,9 @@ def test_code_is_fetched_once_and_copied_per_process(machine: Machine) -> None:
         assert (again.folder / "main.py").read_text() == "print(1)"
         assert not (again.folder / "left").exists()
 
-    machine.asked.clear()
+    machine.requests.clear()
     asyncio.run(test())
-    assert machine.asked == ["token"]
+    assert machine.requests == ["token"]
     assert [line.partition(": ")[2] for line in machine.lines] == [
         "2 files, fetched", "2 files, in the cache", "2 files, in the cache"
     ]  # fmt: skip
@@ -58,7 +58,7 @@ def test_a_pack_that_was_damaged_on_the_disk_is_fetched_anew(machine: Machine) -
         assert (prepared.folder / "main.py").read_text() == "print(1)"
 
     asyncio.run(test())
-    assert machine.asked.count("token") == 2
+    assert machine.requests.count("token") == 2
 
 
 def test_code_that_the_hub_does_not_have_is_told(machine: Machine) -> None:

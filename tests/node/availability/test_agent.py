@@ -165,15 +165,15 @@ def test_laptop_leaves_before_sleep_and_returns(hub: HubServer, laptop: Laptop) 
         def lines() -> int:
             return [line["text"] for line in client.logs(job)["lines"]].count("at work")
 
-        def told(sleeping: str) -> str:
+        def logged(sleeping: str) -> str:
             """Announce, and return why the machine pauses."""
             announce(sleeping)
             return str(only_node(client)["info"]["offer"].get("paused", ""))
 
         until(lambda: lines() == 1)
-        until(lambda: told("true") == "the machine goes to sleep")
+        until(lambda: logged("true") == "the machine goes to sleep")
         until(lambda: only_member(client, job)["state"] in ("left", "lost", "waiting"))
-        until(lambda: not told("false"))
+        until(lambda: not logged("false"))
         until(lambda: lines() == 2)
         client.stop(job, grace_s=1.0)
     listeners = psutil.Process(laptop.popen.pid).children()

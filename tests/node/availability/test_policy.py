@@ -1,4 +1,4 @@
-"""What an owner writes down, and what the hub is told of it."""
+"""What an owner writes down, and what the hub receives of it."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def answering(status: int, body: bytes = b"") -> Iterator[tuple[str, list[tuple[
 )
 def test_address_gives_notice_by_200(status: int, body: bytes, found: bool | None) -> None:
     with answering(status, body) as (url, _):
-        told = PreemptionNotices(url=url).read()
-    assert told is None if found is None else bool(told) is found
+        notice = PreemptionNotices(url=url).read()
+    assert notice is None if found is None else bool(notice) is found
 
 
 def test_address_that_does_not_answer_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,8 +89,8 @@ class Machine:
 
     def ranks(self) -> dict[int, int]:
         """Return the process ids of the ranks that were started here, by rank, the newest."""
-        told = [line[line.index("here ") :].split() for line in self.lines if "here " in line]
-        return {int(rank): int(pid) for _, rank, pid in told if pid.isdigit()}
+        places = [line[line.index("here ") :].split() for line in self.lines if "here " in line]
+        return {int(rank): int(pid) for _, rank, pid in places if pid.isdigit()}
 
     def said(self, text: str) -> int:
         return sum(text in line for line in self.lines)

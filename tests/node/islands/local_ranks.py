@@ -62,9 +62,9 @@ async def to_end(command: Launch, root: Path) -> tuple[Exit, list[str]]:
 
 
 def pids(lines: list[str]) -> dict[int, int]:
-    """Return the process ids of the ranks that have told them."""
-    told = [line[line.index("here ") :].split() for line in lines if "here " in line]
-    return {int(rank): int(pid) for _, rank, pid in told}
+    """Return the process ids of the ranks that have reported them."""
+    places = [line[line.index("here ") :].split() for line in lines if "here " in line]
+    return {int(rank): int(pid) for _, rank, pid in places}
 
 
 async def all_here(lines: list[str], *, ranks: int = 2) -> dict[int, int]:

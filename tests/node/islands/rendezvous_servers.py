@@ -44,13 +44,15 @@ class Opened:
 
     def dial(self) -> socket.socket:
         with self.hub.as_process("w1.1") as client:
-            found = told(client.find_rendezvous, self.hub.job, "w1")
+            found = address_of(client.find_rendezvous, self.hub.job, "w1")
         host, _, port = found.dial.split()[0].rpartition(":")
         return socket.create_connection((host, int(port)), timeout=5)
 
     def secret(self) -> str:
         with self.hub.as_process("w1.1") as client:
-            return str(told(client.find_rendezvous, self.hub.job, "w1").secret.partition(".")[0])
+            return str(
+                address_of(client.find_rendezvous, self.hub.job, "w1").secret.partition(".")[0]
+            )
 
     def tls(self, name: str) -> MemberTls:
         return MemberTls(self.secret().encode(), name=name)
@@ -61,7 +63,7 @@ class Opened:
         return link
 
 
-def told(ask: Any, *arguments: str) -> RendezvousAddress:
+def address_of(ask: Any, *arguments: str) -> RendezvousAddress:
     """Wait until the hub knows of a rendezvous server."""
     deadline = time.monotonic() + 10
     while (found := ask(*arguments)) is None:

@@ -268,19 +268,19 @@ raise RuntimeError("Timed out waiting for another rank")
 
 
 @pytest.mark.parametrize(
-    ("late", "phase", "told"),
+    ("late", "phase", "text"),
     [
         (1, "MEETING", "rank 1 is behind; ranks 0, 2: meeting the other ranks; rank 1: loading"),
         (3, "DIVIDING", "no rank is ahead, they wait for each other; ranks 0, 1, 2: dividing"),
     ],
 )
 def test_a_rank_that_stays_away_at_the_start_is_named(
-    tmp_path: Path, late: int, phase: str, told: str
+    tmp_path: Path, late: int, phase: str, text: str
 ) -> None:
     command = island_of(WAITS.format(late=late, phase=phase), ranks=3, timeout_s=20.0)
     ended, _ = run(to_end(command, tmp_path))
     assert ended.code == 1
     assert isinstance(ended.error, RankLost)
     assert "did not begin together" in ended.error.what
-    assert told in str(ended.error)
+    assert text in str(ended.error)
     assert "timeout_s = 20" in str(ended.error)

@@ -34,12 +34,12 @@ from tests.group.man_in_the_middle import Middle
 from tests.node.islands.island_machines import RendezvousHub
 from tests.node.islands.rendezvous_servers import (
     Opened,
+    address_of,
     environment_of,
     hub,
     next_of,
     opened,
     start,
-    told,
 )
 from tests.patience import PATIENCE_S
 
@@ -55,11 +55,11 @@ def test_with_the_secret_messages_go_both_ways(opened: Opened) -> None:
     follower = next_of(opened.news, Joined).follower
     assert (follower.part, follower.name) == (2, "w1.2 on far")
     assert opened.server.missing() == ["w1.1"]
-    heard: queue.SimpleQueue[Word | str] = queue.SimpleQueue()
-    link.run(heard.put, heard.put)
+    received: queue.SimpleQueue[Word | str] = queue.SimpleQueue()
+    link.run(received.put, received.put)
     follower.link.send(start())
     follower.link.send(Kill())
-    assert [heard.get(timeout=5), heard.get(timeout=5)] == [start(), Kill()]
+    assert [received.get(timeout=5), received.get(timeout=5)] == [start(), Kill()]
     ended = Ended(number=0, rank=1, code=3, error={"kind": "JobError", "what": "x"})
     link.send(ended)
     assert next_of(opened.news, Received) == Received(follower, ended)
@@ -133,9 +133,9 @@ def test_one_in_the_middle_reads_and_changes_nothing(
         follower = next_of(opened.news, Joined).follower
         link.send(Phases(number=17, ranks={}))
         assert next_of(opened.news, Received).word == Phases(number=17, ranks={})
-        assert b"phases" not in middle.heard
-        assert b"far" not in middle.heard
-        middle.change_at = len(middle.heard)
+        assert b"phases" not in middle.received
+        assert b"far" not in middle.received
+        middle.change_at = len(middle.received)
         link.send(Phases(number=18, ranks={}))
         assert next_of(opened.news, Left).follower is follower
         link.close()
@@ -151,9 +151,9 @@ def test_a_silent_side_is_gone_and_one_with_heartbeats_is_not(
     near, far = socket.socketpair()
     leads = MemberTls(b"k", name="w1")
     with ThreadPoolExecutor(1) as pool:
-        taken = pool.submit(lambda: SupervisorLink(near, leads.listening(near)))
+        accepted = pool.submit(lambda: SupervisorLink(near, leads.listening(near)))
         follower = greet(far, tls=MemberTls(b"k", name="w1.1"), leader="w1")
-        leader = taken.result(PATIENCE_S)
+        leader = accepted.result(PATIENCE_S)
     gone: queue.SimpleQueue[str] = queue.SimpleQueue()
     leader.run(lambda word: None, gone.put)
     stop = threading.Event()
@@ -186,9 +186,9 @@ def test_the_address_is_renewed_while_followers_are_missing(
     opened: Opened,
 ) -> None:
     with opened.hub.as_process("w1.1") as client:
-        before = told(client.find_rendezvous, opened.hub.job, "w1")
+        before = address_of(client.find_rendezvous, opened.hub.job, "w1")
         deadline = time.monotonic() + 10
-        while (after := told(client.find_rendezvous, opened.hub.job, "w1")) == before:
+        while (after := address_of(client.find_rendezvous, opened.hub.job, "w1")) == before:
             assert time.monotonic() < deadline
             time.sleep(0.05)
     assert after.dial == before.dial
@@ -202,9 +202,9 @@ def test_an_unreachable_first_machine_is_an_error_if_it_lives(
     hub: RendezvousHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous_client, "NO_WAY_S", 0.0)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        dial = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        dial = f"127.0.0.1:{silent.getsockname()[1]}"
         with hub.as_process("w1") as leader, hub.as_process("w1.1") as client:
             search = RendezvousClient(environment_of(hub, "w1.1", tmp_path), client)
             assert search.look() is None  # there is no rendezvous server
@@ -227,7 +227,7 @@ def test_an_unreachable_first_machine_is_an_error_if_it_lives(
 def test_the_address_of_a_leader_that_is_gone_is_ignored(opened: Opened, tmp_path: Path) -> None:
     environment = environment_of(opened.hub, "w1.1", tmp_path)
     with opened.hub.as_process("w1.1") as client:
-        told(client.find_rendezvous, opened.hub.job, "w1")
+        address_of(client.find_rendezvous, opened.hub.job, "w1")
         search = RendezvousClient(environment, client)
         link = search.look()
         assert link is not None

@@ -121,6 +121,6 @@ def test_first_end_of_its_own_accord_is_the_cause() -> None:
     assert root_cause([left, lost, own, killed]) == own
     assert root_cause([left, lost]) == lost
     ready = dict.fromkeys(range(4), RankPhase(StartPhase.READY))
-    told: AtollError = explain(killed, member="w0", phases=ready, timeout_s=1.0)
-    assert isinstance(told, OutOfMemory)
-    assert "rank 3 of the 4 of w0" in told.what
+    error: AtollError = explain(killed, member="w0", phases=ready, timeout_s=1.0)
+    assert isinstance(error, OutOfMemory)
+    assert "rank 3 of the 4 of w0" in error.what

@@ -86,9 +86,9 @@ def test_accelerators_are_given_to_those_who_need_them(
     if requests is None:
         assert found == []
     else:
-        (asked,) = found
-        assert requests.items() <= asked.items()
-        assert asked["Capabilities"] == [["gpu"]]
+        (request,) = found
+        assert requests.items() <= request.items()
+        assert request["Capabilities"] == [["gpu"]]
 
 
 def test_niceness_is_weight_by_the_kernels_own_scale(tmp_path: Path) -> None:

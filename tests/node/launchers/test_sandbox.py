@@ -188,7 +188,7 @@ def test_a_program_sees_its_own_and_nothing_else(home: Path) -> None:
     assert found["program"] == 0
     if landlock.keeps_signals():
         assert found["kill"] == "PermissionError"
-        # Nobody has that name in a network of its own.
+        # No host has that name in a network of its own.
         assert found["abstract socket"] in ("PermissionError", "ConnectionRefusedError")
     assert (home / "data" / "text").read_text() == "secret"
     assert found["hub"] == "done"

@@ -48,12 +48,12 @@ def test_an_environment_has_the_jobs_packages_and_the_agents(built: tuple[Machin
     async def test() -> None:
         prepared = await machine.prepare(code, requirements="requirements.txt")
         assert prepared.python != Path(sys.executable)
-        told = run(
+        printed = run(
             prepared.python,
             "import tiny_one, atoll, msgspec, sys; print(tiny_one.TEXT, sys.prefix);"
             " import importlib.util; print(importlib.util.find_spec('torch') is not None)",
         ).split()
-        assert told == ["here", str(prepared.python.parent.parent), "True"]
+        assert printed == ["here", str(prepared.python.parent.parent), "True"]
         (said,) = [line for line in machine.lines if "Successfully installed" in line]
         assert "tiny_one-1.0" in said.replace("tiny-one", "tiny_one")
         machine.preparer.release(prepared)
@@ -171,8 +171,8 @@ def test_failed_pip_shows_last_lines_and_leaves_nothing(
 
 
 def test_a_network_that_fails_is_not_the_fault_of_the_job(machine: Machine) -> None:
-    nobody = "--index-url http://127.0.0.1:9/simple"
-    code = machine.send(r_DOT_txt=f"{nobody}\nno-such-package-of-atoll\n")
+    index = "--index-url http://127.0.0.1:9/simple"
+    code = machine.send(r_DOT_txt=f"{index}\nno-such-package-of-atoll\n")
     with pytest.raises(JobError, match="the network failed"):
         asyncio.run(machine.prepare(code, requirements="r.txt"))
 

@@ -1,4 +1,4 @@
-"""Work that nobody waits for at the end."""
+"""Work that is not waited for at the end."""
 
 from __future__ import annotations
 

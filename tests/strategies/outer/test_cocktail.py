@@ -179,7 +179,7 @@ def test_a_round_goes_on_while_the_next_batch_is_computed() -> None:
         passing = outer._passing
         assert passing is not None
         assert passing.work is not None
-        passing.work.wait(PATIENCE_S)  # it ends although nobody has asked for its result
+        passing.work.wait(PATIENCE_S)  # it ends although its result was not asked for
         meet.wait(PATIENCE_S)
         run.train(1)
         return dict(run.results[-1].seconds)

@@ -1,4 +1,4 @@
-"""Decoupled DiLoCo: own weights, directions apart from lengths, and nobody waits."""
+"""Decoupled DiLoCo: own weights, directions apart from lengths, and no member waits."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_a_saved_state_waits_for_the_result_to_come_and_holds_it(options: Any, a
 
 
 class Place:
-    """Data that knows where it stands and was told to go."""
+    """Data that knows where it stands and where it was sent."""
 
     def __init__(self, slot: int) -> None:
         self.slot, self.offset = slot, 0

@@ -87,7 +87,7 @@ class TestSignsWithFeedback(StrategySuite):
         return theta
 
     def test_one_member_equals_plain_training_bit_for_bit(self) -> None:
-        """The method is SGD, without clipping, when there is nobody to send signs to."""
+        """The method is SGD, without clipping, when there is no member to send signs to."""
         for group in (SingleGroup(), MemoryGroups(1)[0]):
             run = start_run(self.options, group, 0, optimizer=sgd, clip=0.0)
             run.train(self.steps)

@@ -1,4 +1,4 @@
-"""An interval that the hub tells: taken after the same round by all, kept by states."""
+"""An interval that the hub sets: taken after the same round by all, kept by states."""
 
 from __future__ import annotations
 

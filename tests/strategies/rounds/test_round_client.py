@@ -28,25 +28,25 @@ from tests.contracts.strategy_suite import Run, small_model, squared_error, star
 STEPS = 12
 
 
-class Told(MemoryGroups):
+class RecordedGroups(MemoryGroups):
     """Keeps the statistics that members report, join by join."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
-        self.told: dict[str, list[MemberStats]] = {f"w{i}": [] for i in range(n)}
+        self.stats: dict[str, list[MemberStats]] = {f"w{i}": [] for i in range(n)}
 
         join = self.coordinator.join
 
         def noting(member: str, report: PeriodReport, *, timeout_s: float | None) -> Any:
             if report.stats is not None:
-                self.told[member].append(report.stats)
+                self.stats[member].append(report.stats)
             return join(member, report, timeout_s=timeout_s)
 
         self.coordinator.join = noting  # type: ignore[method-assign]
 
 
-def train(options: Any, members: int = 2) -> tuple[Told, list[Run]]:
-    groups = Told(members)
+def train(options: Any, members: int = 2) -> tuple[RecordedGroups, list[Run]]:
+    groups = RecordedGroups(members)
 
     def body(group: Group) -> Run:
         run = start_run(options, group, int(group.me[1:]))
@@ -64,7 +64,7 @@ def test_tensor_rounds_report_norm_loss_and_time(options: Any) -> None:
     groups, runs = train(options)
     per_round = STEPS // len(runs[0].results)
     for run in runs:
-        start, *accounts = groups.told[run.task.member]
+        start, *accounts = groups.stats[run.task.member]
         assert (start.update_norm, start.loss, start.phases) == (None, None, {})
         assert len(accounts) == len(run.results)
         for number, account in enumerate(accounts):
@@ -72,26 +72,26 @@ def test_tensor_rounds_report_norm_loss_and_time(options: Any) -> None:
             assert account.loss == pytest.approx(sum(steps) / len(steps))
             assert account.update_norm is not None
             assert account.update_norm > 0
-            told = {"wait", "send", "vote"} | ({"apply"} if number else set())
-            assert account.phases.keys() == told
+            phases = {"wait", "send", "vote"} | ({"apply"} if number else set())
+            assert account.phases.keys() == phases
             assert all(seconds >= 0 for seconds in account.phases.values())
 
 
 def test_norm_is_that_of_the_contribution_before_it_is_encoded() -> None:
     groups, (run,) = train(Average(every=STEPS), members=1)
     moved = run.rounds[0] - run.rounds[-1]
-    assert groups.told["w0"][-1].update_norm == pytest.approx(float(moved.norm()), rel=1e-5)
+    assert groups.stats["w0"][-1].update_norm == pytest.approx(float(moved.norm()), rel=1e-5)
 
 
 def test_meetings_without_a_contribution_tell_no_norm() -> None:
     groups, runs = train(NoSync(every=4))
-    accounts = groups.told["w0"]
+    accounts = groups.stats["w0"]
     assert [account.update_norm for account in accounts] == [None] * 3
     assert accounts[0].loss == pytest.approx(sum(runs[0].losses[:4]) / 4)
 
 
 def test_members_of_a_script_tell_the_same(tmp_path: Path) -> None:
-    groups = Told(2)
+    groups = RecordedGroups(2)
 
     def body(group: Group) -> None:
         run = Script(group, Membership(tmp_path, seed=1, slot=int(group.me[1:]), num_slots=2))
@@ -107,19 +107,19 @@ def test_members_of_a_script_tell_the_same(tmp_path: Path) -> None:
             run.log(loss=float(step))
 
     groups.together(body)
-    last = groups.told["w1"][-1]
+    last = groups.stats["w1"][-1]
     assert last.update_norm is not None
-    assert last.loss == 1.5, "of steps 1 and 2: a script tells its loss after the step"
+    assert last.loss == 1.5, "of steps 1 and 2: a script reports its loss after the step"
     assert "apply" in last.phases
 
 
 def test_newcomer_reports_no_times_of_missed_rounds() -> None:
-    groups = Told(1)
+    groups = RecordedGroups(1)
     run = start_run(Average(every=2), groups[0], 0)
     run.train(2)
     run.outer.rejoin(run.task)
     run.train(2)
-    assert groups.told["w0"][-1].phases == {}
+    assert groups.stats["w0"][-1].phases == {}
 
 
 @pytest.mark.parametrize(
