@@ -2,7 +2,7 @@
 
 k ascending positions among n, whichever is smaller:
 
-  bitmap      ceil(n/8) bytes: bit i tells whether element i is present
+  bitmap      ceil(n/8) bytes: bit i: whether element i is present
   Elias-Fano  ceil(k*l/8) bytes: the lower l = floor(log2(n/k)) bits of every position;
               then ceil((k + (n-1 >> l))/8) bytes: bit (p_i >> l) + i for the i-th position p_i
 
